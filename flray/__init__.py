@@ -1,0 +1,48 @@
+"""flray: federated learning that does not forget, on Ray.
+
+    import flray
+    result = flray.run("configs/quickstart.yaml", rounds=10)
+    result.rounds            # a DataFrame, one row a round
+    flray.load("runs/...")   # the same for a run on disk
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from flray.core.algorithm import Algorithm as Algorithm
+    from flray.core.algorithm import Context as Context
+    from flray.core.algorithm import Exchange as Exchange
+    from flray.core.errors import FlrayError as FlrayError
+    from flray.core.hp import hp as hp
+    from flray.experiment import Experiment as Experiment
+    from flray.experiment import resume as resume
+    from flray.experiment import run as run
+    from flray.results import Run as Run
+    from flray.results import load as load
+
+# imported on first use: a worker process that needs one of them does not pay for all
+_HOME = {
+    "Algorithm": "flray.core.algorithm",
+    "Context": "flray.core.algorithm",
+    "Exchange": "flray.core.algorithm",
+    "Experiment": "flray.experiment",
+    "FlrayError": "flray.core.errors",
+    "Run": "flray.results",
+    "hp": "flray.core.hp",
+    "load": "flray.results",
+    "resume": "flray.experiment",
+    "run": "flray.experiment",
+}
+__all__ = ["Algorithm", "Context", "Exchange", "Experiment", "FlrayError", "Run", "hp", "load", "resume", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        import importlib
+
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'flray' has no attribute {name!r}")

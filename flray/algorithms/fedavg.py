@@ -1,0 +1,116 @@
+"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1): several local epochs, then weighted averaging. The base of the others.
+
+| paper | field | default |
+|---|---|---|
+| eta | `lr` | 0.01 |
+| E | `local_epochs` | 5 |
+| B | `batch_size` | 50 |
+| n_k / n | `weighting` | examples, over the sampled clients |
+
+Down: P + Q numbers. Up: P + Q. State: none (with `buffers: local`, Q on each client). The optimiser is new every round.
+Official code: FedSOL's engine multiplies the rate by 0.99 a round (`lr_decay`), FedZoo-Bench uses Adam 1e-3 without decay.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flray.core.algorithm import Algorithm, Context
+from flray.core.hp import hp
+from flray.core.messages import Batch, Broadcast, Cohort, Metrics, ServerState, Update
+from flray.ops.losses import cross_entropy
+from flray.ops.optim import Moments, adam_direction_, sgd_direction_
+
+
+class Carry(NamedTuple):
+    """A client in training: parameters `w [P]`, statistics `b [Q]`, scratch `grad [P]`, optimiser state, sum of the losses."""
+
+    w: Tensor
+    b: Tensor
+    grad: Tensor
+    moments: Moments
+    loss: Tensor
+
+
+class LocalStatistics(NamedTuple):
+    """Client state of `buffers: local`: the client's own batch-norm statistics `b [Q]`."""
+
+    b: Tensor
+
+
+class FedAvg(Algorithm, frozen=True):
+    lr: float = hp(0.01, log=(1e-4, 1.0), gt=0, doc="local learning rate (eta)")
+    lr_decay: float = hp(1.0, linear=(0.95, 1.0), gt=0, le=1, doc="factor of the local learning rate per round")
+    optimizer: Literal["sgd", "adam"] = hp("sgd", choice=("sgd", "adam"), doc="local optimiser, new every round")
+    momentum: float = hp(0.9, choice=(0.0, 0.5, 0.9), ge=0, lt=1, doc="momentum of SGD; Adam does not read it")
+    weight_decay: float = hp(0.0, log=(1e-6, 1e-2), ge=0, doc="weight decay, added to the gradient")
+    local_epochs: int = hp(5, choice=(1, 2, 5, 10, 20), ge=1, doc="local epochs per round (E)")
+    batch_size: int = hp(50, choice=(10, 32, 50, 64, 128, 256), ge=1, doc="local batch size (B)")
+    weighting: Literal["examples", "uniform"] = hp("examples", doc="aggregation weights: n_k over the cohort's sum, or equal")
+    buffers: Literal["average", "keep", "local"] = hp(
+        "average", doc="batch-norm statistics: averaged like parameters, kept at the initial ones, or each client's own"
+    )
+
+    # server -----------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        return ServerState(w, b)
+
+    def broadcast(self, ctx: Context, state: Any) -> Any:
+        return Broadcast(state.w, state.b)
+
+    def weights(self, num_examples: Tensor) -> Tensor:
+        if self.weighting == "uniform":
+            return torch.full((len(num_examples),), 1.0 / len(num_examples), dtype=torch.float64)
+        return super().weights(num_examples)
+
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        return state._replace(w=updates.w, b=self.statistics(state, updates.b)), {}
+
+    def statistics(self, state: Any, averaged: Tensor) -> Tensor:
+        """The global model's next batch-norm statistics under the policy `buffers`."""
+        return state.b if self.buffers == "keep" else averaged  # type: ignore[no-any-return]
+
+    def predict(self, ctx: Context, state: Any, x: Tensor) -> Tensor:
+        return ctx.objective.at(state.w, state.b)(x)
+
+    # client -----------------------------------------------------------------------------------
+    @property
+    def local_batches(self) -> tuple[int, int]:
+        return self.batch_size, self.local_epochs
+
+    def init_client(self, ctx: Context) -> Any:
+        return LocalStatistics(ctx.objective.initial()[1]) if self.buffers == "local" else ()
+
+    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
+        w = ctx.objective.scratch("w", down.w).copy_(down.w)
+        b = ctx.objective.scratch("b", down.b).copy_(client.b if self.buffers == "local" else down.b)
+        first = ctx.objective.scratch("first moment", w).zero_()
+        second = ctx.objective.scratch("second moment", w).zero_() if self.optimizer == "adam" else first[:0]
+        return Carry(w, b, ctx.objective.scratch("gradient", w), Moments(first, second, 0), torch.zeros((), device=w.device))
+
+    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        return ctx.objective.value_and_grad(lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), carry.w, carry.b, out=carry.grad)
+
+    def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:
+        loss, g = self.gradient(ctx, down, client, carry, batch)
+        carry.loss.add_(loss)
+        carry.w.add_(self.direction(ctx, down, carry, g), alpha=-self.learning_rate(ctx))
+        return carry._replace(moments=carry.moments._replace(count=carry.moments.count + 1))
+
+    def direction(self, ctx: Context, down: Any, carry: Any, g: Tensor) -> Tensor:
+        """The optimiser's direction `v [P]` of w <- w - lr v; consumes `g`."""
+        if self.optimizer == "adam":
+            return adam_direction_(carry.w, g, carry.moments, self.weight_decay)
+        return sgd_direction_(carry.w, g, carry.moments, self.momentum, self.weight_decay)
+
+    def learning_rate(self, ctx: Context) -> float:
+        return float(self.lr * self.lr_decay**ctx.round)
+
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+        return Update(carry.w, carry.b), LocalStatistics(carry.b.clone()) if self.buffers == "local" else client
+
+    def report(self, ctx: Context, carry: Any) -> Metrics:
+        return {"train/loss": carry.loss / max(carry.moments.count, 1)}

@@ -1,0 +1,89 @@
+"""FedDF (Lin et al., NeurIPS 2020, section 3, Algorithm 1): fuse the client models by ensemble distillation on public data.
+
+Client: FedAvg. Server: start at the average, minimise T^2 KL(sigma(mean_k f_k(x) / T) || sigma(f(x) / T)) over the proxy set.
+
+| paper | field | default | original code |
+|---|---|---|---|
+| ensemble | `teacher` | avg_logits (the paper's) | avg_losses (`avg_probs` has its gradient) |
+| T | `temperature`, `squared` | 3, with T^2 | 1, without |
+| eta | `distill_lr`, `distill_schedule` | Adam 1e-5, constant | Adam 1e-3, cosine |
+| steps | `distill_epochs` | 1 | up to 10,000, early stopping on validation data |
+| - | `distill_clip` | none | 5 |
+
+Defaults are those of FedProj's tables, so that FedDF = FedProj with projection_rate 0 and alpha 0 (spec 9.1).
+Down: P + Q. Up: P + Q. State: none besides the public data. Server cost: K forward passes and E_d epochs on the public data.
+Not here: early stopping, which needs labelled validation data on the server.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from flray.algorithms.fedavg import FedAvg
+from flray.core.algorithm import Context, Pool
+from flray.core.hp import hp
+from flray.core.messages import Cohort, Metrics
+from flray.ops.average import stacked_mean
+from flray.ops.distill import Teacher, distill, ensemble_logits, proxy_logits
+from flray.ops.losses import Direction, kl
+
+
+class FedDF(FedAvg, frozen=True):
+    pool: ClassVar[Pool] = "stack"
+    needs_proxy: ClassVar[bool] = True
+
+    teacher: Teacher = hp("avg_logits", doc="ensemble: mean of logits, or of probabilities")
+    temperature: float = hp(3.0, linear=(1.0, 5.0), gt=0, doc="distillation temperature (T)")
+    squared: bool = hp(True, doc="factor T^2 on the distillation loss (Algorithm 1)")
+    kl_direction: Direction = hp("forward", doc="forward: KL(teacher || student), Eq. 9; reverse: the other way round")
+    distill_lr: float = hp(1e-5, log=(1e-6, 1e-2), gt=0, doc="server learning rate (Adam)")
+    distill_schedule: Literal["constant", "cosine"] = hp("constant", doc="server learning rate over the distillation steps")
+    distill_epochs: int = hp(1, choice=(1, 3, 5), ge=1, doc="epochs on the proxy data per round (E_d)")
+    distill_batch_size: int = hp(256, choice=(64, 128, 256), ge=1, doc="batch size on the proxy data")
+    distill_clip: float | None = hp(None, gt=0, doc="largest norm of the server's gradient; none: no clipping")
+
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        average = stacked_mean(updates, cohort.weights)
+        average = average._replace(b=self.statistics(state, average.b))
+        logits = self.ensemble(ctx, updates)
+        student, metrics = self.distill(ctx, state, updates, average, logits)
+        return student, metrics
+
+    def ensemble(self, ctx: Context, updates: Any) -> Tensor:
+        """Teacher logits `[n, C]` on the proxy data."""
+        return ensemble_logits(ctx.objective, updates.w, updates.b, ctx.require_proxy(), self.distill_batch_size, self.teacher)
+
+    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, logits: Tensor) -> tuple[Any, Metrics]:
+        """The state after distillation from `average`, with what it cost and what is left of the memory loss."""
+        proxy = ctx.require_proxy()
+        w, b, loss = distill(
+            ctx,
+            average.w,
+            average.b,
+            logits,
+            proxy,
+            lr=self.distill_lr,
+            epochs=self.distill_epochs,
+            batch_size=self.distill_batch_size,
+            temperature=self.temperature,
+            squared=self.squared,
+            direction=self.kl_direction,
+            cosine=self.distill_schedule == "cosine",
+            clip=self.distill_clip,
+            penalty=self.penalty(state, updates, average),
+        )
+        b = self.statistics(state, b)
+        student = proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size)
+        passes = len(updates.w) + self.distill_epochs + 1
+        # spec 5.7: the loss of the new global model against the ensemble of the same round, T = 1, whole buffer
+        return state._replace(w=w, b=b), {
+            "distill/loss": loss,
+            "memory/drift": kl(logits, student),
+            "proxy_examples": float(passes * proxy.size),
+        }
+
+    def penalty(self, state: Any, updates: Any, average: Any) -> Any:
+        """Gradient of a regulariser of the student's parameters; FedDF has none."""
+        return None

@@ -1,0 +1,225 @@
+"""FedProj: client gradients projected so that a distillation loss on public memory cannot rise, then ensemble distillation.
+
+Journal version (seed 000: sections 4, A.2, A.4, Algorithm 1) by default; the preprint (seed 001) by option.
+
+| paper | field | default | preprint |
+|---|---|---|---|
+| three-way rule, delta | `rule`, `delta` | threshold, 1e-12 (not printed) | epsilon (text), always (its Algorithm 1) |
+| epsilon | `eps` | 1e-8 (not printed) | same |
+| L_mem | `memory_loss` | kl: KL(sigma(Z) || sigma(f)), Eq. 4 | ce_labels in every round |
+| round 0 | `round0` | auto: CE where label spaces agree, else skipped | - |
+| M_t | `memory_size` | the whole public set, resampled every round | all of D_pub |
+| g_mem | `memory_batch` | one mini-batch per step (C.6) | full (Algorithm 1) |
+| r, Figure 2 | `projection_rate` | 1 | - |
+| alpha, R | `alpha`, `anchor` | 0, previous_global (Algorithm 1) | same; `per_client_mean` in 4.3 |
+
+Constraint <g, g_mem> >= 0; g = g_local - (<g_local, g_mem> / ||g_mem||^2) g_mem where it is violated. The projected gradient goes
+to the optimiser (`project: update` projects the optimiser's direction instead). One inner product over all parameters.
+Down: P + Q + |M| C logits (the memory's inputs are public and already there). Up: P + Q. State: server keeps Z, the ensemble's logits.
+Cost per step: 2 FedAvg steps. Known failure: with public data far from the private ones g_mem is small, and delta decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.algorithms.feddf import FedDF
+from flray.core.algorithm import Context
+from flray.core.errors import ConfigError
+from flray.core.hp import hp
+from flray.core.messages import Batch, Metrics
+from flray.core.objective import Mode
+from flray.ops.average import stacked_mean
+from flray.ops.distill import blocks, proxy_logits
+from flray.ops.losses import cross_entropy, kl
+from flray.ops.optim import Moments
+from flray.ops.project import Rule, project, project_per_tensor
+
+
+class FedProjState(NamedTuple):
+    """Global model and `logits [n, C]`: the ensemble of the last round on the public data; `[0, C]` before there is one."""
+
+    w: Tensor
+    b: Tensor
+    logits: Tensor
+
+
+class FedProjBroadcast(NamedTuple):
+    """The model, the memory's `index [M]` into the public data (None: all of it), Z_t `logits [M, C]` or `[0, C]`."""
+
+    w: Tensor
+    b: Tensor
+    index: Tensor | None
+    logits: Tensor
+
+
+class Tally(NamedTuple):
+    """Sums over the local steps that read the memory, all 0-dim; `first` and `last` are L_mem at the first and last of them."""
+
+    steps: Tensor
+    projected: Tensor
+    cosine: Tensor
+    first: Tensor
+    last: Tensor
+
+
+class FedProjCarry(NamedTuple):
+    """FedAvg's carry, scratch for the memory gradient `[P]`, and what was drawn for this client and round:
+    the `order [M]` in which it reads the memory and one u ~ U(0, 1) per local step (`draws`)."""
+
+    w: Tensor
+    b: Tensor
+    grad: Tensor
+    moments: Moments
+    loss: Tensor
+    memory_grad: Tensor
+    order: np.ndarray
+    draws: np.ndarray
+    tally: Tally
+
+
+class FedProj(FedDF, frozen=True):
+    proxy_on_clients: ClassVar[bool] = True
+
+    projection_rate: float = hp(1.0, linear=(0.0, 1.0), ge=0, le=1, doc="share of local steps that project (r); 0: FedDF's client")
+    rule: Rule = hp("threshold", doc="threshold: exact, skipped where ||g_mem||^2 <= delta; epsilon, always: preprint")
+    delta: float = hp(1e-12, log=(1e-14, 1e-2), ge=0, doc="smallest ||g_mem||^2 that projects (rule threshold, A.4)")
+    eps: float = hp(1e-8, log=(1e-12, 1e-2), ge=0, doc="added to ||g_mem||^2 (rules epsilon and always)")
+    scope: Literal["global", "tensor"] = hp("global", doc="one inner product over all parameters, or one per tensor")
+    project: Literal["gradient", "update"] = hp("gradient", doc="project the gradient before the optimiser, or its direction after")
+    memory_loss: Literal["kl", "ce_labels"] = hp("kl", doc="KL to the ensemble, or cross-entropy with the memory's labels")
+    round0: Literal["auto", "skip", "ce_labels", "kl_init"] = hp("auto", doc="memory loss before there is an ensemble")
+    memory_size: int | None = hp(None, ge=1, doc="size of the buffer M, resampled every round; none: the whole public set")
+    memory_batch: Literal["minibatch", "full"] = hp("minibatch", doc="memory gradient on one mini-batch per step, or on the buffer")
+    memory_batch_size: int | None = hp(None, ge=1, doc="size of that mini-batch; none: the local batch size")
+    memory_bn: Mode = hp("train_frozen", doc="batch norm in the memory pass: batch statistics (kept out of b or not), or b")
+    alpha: float = hp(0.0, choice=(0.0, 0.1, 0.3, 0.5), ge=0, doc="weight of the divergence term R on the server")
+    anchor: Literal["previous_global", "average", "sum_clients", "per_client_mean"] = hp(
+        "previous_global", doc="R: ||w - w_g||^2, to the average, summed over the clients' models, or their mean"
+    )
+
+    # server -----------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        proxy = ctx.require_proxy()
+        if "ce_labels" in (self.memory_loss, self.round0) and not proxy.same_labels:
+            raise ConfigError(
+                "algorithm.memory_loss or round0 is ce_labels, but the proxy data carry no labels of the private classes; "
+                "use kl and round0=auto, or set data.proxy.labelled and data.proxy.same_labels"
+            )
+        logits = proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size)
+        return FedProjState(w, b, logits if self.round0 == "kl_init" else logits[:0])
+
+    def broadcast(self, ctx: Context, state: Any) -> Any:
+        size = ctx.require_proxy().size
+        if self.memory_size is None or self.memory_size >= size:
+            return FedProjBroadcast(state.w, state.b, None, state.logits)
+        index = torch.from_numpy(np.sort(ctx.rng("memory").choice(size, self.memory_size, replace=False)))
+        logits = state.logits[index.to(state.logits.device)] if len(state.logits) else state.logits
+        return FedProjBroadcast(state.w, state.b, index, logits)
+
+    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, logits: Tensor) -> tuple[Any, Metrics]:
+        state, metrics = super().distill(ctx, state, updates, average, logits)
+        return state._replace(logits=logits), metrics
+
+    def penalty(self, state: Any, updates: Any, average: Any) -> Any:
+        """Gradient of alpha R(w) (spec 5.6); None without it."""
+        if not self.alpha:
+            return None
+        count = len(updates.w)
+        if self.anchor == "previous_global":
+            anchor, factor = state.w, 1
+        elif self.anchor == "average":
+            anchor, factor = average.w, 1
+        else:  # sum_k ||w - w_k||^2 = K ||w - mean||^2 + const
+            uniform = torch.full((count,), 1.0 / count, dtype=torch.float64)
+            anchor, factor = stacked_mean(updates, uniform).w, count if self.anchor == "sum_clients" else 1
+        return lambda w: (w - anchor).mul_(2 * self.alpha * factor)
+
+    # client -----------------------------------------------------------------------------------
+    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
+        base = super().begin(ctx, down, client)
+        return FedProjCarry(
+            *base,
+            memory_grad=ctx.objective.scratch("memory gradient", base.w),
+            order=ctx.rng("memory order").permutation(ctx.require_proxy().size if down.index is None else len(down.index)),
+            draws=ctx.rng("projection").random(ctx.num_steps),
+            tally=Tally(*torch.zeros(5, device=base.w.device).unbind()),
+        )
+
+    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, g = super().gradient(ctx, down, client, carry, batch)
+        if self.project == "gradient" and self.remembers(ctx, down, carry):
+            g = self.projected(ctx, down, carry, g, out=g)
+        return loss, g
+
+    def direction(self, ctx: Context, down: Any, carry: Any, g: Tensor) -> Tensor:
+        v = super().direction(ctx, down, carry, g)
+        if self.project == "update" and self.remembers(ctx, down, carry):
+            v = self.projected(ctx, down, carry, v, out=None)  # v may be the momentum buffer itself
+        return v
+
+    def remembers(self, ctx: Context, down: Any, carry: Any) -> bool:
+        """Whether this local step reads the memory: u < r, and there is something to remember."""
+        return bool(carry.draws[carry.moments.count] < self.projection_rate) and self._loss_kind(ctx, down) != "skip"
+
+    def _loss_kind(self, ctx: Context, down: Any) -> str:
+        """Which memory loss this round reads: `kl`, `ce_labels`, or `skip`."""
+        if self.memory_loss == "ce_labels" or len(down.logits):
+            return self.memory_loss
+        if self.round0 == "auto":  # before the first ensemble
+            return "ce_labels" if ctx.require_proxy().same_labels else "skip"
+        return self.round0
+
+    def projected(self, ctx: Context, down: Any, carry: Any, v: Tensor, out: Tensor | None) -> Tensor:
+        """`v [P]` after the projection with this step's memory gradient, which is tallied."""
+        loss, g_mem = self.memory_gradient(ctx, down, carry)
+        if self.scope == "global":
+            result, conflict = project(v, g_mem, self.rule, self.delta, self.eps, out)
+        else:
+            result, conflict = project_per_tensor(ctx.objective.layout.entries, v, g_mem, self.rule, self.delta, self.eps)
+        tally = carry.tally
+        tally.first.copy_(torch.where(tally.steps == 0, loss, tally.first))
+        tally.last.copy_(loss)
+        tally.steps.add_(1)
+        tally.projected.add_(conflict.projected)
+        tally.cosine.add_(conflict.cosine)
+        return result
+
+    def memory_gradient(self, ctx: Context, down: Any, carry: Any) -> tuple[Tensor, Tensor]:
+        """(L_mem, g_mem `[P]`) at the client's weights, on this step's mini-batch of the memory or on all of it."""
+        if self.memory_batch == "minibatch":
+            size = min(self.memory_batch_size or self.batch_size, len(carry.order))
+            start = carry.moments.count * size
+            chosen = np.take(carry.order, np.arange(start, start + size), mode="wrap")
+            return self._memory_loss(ctx, down, carry, chosen, carry.memory_grad)
+        total, g_mem = torch.zeros((), device=carry.w.device), torch.zeros_like(carry.w)
+        for block in blocks(carry.order, self.distill_batch_size):
+            loss, g = self._memory_loss(ctx, down, carry, block, carry.memory_grad)
+            total.add_(loss, alpha=len(block) / len(carry.order))
+            g_mem.add_(g, alpha=len(block) / len(carry.order))
+        return total, g_mem
+
+    def _memory_loss(self, ctx: Context, down: Any, carry: Any, chosen: np.ndarray, out: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss and gradient on the buffer's samples `chosen [B]`."""
+        proxy = ctx.require_proxy()
+        index = chosen if down.index is None else down.index[torch.from_numpy(chosen).to(down.index.device)].cpu().numpy()
+        x = proxy.inputs(index)
+        if self._loss_kind(ctx, down) == "ce_labels":
+            y = proxy.labels(index)
+            return ctx.objective.value_and_grad(lambda f: cross_entropy(f(x), y, ctx.classes), carry.w, carry.b, self.memory_bn, out)
+        target = down.logits[torch.from_numpy(chosen).to(down.logits.device)]
+        return ctx.objective.value_and_grad(lambda f: kl(target, f(x)), carry.w, carry.b, self.memory_bn, out)
+
+    def report(self, ctx: Context, carry: Any) -> Metrics:
+        tally, steps = carry.tally, carry.tally.steps.clamp_min(1)
+        return {
+            **super().report(ctx, carry),
+            "project/share": tally.projected / max(carry.moments.count, 1),
+            "project/cosine": tally.cosine / steps,
+            "memory/loss_first": tally.first,
+            "memory/loss_last": tally.last,
+        }

@@ -1,0 +1,1 @@
+"""Flat parameters, the algorithm interface, addressed randomness."""

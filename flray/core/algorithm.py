@@ -1,0 +1,180 @@
+"""The algorithm interface: one frozen record of hyper-parameters with pure methods.
+
+No method assigns to `self`, edits an argument in place, reads a clock, a file or a global, or draws an unaddressed random
+number. One exception, for speed: a `Carry` belongs to the running client, so `step` may update its tensors in place.
+
+`begin`, `step` and `end` hold no Python state between calls, so a backend may run them with a leading client axis.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from flray.core.messages import Batch, Cohort, Metrics
+from flray.core.objective import Objective
+from flray.core.seeding import Address, rng
+
+Pool = Literal["mean", "stack"]
+Predictor = Callable[[Tensor], Tensor]
+
+
+class Proxy(Protocol):
+    """Public data on the server and, where an algorithm reads it there, on the clients."""
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+
+    @property
+    def same_labels(self) -> bool:
+        """Whether it carries labels of the private data's own classes."""
+
+    def inputs(self, index: np.ndarray) -> Tensor:
+        """Normalised inputs `[B, ...]` of the samples `index [B]`, on the device."""
+
+    def labels(self, index: np.ndarray) -> Tensor:
+        """Labels `[B]`, int64; `DataError` when there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a method may read besides its arguments; everything here is read-only.
+
+    `client`, `num_steps`, `num_examples` and `weight` (the client's aggregation weight) are -1 on the server.
+    `classes [C]` (bool) marks the classes of the current task's head, `None` when every class is in use.
+    """
+
+    objective: Objective
+    seed: int
+    task: int
+    round: int
+    exchange: int
+    population: int
+    cohort_size: int
+    proxy: Proxy | None = None
+    classes: Tensor | None = None
+    client: int = -1
+    num_steps: int = -1
+    num_examples: int = -1
+    weight: float = -1.0
+
+    @property
+    def device(self) -> torch.device:
+        return self.objective.device
+
+    def rng(self, *purpose: Address) -> np.random.Generator:
+        """The generator addressed by (seed, task, round, exchange, client, purpose)."""
+        return rng(self.seed, self.task, self.round, self.exchange, self.client, *purpose)
+
+    def mask(self, part: str) -> Tensor:
+        """Float `[P]`: 1 on `"head"`, `"body"`, `"all"` or a submodule; see :meth:`Objective.mask`."""
+        return self.objective.mask(part)
+
+    def require_proxy(self) -> Proxy:
+        if self.proxy is None:
+            raise RuntimeError("this algorithm declares needs_proxy and got no proxy data: the engine must provide it")
+        return self.proxy
+
+
+class Exchange(NamedTuple):
+    """Broadcast -> client work -> aggregate. A round is one or more exchanges.
+
+    `broadcast(ctx, state)`, `client(ctx, down, client, batches)`, `server(ctx, state, updates, cohort)` are bound methods of the algorithm.
+    `pool` says what the server half gets: the weighted mean of the updates, or all of them stacked `[K, ...]`.
+    `order="sequential"`: one client after the other; after each one the server half runs with that single update.
+    """
+
+    broadcast: Callable[..., Any]
+    client: Callable[..., Any]
+    server: Callable[..., Any]
+    pool: Pool = "mean"
+    order: Literal["parallel", "sequential"] = "parallel"
+
+
+class Algorithm(BaseModel, ABC, frozen=True, extra="forbid"):
+    """Both halves of a federated algorithm; the fields are its hyper-parameters."""
+
+    pool: ClassVar[Pool] = "mean"
+    needs_proxy: ClassVar[bool] = False  # a public data set at the server
+    proxy_on_clients: ClassVar[bool] = False  # the clients read it as well
+
+    # when -------------------------------------------------------------------------------------
+    def exchanges(self, ctx: Context, state: Any) -> Sequence[Exchange]:
+        """The exchanges of this round, in order."""
+        return [Exchange(self.broadcast, self.train, self.aggregate, self.pool)]
+
+    def task_end(self, ctx: Context, state: Any) -> Sequence[Exchange]:
+        """The exchanges after the last round of a task, over every client with data in it."""
+        return []
+
+    # server -----------------------------------------------------------------------------------
+    @abstractmethod
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        """The state before round 1, from the initial parameters `w [P]`, `b [Q]`."""
+
+    @abstractmethod
+    def broadcast(self, ctx: Context, state: Any) -> Any:
+        """What goes down to every client of the cohort; its bytes are counted."""
+
+    @abstractmethod
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        """The next server state from the updates (mean or stack, see `pool`)."""
+
+    @abstractmethod
+    def predict(self, ctx: Context, state: Any, x: Tensor) -> Tensor:
+        """Logits `[B, C]` of the global model."""
+
+    def weights(self, num_examples: Tensor) -> Tensor:
+        """Aggregation weights `[K]` (float64, sum 1) of a cohort whose clients hold `num_examples [K]`."""
+        return num_examples.double() / num_examples.sum()
+
+    # client -----------------------------------------------------------------------------------
+    def init_client(self, ctx: Context) -> Any:
+        """The state of a client that was never in a cohort; `()` means stateless."""
+        return ()
+
+    @property
+    @abstractmethod
+    def local_batches(self) -> tuple[int, int]:
+        """(batch size, number of local epochs): how the engine cuts a client's data."""
+
+    def train(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
+        """One client's work: `begin`, `step` for every batch, `end`. Returns (update, client state, metrics)."""
+        carry = self.begin(ctx, down, client)
+        for batch in batches:
+            carry = self.step(ctx, down, client, carry, batch)
+        update, client = self.end(ctx, down, client, carry)
+        return update, client, self.report(ctx, carry)
+
+    @abstractmethod
+    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
+        """The carry before the first local step."""
+
+    @abstractmethod
+    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(loss, gradient `[P]`): where the gradient comes from."""
+
+    @abstractmethod
+    def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:
+        """One local step: what is done with the gradient."""
+
+    @abstractmethod
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+        """(update, client state) after the last local step."""
+
+    def report(self, ctx: Context, carry: Any) -> Metrics:
+        """Metrics of one client's local training; the round's row holds their weighted mean."""
+        return {}
+
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> Predictor:
+        """The predictor of personalised evaluation; the default is the global model."""
+        model = ctx.objective.at(down.w, down.b)
+        return lambda x: model(x)

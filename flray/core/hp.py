@@ -1,0 +1,90 @@
+"""A hyper-parameter is declared once: default, bounds, search space, meaning.
+
+The config check, the command line, `flray list`, the sweep's search space and the docs read that line:
+
+    rho: float = hp(1.5, log=(0.05, 5.0), ge=0, doc="perturbation strength, Eq. 5")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel, Field
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+
+class Space(NamedTuple):
+    """Where a sweep looks by default: `log` and `linear` are ranges, `choice` a list."""
+
+    kind: Literal["log", "linear", "choice"]
+    values: tuple[Any, ...]
+
+
+class Hyperparameter(NamedTuple):
+    """One declared hyper-parameter, as `flray list` prints it and a sweep reads it."""
+
+    name: str
+    type: str
+    default: Any
+    bounds: str
+    space: Space | None
+    doc: str
+
+
+def hp(
+    default: Any,
+    *,
+    log: tuple[float, float] | None = None,
+    linear: tuple[float, float] | None = None,
+    choice: Sequence[Any] | None = None,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    doc: str,
+) -> Any:
+    """Declare a hyper-parameter; at most one of `log`, `linear`, `choice` is its search space.
+
+    Raises `TypeError` for two spaces or a range that is empty (at import: a declaration is code).
+    """
+    spaces = [Space(kind, tuple(v)) for kind, v in (("log", log), ("linear", linear), ("choice", choice)) if v is not None]  # type: ignore[arg-type]
+    if len(spaces) > 1:
+        raise TypeError(f"hp: give one of log, linear, choice, not {len(spaces)}")
+    for space in spaces:
+        if space.kind != "choice" and not space.values[0] < space.values[1]:
+            raise TypeError(f"hp: empty range {space.values}")
+    extra: dict[str, Any] = {"space": spaces[0] if spaces else None}
+    return Field(default, ge=ge, gt=gt, le=le, lt=lt, description=doc, json_schema_extra=extra)
+
+
+def hyperparameters(model: type[BaseModel]) -> list[Hyperparameter]:
+    """The declared hyper-parameters of an algorithm's class, in order of declaration."""
+    return [_describe(name, info) for name, info in model.model_fields.items()]
+
+
+def _describe(name: str, info: FieldInfo) -> Hyperparameter:
+    bounds = " ".join(
+        f"{sign} {getattr(m, field)}" for m in info.metadata for field, sign in _SIGNS.items() if getattr(m, field, None) is not None
+    )
+    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    space = extra.get("space")
+    options = _literals(info.annotation)
+    if options:
+        bounds = bounds or " | ".join(map(str, options))
+    default = None if info.default is PydanticUndefined else info.default
+    return Hyperparameter(name, _type_name(info.annotation), default, bounds, space, info.description or "")  # type: ignore[arg-type]
+
+
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def _literals(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _type_name(annotation: Any) -> str:
+    if _literals(annotation):
+        return "choice"
+    return getattr(annotation, "__name__", None) if isinstance(annotation, type) else str(annotation).replace("typing.", "")  # type: ignore[return-value]

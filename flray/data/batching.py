@@ -1,0 +1,166 @@
+"""Batches of one client, cut on the device: gather and normalise several batches in one go, yield views.
+
+A client with 20 images and batch 10 costs one gather and one normalisation an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.data.augment import apply_crop_flip, apply_cutout, draw
+from flray.data.cache import Array
+from flray.data.config import Augment
+
+CHUNK = 512  # examples gathered at once: 6 MB of CIFAR float32, so that a chunk stays in a core's cache
+Rng = Callable[[str, int], np.random.Generator]
+
+
+class Batch(NamedTuple):
+    """`x` float32 [B, C, H, W] (channels-last memory) or [B, d], `y` int64 [B], both on the actor's device."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Labelled(Protocol):
+    """Anything with samples and labels: a Split, a Proxy with labels."""
+
+    @property
+    def x(self) -> Array | Tensor: ...
+    @property
+    def y(self) -> Array | Tensor | None: ...
+
+
+class Normalizer:
+    """uint8 [n, H, W, C] -> float32 [n, C, H, W] with channels-last strides; float32 [n, d] stays as it is.
+
+    (x/255 - mean)/std is one multiply and one add with precomputed scale 1/(255 std) and shift -mean/std.
+    They run in place over rows of W*C values with the constants repeated W times: on a CPU 3 times as fast
+    as broadcasting over C (measured: 1.4 instead of 4.4 us a CIFAR image), and bits do not depend on n.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        m, s = np.asarray(mean, np.float64), np.asarray(std, np.float64)
+        self.channels = len(m)
+        self._scale = torch.tensor(1 / (255 * s), dtype=torch.float32, device=self.device)
+        self._shift = torch.tensor(-m / s, dtype=torch.float32, device=self.device)
+        self._rows: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, x: Array | Tensor) -> Tensor:
+        """Normalised samples on the normalizer's device; `x` itself is not changed."""
+        raw = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+        if raw.device != self.device:
+            raw = raw.to(self.device, non_blocking=True)  # as uint8: a quarter of the bytes
+        if raw.dtype != torch.uint8:
+            return raw
+        n, h, w, c = raw.shape
+        if c != self.channels:
+            raise ValueError(f"Normalizer has constants for {self.channels} channels and the images have {c}")
+        rows = self._rows.get(w)
+        if rows is None:
+            rows = self._rows[w] = (self._scale.repeat(w), self._shift.repeat(w))
+        out = raw.view(n, h, w * c).to(torch.float32).mul_(rows[0]).add_(rows[1])
+        return out.view(n, h, w, c).permute(0, 3, 1, 2)
+
+
+class Batches:
+    """The local epochs of one client: sized, and iterable as often as one likes with the same batches.
+
+    Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`, or as they are when `rng` is None.
+    The last batch of an epoch may be short and is kept. Augmentation draws from `rng("augment", e)`, for the
+    whole epoch at once: results do not depend on the chunk size. `x` and `y` may be read-only memory maps, or
+    tensors already on the device (then nothing is copied from the host).
+    """
+
+    def __init__(
+        self,
+        x: Array | Tensor,
+        y: Array | Tensor,
+        indices: Array,
+        *,
+        batch_size: int,
+        epochs: int,
+        rng: Rng | None,
+        normalizer: Normalizer,
+        augment: Augment | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if batch_size < 1 or epochs < 0:
+            raise ValueError(f"batch_size {batch_size} must be at least 1 and epochs {epochs} at least 0")
+        self.augment = augment if augment is not None and augment.active else None
+        if self.augment is not None and rng is None:
+            raise ValueError("augmentation needs a generator; pass rng, or augment=None")
+        self.x, self.y, self.indices, self.rng, self.normalizer = x, y, indices, rng, normalizer
+        self.batch_size, self.epochs = batch_size, epochs
+        # the normalizer already stands on a device: a second opinion could only disagree
+        self.device = normalizer.device if device is None else torch.device(device)
+        if self.device != normalizer.device:
+            raise ValueError(f"normalizer is on {normalizer.device} and batches on {self.device}; give both one device")
+
+    @property
+    def num_examples(self) -> int:
+        """Samples of the client, n_k."""
+        return len(self.indices)
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch_size) * self.epochs
+
+    def __iter__(self) -> Iterator[Batch]:
+        n, size = len(self.indices), self.batch_size
+        chunk = max(1, CHUNK // size) * size
+        for epoch in range(self.epochs):
+            order = self.indices if self.rng is None else self.indices[self.rng("batches", epoch).permutation(n)]
+            drawn = None
+            if self.augment is not None and self.rng is not None:
+                drawn = draw(self.augment, self.rng("augment", epoch), n, self.x.shape[1:3])
+            for start in range(0, n, chunk):
+                rows = order[start : start + chunk]
+                x, y = _gather(self.x, rows), _gather(self.y, rows)
+                if drawn is not None and self.augment is not None:
+                    part = drawn.part(start, start + len(rows), self.normalizer.device)
+                    # crop and flip move raw pixels; on the device, after the small uint8 transfer
+                    x = apply_crop_flip(x.to(self.normalizer.device), self.augment, part)
+                    x = apply_cutout(self.normalizer(x), self.augment, part)
+                else:
+                    x = self.normalizer(x)
+                y = y.to(self.device)
+                if len(rows) <= size:
+                    yield Batch(x, y)
+                else:
+                    yield from map(Batch, torch.split(x, size), torch.split(y, size))
+
+
+def _gather(data: Array | Tensor, rows: Array) -> Tensor:
+    """Rows as a fresh tensor: a read-only map is never handed to torch itself."""
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(data[rows])
+    return data[torch.from_numpy(np.asarray(rows, np.int64)).to(data.device)]
+
+
+def eval_batches(
+    split: Labelled,
+    normalizer: Normalizer,
+    batch_size: int,
+    start: int = 0,
+    stop: int | None = None,
+    device: torch.device | str | None = None,
+) -> Iterator[Batch]:
+    """Batches of rows start..stop in order, without augmentation; `y` is -1 where the split has no labels."""
+    stop = len(split.x) if stop is None else min(stop, len(split.x))
+    target = normalizer.device if device is None else torch.device(device)
+    for low in range(start, stop, batch_size):
+        high = min(low + batch_size, stop)
+        x = split.x[low:high]
+        # np.array copies: a view of a read-only map must not become a writable tensor
+        batch = normalizer(np.array(x) if isinstance(x, np.ndarray) else x)
+        if split.y is None:
+            y = torch.full((high - low,), -1, dtype=torch.int64)
+        else:
+            y = torch.as_tensor(np.array(split.y[low:high])) if isinstance(split.y, np.ndarray) else split.y[low:high]
+        yield Batch(batch.to(target), y.to(target))

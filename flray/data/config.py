@@ -1,0 +1,93 @@
+"""What a user writes about data: frozen, checked records. Reading them imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from flray.core.errors import ConfigError
+
+
+class Augment(BaseModel, frozen=True, extra="forbid"):
+    """Training augmentation; the default changes nothing.
+
+    The crop works on raw uint8 pixels before normalisation (as torchvision's RandomCrop does, so the
+    padding is black, not the mean colour); cutout works after it, on a square clipped at the border
+    (DeVries and Taylor 2017; the FedSOL code uses `crop_padding=4, flip=True, cutout=16`).
+    """
+
+    crop_padding: int = Field(default=0, ge=0)
+    crop_mode: Literal["constant", "reflect"] = "constant"
+    flip: bool = False
+    cutout: int = Field(default=0, ge=0)
+
+    @property
+    def active(self) -> bool:
+        """False where every option is off: batching then draws nothing."""
+        return bool(self.crop_padding or self.flip or self.cutout)
+
+
+class Constants(BaseModel, frozen=True, extra="forbid"):
+    """Per-channel mean and std on the 0..1 scale, written out in the configuration."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise ConfigError(f"normalize: mean has {len(self.mean)} values and std {len(self.std)}; write one a channel")
+        if min(self.std) <= 0:
+            raise ConfigError(f"normalize: std {self.std} must be above 0")
+        return self
+
+
+class DataConfig(BaseModel, frozen=True, extra="forbid"):
+    """One labelled data set with its official train and test split.
+
+    `source` is a registered name, the name of a folder of Parquet files below `root`, or `hf:<id or folder>`.
+    """
+
+    source: str
+    root: str | None = Field(default=None, description="folder of data sets; default: the environment variable FLRAY_DATA")
+    download: bool = Field(default=False, description="let torchvision download what is not below root")
+    label: str | None = Field(default=None, description="label column; default: label, fine_label, or the only ClassLabel")
+    input: str | None = Field(default=None, description="image or feature column; default: the image column, or all numbers")
+    group: str | None = Field(default=None, description="column of natural client ids, for the `natural` partition")
+    test_fraction: float = Field(default=0.2, ge=0, lt=1, description="only without an official test split; 0: test on train")
+    split_seed: int = Field(default=0, description="address of the drawn test split and of the subsamples")
+    train_size: int | None = Field(default=None, gt=0, description="stratified subsample of the train split")
+    test_size: int | None = Field(default=None, gt=0, description="stratified subsample of the test split")
+    resize: int | None = Field(default=None, gt=0, description="images to resize x resize pixels (bilinear)")
+    channels: Literal[1, 3] | None = Field(default=None, description="grey to 3 equal channels, or colour to grey")
+    pca: int | None = Field(default=None, gt=0, description="tabular: project on the first components of the train split")
+    standardize: bool = Field(default=False, description="tabular: train mean 0, std 1, before PCA")
+    normalize: Literal["dataset", "fedzoo", "half", "unit"] | Constants = "dataset"
+    augment: Augment = Augment()
+    leak_check: bool = True
+    options: dict[str, Any] = Field(default={}, description="what a source itself reads (synthetic, hf, your own)")
+
+
+class ProxyConfig(DataConfig, frozen=True, extra="forbid"):
+    """Public or proxy data for the server: another source, `holdout`, or `uniform_box`.
+
+    `holdout` takes `size` samples out of the private train split; `uniform_box` draws `size` unlabelled
+    points uniformly in the bounding box of the train features (the Iris pilot of FedProj).
+    """
+
+    size: int | None = Field(default=None, gt=0, description="number of samples; default: all (uniform_box: as many as train)")
+    labelled: bool | None = Field(default=None, description="keep labels; default: where there are some")
+    same_labels: bool | None = Field(default=None, description="same label space as the task; default: holdout or same source")
+    splits: Literal["train", "test", "all"] = Field("train", description="which splits; FedZoo concatenates both")
+    seed: int | None = Field(default=None, description="address of holdout and uniform_box draws; default: the run's seed")
+
+    @model_validator(mode="after")
+    def _check_proxy(self) -> Self:
+        if self.source == "uniform_box" and self.labelled:
+            raise ConfigError("proxy: uniform_box points have no labels; leave out `labelled: true`")
+        if self.source == "holdout" and self.size is None:
+            raise ConfigError("proxy: holdout needs `size`, the number of train samples taken from the clients")
+        if self.source in ("holdout", "uniform_box") and self.splits != "train":
+            raise ConfigError(f"proxy: {self.source} reads the train split only; leave out `splits: {self.splits}`")
+        return self

@@ -1,0 +1,287 @@
+"""From a source's splits to the arrays a run reads: drawn splits, subsamples, PCA, constants, leak check."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flray.core.errors import ConfigError, DataError
+from flray.core.seeding import rng
+from flray.data.cache import Array, Entry, array_digest, digest, fetch
+from flray.data.config import Augment, Constants, DataConfig
+from flray.data.sources import Split, Splits, load_splits, pack, unpack
+
+LEAK_LIMIT = 0.01  # of the test split; CIFAR-100 as published shares 10 images of 10,000
+
+# published train constants, federated.md section 3 (CIFAR-100: /work/shared/data/README.md, all 50,000 images)
+CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "cifar10": ((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768)),
+    "cifar100": ((0.50707516, 0.48654887, 0.44091784), (0.26733429, 0.25643846, 0.27615047)),
+    "svhn": ((0.4376821, 0.4437697, 0.47280442), (0.19803012, 0.20101562, 0.19703614)),
+    "cinic10": ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)),
+    "pathmnist": ((0.5,) * 3, (0.5,) * 3),
+    "tissuemnist": ((0.5,) * 3, (0.5,) * 3),
+}
+FEDZOO: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+}
+
+
+class LeakWarning(UserWarning):
+    """Test samples that also occur in the train split."""
+
+
+class Dataset(NamedTuple):
+    """A data set ready to be partitioned: read-only memory-mapped arrays, class names, normalisation constants.
+
+    `mean` and `std` are per channel on the 0..1 scale, empty for tabular features (used as they are).
+    `fingerprint` hashes contents, class names and constants. Do not pickle it: reload it from its `DataConfig`.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    fingerprint: str
+    augment: Augment
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def is_image(self) -> bool:
+        return self.train.x.ndim == 4
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W) of an image, (d,) of tabular features."""
+        return input_shape(self.train.x)
+
+
+def input_shape(x: Array) -> tuple[int, ...]:
+    """Shape of one sample as a model sees it."""
+    shape = tuple(int(s) for s in x.shape[1:])
+    return (shape[2], shape[0], shape[1]) if x.ndim == 4 else shape
+
+
+def load_dataset(config: DataConfig) -> Dataset:
+    """Memory-map the data set of `config`, decoding and preparing it when it is not in the cache.
+
+    Raises DataError for what is missing, damaged or leaking, ConfigError for options that do not fit the data.
+    """
+    raw = load_splits(config)
+    check_splits(raw, config)
+    _check_fit(raw, config)
+    source_key = raw.key or array_digest(*[a for s in (raw.train, raw.test) if s for a in s])
+    changes = {name: getattr(config, name) for name in
+               ("train_size", "test_size", "resize", "channels", "pca", "standardize") if getattr(config, name)}
+    if raw.test is None:
+        changes["test_fraction"] = config.test_fraction
+    if changes.keys() & {"train_size", "test_size", "test_fraction"}:
+        changes["split_seed"] = config.split_seed
+
+    entry = fetch(digest("dataset", source_key, changes), lambda: _prepare(raw, config, bool(changes) or not raw.key))
+    train = unpack(entry, "train") or raw.train
+    test = train if entry.meta["test_is_train"] else unpack(entry, "test") or raw.test
+    assert test is not None
+    if config.leak_check and entry.meta["leaks"]:
+        _report_leaks(config.source, entry.meta["leaks"], len(test.y))
+    mean, std = _constants(config, train, entry.meta)
+    fingerprint = digest(entry.meta["content"], raw.classes, mean, std)
+    return Dataset(config.source, train, test, raw.classes, mean, std, fingerprint, config.augment)
+
+
+def check_splits(splits: Splits, config: DataConfig) -> None:
+    """A source's promise: shapes, dtypes, label range. Raises DataError naming what breaks it."""
+    for name, split in (("train", splits.train), ("test", splits.test)):
+        if split is None:
+            continue
+        what = f"source {config.source!r}: {name}"
+        image = split.x.ndim == 4 and split.x.dtype == np.uint8
+        if not image and not (split.x.ndim == 2 and split.x.dtype == np.float32):
+            raise DataError(f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 [n, H, W, C] or float32 [n, d]")
+        if split.y.shape != split.x.shape[:1] or split.y.dtype != np.int64:
+            raise DataError(f"{what}.y is {split.y.dtype} {split.y.shape}; make it int64 [{len(split.x)}]")
+        if not len(split.y):
+            raise DataError(f"{what} has no samples")
+        if split.x.shape[1:] != splits.train.x.shape[1:]:
+            raise DataError(f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}")
+
+
+def _check_fit(raw: Splits, config: DataConfig) -> None:
+    image = raw.train.x.ndim == 4
+    wrong = [n for n in ("pca", "standardize") if image and getattr(config, n)]
+    wrong += [n for n in ("resize", "channels") if not image and getattr(config, n)]
+    if not image and config.normalize != "dataset":
+        wrong.append("normalize")
+    if not image and config.augment.active:
+        wrong.append("augment")
+    if wrong:
+        kind = "images" if image else "tabular features"
+        raise ConfigError(f"data.{wrong[0]}: source {config.source!r} has {kind}, which do not take it; leave it out")
+    if raw.test is not None and config.test_fraction != DataConfig.model_fields["test_fraction"].default:
+        raise ConfigError(f"data.test_fraction: source {config.source!r} has an official test split of "
+                          f"{len(raw.test.y)} samples; leave it out, or use test_size for a smaller one")
+    for name, split in (("train_size", raw.train), ("test_size", raw.test)):
+        size = getattr(config, name)
+        if size and split and size > len(split.y):
+            raise DataError(f"data.{name}: {size} of {len(split.y)} samples asked for; set it lower or leave it out")
+    if config.pca and config.pca > raw.train.x.shape[1]:
+        raise DataError(f"data.pca: {config.pca} components of {raw.train.x.shape[1]} features; set it lower")
+
+
+def _prepare(raw: Splits, config: DataConfig, store: bool) -> Entry:
+    train, test = raw.train, raw.test
+    if test is None and config.test_fraction:
+        rows = draw_test(train, config.test_fraction, config.split_seed)
+        keep = np.setdiff1d(np.arange(len(train.y)), rows)
+        train, test = take(train, keep), take(train, rows)
+    if config.train_size:
+        train = take(train, stratified(train.y, config.train_size, config.split_seed, "train_size"))
+    if config.test_size and test is not None:
+        test = take(test, stratified(test.y, config.test_size, config.split_seed, "test_size"))
+    if train.x.ndim == 4:
+        train = train._replace(x=adapt(train.x, config.resize, config.channels))
+        test = test._replace(x=adapt(test.x, config.resize, config.channels)) if test else None
+    else:
+        shift, matrix = _projection(train.x, config)
+        if matrix is not None:
+            train = train._replace(x=((train.x - shift) @ matrix).astype(np.float32))
+            test = test._replace(x=((test.x - shift) @ matrix).astype(np.float32)) if test else None
+    meta: dict[str, Any] = {
+        "test_is_train": test is None,
+        "leaks": 0 if test is None else count_leaks(train.x, test.x),
+        "content": array_digest(*train, *(test or ())),
+    }
+    if train.x.ndim == 4:
+        meta["mean"], meta["std"] = channel_statistics(train.x)
+    return Entry(pack(train, test) if store else {}, meta)
+
+
+def take(split: Split, rows: Array) -> Split:
+    return Split(split.x[rows], split.y[rows], None if split.group is None else split.group[rows])
+
+
+def stratified(y: Array, size: int, seed: int, purpose: str) -> Array:
+    """`size` row numbers, ascending, every class in proportion (largest remainders first, then lower class)."""
+    classes, counts = np.unique(y, return_counts=True)
+    exact = size * counts / len(y)
+    quota = np.floor(exact).astype(np.int64)
+    order = np.lexsort((classes, -(exact - quota)))
+    quota[order[: size - quota.sum()]] += 1
+    picks = [rng(seed, purpose, int(c)).choice(np.flatnonzero(y == c), q, replace=False)
+             for c, q in zip(classes, quota, strict=True)]
+    return np.sort(np.concatenate(picks))
+
+
+def draw_test(split: Split, fraction: float, seed: int) -> Array:
+    """Rows of a stratified test split. Samples that occur more than once all stay in train, so nothing leaks."""
+    hashes = np.array(_row_hashes(split.x))
+    _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+    free = np.sort(first[counts == 1])
+    size = max(1, round(fraction * len(split.y)))
+    if size > len(free) or size >= len(split.y):
+        raise DataError(f"data.test_fraction: {size} test samples of {len(free)} distinct ones; set it lower")
+    return free[stratified(split.y[free], size, seed, "test_fraction")]
+
+
+def count_leaks(train: Array, test: Array) -> int:
+    """Test samples whose exact bytes occur in train."""
+    seen = set(_row_hashes(train))
+    return sum(h in seen for h in _row_hashes(test))
+
+
+def _row_hashes(x: Array) -> list[bytes]:
+    rows = np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8)
+    # 3 us an image of 3 kB, once a data set: a real hash needs no second look at candidates
+    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]
+
+
+def _report_leaks(name: str, count: int, total: int) -> None:
+    text = f"data set {name!r}: {count} of {total} test samples also occur in its train split"
+    if count > LEAK_LIMIT * total:
+        raise DataError(f"{text}, above {LEAK_LIMIT:.0%}; use clean data, or set `leak_check: false`")
+    warnings.warn(text, LeakWarning, stacklevel=3)
+
+
+def adapt(x: Array, resize: int | None, channels: int | None) -> Array:
+    """Images resized (bilinear, Pillow) and changed between 1 and 3 channels (ITU-R 601 luma for grey)."""
+    if channels and x.shape[3] != channels:
+        if channels == 3:
+            x = np.repeat(x, 3, axis=3)
+        else:
+            x = np.rint(x @ np.array([0.299, 0.587, 0.114], np.float32)).astype(np.uint8)[..., None]
+    if resize and x.shape[1:3] != (resize, resize):
+        from PIL import Image
+
+        # Pillow takes [H, W] or [H, W, 3]; channel by channel suits any C
+        out = np.empty((len(x), resize, resize, x.shape[3]), np.uint8)
+        for i, image in enumerate(x):
+            for c in range(x.shape[3]):
+                out[i, ..., c] = Image.fromarray(image[..., c]).resize((resize, resize), Image.Resampling.BILINEAR)
+        x = out
+    return x
+
+
+def _projection(x: Array, config: DataConfig) -> tuple[Array, Array | None]:
+    """Shift [d] and matrix [d, k] of standardisation and PCA, fitted on train in float64.
+
+    PCA signs are fixed: the entry of largest size in every component is positive.
+    """
+    wide = x.astype(np.float64)
+    shift = wide.mean(axis=0)
+    if not config.pca and not config.standardize:
+        return shift, None
+    scale = np.ones(x.shape[1])
+    if config.standardize:
+        std = wide.std(axis=0)
+        scale = np.where(std > 0, 1 / np.where(std > 0, std, 1), 1)
+    matrix = np.diag(scale)
+    if config.pca:
+        parts = np.linalg.svd((wide - shift) * scale, full_matrices=False)[2][: config.pca]
+        signs = np.sign(parts[np.arange(len(parts)), np.abs(parts).argmax(axis=1)])
+        matrix = matrix @ (parts * signs[:, None]).T
+    return shift, matrix
+
+
+def channel_statistics(x: Array) -> tuple[list[float], list[float]]:
+    """Mean and population std per channel on the 0..1 scale, exact from histograms of the 256 values."""
+    levels = np.arange(256) / 255
+    mean, std = [], []
+    for c in range(x.shape[3]):
+        share = np.bincount(x[..., c].reshape(-1), minlength=256) / x[..., c].size
+        mean.append(float(share @ levels))
+        std.append(float(np.sqrt(share @ (levels - mean[-1]) ** 2)))
+    return mean, std
+
+
+def _constants(config: DataConfig, train: Split, meta: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if train.x.ndim == 2:
+        return (), ()
+    channels = train.x.shape[3]
+    name = config.source.rstrip("/").rsplit("/", 1)[-1].removeprefix("hf:")
+    if isinstance(config.normalize, Constants):
+        mean, std = config.normalize.mean, config.normalize.std
+    elif config.normalize == "half":
+        mean = std = (0.5,) * channels
+    elif config.normalize == "unit":
+        mean, std = (0.0,) * channels, (1.0,) * channels
+    elif config.normalize == "fedzoo":
+        if name not in FEDZOO:
+            raise ConfigError(f"data.normalize: fedzoo has constants for {', '.join(FEDZOO)}, not for {name!r}; use dataset")
+        mean, std = FEDZOO[name]
+    elif name in CONSTANTS and len(CONSTANTS[name][0]) == channels:
+        mean, std = CONSTANTS[name]
+    else:
+        mean, std = tuple(meta["mean"]), tuple(s or 1.0 for s in meta["std"])
+    if len(mean) != channels:
+        raise ConfigError(f"data.normalize: {len(mean)} values for images of {channels} channels; write one a channel")
+    return mean, std

@@ -1,0 +1,250 @@
+"""Which training samples each client holds: the configuration, the result, and its two files on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, Field, model_validator
+
+from flray.core.errors import ConfigError, DataError, nearest
+from flray.core.seeding import rng as addressed
+from flray.data.cache import Array
+from flray.registry import Registry
+
+if TYPE_CHECKING:
+    import pandas
+
+Draws = np.random.Generator | np.random.RandomState
+PARTITIONS = Registry(
+    "partition",
+    {name: f"flray.data.partitioners:{name}"
+     for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural")},
+)
+# what each partition reads, with its default; "" = must be given
+_READS: dict[str, dict[str, Any]] = {
+    "iid": {"clients": "", "variant": "fedzoo"},
+    "dirichlet": {"clients": "", "alpha": "", "variant": "fedzoo", "min_size": None, "max_retries": 10_000},
+    "dirichlet_client": {"clients": "", "alpha": ""},
+    "shards": {"clients": "", "shards_per_client": 2},
+    "label_skew": {"clients": "", "classes_per_client": 2, "max_retries": 10_000},
+    "table": {"table": "", "clients": None},
+    "natural": {"clients": None},
+}
+# m_min of every variant, federated.md 2.2
+MIN_SIZE = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "plain": 0}
+VARIANTS = {"iid": ("fedzoo", "fedsol"), "dirichlet": tuple(MIN_SIZE)}
+_OPTIONS = ("clients", "alpha", "variant", "min_size", "max_retries", "shards_per_client", "classes_per_client", "table")
+
+
+class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
+    """A partition and the options it reads; defaults are filled in, options it does not read are an error."""
+
+    name: str
+    clients: int | None = Field(default=None, description="N; natural and table: default from the data")
+    alpha: float | None = Field(default=None, description="Dirichlet concentration (the papers also say beta), > 0")
+    variant: str | None = Field(default=None, description="dirichlet: fedzoo fedml niidbench takfl plain; iid: fedzoo fedsol")
+    min_size: int | None = Field(default=None, ge=0, description="dirichlet: draw again until every client has so many samples")
+    max_retries: int | None = Field(default=None, gt=0, description="dirichlet, label_skew: draws before giving up")
+    shards_per_client: int | None = Field(default=None, description="shards: s")
+    classes_per_client: int | None = Field(default=None, description="label_skew: q")
+    table: tuple[tuple[int, ...], ...] | None = Field(default=None, description="samples, one row a client, one column a class")
+    options: dict[str, Any] = Field(default={}, description="for a partition of your own")
+    seed: int | None = Field(default=None, description="default: the run's seed")
+    seed_mode: Literal["addressed", "numpy_legacy"] = Field(
+        default="addressed", description="numpy_legacy: RandomState(seed), as the authors' code; FedSOL: seed 19940817")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        """Defaults of the named partition, before the record freezes: the saved configuration is complete."""
+        if not isinstance(data, dict) or data.get("name") not in _READS:
+            return data
+        name = data["name"]
+        reads = _READS[name]
+        for option in _OPTIONS:
+            if data.get(option) is not None and option not in reads:
+                readers = [n for n, r in _READS.items() if option in r]
+                raise ConfigError(f"partition.{option}: {name} does not read it (read by {', '.join(readers)}); leave it out")
+        if data.get("options"):
+            raise ConfigError(f"partition.options: {name} reads {', '.join(reads)} and no options; leave it out")
+        filled = {k: v for k, v in reads.items() if v not in ("", None)} | {k: v for k, v in data.items() if v is not None}
+        for option, default in reads.items():
+            if default == "" and option not in filled:
+                raise ConfigError(f"partition.{option}: {name} needs it; set partition.{option}")
+        if name == "dirichlet":
+            filled.setdefault("min_size", MIN_SIZE.get(filled["variant"], 0))
+        return filled
+
+    @model_validator(mode="after")
+    def _check(self) -> PartitionConfig:
+        if self.name not in _READS:
+            PARTITIONS.get(self.name)  # a user's own; raises with the nearest name
+        if self.alpha is not None and not 0 < self.alpha < float("inf"):
+            raise ConfigError(f"partition.alpha: {self.alpha} must be above 0; 0.1 is strongly, 100 hardly skewed")
+        for option in ("clients", "shards_per_client", "classes_per_client"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ConfigError(f"partition.{option}: {value} must be at least 1")
+        valid = VARIANTS.get(self.name)
+        if valid and self.variant not in valid:
+            raise ConfigError(f"partition.variant: {self.name} has no {self.variant!r}{nearest(str(self.variant), valid)}")
+        if self.table is not None:
+            if not self.table or len({len(row) for row in self.table}) != 1 or min(min(r) for r in self.table) < 0:
+                raise ConfigError("partition.table: write one row a client with one number >= 0 for every class")
+            if self.clients not in (None, len(self.table)):
+                raise ConfigError(f"partition.clients: {self.clients}, but the table has {len(self.table)} rows; leave it out")
+        if self.seed_mode == "numpy_legacy" and (self.seed is None or not 0 <= self.seed < 2**32):
+            raise ConfigError(f"partition.seed: numpy_legacy needs one in 0..2^32-1, not {self.seed} (FedSOL: 19940817)")
+        return self
+
+
+class Partition(NamedTuple):
+    """Sample numbers of client k: `indices[offsets[k]:offsets[k + 1]]` (int32 or int64; offsets int64 [N + 1])."""
+
+    indices: Array
+    offsets: Array
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Array:
+        """n_k of every client, int64 [N]."""
+        sizes: Array = np.diff(self.offsets)
+        return sizes
+
+    @property
+    def hash(self) -> str:
+        """blake2b of both arrays, 32 hex digits."""
+        state = hashlib.blake2b(digest_size=16)
+        for array in self:
+            state.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return state.hexdigest()
+
+    def client(self, k: int) -> Array:
+        """A view of client k's sample numbers."""
+        if not 0 <= k < len(self.offsets) - 1:
+            raise IndexError(f"client {k} of {len(self.offsets) - 1}")
+        view: Array = self.indices[self.offsets[k] : self.offsets[k + 1]]
+        return view
+
+    def save(self, folder: Path | str, config: PartitionConfig | None = None) -> None:
+        """`partition_indices.npy`, `partition_offsets.npy` and `partition.json` (hash, config), each renamed into place."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        note = {"hash": self.hash, "clients": self.num_clients, "samples": len(self.indices),
+                "config": config.model_dump(mode="json") if config else None}
+        for name, array in (("indices", self.indices), ("offsets", self.offsets)):
+            with _aside(folder / f"partition_{name}.npy") as aside, aside.open("wb") as file:
+                np.save(file, array, allow_pickle=False)
+        with _aside(folder / "partition.json") as aside:
+            aside.write_text(json.dumps(note, indent=1))
+
+
+@contextlib.contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    """A temporary path, renamed to the real one when the block succeeds."""
+    aside = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    try:
+        yield aside
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def load_partition(folder: Path | str, verify: bool = True) -> Partition:
+    """The saved partition, memory-mapped: memory and time in O(cohort) once verified.
+
+    `verify` reads all of it once to compare hashes (1 GB/s); a worker whose driver has verified passes False.
+    Raises DataError for what is missing or was changed.
+    """
+    folder = Path(folder)
+    try:
+        note = json.loads((folder / "partition.json").read_text())
+        arrays = [np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
+                  for name in ("indices", "offsets")]
+    except FileNotFoundError as error:
+        raise DataError(f"no partition in {folder}: {Path(error.filename).name} is missing; is it a run's folder?") from error
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(f"partition in {folder} is damaged ({error}); delete it and make it again") from error
+    partition = Partition(*arrays)
+    if verify and partition.hash != note.get("hash"):
+        raise DataError(f"partition in {folder} was changed: its hash is {partition.hash} and partition.json says "
+                        f"{note.get('hash')}; delete it and make it again")
+    return partition
+
+
+def generator(config: PartitionConfig, run_seed: int) -> Draws:
+    """The draws of a partition: addressed by its own seed or the run's, or NumPy's legacy generator."""
+    seed = run_seed if config.seed is None else config.seed
+    return np.random.RandomState(seed) if config.seed_mode == "numpy_legacy" else addressed(seed, "partition", config.name)
+
+
+def make_partition(
+    config: PartitionConfig,
+    labels: Array,
+    *,
+    seed: int = 0,
+    num_classes: int | None = None,
+    group: Array | None = None,
+    subset: Array | None = None,
+) -> Partition:
+    """Share the samples with `labels` [n] out to clients.
+
+    `seed` is the run's; `subset` restricts the shares to these sample numbers (what a proxy holdout left);
+    `group` [n] are natural ids. Raises ConfigError and DataError where the data cannot give what is asked for.
+    """
+    rows = None if subset is None else np.asarray(subset)
+    y = np.asarray(labels) if rows is None else np.asarray(labels)[rows]
+    ids = group if group is None or rows is None else group[rows]
+    if config.clients is not None and config.clients > len(y):
+        raise DataError(f"partition.clients: {config.clients} clients for {len(y)} training samples; set it lower")
+    num_classes = num_classes or (int(y.max()) + 1 if len(y) else 0)
+    made = PARTITIONS.get(config.name)(y, num_classes, config, generator(config, seed), ids)
+    partition = made if isinstance(made, Partition) else from_lists(made)
+    empty = np.flatnonzero(partition.sizes == 0)
+    if len(empty):
+        what = {"dirichlet": "set min_size: 1 or more, or a larger alpha", "table": "give every row a sample",
+                "shards": f"make clients x shards_per_client a multiple of {num_classes}, the number of classes",
+                }.get(config.name, "use fewer clients")
+        raise DataError(f"partition {config.name}: {len(empty)} of {partition.num_clients} clients have no samples "
+                        f"(the first is client {empty[0]}); {what}")
+    indices = partition.indices if rows is None else rows[partition.indices]
+    small = np.int32 if len(labels) < 2**31 else np.int64
+    return Partition(np.ascontiguousarray(indices, small), np.ascontiguousarray(partition.offsets, np.int64))
+
+
+def from_lists(clients: Sequence[Array]) -> Partition:
+    """A partition of one index array a client: what a partition of your own may return."""
+    offsets = np.zeros(len(clients) + 1, np.int64)
+    np.cumsum([len(c) for c in clients], out=offsets[1:])
+    return Partition(np.concatenate(clients) if len(clients) else np.zeros(0, np.int64), offsets)
+
+
+def table(partition: Partition, labels: Array, num_classes: int) -> pandas.DataFrame:
+    """Samples of every client (rows) and class (columns)."""
+    import pandas
+
+    owner = np.repeat(np.arange(partition.num_clients), partition.sizes)
+    flat = np.bincount(owner * num_classes + np.asarray(labels)[partition.indices],
+                       minlength=partition.num_clients * num_classes)
+    frame = pandas.DataFrame(flat.reshape(partition.num_clients, num_classes))
+    return frame.rename_axis(index="client", columns="class")
+
+
+def figure(partition: Partition, labels: Array, classes: Sequence[str], path: Path | str) -> None:
+    """A PNG: bubbles of the samples per client and class, of at most the first 50 clients."""
+    from flray.data.plot import draw
+
+    draw(partition, labels, classes, Path(path))

@@ -1,0 +1,211 @@
+"""The partitions of federated.md section 2, draw for draw as in the authors' code.
+
+Every function takes (labels [n], number of classes, config, generator, group ids or None). The generator is
+NumPy's new or its legacy one; only what both have is used (shuffle, permutation, dirichlet, choice).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flray.core.errors import ConfigError, DataError
+from flray.data.cache import Array
+from flray.data.partition import Draws, Partition, PartitionConfig
+
+
+def _by_owner(samples: Array, owner: Array, clients: int) -> Partition:
+    """Samples grouped by owner, order within a client kept."""
+    offsets = np.zeros(clients + 1, np.int64)
+    np.cumsum(np.bincount(owner, minlength=clients), out=offsets[1:])
+    return Partition(samples[np.argsort(owner, kind="stable")], offsets)
+
+
+def _equal(samples: Array, clients: int) -> Partition:
+    """`numpy.array_split`: the first n mod N clients get one more."""
+    each, more = divmod(len(samples), clients)
+    sizes = np.full(clients, each, np.int64)
+    sizes[:more] += 1
+    return Partition(samples, np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def iid(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
+    """`fedzoo`: one permutation, split equally. `fedsol`: floor(n/N) each, the rest reshuffled before each client."""
+    n, clients = len(labels), _clients(config)
+    if config.variant == "fedzoo":
+        return _equal(draws.permutation(n), clients)
+    each, rest, out = n // clients, np.arange(n), []
+    for _ in range(clients):
+        draws.shuffle(rest)
+        out.append(rest[:each].copy())
+        rest = rest[each:]
+    return Partition(np.concatenate(out), np.arange(clients + 1, dtype=np.int64) * each)
+
+
+def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
+    """Class by class: shares of the clients ~ Dirichlet(alpha), none to clients that reached the cap (2.2).
+
+    Drawn again until every client has `min_size` samples.
+    """
+    n, clients = len(labels), _clients(config)
+    smallest, tries = config.min_size or 0, config.max_retries or 1
+    if smallest * clients > n:
+        raise DataError(f"partition.min_size: {clients} clients with {smallest} samples each need {smallest * clients} and "
+                        f"there are {n}; set min_size or clients lower")
+    cap = {"plain": np.inf, "fedml": n // clients}.get(str(config.variant), n / clients)
+    order = [np.flatnonzero(labels == c) for c in range(num_classes)]
+    best = -1
+    for _ in range(tries):
+        # fedml shuffles the lists of the last try further; the others start from dataset order
+        parts = order if config.variant == "fedml" else [idx.copy() for idx in order]
+        sizes = np.zeros(clients, np.int64)
+        owners = []
+        for idx in parts:
+            draws.shuffle(idx)
+            share = draws.dirichlet(np.full(clients, config.alpha)) * (sizes < cap)
+            total = share.sum()
+            if not total > 0:  # everyone is full, or a tiny alpha underflowed: NaN in the authors' code
+                break
+            cuts = (np.cumsum(share / total) * len(idx)).astype(np.int64)[:-1]
+            counts = np.diff(cuts, prepend=0, append=len(idx))
+            owners.append(np.repeat(np.arange(clients), counts))
+            sizes += counts
+        else:
+            best = max(best, int(sizes.min()))
+            if sizes.min() >= smallest:
+                made = _by_owner(np.concatenate(parts), np.concatenate(owners), clients)
+                for k in range(clients):
+                    draws.shuffle(made.indices[made.offsets[k] : made.offsets[k + 1]])
+                return made
+    reached = f"the largest smallest client had {best} samples" if best >= 0 else "no draw could place all samples"
+    raise DataError(f"partition dirichlet: {tries} draws with alpha {config.alpha} gave no partition of {clients} clients "
+                    f"with at least {smallest} samples each ({reached}); set min_size lower, alpha higher or fewer clients")
+
+
+def dirichlet_client(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws,
+                     group: Array | None) -> Partition:
+    """Client by client: class mix q ~ Dirichlet(alpha), then floor(n/N) samples with weight q[label] (2.3, Hsu et al.).
+
+    Where fewer samples with a weight above 0 are left than needed, all of them and a uniform draw of the rest.
+    """
+    n, clients = len(labels), _clients(config)
+    each, rest, out = n // clients, np.arange(n), []
+    for _ in range(clients):
+        weight = draws.dirichlet(np.full(num_classes, config.alpha))[labels[rest]]
+        some = np.flatnonzero(weight > 0)
+        if len(some) < each:
+            others = np.setdiff1d(np.arange(len(rest)), some)
+            picks = np.concatenate([some, draws.choice(others, each - len(some), replace=False)])
+        else:
+            # only candidates are handed over: NumPy then never runs out of non-zero entries
+            p = weight[some] / weight[some].sum()
+            picks = draws.choice(some, each, replace=False, p=p)
+        out.append(rest[picks])
+        rest = np.delete(rest, picks)
+    return Partition(np.concatenate(out), np.arange(clients + 1, dtype=np.int64) * each)
+
+
+def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> list[Array]:
+    """s shards of one class each (2.1, FedSOL with its padding loop); a client holds at most s classes."""
+    clients, s = _clients(config), config.shards_per_client or 1
+    q = s * clients // num_classes
+    if q < 1:
+        raise DataError(f"partition.shards_per_client: {s} x {clients} clients are fewer shards than {num_classes} classes; "
+                        f"use at least {-(-num_classes // clients)} or more clients")
+    heap: list[list[Array]] = []
+    for c in range(num_classes):
+        idx = np.flatnonzero(labels == c)
+        left = len(idx) % q
+        pieces = list(idx[: len(idx) - left].reshape(q, -1))
+        for j in range(left):
+            pieces[j] = np.append(pieces[j], idx[len(idx) - left + j])
+        heap.append(pieces)
+    order = np.repeat(np.arange(num_classes), q)
+    draws.shuffle(order)
+    missing = -len(order) % clients
+    places = np.concatenate([order, order[1 : 1 + missing]])
+    out = []
+    for row in places.reshape(clients, -1):
+        mine: list[Array] = [np.zeros(0, np.int64)]
+        for c in row:
+            if heap[c]:
+                mine.append(heap[c].pop(int(draws.choice(len(heap[c]), replace=False))))
+        out.append(np.concatenate(mine))
+    return out
+
+
+def label_skew(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws,
+               group: Array | None) -> Partition:
+    """Client j gets class j mod C and q-1 other random classes; a class is split equally among its holders (2.4)."""
+    clients, q = _clients(config), config.classes_per_client or 1
+    if q > num_classes or q * clients < num_classes:
+        raise DataError(f"partition.classes_per_client: {q} for {clients} clients and {num_classes} classes: it must be "
+                        f"in {-(-num_classes // clients)}..{num_classes}")
+    for _ in range(config.max_retries or 1):
+        held = np.zeros((clients, num_classes), bool)
+        for j in range(clients):
+            first = j % num_classes
+            others = np.delete(np.arange(num_classes), first)
+            held[j, first] = True
+            held[j, draws.choice(others, q - 1, replace=False)] = True
+        if held.any(axis=0).all():
+            break
+    else:
+        raise DataError(f"partition label_skew: {config.max_retries} draws left a class without a client; use more "
+                        "clients or classes_per_client")
+    samples, owners = [], []
+    for c in range(num_classes):
+        idx = np.flatnonzero(labels == c)
+        draws.shuffle(idx)
+        holders = np.flatnonzero(held[:, c])
+        samples.append(idx)
+        owners.append(np.repeat(holders, _equal(idx, len(holders)).sizes))
+    return _by_owner(np.concatenate(samples), np.concatenate(owners), clients)
+
+
+def table(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> list[Array]:
+    """Counts as written, in dataset order: each client takes the next unused samples of a class (5.9). No draws."""
+    wanted = np.asarray(config.table, dtype=np.int64)
+    have = np.bincount(labels, minlength=num_classes)
+    if wanted.shape[1] != num_classes:
+        raise ConfigError(f"partition.table: {wanted.shape[1]} columns for {num_classes} classes; write one a class")
+    over = np.flatnonzero(wanted.sum(axis=0) > have)
+    if len(over):
+        c = over[0]
+        raise DataError(f"partition.table: class {c} has {have[c]} samples and its column asks for {wanted[:, c].sum()}")
+    order = [np.flatnonzero(labels == c) for c in range(num_classes)]
+    ends = np.cumsum(wanted, axis=0)
+    return [np.concatenate([order[c][ends[k, c] - wanted[k, c] : ends[k, c]] for c in range(num_classes)])
+            for k in range(len(wanted))]
+
+
+def natural(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
+    """One client a group (user, site, domain), in the order of the group ids.
+
+    With more clients than groups, client j gets an equal random part of group j mod G.
+    """
+    if group is None:
+        raise ConfigError("partition natural: the data set has no group ids; set data.group to a column (user, domain)")
+    groups, codes = np.unique(group, return_inverse=True)
+    count = len(groups)
+    clients = config.clients or count
+    if clients == count:
+        return _by_owner(np.arange(len(labels)), codes, clients)
+    if clients < count:
+        raise ConfigError(f"partition.clients: {clients}, but the data set has {count} groups; leave it out, or set {count} "
+                          "or more")
+    samples, owners = [], []
+    for g in range(count):
+        idx = np.flatnonzero(codes == g)
+        draws.shuffle(idx)
+        holders = np.arange(g, clients, count)
+        samples.append(idx)
+        owners.append(np.repeat(holders, _equal(idx, len(holders)).sizes))
+    return _by_owner(np.concatenate(samples), np.concatenate(owners), clients)
+
+
+def _clients(config: PartitionConfig) -> int:
+    clients: Any = config.clients
+    assert clients is not None  # PartitionConfig demands it
+    return int(clients)

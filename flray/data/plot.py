@@ -1,0 +1,50 @@
+"""How a partition looks: one bubble a client and class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from flray.data.cache import Array
+from flray.data.partition import Partition, table
+
+MOST_CLIENTS = 50
+
+
+def draw(partition: Partition, labels: Array, classes: Sequence[str], path: Path) -> None:
+    """A PNG of the first 50 clients: bubble area = samples of a class, bars above = samples of the client."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = min(MOST_CLIENTS, partition.num_clients)
+    first = Partition(partition.indices[: partition.offsets[shown]], partition.offsets[: shown + 1])
+    counts = table(first, labels, len(classes)).to_numpy()
+    width, height = 2.5 + max(3.5, 0.24 * shown), 2.0 + max(1.5, min(9.0, 0.3 * len(classes)))
+    canvas = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(canvas)
+    bars, grid = canvas.subplots(2, 1, sharex=True, height_ratios=[1.2, height - 1.2])
+
+    bars.bar(np.arange(shown), counts.sum(axis=1), color="#7a8ca3", width=0.7)
+    bars.set_ylabel("samples")
+    some = f"first {shown} of {partition.num_clients:,} clients" if shown < partition.num_clients else f"{shown} clients"
+    bars.set_title(f"{some}, {counts.sum():,} samples; bubble area = samples of a class (largest {counts.max():,})",
+                   fontsize=9, loc="left")
+    bars.spines[["top", "right"]].set_visible(False)
+
+    client, label = np.nonzero(counts)
+    # the largest bubble just fits its cell, in points
+    cell = 72 * min((width - 1.5) / shown, (height - 2.0) / len(classes))
+    grid.scatter(client, label, s=(0.95 * cell) ** 2 * counts[client, label] / max(1, counts.max()),
+                 color="#2b6ca3", linewidths=0)
+    grid.set_xlabel("client")
+    grid.set_xlim(-0.7, shown - 0.3)
+    grid.set_ylim(len(classes) - 0.4, -0.6)
+    step = -(-len(classes) // 30)
+    grid.set_yticks(range(0, len(classes), step), [str(c) for c in classes[::step]], fontsize=8)
+    ticks = range(0, shown, 1 if shown <= 20 else 5)
+    grid.set_xticks(ticks, [str(t) for t in ticks], fontsize=8)
+    grid.grid(color="#e4e7eb", linewidth=0.6)
+    grid.set_axisbelow(True)
+    canvas.savefig(path, dpi=120)

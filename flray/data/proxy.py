@@ -1,0 +1,103 @@
+"""Public or proxy data: what the server distils from and FedProj's memory reads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flray.core.errors import ConfigError, DataError
+from flray.core.seeding import rng
+from flray.data.cache import Array, Entry, array_digest, digest, fetch
+from flray.data.config import ProxyConfig
+from flray.data.dataset import Dataset, input_shape, load_dataset, stratified, take
+from flray.data.sources import Split, pack, unpack
+
+
+class Proxy(NamedTuple):
+    """Proxy samples: `x` as in `Split`, `y` int64 [n] or None, its own data set's normalisation constants."""
+
+    x: Array
+    y: Array | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    same_labels: bool
+    fingerprint: str
+
+
+def load_proxy(config: ProxyConfig, dataset: Dataset, *, seed: int = 0) -> tuple[Proxy, Array]:
+    """The proxy set, and the rows of `dataset.train` (int64, ascending) that stay with the clients.
+
+    `seed` is the run's; `config.seed` wins. Raises DataError where shapes or sizes do not fit the task's.
+    """
+    seed = seed if config.seed is None else config.seed
+    everyone = np.arange(len(dataset.train.y))
+    if config.source == "uniform_box":
+        return _uniform_box(config, dataset, seed), everyone
+    if config.source == "holdout":
+        return _holdout(config, dataset, seed)
+    return _other(config, dataset), everyone
+
+
+def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
+    same_source = config.source == dataset.name
+    if same_source and config.splits != "train":
+        raise ConfigError(f"proxy.splits: {config.splits!r} of {config.source!r} holds the test samples of the task itself; "
+                          "use train or holdout")
+    # statistics, subsamples and constants of the public set are its own
+    public = load_dataset(config.model_copy(update={"leak_check": False}))
+    if input_shape(public.train.x) != dataset.input_shape:
+        raise DataError(f"proxy {config.source!r} has samples of shape {public.input_shape} (C, H, W) and data set "
+                        f"{dataset.name!r} {dataset.input_shape}; set proxy.resize and proxy.channels")
+    split = {"train": public.train, "test": public.test, "all": public.train}[config.splits]
+    total = len(public.train.y) + len(public.test.y) if config.splits == "all" else len(split.y)
+    if config.size is not None and config.size > total:
+        raise DataError(f"proxy.size: {config.size} of {total} samples of {config.source!r} asked for; set it lower")
+    if config.splits == "all" or (config.size is not None and config.size < total):
+        def build() -> Entry:
+            parts = [public.train, public.test] if config.splits == "all" else [split]
+            whole = Split(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
+            if config.size is not None:
+                whole = take(whole, stratified(whole.y, config.size, config.split_seed, "proxy"))
+            return _entry(whole)
+
+        entry = fetch(digest("proxy", public.fingerprint, config.splits, config.size, config.split_seed), build)
+        split, content = unpack(entry, "train") or split, entry.meta["content"]
+    else:
+        content = public.fingerprint
+    same = same_source if config.same_labels is None else config.same_labels
+    if same and public.num_classes != dataset.num_classes:
+        raise ConfigError(f"proxy.same_labels: {config.source!r} has {public.num_classes} classes and {dataset.name!r} "
+                          f"{dataset.num_classes}; leave it out")
+    y = None if config.labelled is False else split.y
+    fingerprint = digest(content, config.splits, public.mean, public.std, y is None)
+    return Proxy(split.x, y, public.mean, public.std, same, fingerprint)
+
+
+def _holdout(config: ProxyConfig, dataset: Dataset, seed: int) -> tuple[Proxy, Array]:
+    n, size = len(dataset.train.y), config.size
+    if size is None or size >= n:
+        raise DataError(f"proxy.size: holdout takes {size} of {n} train samples and leaves none to the clients; set it lower")
+    rows = stratified(dataset.train.y, size, seed, "holdout")
+    private = np.setdiff1d(np.arange(n), rows)
+    entry = fetch(digest("holdout", dataset.fingerprint, seed, size), lambda: _entry(take(dataset.train, rows)))
+    split = unpack(entry, "train")
+    assert split is not None
+    y = None if config.labelled is False else split.y
+    same = True if config.same_labels is None else config.same_labels
+    fingerprint = digest(entry.meta["content"], dataset.mean, dataset.std, y is None)
+    return Proxy(split.x, y, dataset.mean, dataset.std, same, fingerprint), private
+
+
+def _uniform_box(config: ProxyConfig, dataset: Dataset, seed: int) -> Proxy:
+    if dataset.is_image:
+        raise DataError(f"proxy: uniform_box needs tabular features and {dataset.name!r} has images; use holdout")
+    x = dataset.train.x
+    low, high = x.min(axis=0), x.max(axis=0)
+    points = rng(seed, "uniform_box").uniform(low, high, (config.size or len(x), x.shape[1])).astype(np.float32)
+    same = False if config.same_labels is None else config.same_labels
+    return Proxy(points, None, dataset.mean, dataset.std, same, array_digest(points))
+
+
+def _entry(split: Split) -> Entry:
+    return Entry(pack(split._replace(group=None), None), {"content": array_digest(split.x, split.y)})

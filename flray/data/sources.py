@@ -1,0 +1,218 @@
+"""Where samples come from: a table of functions `DataConfig -> Splits`, and how a plain name is found.
+
+Every source of flray goes through the cache, so a worker process memory-maps arrays and never imports
+scikit-learn, Pillow or torchvision. A source of your own may return plain arrays; `load_dataset` caches by
+their contents.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flray.core.errors import DataError, nearest
+from flray.core.seeding import rng
+from flray.data.cache import Array, Entry, digest, fetch, file_digest
+from flray.data.config import DataConfig
+from flray.registry import Registry
+
+
+class Split(NamedTuple):
+    """Samples of one split: `x` uint8 [n, H, W, C] or float32 [n, d], `y` int64 [n], `group` int64 [n] or None."""
+
+    x: Array
+    y: Array
+    group: Array | None = None
+
+
+class Splits(NamedTuple):
+    """What a source returns. `test` is None without an official test split; `key` names the contents, or is ""."""
+
+    train: Split
+    test: Split | None
+    classes: tuple[str, ...]
+    key: str = ""
+
+
+TORCHVISION = ("cifar10", "cifar100", "svhn", "mnist", "fashion_mnist")
+SOURCES = Registry(
+    "source",
+    {
+        "iris": "flray.data.sources:iris",
+        "digits": "flray.data.sources:digits",
+        "synthetic": "flray.data.sources:synthetic",
+        **{name: "flray.data.sources:by_name" for name in TORCHVISION},
+    },
+)
+
+
+def load_splits(config: DataConfig) -> Splits:
+    """The splits of `config.source`, as the source has them: nothing drawn, subsampled or transformed."""
+    if config.source.startswith("hf:"):
+        return hub(config)
+    # a folder or torchvision name needs no table; other names may be a user's own
+    if config.source in SOURCES.names():
+        splits: Splits = SOURCES.get(config.source)(config)
+        return splits
+    return by_name(config)
+
+
+def data_root(config: DataConfig) -> Path | None:
+    root = config.root or os.environ.get("FLRAY_DATA")
+    return Path(root).expanduser() if root else None
+
+
+def by_name(config: DataConfig) -> Splits:
+    """Parquet folder `root/name`, else torchvision's files below `root`, else an error that lists both."""
+    name, root = config.source, data_root(config)
+    looked = []
+    if root is not None:
+        folder = root / name
+        if any(folder.glob("*.parquet")):
+            return parquet(config, folder)
+        looked.append(f"Parquet files in {folder}")
+    if name in TORCHVISION:
+        if root is None and config.download:
+            raise DataError(f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA")
+        if root is not None:
+            from flray.data.readers import torchvision_files, torchvision_splits
+
+            files = torchvision_files(name, root, config.download)
+            if files:
+                key = digest("torchvision", name, file_digest(files))
+                return _cached(key, lambda: torchvision_splits(name, root))
+            looked.append(f"torchvision's {name} files in {root}")
+        what = "set `root` or FLRAY_DATA to the folder that holds it, or `download: true`"
+    else:
+        folders = [p.name for p in root.iterdir() if p.is_dir()] if root is not None and root.is_dir() else []
+        what = "set `root` or FLRAY_DATA to the folder that holds it" + nearest(name, {*SOURCES.names(), *folders})
+    place = "; looked for " + " and ".join(looked) if looked else "; neither `root` nor FLRAY_DATA is set"
+    raise DataError(f"data set {name!r} not found{place}; {what}")
+
+
+def parquet(config: DataConfig, folder: Path) -> Splits:
+    """`folder/train*.parquet` and `folder/test*.parquet` (else validation), with the `datasets` feature notes."""
+    from flray.data.readers import parquet_files, parquet_splits
+
+    files = parquet_files(folder)
+    key = digest("parquet", file_digest([path for split in sorted(files) for path in files[split]]),
+                 sorted(files), config.label, config.input, config.group, config.resize)
+    return _cached(key, lambda: parquet_splits(config, folder, files))
+
+
+def hub(config: DataConfig) -> Splits:
+    """`hf:<folder>` or `hf:<hub id>`; options: config, revision, train, test (names of splits)."""
+    name = config.source.removeprefix("hf:")
+    folder = Path(name).expanduser()
+    options = _options(config, {"config": None, "revision": None, "train": None, "test": None})
+    if folder.is_dir() and any(folder.glob("*.parquet")) and not any(options.values()):
+        return parquet(config, folder)
+    from flray.data.readers import hub_splits, hub_tables
+
+    tables = hub_tables(config, options)
+    key = digest("hf", name, options, [(split, table.fingerprint) for split, table in sorted(tables.items())],
+                 config.label, config.input, config.group, config.resize)
+    return _cached(key, lambda: hub_splits(config, tables))
+
+
+def iris(config: DataConfig) -> Splits:
+    """Fisher's Iris: 150 samples, 4 features in cm, 3 classes (scikit-learn's copy)."""
+    return _sklearn(config, "iris")
+
+
+def digits(config: DataConfig) -> Splits:
+    """UCI digits: 1,797 grey images of 8x8 pixels, values 0..16 stretched to 0..255 (scikit-learn's copy)."""
+    return _sklearn(config, "digits")
+
+
+def _sklearn(config: DataConfig, name: str) -> Splits:
+    _options(config, {})
+    _no_columns(config)
+
+    def build() -> Splits:
+        import sklearn.datasets
+
+        bunch = getattr(sklearn.datasets, f"load_{name}")()
+        x = bunch.data.astype(np.float32)
+        if name == "digits":
+            x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
+        return Splits(Split(x, bunch.target.astype(np.int64)), None, tuple(str(c) for c in bunch.target_names))
+
+    return _cached(digest("sklearn", name), build)
+
+
+def synthetic(config: DataConfig) -> Splits:
+    """Gaussian classes: a random template a class plus noise, made from `split_seed`.
+
+    Options: num_train 2000, num_test 500, shape [28, 28, 1] (one number: tabular), num_classes 10, noise 0.5.
+    Labels are balanced (sample i has class i mod num_classes). Learnable, not meaningful.
+    """
+    default = {"num_train": 2000, "num_test": 500, "shape": [28, 28, 1], "num_classes": 10, "noise": 0.5}
+    options = _options(config, default)
+    _no_columns(config)
+    shape = tuple(options["shape"]) if isinstance(options["shape"], (list, tuple)) else (options["shape"],)
+    if len(shape) not in (1, 3) or not all(isinstance(s, int) and s > 0 for s in shape):
+        raise DataError(f"synthetic: shape {list(shape)} is neither [H, W, C] nor [d]; example: shape: [28, 28, 1]")
+
+    def build() -> Splits:
+        classes = int(options["num_classes"])
+        template = rng(config.split_seed, "synthetic", "template").standard_normal((classes, *shape), dtype=np.float32)
+
+        def split(name: str, n: int) -> Split:
+            y = np.arange(n, dtype=np.int64) % classes
+            x = rng(config.split_seed, "synthetic", name).standard_normal((n, *shape), dtype=np.float32)
+            x *= np.float32(options["noise"])
+            x += template[y]
+            if len(shape) == 3:  # two standard deviations either side of mid grey
+                x = np.clip(x * 40 + 128, 0, 255).astype(np.uint8)
+            return Split(x, y)
+
+        test = split("test", options["num_test"]) if options["num_test"] else None
+        return Splits(split("train", options["num_train"]), test, tuple(str(c) for c in range(classes)))
+
+    return _cached(digest("synthetic", options, config.split_seed), build)
+
+
+def _options(config: DataConfig, default: dict[str, Any]) -> dict[str, Any]:
+    for name in config.options:
+        if name not in default:
+            raise DataError(f"data.options: {config.source} does not read {name!r}{nearest(name, default)}")
+    return {**default, **config.options}
+
+
+def _no_columns(config: DataConfig) -> None:
+    for name in ("label", "input", "group"):
+        if getattr(config, name) is not None:
+            raise DataError(f"data.{name}: {config.source} has no columns to choose from; leave it out")
+
+
+def _cached(key: str, build: Any) -> Splits:
+    """Splits as one cache entry: what `build` returns, memory-mapped."""
+
+    def make() -> Entry:
+        splits: Splits = build()
+        return Entry(pack(splits.train, splits.test), {"classes": list(splits.classes)})
+
+    entry = fetch(key, make)
+    train, test = unpack(entry, "train"), unpack(entry, "test")
+    if train is None:
+        raise DataError(f"data cache entry {key} has no train split; delete it from FLRAY_CACHE")
+    return Splits(train, test, tuple(entry.meta["classes"]), key)
+
+
+def pack(train: Split | None, test: Split | None) -> dict[str, Array]:
+    """Arrays of up to two splits under the names of a cache entry."""
+    both = {"train": train, "test": test}
+    named = {f"{name}_{field}": array for name, split in both.items() if split
+             for field, array in zip(Split._fields, split, strict=True)}
+    return {name: array for name, array in named.items() if array is not None}
+
+
+def unpack(entry: Entry, name: str) -> Split | None:
+    arrays = entry.arrays
+    if f"{name}_x" not in arrays:
+        return None
+    return Split(arrays[f"{name}_x"], arrays[f"{name}_y"], arrays.get(f"{name}_group"))

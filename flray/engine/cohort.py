@@ -1,0 +1,62 @@
+"""Who takes part in a round, and which actor trains whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flray.core.seeding import rng
+from flray.data import Partition
+from flray.engine.workbench import Assignment
+from flray.experiment import CohortConfig
+
+
+def sample(config: CohortConfig, seed: int, task: int, round: int, population: int) -> np.ndarray:
+    """Client ids `[K]` of a round, without replacement, in cohort order; cost does not grow with the population.
+
+    `numpy_round_seed` gives the sets of FedSOL's code: `numpy.random.seed(round)`, `choice(N, K, replace=False)` (spec 1.1).
+    """
+    size = config.count(population)
+    if config.sampling == "numpy_round_seed":
+        return np.random.RandomState(round).choice(population, size, replace=False).astype(np.int64)
+    return rng(seed, "cohort", task, round).choice(population, size, replace=False).astype(np.int64)
+
+
+def sizes_of(partition: Partition, clients: np.ndarray) -> np.ndarray:
+    """n_k of these clients, int64 `[K]`."""
+    return np.asarray(partition.offsets[clients + 1] - partition.offsets[clients], dtype=np.int64)
+
+
+def local_steps(sizes: np.ndarray, batch_size: int, epochs: int) -> np.ndarray:
+    """tau_k, the last batch of an epoch kept, int64 `[K]`."""
+    return -(-sizes // batch_size) * epochs
+
+
+def runs(costs: Sequence[float] | np.ndarray, pieces: int) -> list[range]:
+    """Positions cut into at most `pieces` contiguous runs whose costs are as even as the order allows."""
+    count = len(costs)
+    ends = np.cumsum(np.asarray(costs, dtype=np.float64))
+    middles = ends - np.asarray(costs) / 2
+    # a position belongs to the piece in which the middle of its cost lies
+    piece = np.minimum((middles / max(ends[-1], 1e-12) * pieces).astype(np.int64), pieces - 1)
+    cuts = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), count]
+    return [range(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+def assignments(
+    partition: Partition, clients: np.ndarray, weights: np.ndarray, steps: np.ndarray, pieces: int, task: int, round: int, exchange: int
+) -> list[Assignment]:
+    """The cohort's contiguous runs with the sample numbers of their clients."""
+    jobs = []
+    for run in runs(steps + 1.0, pieces):
+        members = clients[run.start : run.stop]
+        shares = [partition.client(int(k)) for k in members]
+        offsets = np.concatenate([[0], np.cumsum([len(s) for s in shares])]).astype(np.int64)
+        jobs.append(
+            Assignment(
+                task, round, exchange, run.start, tuple(members.tolist()), tuple(weights[run.start : run.stop].tolist()),
+                np.concatenate(shares), offsets, len(clients), partition.num_clients,
+            )  # fmt: skip
+        )
+    return jobs

@@ -1,0 +1,168 @@
+"""The server: holds the global state and the client store; broadcasts, aggregates, tests, saves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from flray.core.algorithm import Context, Exchange
+from flray.core.errors import CheckpointError
+from flray.core.messages import Cohort, flatten, is_message, map_tensors, nbytes, rebuild, tensors, to_numpy, to_torch
+from flray.engine import checkpoint
+from flray.engine.client_store import ClientStore, FileStore, MemoryStore
+from flray.engine.workbench import Delivery, Workbench
+from flray.experiment import Experiment
+from flray.ops.average import combine, scale, stack
+
+
+class Moment(NamedTuple):
+    """Where in the experiment: `task` and `round` from 0, the `exchange`; `task_end` for the exchanges after a task."""
+
+    task: int
+    round: int
+    exchange: int
+    task_end: bool
+    population: int
+    cohort_size: int
+
+
+class Plan(NamedTuple):
+    """One exchange as the driver needs it; `last` is true for the round's last one."""
+
+    exchange: Exchange
+    last: bool
+    down_bytes: int
+
+
+class Server:
+    """The server actor's body; a plain object, so that it is tested without Ray."""
+
+    def __init__(self, experiment: Experiment, folder: Path, device: torch.device | str = "cpu", threads: int | None = None) -> None:
+        if threads:
+            torch.set_num_threads(threads)
+        self.bench = Workbench(experiment, device)
+        self.folder = folder
+        self.store: ClientStore = FileStore(folder / "client_state") if experiment.resources.store == "files" else MemoryStore()
+        self.algorithm = experiment.algorithm
+        ctx = self._context(Moment(0, 0, 0, False, 0, 0))
+        self.state = self.algorithm.init_server(ctx, *self.bench.objective.initial())
+
+    def _context(self, moment: Moment) -> Context:
+        # the exchanges of a task's end have addresses of their own
+        exchange = moment.exchange + (1000 if moment.task_end else 0)
+        return self.bench.context(moment.task, moment.round, exchange, moment.population, moment.cohort_size)
+
+    def facts(self) -> dict[str, Any]:
+        """What the driver prints and records about the model and the data."""
+        layout, buffers = self.bench.objective.layout, self.bench.objective.buffer_layout
+        return {
+            "parameters": layout.count,
+            "buffers": buffers.count,
+            "threads": torch.get_num_threads(),
+            "device": str(self.bench.objective.device),
+            "test_batches": self.bench.test_batches,
+            "stateful": is_message(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0)))),
+        }
+
+    # one exchange -----------------------------------------------------------------------------
+    def plan(self, moment: Moment) -> Plan | None:
+        """The exchange of this moment; None when there is none (a task that ends without any)."""
+        ctx = self._context(moment)
+        exchanges = list((self.algorithm.task_end if moment.task_end else self.algorithm.exchanges)(ctx, self.state))
+        if moment.exchange >= len(exchanges):
+            return None
+        exchange = exchanges[moment.exchange]
+        down = exchange.broadcast(ctx, self.state)
+        self._down = down
+        # the driver needs the client half and how to pool; bound methods travel as (algorithm, name)
+        return Plan(exchange, moment.exchange == len(exchanges) - 1, nbytes(down))
+
+    def broadcast(self) -> Any:
+        """The planned exchange's message, as NumPy arrays."""
+        return to_numpy(self._down)
+
+    def states(self, clients: Sequence[int]) -> list[Any]:
+        return self.store.gather(clients)
+
+    def aggregate(self, moment: Moment, exchange: Exchange, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
+        """Complete the tree (or the stack), run the server half, then scatter the client states. Returns the metrics.
+
+        The state changes only when everything succeeded.
+        """
+        ctx = self._context(moment)
+        nodes = sorted(itertools.chain.from_iterable(d.nodes for d in deliveries), key=lambda n: n.index << n.level)
+        new_states = [state for d in deliveries for state in d.states]
+        delivered = torch.tensor([state is not None for state in new_states])
+        share = float(cohort.weights[delivered].sum())
+        metrics: dict[str, Any] = {"clients_skipped": int((~delivered).sum())}
+        if delivered.any():
+            if not delivered.all():
+                cohort = Cohort(*(field[delivered] for field in cohort))
+                cohort = cohort._replace(weights=cohort.weights / share)
+            device = self.bench.objective.device
+            if exchange.pool == "mean":
+                pooled = combine(n._replace(value=None if n.value is None else to_torch(n.value, device)) for n in nodes)
+                pooled = pooled if share == 1 or delivered.all() else scale(pooled, 1 / share)
+                up_bytes = nbytes(pooled) * int(delivered.sum())
+            else:
+                updates = [to_torch(n.value, device) for n in nodes if n.value is not None]
+                up_bytes = sum(map(nbytes, updates))
+                pooled = stack(updates)
+                del updates
+            state, extra = exchange.server(ctx, self.state, pooled, cohort)
+            state = map_tensors(torch.Tensor.detach, state)
+            metrics.update({name: float(value) for name, value in extra.items()}, **{"comm/up_bytes": up_bytes})
+            clients = cohort.client_ids.tolist()
+            self.store.scatter(clients, [s for s in new_states if s is not None], moment.round + 1 + 1_000_000 * moment.task)
+            self.state = state
+        else:
+            metrics["comm/up_bytes"] = 0
+        metrics["diverged"] = not all(bool(torch.isfinite(t.sum())) for t in tensors(self.state).values() if t.is_floating_point() and t.numel())
+        return metrics
+
+    # testing ----------------------------------------------------------------------------------
+    def snapshot(self) -> Any:
+        """The state as NumPy arrays, for testing on the client actors."""
+        return to_numpy(self.state)
+
+    def evaluate(self, moment: Moment) -> np.ndarray:
+        return self.bench.evaluate(self.state, self._context(moment), 0, self.bench.test_batches)
+
+    # disk -------------------------------------------------------------------------------------
+    def save(self, task: int, round: int, done: int, keep: int) -> str:
+        """Write a checkpoint; `round` is the next one."""
+        path = checkpoint.write(self.folder, task, round, done, flatten(self.state), self.store.save(), keep)
+        if isinstance(self.store, FileStore):
+            self.store.prune([checkpoint.read(p).clients for p in checkpoint.checkpoints(self.folder)])
+        return str(path)
+
+    def load(self, at_most: int | None = None) -> tuple[int, int, int] | None:
+        """Restore the newest good checkpoint: (task, next round, rounds done); None when there is none."""
+        saved = checkpoint.latest(self.folder, at_most)
+        if saved is None:
+            return None
+        try:
+            self.state = to_torch(rebuild(to_numpy(self.state), saved.server), self.bench.objective.device)
+            template = to_numpy(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0))))
+            self.store.load(saved.clients, template)
+        except KeyError as error:
+            raise CheckpointError(f"{saved.path} has no {error}: it belongs to another algorithm or version") from error
+        return saved.task, saved.round, saved.done
+
+    def save_model(self) -> str:
+        """`DIR/model.safetensors`: names and shapes of the module's own state_dict."""
+        from safetensors.torch import save_file
+
+        path = self.folder / "model.safetensors"
+        aside = path.with_name(".model.safetensors.tmp")
+        named = self.bench.objective.state_dict(self.state.w, self.state.b)
+        save_file({name: tensor.cpu() for name, tensor in named.items()}, aside)
+        aside.rename(path)
+        return str(path)
+
+

@@ -1,0 +1,397 @@
+"""The driver: for every task, for every round: pick the cohort, run the exchanges, record, save. It holds references only."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flray.core.errors import CheckpointError, ResourceError
+from flray.data import Dataset, Partition, ProxyConfig, load_dataset, load_partition, load_proxy, make_partition
+from flray.data import partition_figure, partition_table
+from flray.engine import cohort as cohorts
+from flray.engine.pool import LOST, Pool, ServerLostError, Work, connect, cores, ray
+from flray.engine.progress import Progress
+from flray.engine.recorder import Recorder, environment, write_environment, write_text
+from flray.engine.server_actor import Moment, Plan
+from flray.engine.workbench import Assignment, cohort_of
+from flray.experiment import Experiment, algorithm_name
+
+RESTARTS = 3  # of the server actor in one run
+ROW_FACTS = ("client", "position", "num_examples", "num_steps", "skipped", "time/client_s")
+
+
+def simulate(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    partition: Partition | None = None,
+) -> None:
+    """Run (or resume) an experiment into `folder`. Raises `FlrayError` in one line; what is on disk stays readable."""
+    prepare_folder(folder, resume=resume, overwrite=overwrite)
+    starting = _Background(lambda: connect(experiment.address, _cpus(experiment)))  # Ray takes seconds to start
+    run = Simulation(experiment, folder, partition, resume)
+    starting.join()
+    run.go(progress, resume)
+
+
+def prepare_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
+    """An empty folder, or the one to resume. Raises `CheckpointError` rather than write over a run."""
+    if resume:
+        return
+    if (folder / "config.yaml").exists() or (folder / "STATUS").exists():
+        if not overwrite:
+            raise CheckpointError(f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}")
+        shutil.rmtree(folder)
+    elif folder.exists() and any(folder.iterdir()):
+        raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "STATUS", "starting\n")  # from here on it is a run folder
+    except OSError as error:
+        raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
+
+
+def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]:
+    """(data set, proxy or None, training samples that stay the clients', None: all)."""
+    dataset = load_dataset(experiment.data)
+    if experiment.proxy is None or not experiment.algorithm.needs_proxy:
+        # a held-out part is held out for every algorithm, so that all see the same clients
+        if isinstance(experiment.proxy, ProxyConfig) and experiment.proxy.source == "holdout":
+            return dataset, None, load_proxy(experiment.proxy, dataset, seed=experiment.seed)[1]
+        return dataset, None, None
+    proxy, private = load_proxy(experiment.proxy, dataset, seed=experiment.seed)
+    return dataset, proxy, private
+
+
+def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarray | None) -> Partition:
+    return make_partition(
+        experiment.partition, dataset.train.y, seed=experiment.seed, num_classes=dataset.num_classes, group=dataset.train.group, subset=private
+    )
+
+
+class Simulation:
+    """One run: its data, partition, actors, recorder."""
+
+    def __init__(self, experiment: Experiment, folder: Path, partition: Partition | None, resume: bool) -> None:
+        self.experiment, self.folder = experiment, folder
+        self.dataset, proxy, private = build_data(experiment)
+        if resume and (folder / "partition").is_dir():
+            self.partition = load_partition(folder / "partition")
+        else:
+            made = partition or build_partition(experiment, self.dataset, private)
+            self._save_partition(made)
+            self.partition = load_partition(folder / "partition", verify=False)  # memory-mapped
+        self.population = self.partition.num_clients
+        experiment.cohort.count(self.population)
+        self.fingerprints = {"data": self.dataset.fingerprint, "partition": _hash_on_disk(folder), "proxy": proxy.fingerprint if proxy else None}
+        self.recorder: Recorder | None = None
+        self.stateful = False
+
+    def _save_partition(self, made: Partition) -> None:
+        home = self.folder / "partition"
+        made.save(home, self.experiment.partition)
+        if made.num_clients <= 10_000:  # a table of a million clients helps nobody
+            partition_table(made, self.dataset.train.y, self.dataset.num_classes).to_csv(home / "table.csv")
+
+    # actors -----------------------------------------------------------------------------------
+    def _start_actors(self) -> None:
+        resources = self.experiment.resources
+        threads = cores() if resources.server.threads == "auto" else resources.server.threads
+        client_threads = max(1, int(resources.client.num_cpus))
+        gpus = resources.client.num_gpus
+        key = hashlib.blake2b((self.experiment.yaml() + str(self.fingerprints)).encode(), digest_size=16).hexdigest()
+        if gpus == "auto":
+            gpus = self._measured_gpu_share(key, client_threads)
+        client = {"num_cpus": resources.client.num_cpus, "num_gpus": gpus}
+        server = {"num_cpus": resources.server.num_cpus, "num_gpus": resources.server.num_gpus}
+        actors = how_many(resources.client_actors, client, server, self.experiment.cohort.count(self.population))
+        self.pool = Pool.acquire(actors, client, server)
+        try:
+            self.facts = self.pool.setup(self.experiment, key, client_threads, threads, str(self.folder.absolute()))
+        except ServerLostError:  # a pool whose server died with the run before
+            self.pool.kill()
+            self.pool = Pool.acquire(actors, client, server)
+            self.facts = self.pool.setup(self.experiment, key, client_threads, threads, str(self.folder.absolute()))
+        self.facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
+        self.stateful = self.facts["stateful"]
+        # what decides the bits is written down as the number it came to
+        fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": threads})})
+        self.experiment = self.experiment.model_copy(update={"resources": fixed})
+
+    def _measured_gpu_share(self, key: str, threads: int) -> float:
+        """GPU share of one client actor: how many of the costliest client fit a GPU, at 90 % of its memory."""
+        if not ray.cluster_resources().get("GPU"):
+            return 0.0
+        largest = int(np.argmax(self.partition.sizes))
+        job = cohorts.assignments(self.partition, np.array([largest]), np.ones(1), np.ones(1), 1, 0, 0, 0)[0]
+        probe = Pool(1, {"num_cpus": self.experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0})
+        actor = probe.clients[0]
+        try:
+            ray.get(actor.setup.remote(self.experiment, key, threads))
+            peak, total = ray.get(actor.peak_gpu_memory.remote(job))
+        finally:
+            probe.kill()
+        return 1.0 / max(1, int(0.9 * total / max(peak, 1)))
+
+    # the run ----------------------------------------------------------------------------------
+    def go(self, progress: bool, resume: bool) -> None:
+        """All rounds; restarts from the last checkpoint when the server actor dies; saves on Ctrl-C."""
+        label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
+        for attempt in range(RESTARTS + 1):
+            self._start_actors()
+            position = self._restore(resume or attempt > 0)
+            with Progress(label, self.experiment.rounds, position[2], enabled=progress) as show:
+                try:
+                    self._run(position, show)
+                    return
+                except ServerLostError as error:
+                    if attempt == RESTARTS:
+                        self._fail(error)
+                        raise ResourceError(f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray resume {self.folder}") from error
+                    self.pool.kill()
+                except KeyboardInterrupt:
+                    self._stop("interrupted")
+                    raise
+                except BaseException as error:
+                    self._fail(error)
+                    raise
+
+    def _restore(self, wanted: bool) -> tuple[int, int, int]:
+        """(task, next round, rounds done), from the last good checkpoint when there is one; the recorder follows."""
+        position = self.pool.call("load") if wanted else None
+        task, round, done = position or (0, 0, 0)
+        if self.recorder is not None:
+            self.recorder.close()
+        self.recorder = Recorder(self.folder)
+        self.recorder.keep_until(done)
+        write_text(self.folder / "config.yaml", self.experiment.yaml())
+        facts = {"actors": self.facts, "fingerprints": self.fingerprints, "buffers": getattr(self.experiment.algorithm, "buffers", None)}
+        write_environment(self.folder, environment(**facts))
+        self.recorder.status("running")
+        return task, round, done
+
+    def _run(self, position: tuple[int, int, int], show: Progress) -> None:
+        assert self.recorder is not None
+        first_task, first_round, done = position
+        rounds, every = self.experiment.rounds, self.experiment.checkpoint.every
+        self.position = position
+        tasks = 1  # task sequences build on this loop
+        for task in range(first_task, tasks):
+            for round in range(first_round if task == first_task else 0, rounds):
+                row, clients = self._round(task, round, done + 1)
+                done += 1
+                self.position = (task, round + 1, done)
+                self.recorder.round(row, clients)
+                show(row)
+                if every and done % every == 0 and round + 1 < rounds:
+                    self._save()
+            self._save()
+            if self._task_end(task, rounds, done):
+                self.position = (task + 1, 0, done)
+                self._save()
+        self.pool.call("save_model")
+        self.recorder.close()
+        self.recorder.status("finished")
+        write_environment(self.folder, environment(actors={**self.facts, "restarted_work": self.pool.retries}, fingerprints=self.fingerprints))
+
+    def _round(self, task: int, round: int, done: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        started = time.perf_counter()
+        clients = cohorts.sample(self.experiment.cohort, self.experiment.seed, task, round, self.population)
+        row: dict[str, Any] = {"done": done, "task": task, "round": round + 1, "test/acc": None, "test/loss": None, "train/loss": None}
+        row.update({"cohort_size": len(clients), "comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "proxy_examples": 0.0})
+        row["time/server_s"] = 0.0
+        client_rows = self._exchanges(task, round, False, clients, row)
+        every = self.experiment.evaluate.every
+        if (every and (round + 1) % every == 0) or round + 1 == self.experiment.rounds:
+            row["test/acc"], row["test/loss"] = self._evaluate(Moment(task, round, 0, False, self.population, len(clients)), row)
+        row["time/client_s"] = float(sum(c["time/client_s"] for c in client_rows))
+        row["time/round_s"] = time.perf_counter() - started
+        return row, client_rows
+
+    def _task_end(self, task: int, rounds: int, done: int) -> bool:
+        """The exchanges at the end of a task, over every client; False when the algorithm has none."""
+        assert self.recorder is not None
+        row: dict[str, Any] = {"done": done, "task": task, "comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "time/server_s": 0.0}
+        started = time.perf_counter()
+        everyone = np.arange(self.population)
+        self._exchanges(task, rounds, True, everyone, row)
+        if "exchanges" in row:
+            row["test/acc"], row["test/loss"] = self._evaluate(Moment(task, rounds, 0, True, self.population, self.population), row)
+        row["time/task_end_s"] = time.perf_counter() - started
+        self.recorder.task(row)
+        return "exchanges" in row
+
+    def _exchanges(self, task: int, round: int, task_end: bool, clients: np.ndarray, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """All exchanges of a round (or of a task's end), added up in `row`; the clients' rows."""
+        client_rows: list[dict[str, Any]] = []
+        exchange, last = 0, False
+        while not last:
+            moment = Moment(task, round, exchange, task_end, self.population, len(clients))
+            plan = self.pool.call("plan", moment)
+            if plan is None:
+                break
+            groups = [clients] if plan.exchange.order == "parallel" else [clients[i : i + 1] for i in range(len(clients))]
+            for number, group in enumerate(groups):
+                if number:  # sequential: each client sees what the last one added
+                    plan = self.pool.call("plan", moment)
+                client_rows += self._exchange(moment, plan, group, row)
+            exchange, last = exchange + 1, plan.last
+            row["exchanges"] = exchange
+        return client_rows
+
+    def _exchange(self, moment: Moment, plan: Plan, clients: np.ndarray, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """Broadcast, client work, aggregate; adds bytes, steps and metrics to `row`. Lost results are computed again."""
+        algorithm = self.experiment.algorithm
+        sizes = cohorts.sizes_of(self.partition, clients)
+        steps = cohorts.local_steps(sizes, *algorithm.local_batches)
+        weights = algorithm.weights(torch.from_numpy(sizes)).numpy()
+        address = moment.exchange + (1000 if moment.task_end else 0)
+        jobs = cohorts.assignments(self.partition, clients, weights, steps, len(self.pool.clients), moment.task, moment.round, address)
+        for attempt in range(3):
+            try:
+                down = self.pool.start("broadcast")
+                results = self.pool.execute([self._training(job, plan, down) for job in jobs])
+                began = time.perf_counter()
+                metrics = self.pool.call("aggregate", moment, plan.exchange, cohort_of(clients, sizes, steps, weights), *[p for p, _ in results])
+                break
+            except LOST:  # a node went away with results that no one had fetched
+                if attempt == 2:
+                    raise
+        row["time/server_s"] += time.perf_counter() - began
+        client_rows = [client for _, rows in results for client in rows]
+        row["comm/down_bytes"] += plan.down_bytes * len(clients)
+        row["comm/up_bytes"] += metrics.pop("comm/up_bytes")
+        row["client_steps"] += int(sum(c["num_steps"] for c in client_rows))
+        skipped = [c["client"] for c in client_rows if c["skipped"]]
+        if skipped:
+            row["skipped_clients"] = " ".join(map(str, skipped))
+        row.update(metrics)
+        row.update(summarise(client_rows, dict(zip(clients.tolist(), weights.tolist(), strict=True))))
+        return client_rows
+
+    def _training(self, job: Assignment, plan: Plan, down: Any) -> Work:
+        states = self.pool.start("states", job.clients) if self.stateful else None
+        return lambda actor: actor.train.options(num_returns=2).remote(job, plan.exchange, down, states)
+
+    def _evaluate(self, moment: Moment, row: dict[str, Any]) -> tuple[float, float]:
+        """(accuracy, loss) of the global model on the whole test set; batches are summed in order, whoever computed them."""
+        began = time.perf_counter()
+        if self.experiment.evaluate.on == "server":
+            parts: Sequence[np.ndarray] = [self.pool.call("evaluate", moment)]
+        else:
+            state = self.pool.start("snapshot")
+            pieces = cohorts.runs(np.ones(self.facts["test_batches"]), len(self.pool.clients))
+            work: list[Work] = [
+                lambda actor, r=r: actor.evaluate.options(num_returns=2).remote(state, moment, r.start, r.stop) for r in pieces  # type: ignore[misc]
+            ]
+            parts = [report for _, report in self.pool.execute(work)]
+        loss, right, count = np.concatenate(parts).sum(axis=0)
+        row["time/evaluate_s"] = time.perf_counter() - began
+        return float(right / count), float(loss / count)
+
+    # the end ----------------------------------------------------------------------------------
+    def _save(self) -> None:
+        assert self.recorder is not None
+        self.recorder.flush()
+        task, round, done = self.position
+        self.pool.call("save", task, round, done, self.experiment.checkpoint.keep)
+
+    def _stop(self, why: str) -> None:
+        """Keep what is finished: rounds that are done survive Ctrl-C."""
+        assert self.recorder is not None
+        self._save()
+        self.recorder.close()
+        self.recorder.status(f"{why} after round {self.position[1]}; continue with: flray resume {self.folder}")
+
+    def _fail(self, error: BaseException) -> None:
+        assert self.recorder is not None
+        self.recorder.status(f"failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        try:
+            self._save()
+        except Exception as second:  # the first error is the one to show
+            write_text(self.folder / "STATUS", f"failed: {error}; and no checkpoint could be written: {second}\n")
+
+
+def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict[str, float]:
+    """Mean of the clients' metrics by aggregation weight, and the 10th percentile of their own accuracy."""
+    kept = [row for row in rows if not row["skipped"]]
+    if not kept:
+        return {}
+    share = np.array([weights[row["client"]] for row in kept])
+    share = share / share.sum()
+    found = {
+        name: float(np.dot(share, [row[name] for row in kept]))
+        for name in kept[0]
+        if name not in ROW_FACTS and all(row.get(name) is not None for row in kept)
+    }
+    if "client/acc_after" in found:
+        found["client/acc_p10"] = float(np.percentile([row["client/acc_after"] for row in kept], 10))
+    return found
+
+
+def how_many(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:
+    """Client actors of this run. Raises `ResourceError` when the cluster cannot hold them."""
+    have = ray.cluster_resources()
+    cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
+    for who, need in (("client", client), ("server", server)):
+        if need["num_gpus"] > gpus:
+            raise ResourceError(f"resources.{who}.num_gpus: {need['num_gpus']:g} asked for, but the cluster has {gpus:g}; set it to {gpus:g} or use another machine")
+    limits = [(have - taken) // need for have, taken, need in
+              ((cpus, server["num_cpus"], client["num_cpus"]), (gpus, server["num_gpus"], client["num_gpus"])) if need > 0]
+    most = int(min(limits)) if limits else int(max(cpus, 1))
+    if most < 1:
+        raise ResourceError(f"no client actor fits: each needs {client}, the server {server}, and the cluster has {cpus:g} CPUs and {gpus:g} GPUs")
+    if wanted == "auto":
+        return min(most, cohort_size)
+    if int(wanted) > most:
+        raise ResourceError(f"resources.client_actors: {wanted} of {client} do not fit {cpus:g} CPUs and {gpus:g} GPUs; at most {most}")
+    return min(int(wanted), cohort_size)
+
+
+def _cpus(experiment: Experiment) -> int:
+    """CPUs of a cluster that flray starts: the cores, or what the actors that were asked for need (then they share cores)."""
+    resources = experiment.resources
+    wanted = resources.client_actors if isinstance(resources.client_actors, int) else 0
+    return max(cores(), int(np.ceil(wanted * resources.client.num_cpus + resources.server.num_cpus)))
+
+
+def _hash_on_disk(folder: Path) -> str:
+    import json
+
+    return str(json.loads((folder / "partition" / "partition.json").read_text())["hash"])
+
+
+class _Background:
+    """Work in a thread that then stays: Ray's processes are tied to the thread that started them, and die with it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+
+        def body() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._error = error
+            self._done.set()
+            if self._error is None:
+                threading.Event().wait()
+
+        threading.Thread(target=body, daemon=True, name="flray-ray").start()
+
+    def join(self) -> None:
+        """Wait for the work; raises its error."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,219 @@
+"""What one process needs to run an experiment: data, model, algorithm. Built alike in every actor, and without Ray.
+
+Nothing about a client stays here between two calls.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.core import seeding
+from flray.core.algorithm import Context, Exchange
+from flray.core.errors import ClientError, ConfigError, DataError, NonFiniteError
+from flray.core.messages import Cohort, map_tensors, tensors, to_numpy, to_torch
+from flray.core.objective import Objective
+from flray.data import Batches, Normalizer, Proxy, eval_batches, load_dataset, load_proxy
+from flray.data.config import Augment
+from flray.experiment import Experiment
+from flray.models import build_model
+from flray.ops.average import Node, TreeSum
+
+NO_AUGMENT = Augment()
+
+
+class Assignment(NamedTuple):
+    """A contiguous run of the cohort: positions `first ...`, their clients, aggregation weights and sample numbers."""
+
+    task: int
+    round: int
+    exchange: int
+    first: int
+    clients: tuple[int, ...]
+    weights: tuple[float, ...]
+    indices: np.ndarray  # of all clients, one after the other
+    offsets: np.ndarray  # client i holds indices[offsets[i] : offsets[i + 1]]
+    cohort_size: int
+    population: int
+
+
+class Delivery(NamedTuple):
+    """What a run of the cohort sends up: subtree sums, or single updates, by position; and the new client states."""
+
+    nodes: list[Node]
+    states: list[Any]
+
+
+class ProxyTensors:
+    """The proxy data on one device (`core.algorithm.Proxy`)."""
+
+    def __init__(self, proxy: Proxy, device: torch.device) -> None:
+        self._x, self._y = proxy.x, proxy.y
+        self._normalizer = Normalizer(proxy.mean, proxy.std, device)
+        self.size = len(proxy.x)
+        self.same_labels = proxy.same_labels and proxy.y is not None
+
+    def inputs(self, index: np.ndarray) -> Tensor:
+        return self._normalizer(self._x[index])
+
+    def labels(self, index: np.ndarray) -> Tensor:
+        if self._y is None:
+            raise DataError("the proxy data have no labels; set proxy.labelled or use a loss without labels")
+        return torch.from_numpy(self._y[index]).to(self._normalizer.device)
+
+
+class Workbench:
+    """Data, model and algorithm of one experiment on one device."""
+
+    def __init__(self, experiment: Experiment, device: torch.device | str = "cpu") -> None:
+        self.experiment = experiment
+        self.algorithm = experiment.algorithm
+        self.dataset = load_dataset(experiment.data)
+        device = torch.device(device)
+        module = build_model(experiment.model, self.dataset.input_shape, self.dataset.num_classes, seeding.torch_seed(experiment.seed, "model"))
+        self.objective = Objective(module, device, experiment.precision)
+        self.normalizer = Normalizer(self.dataset.mean, self.dataset.std, device)
+        self.proxy: ProxyTensors | None = None
+        self.private: np.ndarray | None = None  # training samples that are the clients'
+        if experiment.proxy is not None and experiment.algorithm.needs_proxy:
+            self.proxy = ProxyTensors(self.load_proxy()[0], device)
+
+    def load_proxy(self) -> tuple[Proxy, np.ndarray]:
+        """The proxy set and the training samples that stay the clients'."""
+        if self.experiment.proxy is None:
+            raise ConfigError("no `proxy` section in the configuration")
+        return load_proxy(self.experiment.proxy, self.dataset, seed=self.experiment.seed)
+
+    def context(self, task: int, round: int, exchange: int, population: int, cohort_size: int, **client: Any) -> Context:
+        return Context(self.objective, self.experiment.seed, task, round, exchange, population, cohort_size, self.proxy, None, **client)
+
+    # training ---------------------------------------------------------------------------------
+    def train_run(self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None) -> tuple[Delivery, list[dict[str, Any]]]:
+        """Train the run's clients one after the other; `down` and the delivery are messages of NumPy arrays.
+
+        Raises `ClientError` with the client's own traceback, `NonFiniteError` under `on_nonfinite: fail`.
+        """
+        down = to_torch(down, self.objective.device)
+        tree, singles, new_states, rows = TreeSum(), [], [], []
+        for i, client in enumerate(job.clients):
+            started = time.perf_counter()
+            state = self._state(job, client, states[i] if states else None)
+            indices = job.indices[job.offsets[i] : job.offsets[i + 1]]
+            update, state, row = self.train_client(job, exchange, down, state, client, job.weights[i], indices)
+            position = job.first + i
+            if exchange.pool == "mean":
+                tree.add(position, update, job.weights[i])
+            else:
+                singles.append(Node(0, position, None if update is None else to_numpy(map_tensors(torch.clone, update))))
+            new_states.append(to_numpy(state) if update is not None else None)
+            rows.append({"client": client, "position": position, **row, "time/client_s": time.perf_counter() - started})
+        nodes = singles if exchange.pool == "stack" else [n._replace(value=None if n.value is None else to_numpy(n.value)) for n in tree.nodes]
+        return Delivery(nodes, new_states), rows
+
+    def train_client(
+        self, job: Assignment, exchange: Exchange, down: Any, state: Any, client: int, weight: float, indices: np.ndarray
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """One client's exchange: (update or None when skipped, client state, its row of metrics)."""
+        ctx, batches = self.client_context(job, client, weight, indices)
+        torch.manual_seed(seeding.torch_seed(ctx.seed, "module", ctx.task, ctx.round, ctx.exchange, client))  # dropout and the like
+        row: dict[str, Any] = {"num_examples": len(indices), "num_steps": len(batches)}
+        test_locally = self.experiment.evaluate.clients and hasattr(down, "w") and hasattr(down, "b")
+        try:
+            if test_locally:
+                row["client/acc_before"] = self.accuracy(down.w, down.b, indices)
+            update, state, metrics = exchange.client(ctx, down, state, batches)
+            row.update({name: float(value) for name, value in metrics.items()})
+            problem = _nonfinite(update, row)
+            if problem and self.experiment.on_nonfinite == "fail":
+                raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
+            if test_locally and not problem and hasattr(update, "w") and hasattr(update, "b"):
+                row["client/acc_after"] = self.accuracy(update.w, update.b, indices)
+        except Exception as error:
+            raise client_error(error, self.experiment, job, client) from None
+        row["skipped"] = bool(problem)
+        return None if problem else update, state, row
+
+    def client_context(self, job: Assignment, client: int, weight: float, indices: np.ndarray) -> tuple[Context, Batches]:
+        """The context and the batches of one client in one exchange."""
+        batch_size, epochs = self.algorithm.local_batches
+        address = (self.experiment.seed, job.task, job.round, job.exchange, client)
+        batches = Batches(
+            self.dataset.train.x,
+            self.dataset.train.y,
+            indices,
+            batch_size=batch_size,
+            epochs=epochs,
+            rng=lambda purpose, epoch: seeding.rng(*address, purpose, epoch),
+            normalizer=self.normalizer,
+            augment=self.dataset.augment,
+        )
+        ctx = self.context(
+            job.task, job.round, job.exchange, job.population, job.cohort_size,
+            client=client, num_steps=len(batches), num_examples=len(indices), weight=weight,
+        )  # fmt: skip
+        return ctx, batches
+
+    def _state(self, job: Assignment, client: int, stored: Any) -> Any:
+        if stored is not None:
+            return to_torch(stored, self.objective.device)
+        return self.algorithm.init_client(self.context(job.task, job.round, job.exchange, job.population, job.cohort_size, client=client))
+
+    # testing ----------------------------------------------------------------------------------
+    def accuracy(self, w: Tensor, b: Tensor, indices: np.ndarray) -> float:
+        """Share of right predictions on training samples `indices`, without augmentation."""
+        model = self.objective.at(w, b)
+        batches = Batches(
+            self.dataset.train.x, self.dataset.train.y, indices,
+            batch_size=max(self.experiment.evaluate.batch_size, 1), epochs=1, rng=None, normalizer=self.normalizer,
+        )  # fmt: skip
+        with torch.no_grad():
+            right = sum((model(batch.x).argmax(dim=1) == batch.y).sum() for batch in batches)
+        return float(right) / max(len(indices), 1)
+
+    def evaluate(self, state: Any, ctx: Context, first: int, last: int) -> np.ndarray:
+        """Per test batch `first..last-1`: (summed cross-entropy, right predictions, samples), float64 `[batches, 3]`."""
+        size = self.experiment.evaluate.batch_size
+        rows = []
+        with torch.no_grad():
+            for batch in eval_batches(self.dataset.test, self.normalizer, size, first * size, last * size):
+                logits = self.algorithm.predict(ctx, state, batch.x)
+                loss = torch.nn.functional.cross_entropy(logits.double(), batch.y, reduction="sum")
+                right = (logits.argmax(dim=1) == batch.y).sum()
+                rows.append(torch.stack([loss, right.double(), torch.tensor(float(len(batch.y)), dtype=torch.float64, device=loss.device)]))
+        return torch.stack(rows).cpu().numpy() if rows else np.zeros((0, 3))
+
+    @property
+    def test_batches(self) -> int:
+        return -(-len(self.dataset.test.y) // self.experiment.evaluate.batch_size)
+
+
+def _nonfinite(update: Any, row: dict[str, Any]) -> str | None:
+    """What of a client is NaN or infinite; None when all is finite. One reduction a tensor: a sum is finite only if its terms are."""
+    for name, value in row.items():
+        if not np.isfinite(value):
+            return f"{name} is {value}"
+    for name, tensor in tensors(update).items():
+        if tensor.is_floating_point() and tensor.numel() and not bool(torch.isfinite(tensor.sum())):
+            return f"update.{name} is not finite"
+    return None
+
+
+def client_error(error: Exception, experiment: Experiment, job: Assignment, client: int) -> ClientError:
+    """The error of one client: where, its seed, its own traceback, and the command that repeats just this client."""
+    kind = NonFiniteError if isinstance(error, NonFiniteError) else ClientError
+    text = str(error) if isinstance(error, NonFiniteError) else f"{type(error).__name__}: {error}\n{traceback.format_exc()}".rstrip()
+    return kind(
+        f"client {client} failed in task {job.task}, round {job.round + 1}, exchange {job.exchange}, seed {experiment.seed}: {text}\n"
+        f"repeat just this client: flray replay RUN_FOLDER --client {client}"
+    )
+
+
+def cohort_of(clients: np.ndarray, sizes: np.ndarray, steps: np.ndarray, weights: np.ndarray) -> Cohort:
+    """The cohort as tensors, in cohort order."""
+    return Cohort(torch.from_numpy(clients), torch.from_numpy(sizes), torch.from_numpy(steps), torch.from_numpy(weights))

@@ -1,0 +1,391 @@
+"""One experiment: what the YAML file says, checked, complete, and the way to run it.
+
+    experiment = load_config("configs/quickstart.yaml", ["algorithm.lr=0.1"])[0]
+    result = run(experiment)
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from flray.algorithms import ALGORITHMS
+from flray.core.algorithm import Algorithm
+from flray.core.errors import ConfigError, FlrayError, nearest, unknown
+from flray.core.objective import Precision
+from flray.data import DataConfig, PartitionConfig, ProxyConfig
+from flray.models import ModelConfig
+
+if TYPE_CHECKING:
+    from flray.results import Run
+
+
+class Section(BaseModel, frozen=True, extra="forbid"):
+    """A part of the configuration: unknown keys are errors."""
+
+
+class CohortConfig(Section):
+    """Which clients take part in a round: `size` of them, or a `fraction` of the population; neither: all."""
+
+    size: int | None = Field(None, ge=1, description="clients per round (K)")
+    fraction: float | None = Field(None, gt=0, le=1, description="share of the population, at least one client")
+    sampling: Literal["addressed", "numpy_round_seed"] = Field(
+        "addressed", description="numpy_round_seed: the sets of FedSOL's code, numpy.random.seed(round)"
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> CohortConfig:
+        if self.size is not None and self.fraction is not None:
+            raise ValueError("give size or fraction, not both")
+        return self
+
+    def count(self, population: int) -> int:
+        """K for a population of N; raises `ConfigError` when it is larger than N."""
+        if self.fraction is not None:
+            return max(int(self.fraction * population), 1)
+        size = population if self.size is None else self.size
+        if size > population:
+            raise ConfigError(f"cohort.size: {size} clients per round, but the partition has {population}; lower it")
+        return size
+
+
+class EvaluateConfig(Section):
+    """When and where the global model is tested, and whether clients are tested on their own data."""
+
+    every: int = Field(1, ge=0, description="rounds between two tests; 0: only after the last round")
+    batch_size: int = Field(50, ge=1, description="test batch; matters only for batch norm without tracked statistics")
+    on: Literal["clients", "server"] = Field("clients", description="spread over the client actors, or on the server actor")
+    clients: bool = Field(True, description="accuracy of each client on its own data before and after local training")
+
+
+class CheckpointConfig(Section):
+    """How often the whole state is saved; a run that ends or is interrupted always saves."""
+
+    every: int = Field(10, ge=0, description="rounds between two checkpoints; 0: only at the end")
+    keep: int = Field(2, ge=0, description="checkpoints kept; 0: all")
+
+
+class ClientResources(Section):
+    num_cpus: float = Field(1.0, ge=0, description="CPUs of a client actor; it runs max(1, int(num_cpus)) threads")
+    num_gpus: float | Literal["auto"] = Field(0.0, description="GPU share of a client actor; auto: measured")
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _share(cls, value: float | str) -> float | str:
+        if not isinstance(value, str) and (value < 0 or (value > 1 and value != int(value))):
+            raise ValueError("must be between 0 and 1, or a whole number")
+        return value
+
+
+class ServerResources(Section):
+    num_cpus: float = Field(0.0, ge=0, description="CPUs reserved for the server actor; 0: it works while the clients wait")
+    num_gpus: float = Field(0.0, ge=0, description="GPU share of the server actor")
+    threads: int | Literal["auto"] = Field("auto", description="torch threads of the server actor; auto: every core")
+
+
+class ResourcesConfig(Section):
+    client_actors: int | Literal["auto"] = Field("auto", description="client actors; auto: what the cluster's CPUs or GPUs hold")
+    client: ClientResources = ClientResources()
+    server: ServerResources = ServerResources()
+    store: Literal["memory", "files"] = Field("memory", description="where client state lives between rounds; files: in the run folder")
+
+    @field_validator("client_actors")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if not isinstance(value, str) and value < 1:
+            raise ValueError("must be at least 1")
+        return value
+
+
+class Experiment(Section):
+    """A complete, checked experiment; `flray run DIR/config.yaml` repeats it to the same bits."""
+
+    name: str = Field("run", description="names the run's folder")
+    seed: int = Field(0, description="address of every random draw")
+    rounds: int = Field(ge=0, description="rounds per task")
+    data: DataConfig
+    proxy: ProxyConfig | None = Field(None, description="public data on the server")
+    partition: PartitionConfig
+    model: ModelConfig
+    algorithm: Algorithm
+    cohort: CohortConfig = CohortConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+    on_nonfinite: Literal["fail", "skip"] = Field("fail", description="a client whose loss or update is NaN or infinite")
+    precision: Precision = Field("fp32", description="bf16: autocast in forward and backward passes")
+    address: str | None = Field(None, description="Ray cluster; none: a new one here (or RAY_ADDRESS); auto: the one that runs")
+    imports: tuple[str, ...] = Field((), description="modules to import first: your own algorithms, models, sources")
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _algorithm(cls, value: Any) -> Any:
+        if isinstance(value, Algorithm):
+            return value
+        values = {"name": value} if isinstance(value, str) else dict(value)
+        if "name" not in values:
+            raise ConfigError("algorithm: the name is missing; write algorithm: {name: fedavg}")
+        kind = ALGORITHMS.get(values.pop("name"))
+        with one_line("algorithm", kind):
+            return kind(**values)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Experiment:
+        if self.algorithm.needs_proxy and self.proxy is None:
+            raise ConfigError(
+                f"algorithm {algorithm_name(self.algorithm)} needs public data: add a `proxy` section, e.g. proxy: {{source: holdout, size: 200}}"
+            )
+        return self
+
+    def dump(self) -> dict[str, Any]:
+        """Plain values, complete, in the order of the file."""
+        values = self.model_dump(mode="json", exclude={"algorithm"})
+        algorithm = {"name": algorithm_name(self.algorithm), **self.algorithm.model_dump(mode="json")}
+        return {key: algorithm if key == "algorithm" else values[key] for key in type(self).model_fields}
+
+    def yaml(self) -> str:
+        return yaml.safe_dump(self.dump(), sort_keys=False)
+
+
+def algorithm_name(algorithm: Algorithm) -> str:
+    """The name under which an algorithm's class is registered."""
+    for name in ALGORITHMS.names():
+        if ALGORITHMS.get(name) is type(algorithm):
+            return name
+    raise ConfigError(f"{type(algorithm).__name__} is not registered; add it with ALGORITHMS.add('name', {type(algorithm).__name__})")
+
+
+class one_line:  # noqa: N801 - reads as a statement: with one_line("algorithm", kind)
+    """Turn a pydantic error inside the block into one `ConfigError` line: key, problem, nearest valid key."""
+
+    def __init__(self, where: str, model: type[BaseModel]) -> None:
+        self.where, self.model = where, model
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not isinstance(error, ValidationError):
+            return
+        lines = [self._line(item) for item in error.errors()]
+        more = f" (and {len(lines) - 1} more: {'; '.join(lines[1:4])})" if len(lines) > 1 else ""
+        raise ConfigError(lines[0] + more) from None
+
+    def _line(self, item: Any) -> str:
+        path = [str(part) for part in item["loc"] if not str(part).startswith(("function-", "literal["))]
+        key = ".".join([self.where, *path] if self.where else path)
+        if item["type"] == "extra_forbidden":
+            owner = self._owner(path[:-1])
+            return f"{key}: unknown key{nearest(path[-1], owner.model_fields) if owner else ''}"
+        if item["type"] == "missing":
+            return f"{key}: missing; add it to the configuration"
+        message = item["msg"].removeprefix("Value error, ")
+        return f"{key}: {message[0].lower()}{message[1:]}, got {item['input']!r}"
+
+    def _owner(self, path: Sequence[str]) -> type[BaseModel] | None:
+        owner: Any = self.model
+        for part in path:
+            info = owner.model_fields.get(part) if isinstance(owner, type) and issubclass(owner, BaseModel) else None
+            options = [info.annotation, *getattr(info.annotation, "__args__", ())] if info else []
+            owner = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+            if owner is None:
+                return None
+        return owner
+
+
+# loading ---------------------------------------------------------------------------------------
+def load_config(
+    source: str | Path | Mapping[str, Any] | Experiment, overrides: Iterable[str] | Mapping[str, Any] = (), imports: Sequence[str] = ()
+) -> list[Experiment]:
+    """Experiments of a YAML file (or mapping) and overrides `key.sub=value`; commas and `a..b` ranges make a grid.
+
+    Order: file, then its `preset`, then the overrides. Raises `ConfigError` in one line.
+    """
+    raw = _read(source)
+    pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [_pair(text) for text in overrides]
+    for module in (*imports, *raw.get("imports", ())):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigError(f"--import {module}: {error}; is it on PYTHONPATH?") from error
+    if imports:
+        raw["imports"] = list(dict.fromkeys([*raw.get("imports", ()), *imports]))
+    axes = [[(key, value) for value in _values(key, text)] for key, text in pairs]
+    return [_build(raw, cell) for cell in itertools.product(*axes)]
+
+
+def _read(source: str | Path | Mapping[str, Any] | Experiment) -> dict[str, Any]:
+    if isinstance(source, Experiment):
+        return source.dump()
+    if isinstance(source, Mapping):
+        return dict(source)
+    path = Path(source)
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        near = nearest(path.stem, [p.stem for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
+        raise ConfigError(f"no configuration file {path}{near}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} holds {type(raw).__name__}, not a mapping of keys to values")
+    return raw
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise ConfigError(f"override {text!r}: write key=value, for example algorithm.lr=0.1")
+    return key.strip(), value
+
+
+def _values(key: str, value: Any) -> list[Any]:
+    """One value, or several: `a,b,c` and `0..4` outside brackets."""
+    if not isinstance(value, str):
+        return [value]
+    if value.strip().startswith(("[", "{", "'", '"')):
+        return [_scalar(key, value)]
+    found: list[Any] = []
+    for part in value.split(","):
+        low, dots, high = part.partition("..")
+        if dots and low.strip().lstrip("-").isdigit() and high.strip().lstrip("-").isdigit():
+            found.extend(range(int(low), int(high) + 1))
+        elif part.strip() or "," not in value:
+            found.append(_scalar(key, part))
+    if not found:
+        raise ConfigError(f"override {key}={value}: no value")
+    return found
+
+
+def _scalar(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {key}={text}: not a YAML value; quote it") from None
+
+
+def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experiment:
+    values = _copy(raw)
+    presets = values.pop("presets", {})
+    preset = dict(cell).get("preset", values.pop("preset", None))
+    if preset is not None:
+        if preset not in presets:
+            raise unknown("preset", str(preset), presets, "this configuration")
+        _merge(values, presets[preset])
+    for key, value in cell:
+        if key == "algorithm":
+            values["algorithm"] = _switch(values.get("algorithm", {}), value)
+    for key, value in cell:
+        if key not in ("preset", "algorithm"):
+            _assign(values, key.split("."), value, key)
+    root = (values.get("data") or {}).get("root") if isinstance(values.get("data"), dict) else None
+    if root is not None and isinstance(values.get("proxy"), dict):
+        values["proxy"].setdefault("root", root)
+        if values["proxy"]["root"] is None:
+            values["proxy"]["root"] = root
+    with one_line("", Experiment):
+        return Experiment(**values)
+
+
+def _switch(current: Any, name: Any) -> dict[str, Any]:
+    """`algorithm=NAME`: the other algorithm, with the hyper-parameters of the file that both share."""
+    if isinstance(name, dict):
+        return name
+    old = {"name": current} if isinstance(current, str) else dict(current or {})
+    fields = ALGORITHMS.get(str(name)).model_fields
+    known = set(ALGORITHMS.get(old["name"]).model_fields) if "name" in old else set()
+    # a key that neither knows is a typo in the file: kept, so that it is reported
+    kept = {k: v for k, v in old.items() if k != "name" and (k in fields or k not in known)}
+    return {"name": str(name), **kept}
+
+
+def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:
+    for depth, part in enumerate(path[:-1]):
+        inner = values.get(part)
+        if part == "algorithm" and isinstance(inner, str):
+            inner = {"name": inner}
+        if inner is None:
+            inner = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"override {key}: {'.'.join(path[: depth + 1])} is a value, not a section")
+        values[part] = inner
+        values = inner
+    values[path[-1]] = value
+
+
+def _merge(values: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(values.get(key), dict):
+            _merge(values[key], value)
+        else:
+            values[key] = value
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _copy(v) for k, v in value.items()}
+    return [_copy(v) for v in value] if isinstance(value, list) else value
+
+
+# running ---------------------------------------------------------------------------------------
+def run(
+    config: str | Path | Mapping[str, Any] | Experiment,
+    *overrides: str,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+    imports: Sequence[str] = (),
+    **values: Any,
+) -> Run:
+    """Run one experiment and return its results.
+
+    `config` is a YAML file, a mapping or an `Experiment`; overrides as on the command line (`"algorithm.lr=0.1"`) or by keyword
+    (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
+    """
+    cells = load_config(config, dict([*map(_pair, overrides), *values.items()]), imports)
+    if len(cells) != 1:
+        raise ConfigError(f"flray.run takes one experiment, these overrides make {len(cells)}; loop over load_config(...)")
+    from flray.engine.simulation import simulate
+    from flray.results import load
+
+    folder = Path(out) if out is not None else default_folder(cells[0])
+    simulate(cells[0], folder, overwrite=overwrite, progress=progress)
+    return load(folder)
+
+
+def resume(folder: str | Path, *overrides: str, progress: bool = False, **values: Any) -> Run:
+    """Continue a run folder from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint` may change."""
+    from flray.engine.simulation import simulate
+    from flray.results import load
+
+    folder = Path(folder)
+    if not (folder / "config.yaml").exists():
+        raise ConfigError(f"{folder} is not a run folder: it has no config.yaml; start one with flray run CONFIG --out {folder}")
+    changes = dict([*map(_pair, overrides), *values.items()])
+    wrong = [key for key in changes if key.split(".")[0] not in ("rounds", "resources", "address", "checkpoint")]
+    if wrong:
+        raise ConfigError(f"resume: {wrong[0]} would make it another experiment; only rounds, resources, address and checkpoint may change")
+    cells = load_config(folder / "config.yaml", changes)
+    if len(cells) != 1:
+        raise ConfigError("resume continues one run: give one value for each key")
+    simulate(cells[0], folder, resume=True, progress=progress)
+    return load(folder)
+
+
+def default_folder(experiment: Experiment, root: str | Path = "runs") -> Path:
+    """`runs/NAME/ALGORITHM-seedS`, the first number free behind it."""
+    base = Path(root) / experiment.name / f"{algorithm_name(experiment.algorithm)}-seed{experiment.seed}"
+    folder, number = base, 1
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+__all__ = ["Experiment", "FlrayError", "default_folder", "load_config", "one_line", "resume", "run"]

@@ -1,0 +1,37 @@
+"""What every model of flray declares: features, head, and forward = head after features."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from flray.core.errors import ConfigError
+
+
+class Classifier(nn.Module):
+    """A network with a feature/head split; a subclass sets `head` (registered last) and writes `features`."""
+
+    head: nn.Module
+
+    def features(self, x: Tensor) -> Tensor:
+        """Representation `z [B, F]` of inputs `x [B, ...]`: what enters the head."""
+        raise NotImplementedError(f"{type(self).__name__} defines no features(x)")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits `[B, C]` of inputs `x [B, ...]`."""
+        return self.head(self.features(x))  # type: ignore[no-any-return]
+
+
+def image_shape(model: str, input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
+    """`input_shape` as `(channels, height, width)`; `ConfigError` for another shape or sides below `smallest`."""
+    if len(input_shape) != 3:
+        raise ConfigError(f"model {model!r} reads images [K, H, W], the data has shape {list(input_shape)}; use 'mlp'")
+    channels, height, width = input_shape
+    if min(height, width) < smallest:
+        need = f"{smallest}x{smallest} pixels or more"
+        raise ConfigError(f"model {model!r} needs {need}, the data has {height}x{width}; set the data's `resize`")
+    return channels, height, width
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Number of trainable parameters; a tied one counts once."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -1,0 +1,166 @@
+"""From `model: {name: resnet18, norm: group}` to a module.
+
+A model's options are the parameters of its class (or function) besides `input_shape` and `num_classes`: names, types,
+bounds and defaults are read from that signature and stand nowhere else. The same holds for a network of the user's own,
+named by import path (`my_module:MyNet`) or added with `MODELS.add("mine", MyNet)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+
+from flray.core.errors import ConfigError, unknown
+from flray.core.hp import Hyperparameter, hyperparameters
+from flray.registry import Registry, load
+
+MODELS = Registry(
+    "model",
+    {
+        "mlp": "flray.models.mlp:MLP",
+        "fedavg_cnn": "flray.models.cnn:FedAvgCNN",
+        "resnet8": "flray.models.resnet:resnet8",
+        "resnet8_3stage": "flray.models.resnet:resnet8_3stage",
+        "resnet18": "flray.models.resnet:resnet18",
+    },
+)
+
+FROM_DATA = ("input_shape", "num_classes")
+
+
+class ModelConfig(BaseModel, frozen=True, extra="allow"):
+    """A model's `name` (registered, or `module:Name`) and its own options, all written out with their defaults."""
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, data: Any) -> Any:
+        """Check the options against the model and add its defaults, as plain values that YAML can hold."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
+            return data  # pydantic's own message says what is wrong
+        given = {key: value for key, value in data.items() if key != "name"}
+        options = _check(data["name"], given)
+        plain = {"name": data["name"]}
+        for key in (*type(options).model_fields, *(options.model_extra or {})):
+            try:
+                plain.update(options.model_dump(mode="json", include={key}))
+            except PydanticSerializationError as error:
+                if key in given:
+                    raise ConfigError(f"model {data['name']!r}, option {key!r}: not a plain value ({error})") from error
+        return plain
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The model's own options."""
+        return dict(self.model_extra or {})
+
+
+def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+    """The network for inputs `[B, *input_shape]` and `num_classes` logits, on the CPU, initialised from `seed` alone.
+
+    The process-wide generators are left as they were. `head` is the module's own attribute, or else its last
+    registered child where that has parameters; a network of yours that declares `features` must satisfy
+    `head(features(x)) == forward(x)`.
+    """
+    target = _target(config.name)
+    checked = _check(config.name, config.options)
+    # defaults that were not given stay the signature's own objects
+    arguments = {key: getattr(checked, key) for key in checked.model_fields_set}
+    sizes = {"input_shape": tuple(input_shape), "num_classes": num_classes}
+    arguments |= {key: value for key, value in sizes.items() if key in inspect.signature(target).parameters}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs' generators as well
+        module = target(**arguments)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model {config.name!r} gave a {type(module).__name__}, not a torch.nn.Module")
+    _reject(config.name, module)
+    if not hasattr(module, "head"):
+        last = next(reversed(module._modules.values()), None)
+        if last is not None and next(last.parameters(), None) is not None:
+            object.__setattr__(module, "head", last)  # an alias: registering it would give its parameters a second name
+    return module
+
+
+def model_options(name: str) -> list[Hyperparameter]:
+    """The options that model `name` declares, as `flray list models` prints them."""
+    return hyperparameters(_declared(name))
+
+
+def _target(name: str) -> Callable[..., Any]:
+    target = load(name, f"model {name!r}") if ":" in name else MODELS.get(name)
+    if not callable(target):
+        kind = type(target).__name__
+        raise ConfigError(f"model {name!r} is a {kind}; name a torch.nn.Module class or a function that returns one")
+    return target  # type: ignore[no-any-return]
+
+
+def _declared(name: str) -> type[BaseModel]:
+    """The signature of model `name`, without what comes from the data, as a pydantic record."""
+    target = _target(name)
+    try:
+        parameters = inspect.signature(target, eval_str=True).parameters.values()
+    except (NameError, AttributeError, TypeError):  # annotations that only a type checker can resolve
+        parameters = inspect.signature(target).parameters.values()
+    keywords = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    options = [p for p in keywords if p.name not in (*FROM_DATA, "name") and not p.name.startswith("_")]
+    extra: Any = "allow" if any(p.kind is p.VAR_KEYWORD for p in parameters) else "forbid"
+    config = ConfigDict(extra=extra, arbitrary_types_allowed=True, protected_namespaces=())
+
+    def record(typed: bool) -> type[BaseModel]:
+        fields: dict[str, Any] = {}
+        for p in options:
+            fields[p.name] = (_type(p) if typed else Any, ... if p.default is p.empty else p.default)
+        return create_model(name, __config__=config, **fields)
+
+    try:
+        return record(typed=True)
+    except PydanticUserError:  # a type that pydantic cannot check: then the class checks it itself
+        return record(typed=False)
+
+
+def _type(parameter: inspect.Parameter) -> Any:
+    annotation = parameter.annotation
+    if annotation is not parameter.empty and not isinstance(annotation, str):
+        return annotation
+    return tuple[Any, ...] if isinstance(parameter.default, tuple) else Any  # YAML has lists only
+
+
+def _check(name: str, given: Mapping[str, Any]) -> BaseModel:
+    """`given` as checked options of model `name`; raises `ConfigError` for an unknown, missing or wrong one."""
+    declared = _declared(name)
+    for key in given:
+        if key in FROM_DATA and key in inspect.signature(_target(name)).parameters:
+            raise ConfigError(f"model {name!r}: {key} comes from the data; leave it out")
+        if key not in declared.model_fields and declared.model_config["extra"] == "forbid":
+            if not declared.model_fields:
+                raise ConfigError(f"unknown option {key!r} in model {name!r}, which has no options")
+            raise unknown("option", str(key), declared.model_fields, f"model {name!r}")
+    try:
+        return declared(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        value = "" if first["type"] == "missing" else f", got {first['input']!r}"
+        raise ConfigError(f"model {name!r}, option {place!r}: {first['msg']}{value}") from error
+
+
+def _reject(name: str, module: nn.Module) -> None:
+    for place, norm in module.named_modules():
+        if isinstance(norm, _NormBase) and norm.track_running_stats and norm.momentum is None:
+            raise ConfigError(
+                f"model {name!r}: {place} has momentum=None, an average that needs the count of batches seen; "
+                "statistics are averaged over clients as floats: set a number, such as momentum=0.1"
+            )
+    lazy = [place for place, parameter in module.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ConfigError(f"model {name!r}: {lazy[0]} has no shape yet (a Lazy layer); construct it with its sizes")

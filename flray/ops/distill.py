@@ -1,0 +1,96 @@
+"""Ensemble distillation on public data (FedDF Algorithm 1; FedProj Eq. 9 and Algorithm 1, server half)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.core.algorithm import Context, Proxy
+from flray.core.objective import Objective
+from flray.ops.losses import Direction, kl
+from flray.ops.optim import Moments, adam_direction_
+
+Teacher = Literal["avg_logits", "avg_probs"]
+
+
+def proxy_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch_size: int) -> Tensor:
+    """Logits `[n, C]` of one model on the whole proxy set, eval mode."""
+    model = objective.at(w, b)
+    with torch.no_grad():
+        return torch.cat([model(proxy.inputs(index)) for index in blocks(np.arange(proxy.size), batch_size)])
+
+
+def ensemble_logits(
+    objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch_size: int, teacher: Teacher = "avg_logits"
+) -> Tensor:
+    """Teacher logits `[n, C]` of clients `w [K, P]`, `b [K, Q]` on the proxy set (FedProj Eq. 3, unweighted).
+
+    `avg_logits`: mean of logits. `avg_probs`: log of the mean probability (its gradient is also that of `avg_losses`,
+    the mean of the clients' KL terms, since cross-entropy is linear in the teacher).
+    """
+    total: Tensor | None = None
+    for client_w, client_b in zip(w, b, strict=True):
+        logits = proxy_logits(objective, client_w, client_b, proxy, batch_size)
+        part = torch.softmax(logits, dim=1) if teacher == "avg_probs" else logits
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    mean = total.div_(len(w))
+    return mean.clamp_min_(1e-12).log_() if teacher == "avg_probs" else mean
+
+
+def distill(
+    ctx: Context,
+    w: Tensor,
+    b: Tensor,
+    teacher: Tensor,
+    proxy: Proxy,
+    *,
+    lr: float,
+    epochs: int,
+    batch_size: int,
+    temperature: float,
+    squared: bool,
+    direction: Direction = "forward",
+    cosine: bool = False,
+    clip: float | None = None,
+    penalty: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Student `(w [P], b [Q])` after Adam on T^2 KL(teacher || student) + penalty, and the mean distillation loss (0-dim).
+
+    `teacher [n, C]` are logits on `proxy`; the student runs in train mode, so `b` moves; the optimiser is new.
+    `penalty(w)` returns the gradient `[P]` of a regulariser of the parameters. Inputs are not changed.
+    """
+    w, b = w.clone(), b.clone()
+    moments = Moments(torch.zeros_like(w), torch.zeros_like(w), 0)
+    gradient, total = torch.zeros_like(w), torch.zeros((), device=w.device)
+    factor = temperature**2 if squared else 1.0
+    steps = epochs * math.ceil(proxy.size / batch_size)
+    for step, index in enumerate(_epochs(ctx, proxy.size, batch_size, epochs)):
+        target = teacher[torch.from_numpy(index).to(teacher.device)]
+        x = proxy.inputs(index)
+        loss, g = ctx.objective.value_and_grad(lambda f, t=target, x=x: factor * kl(t, f(x), temperature, direction), w, b, out=gradient)  # type: ignore[misc]
+        if penalty is not None:
+            g.add_(penalty(w))
+        if clip is not None:
+            g.mul_((clip / (g.norm() + 1e-6)).clamp_max(1.0))
+        moments = moments._replace(count=step)
+        rate = lr * 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else lr
+        w.add_(adam_direction_(w, g, moments, 0.0), alpha=-rate)
+        total.add_(loss)
+    return w, b, total / max(steps, 1)
+
+
+def blocks(index: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Consecutive pieces of at most `size`, the short last one kept."""
+    for start in range(0, len(index), size):
+        yield index[start : start + size]
+
+
+def _epochs(ctx: Context, size: int, batch_size: int, epochs: int) -> Iterator[np.ndarray]:
+    for epoch in range(epochs):
+        yield from blocks(ctx.rng("distill", epoch).permutation(size), batch_size)

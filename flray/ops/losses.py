@@ -1,0 +1,27 @@
+"""Losses on logits. KL is "batchmean", the teacher is the first argument and gets no gradient (spec 0: numerics 1 and 2)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Direction = Literal["forward", "reverse"]
+
+
+def cross_entropy(logits: Tensor, y: Tensor, classes: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy of `logits [B, C]`, labels `y [B]`; over the classes marked in `classes [C]` (bool) when given."""
+    if classes is not None:
+        logits = logits.masked_fill(~classes, float("-inf"))
+    return F.cross_entropy(logits, y)
+
+
+def kl(teacher: Tensor, student: Tensor, temperature: float = 1.0, direction: Direction = "forward") -> Tensor:
+    """(1/B) sum_rows KL(P || Q) of logits `[B, C]` at a temperature; `forward`: P teacher, Q student. No factor T^2."""
+    log_p = torch.log_softmax(teacher.detach() / temperature, dim=1)
+    log_q = torch.log_softmax(student / temperature, dim=1)
+    if direction == "reverse":
+        log_p, log_q = log_q, log_p
+    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)

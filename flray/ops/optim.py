@@ -1,0 +1,51 @@
+"""First-order optimisers on one flat vector, in place.
+
+Each `*_direction_` turns a gradient into the direction `v` of the update `w <- w - lr * v`, so that an algorithm can act on the
+gradient before, or on the direction after (spec 0: numerics 3 and 4; the same numbers as `torch.optim`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Moments(NamedTuple):
+    """Optimiser state of one client; `second` is empty for SGD, `first` is not read without momentum. `count`: steps taken."""
+
+    first: Tensor
+    second: Tensor
+    count: int
+
+
+def sgd_direction_(w: Tensor, g: Tensor, moments: Moments, momentum: float, weight_decay: float) -> Tensor:
+    """PyTorch's SGD, dampening 0, no Nesterov: g <- g + weight_decay w; buf <- momentum buf + g; v = buf.
+
+    `g` is consumed. A buffer of zeros gives buf = g at the first step.
+    """
+    if weight_decay:
+        g.add_(w, alpha=weight_decay)
+    if not momentum:
+        return g
+    return moments.first.mul_(momentum).add_(g)
+
+
+def adam_direction_(
+    w: Tensor, g: Tensor, moments: Moments, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+) -> Tensor:
+    """Adam (Kingma and Ba 2015, Algorithm 1), bias-corrected; weight decay is added to the gradient. `g` is overwritten with v.
+
+    `moments.count` is the number of steps before this one.
+    """
+    if weight_decay:
+        g.add_(w, alpha=weight_decay)
+    beta1, beta2 = betas
+    moments.first.lerp_(g, 1 - beta1)
+    moments.second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    correction1 = 1 - beta1 ** (moments.count + 1)
+    correction2 = 1 - beta2 ** (moments.count + 1)
+    # v = (first / correction1) / (sqrt(second / correction2) + eps)
+    denominator = g.copy_(moments.second).sqrt_().div_(math.sqrt(correction2)).add_(eps)
+    return denominator.reciprocal_().mul_(moments.first).div_(correction1)

@@ -1,0 +1,63 @@
+"""Projection of one gradient off another (FedProj section 5.4; FedSOL Eq. 3 is its rule without a threshold)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flray.core.params import Entry
+
+Rule = Literal["threshold", "epsilon", "always"]
+
+
+class Conflict(NamedTuple):
+    """Of a gradient with the memory gradient, both 0-dim: whether the step was `projected` (0 or 1) and the `cosine` before it."""
+
+    projected: Tensor
+    cosine: Tensor
+
+
+def dot(left: Tensor, right: Tensor) -> Tensor:
+    """<left, right> of float32 vectors `[P]`, 0-dim float64; torch sums float32 pairwise, twice as fast here as with float64."""
+    return (left * right).sum().double()
+
+
+def project(
+    g: Tensor, g_mem: Tensor, rule: Rule = "threshold", delta: float = 1e-12, eps: float = 1e-8, out: Tensor | None = None
+) -> tuple[Tensor, Conflict]:
+    """`g [P]` without its component against `g_mem [P]`, in `out` or a new tensor; a = <g, g_mem>, q = ||g_mem||^2.
+
+    * `threshold` (journal version, three-way): g if q <= delta or a >= 0, else g - (a/q) g_mem: the exact minimiser of
+      1/2 ||g' - g||^2 subject to <g', g_mem> >= 0.
+    * `epsilon` (preprint, text): g if a >= 0, else g - a/(q + eps) g_mem.
+    * `always` (preprint, Algorithm 1): g - a/(q + eps) g_mem, no branch.
+
+    Branch-free on the device: no synchronisation with a GPU.
+    """
+    a, q = dot(g, g_mem), dot(g_mem, g_mem)
+    if rule == "threshold":
+        active = (q > delta) & (a < 0)
+        ratio = a / torch.where(q > delta, q, 1.0)
+    else:
+        active = a < 0 if rule == "epsilon" else torch.ones_like(a, dtype=torch.bool)
+        ratio = a / (q + eps)
+    coefficient = torch.where(active, ratio, 0.0).to(g.dtype)
+    cosine = a / (dot(g, g) * q).sqrt().clamp_min(1e-30)
+    return torch.addcmul(g, g_mem, coefficient, value=-1, out=out), Conflict(active.float(), cosine.float())
+
+
+def project_per_tensor(
+    entries: Iterable[Entry], g: Tensor, g_mem: Tensor, rule: Rule = "threshold", delta: float = 1e-12, eps: float = 1e-8
+) -> tuple[Tensor, Conflict]:
+    """:func:`project` for each tensor of the flat `g [P]` by itself, a new vector; the conflict is the mean over tensors."""
+    result = torch.zeros_like(g)
+    conflicts = []
+    for entry in entries:
+        place = slice(entry.offset, entry.offset + entry.numel)
+        result[place], conflict = project(g[place], g_mem[place], rule, delta, eps)
+        conflicts.append(torch.stack(conflict))
+    projected, cosine = torch.stack(conflicts).mean(dim=0)
+    return result, Conflict(projected, cosine)

@@ -1,0 +1,69 @@
+"""A run folder as an object: configuration, rounds, clients, tasks."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flray.core.errors import CheckpointError, nearest
+
+if TYPE_CHECKING:
+    import pandas
+
+    from flray.experiment import Experiment
+
+
+class Run:
+    """The results in a run folder; tables are read when first asked for, also while the run goes on."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        from flray.experiment import load_config
+
+        return load_config(self.folder / "config.yaml")[0]
+
+    @property
+    def status(self) -> str:
+        return (self.folder / "STATUS").read_text().strip()
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "environment.json").read_text()))
+
+    @cached_property
+    def rounds(self) -> pandas.DataFrame:
+        """One row a round."""
+        return self._table("rounds")
+
+    @cached_property
+    def clients(self) -> pandas.DataFrame:
+        """One row per client and round in which it took part."""
+        return self._table("clients")
+
+    @cached_property
+    def tasks(self) -> pandas.DataFrame:
+        """One row a task."""
+        return self._table("tasks")
+
+    def _table(self, name: str) -> pandas.DataFrame:
+        import pandas
+
+        path = self.folder / name
+        return pandas.read_parquet(path) if path.is_dir() else pandas.DataFrame()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, {self.status.split(';')[0]})"
+
+
+def load(folder: str | Path) -> Run:
+    """The run in a folder; raises `CheckpointError` when there is none."""
+    folder = Path(folder)
+    if not (folder / "config.yaml").exists():
+        near = nearest(folder.name, [p.name for p in folder.parent.iterdir() if p.is_dir()]) if folder.parent.is_dir() else ""
+        raise CheckpointError(f"{folder} is not a run folder: it has no config.yaml{near}")
+    return Run(folder)

@@ -1,0 +1,58 @@
+"""One local Ray for the session, an own cache and an own Ray folder, one torch thread."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import settings
+
+# before anything imports ray; the folder is short because Ray's sockets lie below it
+_SESSION = Path(tempfile.mkdtemp(prefix="fl.", dir="/tmp"))
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_TMPDIR", str(_SESSION))
+os.environ.setdefault("FLRAY_CACHE", str(_SESSION / "cache"))
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+os.environ.pop("RAY_ADDRESS", None)
+
+settings.register_profile("flray", deadline=None, derandomize=True)
+settings.load_profile("flray")
+torch.set_num_threads(1)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_SESSION, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[ModuleType]:
+    """A local Ray of 4 CPUs, shared by the whole session; gives the `ray` module."""
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        object_store_memory=300 * 2**20,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def flray_data() -> Path:
+    """The folder of real data sets; the test is skipped where none is configured."""
+    folder = os.environ.get("FLRAY_DATA")
+    if not folder:
+        pytest.skip("needs real data sets: set FLRAY_DATA to the folder that holds them")
+    if not Path(folder).is_dir():
+        pytest.fail(f"FLRAY_DATA={folder} is not a folder")
+    return Path(folder)

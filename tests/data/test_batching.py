@@ -1,0 +1,153 @@
+"""Batches against torchvision and against a loop over single images."""
+
+import numpy as np
+import pytest
+import torch
+
+from flray.core.seeding import rng
+from flray.data import Augment, Batches, Normalizer, Split, eval_batches
+from flray.data import batching as module
+
+MEAN, STD = (0.49, 0.48, 0.45), (0.247, 0.243, 0.262)
+X = np.random.default_rng(0).integers(0, 256, (90, 12, 10, 3), dtype=np.uint8)
+Y = np.arange(90) % 7
+X.flags.writeable = Y.flags.writeable = False  # as a read-only memory map
+
+
+def draws(purpose, epoch):
+    return rng(0, purpose, 5, epoch)
+
+
+def batches(indices=None, **kw):
+    kw = {"batch_size": 8, "epochs": 2, "rng": draws, "normalizer": Normalizer(MEAN, STD)} | kw
+    return Batches(X, Y, np.arange(50) if indices is None else indices, **kw)
+
+
+def test_normalizer_equals_torchvision():
+    from torchvision.transforms import Compose, Normalize, ToTensor
+
+    transform = Compose([ToTensor(), Normalize(MEAN, STD)])
+    got = Normalizer(MEAN, STD)(X.copy())
+    want = torch.stack([transform(image.copy()) for image in X])
+    assert got.dtype == torch.float32 and got.shape == (90, 3, 12, 10)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_normalizer_leaves_features_and_checks_channels():
+    x = torch.randn(4, 3)
+    assert Normalizer((), ())(x) is x
+    with pytest.raises(ValueError, match="constants for 1 channels and the images have 3"):
+        Normalizer((0.5,), (0.5,))(X.copy())
+
+
+@pytest.mark.parametrize("n, size, epochs", [(20, 10, 1), (23, 10, 3), (3, 10, 2), (90, 1, 1), (0, 4, 2), (5, 5, 0)])
+def test_length_order_and_short_batch(n, size, epochs):
+    indices = np.arange(90)[::-1][:n]
+    made = list(batches(indices, batch_size=size, epochs=epochs))
+    assert len(made) == len(batches(indices, batch_size=size, epochs=epochs)) == -(-n // size) * epochs
+    seen = [b.y.tolist() for b in made]
+    want = []
+    for epoch in range(epochs):
+        order = indices[draws("batches", epoch).permutation(n)]
+        want += [Y[order[i : i + size]].tolist() for i in range(0, n, size)]
+    assert seen == want
+
+
+def test_in_order_and_repeatable():
+    b = batches(rng=None, epochs=1)
+    assert torch.cat([x.y for x in b]).tolist() == Y[:50].tolist()
+    first, second = [x.x.clone() for x in batches()], [x.x for x in batches()]
+    assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
+
+
+def one_image(image, dy, dx, flip, centre, p, mode, cut):
+    """Pad, crop, flip, normalise, cut out: one image at a time, as the torchvision pipeline does."""
+    h, w, _ = image.shape
+    padded = np.pad(image, ((p, p), (p, p), (0, 0)), mode="reflect" if mode == "reflect" else "constant")
+    out = padded[dy : dy + h, dx : dx + w]
+    if flip:
+        out = out[:, ::-1]
+    out = ((out / 255 - np.array(MEAN)) / np.array(STD)).transpose(2, 0, 1)
+    cy, cx = centre
+    out[:, max(0, cy - cut // 2) : max(0, cy - cut // 2 + cut), max(0, cx - cut // 2) : max(0, cx - cut // 2 + cut)] = 0
+    return out
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_augmentation_equals_a_loop(mode):
+    augment = Augment(crop_padding=3, crop_mode=mode, flip=True, cutout=5)
+    got = torch.cat([b.x for b in batches(augment=augment, epochs=1)])
+    g = draws("augment", 0)
+    shift, flip, centre = g.integers(0, 7, (50, 2)), g.random(50) < 0.5, g.integers(0, [12, 10], (50, 2))
+    order = draws("batches", 0).permutation(50)
+    for i, row in enumerate(order):
+        want = one_image(X[row], *shift[i], flip[i], centre[i], 3, mode, 5)
+        np.testing.assert_allclose(got[i].numpy(), want, rtol=1e-5, atol=1e-5)
+    assert flip.any() and not flip.all()
+
+
+def test_flip_only_and_crop_only():
+    flipped = torch.cat([b.x for b in batches(augment=Augment(flip=True), epochs=1)])
+    plain = torch.cat([b.x for b in batches(epochs=1)])
+    is_flipped = torch.from_numpy(draws("augment", 0).random(50) < 0.5)
+    assert torch.equal(flipped[~is_flipped], plain[~is_flipped])
+    assert torch.equal(flipped[is_flipped], plain[is_flipped].flip(3))
+
+
+def test_bits_do_not_depend_on_the_chunk(monkeypatch):
+    augment = Augment(crop_padding=2, flip=True, cutout=4)
+    want = [b.x.clone() for b in batches(augment=augment)]
+    for chunk in (1, 16, 40):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+        got = [b.x for b in batches(augment=augment)]
+        assert all(torch.equal(p, q) for p, q in zip(got, want, strict=True))
+
+
+def test_epochs_differ_and_sources_stay():
+    before = X.copy()
+    made = list(batches(augment=Augment(crop_padding=2, cutout=4)))
+    assert not torch.equal(made[0].x, made[7].x) and np.array_equal(X, before)
+    for b in made:
+        b.x.add_(1)  # a batch is the client's own
+    assert np.array_equal(X, before)
+
+
+def test_tensor_source_gives_the_same():
+    want = [b.x for b in batches()]
+    got = Batches(torch.tensor(X), torch.tensor(Y), np.arange(50, dtype=np.int32), batch_size=8, epochs=2, rng=draws,
+                  normalizer=Normalizer(MEAN, STD))
+    assert all(torch.equal(p, q.x) for p, q in zip(want, got, strict=True))
+
+
+def test_tabular():
+    x = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
+    b = list(Batches(x, np.arange(9), np.array([4, 2, 7]), batch_size=2, epochs=1, rng=None, normalizer=Normalizer((), ())))
+    assert torch.equal(b[0].x, torch.tensor(x[[4, 2]])) and b[1].y.tolist() == [7]
+
+
+def test_eval_batches():
+    split, norm = Split(X, Y), Normalizer(MEAN, STD)
+    got = list(eval_batches(split, norm, 16, 5, 60))
+    assert [len(b.y) for b in got] == [16, 16, 16, 7]
+    assert torch.equal(torch.cat([b.x for b in got]), norm(X[5:60].copy()))
+    assert torch.cat([b.y for b in got]).tolist() == Y[5:60].tolist()
+    assert sum(len(b.y) for b in eval_batches(split, norm, 16)) == 90
+    unlabelled = next(iter(eval_batches(Split(X, None), norm, 16)))
+    assert set(unlabelled.y.tolist()) == {-1}
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="batch_size 0"):
+        batches(batch_size=0)
+    with pytest.raises(ValueError, match="augmentation needs a generator"):
+        batches(rng=None, augment=Augment(flip=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_gpu_equals_cpu():
+    augment = Augment(crop_padding=2, flip=True, cutout=4)
+    want = [b.x for b in batches(augment=augment)]
+    got = list(batches(augment=augment, normalizer=Normalizer(MEAN, STD, "cuda:0"), device="cuda:0"))
+    for p, q in zip(want, got, strict=True):
+        torch.testing.assert_close(p, q.x.cpu(), rtol=1e-6, atol=1e-6)

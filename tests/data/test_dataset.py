@@ -1,0 +1,370 @@
+"""Sources, preparation, constants, leaks, proxies; every error a user can meet."""
+
+import io
+import warnings
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from flray.core.errors import ConfigError, DataError
+from flray.data import SOURCES, Augment, DataConfig, LeakWarning, ProxyConfig, Split, Splits, load_dataset, load_proxy
+
+
+def load(source, **kw):
+    return load_dataset(DataConfig(source=source, **kw))
+
+
+def png(array, kind="PNG"):
+    buffer = io.BytesIO()
+    Image.fromarray(array.squeeze()).save(buffer, kind, lossless=True)
+    return buffer.getvalue()
+
+
+def write(folder, split, columns, features=None):
+    folder.mkdir(exist_ok=True, parents=True)
+    table = pa.table(columns)
+    if features:
+        import json
+
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, folder / f"{split}.parquet")
+
+
+def images(n, shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (n, *shape), dtype=np.uint8)
+
+
+def image_column(x):
+    return pa.array([{"bytes": png(i), "path": None} for i in x], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+
+
+LABEL = {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Two sets: `pets` 8x8 RGB with a string group column, `grey` 6x6 grey."""
+    for name, n, seed in (("train", 20, 0), ("test", 8, 1)):
+        y = pa.array(np.arange(n) % 2)
+        site = pa.array(["b" if i % 4 else "a" for i in range(n)])
+        write(tmp_path / "pets", name, {"img": image_column(images(n, (8, 8, 3), seed)), "site": site, "label": y}, LABEL)
+        write(tmp_path / "grey", name, {"image": image_column(images(n, (6, 6), seed)), "label": y}, LABEL)
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    return tmp_path
+
+
+def test_parquet_images(root):
+    d = load("pets", group="site")
+    assert np.array_equal(d.train.x, images(20, (8, 8, 3), 0)) and np.array_equal(d.test.x, images(8, (8, 8, 3), 1))
+    assert d.train.y.tolist() == [0, 1] * 10 and d.classes == ("cat", "dog") and d.num_classes == 2
+    assert d.input_shape == (3, 8, 8) and d.is_image and d.train.y.dtype == np.int64
+    assert d.train.group.tolist() == [0, 1, 1, 1] * 5
+    x = d.train.x.astype(np.float64) / 255
+    np.testing.assert_allclose(d.mean, x.mean(axis=(0, 1, 2)))
+    np.testing.assert_allclose(d.std, x.std(axis=(0, 1, 2)))
+    grey = load("grey")
+    assert grey.train.x.shape == (20, 6, 6, 1) and grey.input_shape == (1, 6, 6) and grey.train.group is None
+
+
+def test_decoded_once(root, monkeypatch):
+    load("pets")
+    from flray.data import readers
+
+    monkeypatch.setattr(readers, "decode_images", None)
+    assert load("pets").train.x.flags.writeable is False
+
+
+def test_shards_and_validation(root):
+    folder = root / "pieces"
+    x = images(6, (4, 4))
+    for i in range(2):
+        rows = slice(3 * i, 3 * i + 3)
+        write(folder, f"train-{i:05d}-of-00002", {"image": image_column(x[rows]), "label": pa.array([0, 1, 0])}, LABEL)
+    write(folder, "validation", {"image": image_column(images(2, (4, 4), 3)), "label": pa.array([0, 1])}, LABEL)
+    d = load("pieces")
+    assert np.array_equal(d.train.x[..., 0], x) and len(d.test.y) == 2
+    (folder / "train-00001-of-00002.parquet").unlink()
+    with pytest.raises(DataError, match="train has not all of its 2 shards"):
+        load("pieces")
+
+
+def test_resize_and_channels(root):
+    d = load("grey", resize=8, channels=3)
+    assert d.input_shape == (3, 8, 8) and len(d.mean) == 3
+    want = np.asarray(Image.fromarray(images(20, (6, 6))[0]).resize((8, 8), Image.Resampling.BILINEAR))
+    assert all(np.array_equal(d.train.x[0, ..., c], want) for c in range(3))
+    colour = load("pets", channels=1)
+    want = np.asarray(Image.fromarray(images(20, (8, 8, 3))[0]).convert("L")).astype(int)
+    assert np.abs(colour.train.x[0, ..., 0].astype(int) - want).max() <= 1
+
+
+def test_tabular_parquet(root):
+    columns = {"a": pa.array([1.0, 2, 3, 4]), "b": pa.array([5, 6, 7, 8]), "label": pa.array(["y", "n", "y", "n"])}
+    write(root / "tab", "train", columns)
+    d = load("tab", test_fraction=0)
+    assert d.train.x.tolist() == [[1, 5], [2, 6], [3, 7], [4, 8]] and d.classes == ("n", "y")
+    assert d.train.y.tolist() == [1, 0, 1, 0] and d.test is d.train and d.mean == ()
+
+
+def test_iris_pilot():
+    """PCA of centred Iris: the covariance of the projection is diagonal with the largest eigenvalues."""
+    d = load("iris", test_fraction=0, pca=2)
+    assert d.train.x.shape == (150, 2) and d.train.x.dtype == np.float32 and d.test is d.train
+    from sklearn.datasets import load_iris
+
+    values = np.linalg.eigvalsh(np.cov(load_iris().data.T))[::-1][:2]
+    np.testing.assert_allclose(np.cov(d.train.x.T), np.diag(values), atol=1e-4)
+    np.testing.assert_allclose(d.train.x.mean(axis=0), 0, atol=1e-5)
+    scaled = load("iris", test_fraction=0, standardize=True)
+    np.testing.assert_allclose(scaled.train.x.std(axis=0), 1, atol=1e-5)
+
+
+def test_projection_is_fitted_on_train():
+    d = load("iris", standardize=True)
+    np.testing.assert_allclose(d.train.x.mean(axis=0), 0, atol=1e-5)
+    assert np.abs(d.test.x.mean(axis=0)).max() > 1e-3
+
+
+def test_drawn_test_split():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the duplicate pair of Iris stays in train
+        d = load("iris")
+    assert np.bincount(d.test.y).tolist() == [10, 10, 10] and len(d.train.y) == 120
+    assert np.array_equal(load("iris").test.x, d.test.x)
+    assert not np.array_equal(load("iris", split_seed=1).test.x, d.test.x)
+    rows = np.concatenate([d.train.x, d.test.x])
+    whole = load("iris", test_fraction=0).train.x
+    assert sorted(map(tuple, rows)) == sorted(map(tuple, whole))
+
+
+def test_digits_and_synthetic():
+    d = load("digits")
+    assert d.input_shape == (1, 8, 8) and d.train.x.max() == 255 and d.num_classes == 10
+    s = load("synthetic", options={"num_train": 30, "num_test": 12, "shape": [5, 4, 3], "num_classes": 3})
+    assert s.input_shape == (3, 5, 4) and s.train.y.tolist() == [0, 1, 2] * 10 and len(s.test.y) == 12
+    t = load("synthetic", options={"shape": 7, "num_train": 20, "num_test": 5})
+    assert t.input_shape == (7,) and not t.is_image
+    assert t.fingerprint != load("synthetic", options={"shape": 7, "num_train": 20, "num_test": 5}, split_seed=1).fingerprint
+
+
+def test_stratified_subsample():
+    d = load("synthetic", train_size=100, test_size=20)
+    assert np.bincount(d.train.y).tolist() == [10] * 10 and np.bincount(d.test.y).tolist() == [2] * 10
+    whole = load("synthetic")
+    assert len(d.train.y) == 100 and {x.tobytes() for x in d.train.x} <= {x.tobytes() for x in whole.train.x}
+
+
+@pytest.mark.parametrize("normalize, want", [
+    ("half", ((0.5,) * 3, (0.5,) * 3)), ("unit", ((0.0,) * 3, (1.0,) * 3)),
+    ({"mean": [0.1, 0.2, 0.3], "std": [1, 2, 3]}, ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0)))])
+def test_normalize(root, normalize, want):
+    d = load("pets", normalize=normalize)
+    assert (d.mean, d.std) == want
+
+
+def test_published_constants(root):
+    (root / "pets").rename(root / "cifar10")
+    assert load("cifar10").std == (0.24703233, 0.24348505, 0.26158768)
+    assert load("cifar10", normalize="fedzoo").std == (0.2023, 0.1994, 0.2010)
+    assert load("cifar10").fingerprint != load("cifar10", normalize="fedzoo").fingerprint
+
+
+def leaky(root, shared):
+    """150 test images of which `shared` are copies of train images."""
+    x, z = images(150, (4, 4), 5), images(150, (4, 4), 6)
+    z[:shared] = x[:shared]
+    y = pa.array(np.arange(150) % 2)
+    write(root / f"leak{shared}", "train", {"image": image_column(x), "label": y}, LABEL)
+    write(root / f"leak{shared}", "test", {"image": image_column(z), "label": y}, LABEL)
+    return f"leak{shared}"
+
+
+def test_leaks(root):
+    with pytest.warns(LeakWarning, match="1 of 150 test samples also occur in its train split"):
+        load(leaky(root, 1))
+    with pytest.raises(DataError, match="7 of 150 test samples.*above 1%; use clean data, or set `leak_check: false`"):
+        load(leaky(root, 7))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load("leak7", leak_check=False)
+        load("pets")
+
+
+def test_own_source():
+    def mine(config):
+        x = np.full((4, 2), config.options.get("v", 1), np.float32) + np.arange(4, dtype=np.float32)[:, None]
+        return Splits(Split(x, np.array([0, 1, 0, 1])), None, ("a", "b"))
+
+    SOURCES.add("mine", mine)
+    one, two = load("mine", test_fraction=0), load("mine", test_fraction=0, options={"v": 2})
+    assert one.train.x[0, 0] == 1 and two.train.x[0, 0] == 2 and one.fingerprint != two.fingerprint
+    assert isinstance(one.train.x.base, np.memmap)
+    SOURCES.add("wrong", lambda config: Splits(Split(np.zeros((4, 2)), np.zeros(4, int)), None, ("a",)))
+    with pytest.raises(DataError, match=r"source 'wrong': train.x is float64 \(4, 2\); make it"):
+        load("wrong")
+
+
+def test_local_hub_folder(root):
+    pytest.importorskip("datasets")
+    assert np.array_equal(load(f"hf:{root / 'pets'}").train.x, images(20, (8, 8, 3)))
+    folder = root / "folder"
+    for split in ("train", "test"):
+        for c, name in enumerate(("cat", "dog")):
+            place = folder / split / name
+            place.mkdir(parents=True)
+            for i in range(3):
+                (place / f"{i}.png").write_bytes(png(images(1, (4, 4, 3), 10 * i + c + (split == "test") * 50)[0]))
+    d = load(f"hf:{folder}")
+    assert d.train.x.shape == (6, 4, 4, 3) and d.classes == ("cat", "dog") and len(d.test.y) == 6
+
+
+def test_torchvision_files(root):
+    """MNIST in torchvision's raw layout: idx files with big-endian headers."""
+    raw = root / "tv" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, n in (("train", 12), ("t10k", 4)):
+        x, y = images(n, (28, 28), n), np.arange(n, dtype=np.uint8) % 10
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(np.array([2051, n, 28, 28], ">i4").tobytes() + x.tobytes())
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(np.array([2049, n], ">i4").tobytes() + y.tobytes())
+    d = load("mnist", root=str(root / "tv"))
+    assert np.array_equal(d.train.x[..., 0], images(12, (28, 28), 12)) and d.test.y.tolist() == [0, 1, 2, 3]
+    assert d.mean == (0.1307,) and d.num_classes == 10
+    (raw / "t10k-images-idx3-ubyte").unlink()
+    with pytest.raises(DataError, match="mnist files in .* are incomplete or damaged"):
+        load("mnist", root=str(root / "tv"))
+
+
+@pytest.mark.parametrize("source, kw, text", [
+    ("cifar100", {}, "looked for Parquet files in .*cifar100 and torchvision's cifar100 files in .*; set `root` or FLRAY_DATA"),
+    ("pest", {}, "data set 'pest' not found; .*did you mean 'pets'"),
+    ("iriss", {}, "did you mean 'iris'"),
+    ("pets", {"label": "lable"}, r"no column 'lable' for data.label \(did you mean 'label'\?\); columns: img, site, label"),
+    ("pets", {"group": "user"}, "no column 'user' for data.group"),
+    ("pets", {"input": "site"}, "text needs a tokenizer"),
+    ("pets", {"pca": 2}, "data.pca: source 'pets' has images, which do not take it"),
+    ("iris", {"augment": {"flip": True}}, "data.augment: source 'iris' has tabular features"),
+    ("iris", {"normalize": "half"}, "data.normalize: source 'iris' has tabular"),
+    ("iris", {"pca": 9}, "9 components of 4 features"),
+    ("iris", {"group": "user"}, "iris has no columns to choose from"),
+    ("iris", {"options": {"x": 1}}, "iris does not read 'x'"),
+    ("pets", {"test_fraction": 0.5}, "has an official test split of 8 samples"),
+    ("pets", {"train_size": 21}, "21 of 20 samples"),
+    ("pets", {"normalize": "fedzoo"}, "fedzoo has constants for cifar10, cifar100, not for 'pets'"),
+    ("pets", {"normalize": {"mean": [0.5], "std": [0.5]}}, "1 values for images of 3 channels"),
+    ("synthetic", {"options": {"shape": [2, 2]}}, "neither"),
+    ("synthetic", {"options": {"nmu_train": 5}}, "did you mean 'num_train'"),
+    ("text", {}, r"text set \(columns sentence\): text needs a tokenizer, which this version has not"),
+    ("nolabel", {}, "which column is the label"),
+    ("unlabelled", {}, "-1 is no class of 0..1"),
+    ("scores", {}, "regression is not supported"),
+    ("sizes", {}, "row 1 has 5x4 pixels and row 0 has 4x4; set data.resize"),
+    ("broken", {}, "row 0 is not a readable image"),
+    ("notrain", {}, "has no train split .it has test"),
+    ("garbage", {}, "not a readable Parquet file"),
+    ("hf:/nowhere/at/all", {}, "hf:/nowhere/at/all cannot be loaded"),
+])
+def test_errors(root, source, kw, text):
+    two = pa.array([0, 1])
+    write(root / "text", "train", {"sentence": pa.array(["a", "b"]), "label": two}, LABEL)
+    write(root / "nolabel", "train", {"image": image_column(images(2, (4, 4))), "kind": two, "other": two})
+    write(root / "unlabelled", "train", {"image": image_column(images(2, (4, 4))), "label": pa.array([0, -1])}, LABEL)
+    write(root / "scores", "train", {"image": image_column(images(2, (4, 4))), "label": pa.array([0.5, 1.5])})
+    mixed = image_column([images(1, (4, 4))[0], images(1, (4, 5))[0]])
+    write(root / "sizes", "train", {"image": mixed, "label": two}, LABEL)
+    write(root / "broken", "train", {"image": pa.array([b"no", b"no"]), "label": two}, LABEL)
+    write(root / "notrain", "test", {"image": mixed, "label": two}, LABEL)
+    (root / "garbage").mkdir()
+    (root / "garbage" / "train.parquet").write_bytes(b"PAR1")
+    with pytest.raises((DataError, ConfigError), match=text) as caught:
+        load(source, **kw)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_root_says_what_to_set():
+    with pytest.raises(DataError, match="neither `root` nor FLRAY_DATA is set"):
+        load("cifar10")
+    with pytest.raises(DataError, match="needs a folder to download to"):
+        load("cifar10", download=True)
+
+
+def test_config_is_complete_when_saved():
+    config = DataConfig(source="iris", augment=Augment(flip=True), normalize={"mean": [0.5], "std": [0.5]})
+    assert DataConfig(**config.model_dump(mode="json")) == config
+    with pytest.raises(ConfigError, match="mean has 2 values and std 1"):
+        DataConfig(source="x", normalize={"mean": [0, 1], "std": [1]})
+
+
+# --- proxies ---
+
+
+def test_holdout():
+    d = load("synthetic")
+    proxy, private = load_proxy(ProxyConfig(source="holdout", size=200), d, seed=3)
+    assert len(proxy.x) == 200 and len(private) == 1800 and proxy.same_labels and np.bincount(proxy.y).tolist() == [20] * 10
+    mine = {x.tobytes() for x in d.train.x[private]}
+    assert not any(x.tobytes() in mine for x in proxy.x)
+    other, _ = load_proxy(ProxyConfig(source="holdout", size=200), d, seed=4)
+    fixed, _ = load_proxy(ProxyConfig(source="holdout", size=200, seed=3, labelled=False), d, seed=4)
+    assert other.fingerprint != proxy.fingerprint and np.array_equal(fixed.x, proxy.x) and fixed.y is None
+    with pytest.raises(DataError, match="holdout takes 2000 of 2000"):
+        load_proxy(ProxyConfig(source="holdout", size=2000), d)
+
+
+def test_uniform_box():
+    d = load("iris", test_fraction=0, pca=2)
+    proxy, private = load_proxy(ProxyConfig(source="uniform_box"), d)
+    assert proxy.x.shape == (150, 2) and proxy.y is None and not proxy.same_labels and len(private) == 150
+    assert (proxy.x >= d.train.x.min(axis=0)).all() and (proxy.x <= d.train.x.max(axis=0)).all()
+    with pytest.raises(DataError, match="uniform_box needs tabular features"):
+        load_proxy(ProxyConfig(source="uniform_box"), load("synthetic"))
+
+
+def test_public_source(root):
+    d = load("pets")
+    with pytest.raises(DataError, match=r"shape \(1, 6, 6\) .* and data set 'pets' \(3, 8, 8\); set proxy.resize"):
+        load_proxy(ProxyConfig(source="grey"), d)
+    fit = {"source": "grey", "resize": 8, "channels": 3}
+    proxy, private = load_proxy(ProxyConfig(**fit), d)
+    public = load("grey", resize=8, channels=3)
+    assert np.array_equal(proxy.x, public.train.x) and proxy.mean == public.mean != d.mean
+    assert not proxy.same_labels and len(private) == 20
+    whole, _ = load_proxy(ProxyConfig(**fit, splits="all"), d)
+    assert np.array_equal(whole.x, np.concatenate([public.train.x, public.test.x]))
+    some, _ = load_proxy(ProxyConfig(**fit, splits="all", size=10, same_labels=True), d)
+    assert np.bincount(some.y).tolist() == [5, 5] and some.same_labels
+    assert len({p.fingerprint for p in (proxy, whole, some)}) == 3
+    with pytest.raises(DataError, match="29 of 28 samples"):
+        load_proxy(ProxyConfig(**fit, splits="all", size=29), d)
+    with pytest.raises(ConfigError, match="holds the test samples of the task itself"):
+        load_proxy(ProxyConfig(source="pets", splits="all"), d)
+
+
+@pytest.mark.parametrize("kw, text", [
+    ({"source": "uniform_box", "labelled": True}, "have no labels"),
+    ({"source": "holdout"}, "holdout needs `size`"),
+    ({"source": "holdout", "size": 3, "splits": "all"}, "reads the train split only"),
+])
+def test_proxy_config_errors(kw, text):
+    with pytest.raises(ConfigError, match=text):
+        ProxyConfig(**kw)
+
+
+# --- real data ---
+
+
+def test_real_usps_and_pacs(real_root):
+    usps = load("usps")
+    assert np.bincount(usps.train.y).tolist() == [1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644]
+    pacs = load("pacs", group="domain")
+    assert pacs.train.group.max() == 3 and pacs.input_shape == (3, 64, 64)
+
+
+def test_real_cifar10(real_root):
+    """Statistics of the 50,000 train images as published: manifest and README of the data folder."""
+    d = load("cifar10")
+    assert d.train.x.shape == (50_000, 32, 32, 3) and d.test.x.shape == (10_000, 32, 32, 3)
+    assert np.bincount(d.train.y).tolist() == [5000] * 10 and d.classes[3] == "cat"
+    np.testing.assert_allclose(d.train.x.mean(axis=(0, 1, 2)) / 255, (0.49139968, 0.48215841, 0.44653091), atol=2e-8)

@@ -1,0 +1,301 @@
+"""Partitions: properties, draw-for-draw comparison with the pseudo code of federated.md section 2, errors, files."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flray.core.errors import ConfigError, DataError
+from flray.data import (
+    PARTITIONS,
+    Partition,
+    PartitionConfig,
+    load_partition,
+    make_partition,
+    partition_figure,
+    partition_table,
+)
+
+LABELS = np.random.RandomState(0).randint(0, 10, 3000)
+
+
+def config(name, **kw):
+    return PartitionConfig(name=name, **kw)
+
+
+CONFIGS = st.one_of(
+    st.builds(lambda n, v: config("iid", clients=n, variant=v), st.integers(1, 60), st.sampled_from(["fedzoo", "fedsol"])),
+    st.builds(lambda n, a, v: config("dirichlet", clients=n, alpha=a, variant=v, min_size=1), st.integers(1, 12),
+              st.floats(0.3, 50), st.sampled_from(["fedzoo", "fedml", "niidbench", "takfl", "plain"])),
+    st.builds(lambda n, a: config("dirichlet_client", clients=n, alpha=a), st.integers(1, 30), st.floats(0.01, 50)),
+    st.builds(lambda n, s: config("shards", clients=10 * n, shards_per_client=s), st.integers(1, 4), st.integers(2, 5)),
+    st.builds(lambda n, s: config("label_skew", clients=n, classes_per_client=s), st.integers(10, 40), st.integers(1, 5)),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(CONFIGS, st.integers(0, 2**31))
+def test_properties(cfg, seed):
+    part = make_partition(cfg, LABELS, seed=seed)
+    assert part.num_clients == cfg.clients and part.offsets[0] == 0 and part.offsets[-1] == len(part.indices)
+    assert len(np.unique(part.indices)) == len(part.indices), "a sample has two owners"
+    assert part.indices.min() >= 0 and part.indices.max() < len(LABELS)
+    assert part.sizes.sum() == len(part.indices) and part.sizes.min() >= 1
+    assert np.concatenate([part.client(k) for k in range(part.num_clients)]).tolist() == part.indices.tolist()
+    again = make_partition(cfg, LABELS, seed=seed)
+    assert again.hash == part.hash and again.indices.dtype == np.int32
+    n, clients = len(LABELS), cfg.clients
+    if cfg.name == "iid" and cfg.variant == "fedzoo":
+        assert sorted(part.sizes) == sorted([n // clients + (k < n % clients) for k in range(clients)])
+    if cfg.name == "dirichlet_client" or (cfg.name == "iid" and cfg.variant == "fedsol"):
+        assert set(part.sizes) == {n // clients}
+    if cfg.name in ("dirichlet", "label_skew"):
+        assert len(part.indices) == n
+    if cfg.name in ("shards", "label_skew"):
+        most = cfg.shards_per_client or cfg.classes_per_client
+        assert all(len(np.unique(LABELS[part.client(k)])) <= most for k in range(clients))
+
+
+@pytest.mark.parametrize("name, kw", [("iid", {}), ("dirichlet", {"alpha": 1.0, "min_size": 1}), ("shards", {}),
+                                      ("dirichlet_client", {"alpha": 1.0}), ("label_skew", {})])
+def test_seeds(name, kw):
+    parts = [make_partition(config(name, clients=20, **kw), LABELS, seed=s).hash for s in (1, 2)]
+    fixed = [make_partition(config(name, clients=20, seed=2, **kw), LABELS, seed=s).hash for s in (1, 2)]
+    assert parts[0] != parts[1] and fixed[0] == fixed[1] == parts[1]
+
+
+# --- golden: literal transcriptions of the pseudo code, with the authors' global generator as RandomState ---
+
+
+def lda(labels, clients, alpha, variant, rs):
+    n = len(labels)
+    cap = {"fedml": n // clients, "plain": float("inf")}.get(variant, n / clients)
+    smallest = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "plain": 0}[variant]
+    kept = [list(np.where(labels == c)[0]) for c in range(10)]
+    tries, low = 0, -1
+    while low < smallest:
+        tries += 1
+        bins = [[] for _ in range(clients)]
+        for c in range(10):
+            idx = kept[c] if variant == "fedml" else np.where(labels == c)[0]
+            rs.shuffle(idx)
+            pi = rs.dirichlet(np.repeat(alpha, clients))
+            pi = np.array([p * (len(b) < cap) for p, b in zip(pi, bins, strict=True)])
+            pi = pi / pi.sum()
+            cuts = (np.cumsum(pi) * len(idx)).astype(int)[:-1]
+            bins = [b + list(part) for b, part in zip(bins, np.split(np.array(idx), cuts), strict=True)]
+        low = min(len(b) for b in bins)
+    for b in bins:
+        rs.shuffle(b)
+    return bins, tries
+
+
+@pytest.mark.parametrize("variant, alpha, clients", [("fedzoo", 0.1, 60), ("fedml", 0.1, 60), ("niidbench", 0.5, 20),
+                                                     ("takfl", 0.3, 20), ("plain", 5.0, 20)])
+def test_dirichlet_is_the_authors(variant, alpha, clients):
+    want, tries = lda(LABELS, clients, alpha, variant, np.random.RandomState(19940817))
+    cfg = config("dirichlet", clients=clients, alpha=alpha, variant=variant, seed=19940817, seed_mode="numpy_legacy")
+    got = make_partition(cfg, LABELS)
+    assert [got.client(k).tolist() for k in range(clients)] == [list(map(int, b)) for b in want]
+    if variant in ("fedzoo", "fedml"):
+        assert tries > 1, "the case must cover drawing again"
+
+
+def sharding(labels, clients, s, classes, rs):
+    q = int(s * clients / classes)
+    heap = {}
+    for c in range(classes):
+        idx = np.where(labels == c)[0]
+        left = len(idx) % q
+        rest = idx[len(idx) - left:]
+        pieces = [list(p) for p in idx[: len(idx) - left].reshape(q, -1)]
+        for j in range(left):
+            pieces[j].append(rest[j])
+        heap[c] = pieces
+    order = [c for c in range(classes) for _ in range(q)]
+    rs.shuffle(order)
+    i = 1
+    while len(order) % clients != 0:
+        order.append(order[i])
+        i += 1
+    order = np.array(order).reshape(clients, -1)
+    out = []
+    for k in range(clients):
+        mine = []
+        for c in order[k]:
+            if len(heap[c]):
+                j = rs.choice(len(heap[c]), replace=False)
+                mine.append(heap[c].pop(j))
+        out.append([int(v) for m in mine for v in m])
+    return out
+
+
+@pytest.mark.parametrize("clients, s, classes", [(100, 2, 10), (20, 5, 10), (40, 5, 9)])
+def test_shards_are_the_authors(clients, s, classes):
+    labels = np.random.RandomState(1).randint(0, classes, 3000)
+    want = sharding(labels, clients, s, classes, np.random.RandomState(19940817))
+    cfg = config("shards", clients=clients, shards_per_client=s, seed=19940817, seed_mode="numpy_legacy")
+    got = make_partition(cfg, labels)
+    assert [got.client(k).tolist() for k in range(clients)] == want
+
+
+def test_padded_shards_can_leave_clients_empty():
+    """FedSOL's PathMNIST setting: 396 shards for 400 places, and the 4 padded places are clients 198 and 199."""
+    labels = np.arange(9000) % 9
+    want = sharding(labels, 200, 2, 9, np.random.RandomState(0))
+    assert [k for k in range(200) if not want[k]] == [198, 199]
+    with pytest.raises(DataError, match="2 of 200 clients have no samples .the first is client 198.; .*multiple of 9"):
+        make_partition(config("shards", clients=200, shards_per_client=2), labels)
+
+
+def test_iid_is_the_authors():
+    rs = np.random.RandomState(5)
+    want = np.array_split(rs.permutation(3000), 7)
+    got = make_partition(config("iid", clients=7, seed=5, seed_mode="numpy_legacy"), LABELS)
+    assert all(np.array_equal(got.client(k), want[k]) for k in range(7))
+    rs, rest = np.random.RandomState(5), list(range(3000))
+    got = make_partition(config("iid", clients=7, variant="fedsol", seed=5, seed_mode="numpy_legacy"), LABELS)
+    for k in range(7):
+        rs.shuffle(rest)
+        assert got.client(k).tolist() == rest[:428]
+        rest = rest[428:]
+
+
+def test_dirichlet_client_literal():
+    """The first client: q ~ Dirichlet, then choice without replacement with p proportional to q[label]."""
+    rs = np.random.RandomState(3)
+    q = rs.dirichlet([0.5] * 10)
+    p = q[LABELS] / q[LABELS].sum()
+    want = rs.choice(3000, 150, replace=False, p=p)
+    got = make_partition(config("dirichlet_client", clients=20, alpha=0.5, seed=3, seed_mode="numpy_legacy"), LABELS)
+    assert np.array_equal(got.client(0), want)
+
+
+def test_dirichlet_alpha_orders_the_skew():
+    def skew(alpha):
+        part = make_partition(config("dirichlet", clients=10, alpha=alpha), LABELS, seed=0)
+        counts = partition_table(part, LABELS, 10).to_numpy()
+        return (counts.max(axis=1) / counts.sum(axis=1)).mean()
+
+    assert skew(0.1) > skew(1.0) > skew(100.0)
+
+
+def test_iris_table():
+    labels = np.repeat([0, 1, 2], 50)
+    part = make_partition(config("table", table=[[50, 0, 0], [0, 40, 10], [0, 10, 40]]), labels)
+    assert part.client(0).tolist() == list(range(50))
+    assert part.client(1).tolist() == [*range(50, 90), *range(100, 110)]
+    assert part.client(2).tolist() == [*range(90, 100), *range(110, 150)]
+
+
+def test_natural():
+    group = np.array([3, 1, 3, 1, 7, 3])
+    part = make_partition(config("natural"), np.zeros(6, int), group=group)
+    assert [part.client(k).tolist() for k in range(3)] == [[1, 3], [0, 2, 5], [4]]
+    more = make_partition(config("natural", clients=5), np.zeros(6, int), group=group)
+    assert [set(group[more.client(k)]) for k in range(5)] == [{1}, {3}, {7}, {1}, {3}]
+    assert sorted(more.indices) == list(range(6))
+
+
+def test_subset_keeps_global_numbers():
+    subset = np.arange(1, 3000, 2)
+    part = make_partition(config("iid", clients=4), LABELS, subset=subset)
+    assert sorted(part.indices) == subset.tolist()
+
+
+def test_million_clients(tmp_path):
+    part = make_partition(config("iid", clients=1_000_000), np.zeros(1_000_000, np.int64))
+    part.save(tmp_path)
+    loaded = load_partition(tmp_path)
+    assert loaded.num_clients == 1_000_000 and np.array_equal(loaded.client(999_999), part.client(999_999))
+    assert loaded.client(5).base is not None, "a client is a view, not a copy"
+
+
+def test_save_load_and_tamper(tmp_path):
+    cfg = config("dirichlet", clients=5, alpha=0.5)
+    part = make_partition(cfg, LABELS)
+    part.save(tmp_path, cfg)
+    loaded = load_partition(tmp_path)
+    assert loaded.hash == part.hash and np.array_equal(loaded.indices, part.indices)
+    note = json.loads((tmp_path / "partition.json").read_text())
+    assert PartitionConfig(**note["config"]) == cfg and note["clients"] == 5
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["partition.json", "partition_indices.npy", "partition_offsets.npy"]
+    changed = part.indices.copy()
+    changed[[0, 1]] = changed[[1, 0]]
+    np.save(tmp_path / "partition_indices.npy", changed)
+    with pytest.raises(DataError, match="was changed"):
+        load_partition(tmp_path)
+    (tmp_path / "partition_indices.npy").write_bytes(b"no")
+    with pytest.raises(DataError, match="damaged"):
+        load_partition(tmp_path)
+    (tmp_path / "partition.json").unlink()
+    with pytest.raises(DataError, match=r"partition\.json is missing"):
+        load_partition(tmp_path)
+
+
+def test_defaults_are_filled_in_and_round_trip():
+    cfg = config("dirichlet", clients=5, alpha=0.5)
+    assert (cfg.variant, cfg.min_size, cfg.max_retries) == ("fedzoo", 15, 10_000)
+    assert config("dirichlet", clients=5, alpha=0.5, variant="takfl").min_size == 3
+    assert PartitionConfig(**cfg.model_dump()) == cfg and config("iid", clients=3).variant == "fedzoo"
+
+
+@pytest.mark.parametrize("kw, text", [
+    ({"name": "dirichlet", "clients": 5, "alpha": 0}, r"partition\.alpha: 0\.0 must be above 0"),
+    ({"name": "dirichlet", "clients": 5}, r"partition\.alpha: dirichlet needs it"),
+    ({"name": "iid", "clients": 5, "alpha": 1}, r"iid does not read it \(read by dirichlet, dirichlet_client\)"),
+    ({"name": "shards", "clients": 5, "variant": "fedml"}, r"partition\.variant: shards does not read it"),
+    ({"name": "dirichlet", "clients": 5, "alpha": 1, "variant": "fedzo"}, "did you mean 'fedzoo'"),
+    ({"name": "dirichlett", "clients": 5}, "unknown partition 'dirichlett' .did you mean 'dirichlet'"),
+    ({"name": "iid"}, r"partition\.clients: iid needs it"),
+    ({"name": "iid", "clients": 0}, "must be at least 1"),
+    ({"name": "iid", "clients": 3, "options": {"x": 1}}, "and no options"),
+    ({"name": "iid", "clients": 5, "seed_mode": "numpy_legacy"}, "numpy_legacy needs one"),
+    ({"name": "table", "table": [[1, 2], [3]]}, "one row a client"),
+    ({"name": "table", "table": [[1, 2]], "clients": 2}, "the table has 1 rows"),
+])
+def test_config_errors(kw, text):
+    with pytest.raises(ConfigError, match=text):
+        PartitionConfig(**kw)
+
+
+@pytest.mark.parametrize("kw, n, text", [
+    ({"name": "iid", "clients": 11}, 10, "11 clients for 10 training samples"),
+    ({"name": "dirichlet", "clients": 10, "alpha": 1}, 100, "need 150 and there are 100"),
+    ({"name": "dirichlet", "clients": 10, "alpha": 0.01, "max_retries": 3}, 1000,
+     r"3 draws with alpha 0\.01 .*at least 15 .*largest smallest client had \d+ samples.*set min_size lower"),
+    ({"name": "dirichlet", "clients": 50, "alpha": 0.01, "variant": "plain"}, 1000, r"\d+ of 50 clients have no samples"),
+    ({"name": "shards", "clients": 2, "shards_per_client": 2}, 100, "fewer shards than 10 classes; use at least 5"),
+    ({"name": "label_skew", "clients": 2, "classes_per_client": 2}, 100, r"must be in 5\.\.10"),
+    ({"name": "table", "table": [[200] + [0] * 9]}, 100, "class 0 has .* asks for 200"),
+    ({"name": "table", "table": [[1, 1]]}, 100, "2 columns for 10 classes"),
+    ({"name": "natural"}, 100, r"no group ids; set data\.group"),
+])
+def test_data_errors(kw, n, text):
+    labels = np.arange(n) % 10
+    with pytest.raises((DataError, ConfigError), match=text):
+        make_partition(PartitionConfig(**kw), labels)
+
+
+def test_natural_fewer_clients_than_groups():
+    with pytest.raises(ConfigError, match="has 3 groups"):
+        make_partition(config("natural", clients=2), np.zeros(6, int), group=np.array([0, 1, 2, 0, 1, 2]))
+
+
+def test_own_partition():
+    def odd_even(labels, num_classes, cfg, draws, group):
+        return [np.arange(0, len(labels), 2), np.arange(1, len(labels), cfg.options["step"])]
+
+    PARTITIONS.add("odd_even", odd_even)
+    part = make_partition(config("odd_even", options={"step": 2}), LABELS)
+    assert part.sizes.tolist() == [1500, 1500]
+
+
+def test_table_and_figure(tmp_path):
+    part = Partition(np.array([0, 1, 2, 3]), np.array([0, 3, 4]))
+    frame = partition_table(part, np.array([1, 1, 0, 2]), 3)
+    assert frame.to_numpy().tolist() == [[1, 2, 0], [0, 0, 1]]
+    partition_figure(part, np.array([1, 1, 0, 2]), ["a", "b", "c"], tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,61 @@
+"""Networks as a user would write them, for `tests/models/test_config.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from nowhere import Missing
+
+
+class Plain(nn.Module):
+    """Takes both sizes; no `head`, no `features`; an option without annotation and one that is no plain value."""
+
+    def __init__(self, num_classes: int, input_shape: tuple[int, ...], widths=(5, 4), activation=nn.ReLU):
+        super().__init__()
+        assert isinstance(widths, tuple)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], widths[0]), activation())
+        self.final = nn.Linear(widths[0], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.final(self.body(x))
+
+
+class Split(nn.Module):
+    """Its own `features` and `head`, and no size from the data."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, 3)
+        self.body = nn.Linear(2, width)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.body(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+class Cumulative(nn.Module):
+    def __init__(self, lazy: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LazyLinear(3) if lazy else nn.BatchNorm1d(2, momentum=None)
+
+
+class NoHead(nn.Module):
+    """The last child has no parameters: nothing tells which layer the head is."""
+
+    def __init__(self, width: Missing = 3) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, width)
+        self.out = nn.LogSoftmax(dim=1)
+
+
+def not_a_module(**options: int) -> dict[str, int]:
+    return options
+
+
+number = 3

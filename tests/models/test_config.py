@@ -1,0 +1,150 @@
+"""Options read from signatures, seeded initialisation, a user's own network."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import yaml
+from pydantic import ValidationError
+from torch import nn
+
+from flray.core.errors import ConfigError
+from flray.models import MODELS, ModelConfig, build_model, model_options
+
+OWN = "tests.models.own_networks"
+SMALL = {"name": "mlp", "hidden": [4]}
+
+
+def weights(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+# options ----------------------------------------------------------------------------------------
+def test_a_config_is_complete_plain_and_frozen():
+    config = ModelConfig(name="resnet18", norm="group")
+    assert config.model_dump() == {"name": "resnet18", "stem": "cifar", "norm": "group"}
+    assert config.options == {"stem": "cifar", "norm": "group"}
+    mlp = ModelConfig(name="mlp")
+    assert mlp.model_dump() == {"name": "mlp", "hidden": [200], "activation": "relu"}
+    assert ModelConfig(**yaml.safe_load(yaml.safe_dump(mlp.model_dump()))) == mlp
+    assert pickle.loads(pickle.dumps(mlp)) == mlp
+    assert ModelConfig.model_validate(mlp) == mlp
+    with pytest.raises(ValidationError, match="frozen"):
+        config.norm = "batch"
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"name": "resnet81"}, r"unknown model 'resnet81' \(did you mean 'resnet8'\?\)"),
+        ({"name": "mlp", "hiden": [3]}, r"unknown option 'hiden' in model 'mlp' \(did you mean 'hidden'\?\)"),
+        ({"name": "fedavg_cnn", "width": 3}, r"unknown option 'width' in model 'fedavg_cnn', which has no options"),
+        ({"name": "mlp", "hidden": [8, 0]}, r"model 'mlp', option 'hidden.1': .*greater than 0, got 0"),
+        ({"name": "mlp", "hidden": "200"}, r"model 'mlp', option 'hidden': .*got '200'"),
+        ({"name": "resnet18", "norm": "grup"}, r"option 'norm': .*'batch', 'group' or 'none_tracked', got 'grup'"),
+        ({"name": "mlp", "num_classes": 3}, r"model 'mlp': num_classes comes from the data; leave it out"),
+        ({"name": f"{OWN}:Splat"}, r"unknown name 'Splat' in module .*own_networks' \(did you mean 'Split'"),
+        ({"name": "no_such_module:Net"}, r"cannot import 'no_such_module'"),
+        ({"name": f"{OWN}:number"}, r"is a int; name a torch.nn.Module class"),
+        ({"name": f"{OWN}:Split", "widht": 3}, r"did you mean 'width'"),
+        ({"name": f"{OWN}:Split", "width": "wide"}, r"option 'width': .*valid integer.*got 'wide'"),
+        ({"name": f"{OWN}:Plain", "activation": nn.Tanh}, r"option 'activation': not a plain value"),
+        ({"name": "torch.nn:Linear", "in_features": 3}, r"option 'out_features': Field required"),
+    ],
+)
+def test_config_errors(config, says):
+    with pytest.raises(ConfigError, match=says):
+        ModelConfig(**config)
+
+
+@pytest.mark.parametrize("data", [{}, {"name": 3}, "mlp"])
+def test_no_name(data):
+    with pytest.raises(ValidationError):
+        ModelConfig.model_validate(data)
+
+
+def test_listing_reads_the_signature():
+    options = {o.name: o for o in model_options("resnet18")}
+    assert list(options) == ["stem", "norm"]
+    assert options["norm"].default == "batch"
+    assert options["norm"].bounds == "batch | group | none_tracked"
+    assert "running statistics" in options["norm"].doc
+    for name in MODELS.names():
+        assert all(option.doc for option in model_options(name)), name
+
+
+# initialisation ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", MODELS.names())
+def test_initialisation_depends_on_the_seed_alone(name):
+    config = ModelConfig(name=name)
+    torch.manual_seed(1)
+    first = weights(build_model(config, (3, 16, 16), 3, seed=7))
+    torch.manual_seed(2)
+    torch.rand(5)
+    assert torch.equal(first, weights(build_model(config, (3, 16, 16), 3, seed=7)))
+    assert not torch.equal(first, weights(build_model(config, (3, 16, 16), 3, seed=8)))
+
+
+def test_seeds_of_63_bits_are_accepted():
+    build_model(ModelConfig(**SMALL), (2,), 2, seed=2**63 - 1)
+
+
+def test_the_process_wide_generator_is_left_alone():
+    state = torch.get_rng_state()
+    build_model(ModelConfig(**SMALL), (2,), 2, seed=0)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+# a user's own network -----------------------------------------------------------------------------
+def test_own_network_with_sizes_from_the_data():
+    config = ModelConfig(name=f"{OWN}:Plain")
+    assert config.model_dump() == {"name": f"{OWN}:Plain", "widths": [5, 4]}  # nn.ReLU cannot stand in YAML
+    model = build_model(config, (2,), 3, seed=0)
+    assert model(torch.zeros(4, 2)).shape == (4, 3)
+    assert model.head is model.final
+    assert not any(name.startswith("head") for name in model.state_dict())
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin.head is twin.final
+        assert twin.head is not model.head
+
+
+def test_own_network_with_its_own_split():
+    model = build_model(ModelConfig(name=f"{OWN}:Split", width=6), (2,), 3, seed=0)
+    assert model.head.in_features == 6
+    assert model.features(torch.zeros(4, 2)).shape == (4, 6)
+
+
+def test_no_head_is_invented():
+    model = build_model(ModelConfig(name=f"{OWN}:NoHead", width=4), (2,), 4, seed=0)
+    assert not hasattr(model, "head")
+
+
+def test_own_network_added_to_the_table(monkeypatch):
+    from tests.models.own_networks import Split
+
+    monkeypatch.setattr(MODELS, "_table", dict(MODELS._table))
+    MODELS.add("mine", Split)
+    assert isinstance(build_model(ModelConfig(name="mine"), (2,), 3, seed=0), Split)
+
+
+def test_a_function_with_free_keywords():
+    config = ModelConfig(name="torchvision.models:squeezenet1_1", num_classes=7)
+    model = build_model(config, (3, 32, 32), 7, seed=0)
+    assert model.classifier[1].out_channels == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("Cumulative", {}, r"norm has momentum=None"),
+        ("Cumulative", {"lazy": True}, r"norm.weight has no shape yet"),
+        ("not_a_module", {"x": 1}, r"gave a dict, not a torch.nn.Module"),
+    ],
+)
+def test_networks_that_cannot_be_used(name, options, says):
+    config = ModelConfig(name=f"{OWN}:{name}", **options)
+    with pytest.raises(ConfigError, match=says):
+        build_model(config, (2,), 3, seed=0)
