@@ -161,7 +161,7 @@ def algorithm_name(algorithm: Algorithm) -> str:
     raise ConfigError(f"{type(algorithm).__name__} is not registered; add it with ALGORITHMS.add('name', {type(algorithm).__name__})")
 
 
-class one_line:  # noqa: N801 - reads as a statement: with one_line("algorithm", kind)
+class one_line:
     """Turn a pydantic error inside the block into one `ConfigError` line: key, problem, nearest valid key."""
 
     def __init__(self, where: str, model: type[BaseModel]) -> None:

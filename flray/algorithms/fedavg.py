@@ -98,7 +98,7 @@ class FedAvg(Algorithm, frozen=True):
         loss, g = self.gradient(ctx, down, client, carry, batch)
         carry.loss.add_(loss)
         carry.w.add_(self.direction(ctx, down, carry, g), alpha=-self.learning_rate(ctx))
-        return carry._replace(moments=carry.moments._replace(count=carry.moments.count + 1))
+        return carry._replace(moments=carry.moments._replace(steps=carry.moments.steps + 1))
 
     def direction(self, ctx: Context, down: Any, carry: Any, g: Tensor) -> Tensor:
         """The optimiser's direction `v [P]` of w <- w - lr v; consumes `g`."""
@@ -113,4 +113,4 @@ class FedAvg(Algorithm, frozen=True):
         return Update(carry.w, carry.b), LocalStatistics(carry.b.clone()) if self.buffers == "local" else client
 
     def report(self, ctx: Context, carry: Any) -> Metrics:
-        return {"train/loss": carry.loss / max(carry.moments.count, 1)}
+        return {"train/loss": carry.loss / max(carry.moments.steps, 1)}

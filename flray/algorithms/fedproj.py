@@ -11,10 +11,10 @@ Journal version (seed 000: sections 4, A.2, A.4, Algorithm 1) by default; the pr
 | M_t | `memory_size` | the whole public set, resampled every round | all of D_pub |
 | g_mem | `memory_batch` | one mini-batch per step (C.6) | full (Algorithm 1) |
 | r, Figure 2 | `projection_rate` | 1 | - |
-| alpha, R | `alpha`, `anchor` | 0, previous_global (Algorithm 1) | same; `per_client_mean` in 4.3 |
+| alpha, R | `alpha`, `wd_anchor` | 0, previous_global (Algorithm 1) | same; `per_client_mean` in 4.3 |
 
 Constraint <g, g_mem> >= 0; g = g_local - (<g_local, g_mem> / ||g_mem||^2) g_mem where it is violated. The projected gradient goes
-to the optimiser (`project: update` projects the optimiser's direction instead). One inner product over all parameters.
+to the optimiser (`project_stage: update` projects the optimiser's direction instead). One inner product over all parameters.
 Down: P + Q + |M| C logits (the memory's inputs are public and already there). Up: P + Q. State: server keeps Z, the ensemble's logits.
 Cost per step: 2 FedAvg steps. Known failure: with public data far from the private ones g_mem is small, and delta decides.
 """
@@ -49,11 +49,11 @@ class FedProjState(NamedTuple):
 
 
 class FedProjBroadcast(NamedTuple):
-    """The model, the memory's `index [M]` into the public data (None: all of it), Z_t `logits [M, C]` or `[0, C]`."""
+    """The model, the `memory [M]` as numbers of public samples (None: all of them), Z_t `logits [M, C]` or `[0, C]`."""
 
     w: Tensor
     b: Tensor
-    index: Tensor | None
+    memory: Tensor | None
     logits: Tensor
 
 
@@ -90,7 +90,7 @@ class FedProj(FedDF, frozen=True):
     delta: float = hp(1e-12, log=(1e-14, 1e-2), ge=0, doc="smallest ||g_mem||^2 that projects (rule threshold, A.4)")
     eps: float = hp(1e-8, log=(1e-12, 1e-2), ge=0, doc="added to ||g_mem||^2 (rules epsilon and always)")
     scope: Literal["global", "tensor"] = hp("global", doc="one inner product over all parameters, or one per tensor")
-    project: Literal["gradient", "update"] = hp("gradient", doc="project the gradient before the optimiser, or its direction after")
+    project_stage: Literal["gradient", "update"] = hp("gradient", doc="project the gradient before the optimiser, or its direction after")
     memory_loss: Literal["kl", "ce_labels"] = hp("kl", doc="KL to the ensemble, or cross-entropy with the memory's labels")
     round0: Literal["auto", "skip", "ce_labels", "kl_init"] = hp("auto", doc="memory loss before there is an ensemble")
     memory_size: int | None = hp(None, ge=1, doc="size of the buffer M, resampled every round; none: the whole public set")
@@ -98,7 +98,7 @@ class FedProj(FedDF, frozen=True):
     memory_batch_size: int | None = hp(None, ge=1, doc="size of that mini-batch; none: the local batch size")
     memory_bn: Mode = hp("train_frozen", doc="batch norm in the memory pass: batch statistics (kept out of b or not), or b")
     alpha: float = hp(0.0, choice=(0.0, 0.1, 0.3, 0.5), ge=0, doc="weight of the divergence term R on the server")
-    anchor: Literal["previous_global", "average", "sum_clients", "per_client_mean"] = hp(
+    wd_anchor: Literal["previous_global", "average", "sum_clients", "per_client_mean"] = hp(
         "previous_global", doc="R: ||w - w_g||^2, to the average, summed over the clients' models, or their mean"
     )
 
@@ -108,7 +108,7 @@ class FedProj(FedDF, frozen=True):
         if "ce_labels" in (self.memory_loss, self.round0) and not proxy.same_labels:
             raise ConfigError(
                 "algorithm.memory_loss or round0 is ce_labels, but the proxy data carry no labels of the private classes; "
-                "use kl and round0=auto, or set data.proxy.labelled and data.proxy.same_labels"
+                "use kl and round0=auto, or set proxy.labelled and proxy.same_labels"
             )
         logits = proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size)
         return FedProjState(w, b, logits if self.round0 == "kl_init" else logits[:0])
@@ -130,41 +130,45 @@ class FedProj(FedDF, frozen=True):
         if not self.alpha:
             return None
         count = len(updates.w)
-        if self.anchor == "previous_global":
+        if self.wd_anchor == "previous_global":
             anchor, factor = state.w, 1
-        elif self.anchor == "average":
+        elif self.wd_anchor == "average":
             anchor, factor = average.w, 1
         else:  # sum_k ||w - w_k||^2 = K ||w - mean||^2 + const
             uniform = torch.full((count,), 1.0 / count, dtype=torch.float64)
-            anchor, factor = stacked_mean(updates, uniform).w, count if self.anchor == "sum_clients" else 1
+            anchor, factor = stacked_mean(updates, uniform).w, count if self.wd_anchor == "sum_clients" else 1
         return lambda w: (w - anchor).mul_(2 * self.alpha * factor)
 
     # client -----------------------------------------------------------------------------------
     def begin(self, ctx: Context, down: Any, client: Any) -> Any:
         base = super().begin(ctx, down, client)
         return FedProjCarry(
-            *base,
+            w=base.w,
+            b=base.b,
+            grad=base.grad,
+            moments=base.moments,
+            loss=base.loss,
             memory_grad=ctx.objective.scratch("memory gradient", base.w),
-            order=ctx.rng("memory order").permutation(ctx.require_proxy().size if down.index is None else len(down.index)),
+            order=ctx.rng("memory order").permutation(ctx.require_proxy().size if down.memory is None else len(down.memory)),
             draws=ctx.rng("projection").random(ctx.num_steps),
             tally=Tally(*torch.zeros(5, device=base.w.device).unbind()),
         )
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)
-        if self.project == "gradient" and self.remembers(ctx, down, carry):
+        if self.project_stage == "gradient" and self.remembers(ctx, down, carry):
             g = self.projected(ctx, down, carry, g, out=g)
         return loss, g
 
     def direction(self, ctx: Context, down: Any, carry: Any, g: Tensor) -> Tensor:
         v = super().direction(ctx, down, carry, g)
-        if self.project == "update" and self.remembers(ctx, down, carry):
+        if self.project_stage == "update" and self.remembers(ctx, down, carry):
             v = self.projected(ctx, down, carry, v, out=None)  # v may be the momentum buffer itself
         return v
 
     def remembers(self, ctx: Context, down: Any, carry: Any) -> bool:
         """Whether this local step reads the memory: u < r, and there is something to remember."""
-        return bool(carry.draws[carry.moments.count] < self.projection_rate) and self._loss_kind(ctx, down) != "skip"
+        return bool(carry.draws[carry.moments.steps] < self.projection_rate) and self._loss_kind(ctx, down) != "skip"
 
     def _loss_kind(self, ctx: Context, down: Any) -> str:
         """Which memory loss this round reads: `kl`, `ce_labels`, or `skip`."""
@@ -193,7 +197,7 @@ class FedProj(FedDF, frozen=True):
         """(L_mem, g_mem `[P]`) at the client's weights, on this step's mini-batch of the memory or on all of it."""
         if self.memory_batch == "minibatch":
             size = min(self.memory_batch_size or self.batch_size, len(carry.order))
-            start = carry.moments.count * size
+            start = carry.moments.steps * size
             chosen = np.take(carry.order, np.arange(start, start + size), mode="wrap")
             return self._memory_loss(ctx, down, carry, chosen, carry.memory_grad)
         total, g_mem = torch.zeros((), device=carry.w.device), torch.zeros_like(carry.w)
@@ -206,7 +210,7 @@ class FedProj(FedDF, frozen=True):
     def _memory_loss(self, ctx: Context, down: Any, carry: Any, chosen: np.ndarray, out: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and gradient on the buffer's samples `chosen [B]`."""
         proxy = ctx.require_proxy()
-        index = chosen if down.index is None else down.index[torch.from_numpy(chosen).to(down.index.device)].cpu().numpy()
+        index = chosen if down.memory is None else down.memory[torch.from_numpy(chosen).to(down.memory.device)].cpu().numpy()
         x = proxy.inputs(index)
         if self._loss_kind(ctx, down) == "ce_labels":
             y = proxy.labels(index)
@@ -218,7 +222,7 @@ class FedProj(FedDF, frozen=True):
         tally, steps = carry.tally, carry.tally.steps.clamp_min(1)
         return {
             **super().report(ctx, carry),
-            "project/share": tally.projected / max(carry.moments.count, 1),
+            "project/share": tally.projected / max(carry.moments.steps, 1),
             "project/cosine": tally.cosine / steps,
             "memory/loss_first": tally.first,
             "memory/loss_last": tally.last,

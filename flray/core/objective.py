@@ -122,14 +122,13 @@ class Objective:
         """Float `[P]`, 1 on `"head"`, `"body"` (all but the head), `"all"`, or on the tensors of one submodule's name."""
         if part in ("head", "body") and not self._head_names:
             raise ConfigError(f"model {type(self.module).__name__} declares no `head`: part {part!r} is undefined for it")
-        if part == "head":
-            chosen = self._head_names.__contains__
-        elif part == "body":
-            chosen = lambda name: name not in self._head_names  # noqa: E731
-        elif part == "all":
-            chosen = lambda name: True  # noqa: E731
-        else:
-            chosen = lambda name: name == part or name.startswith(part + ".")  # noqa: E731
+        def chosen(name: str) -> bool:
+            if part in ("head", "body"):
+                return (name in self._head_names) == (part == "head")
+            return part == "all" or name == part or name.startswith(part + ".")
+
+        if not any(chosen(entry.name) for entry in self.layout.entries):
+            raise ConfigError(f"model {type(self.module).__name__} has no trainable part {part!r}")
         return self.layout.mask(chosen).to(self.device)
 
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:

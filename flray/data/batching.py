@@ -50,6 +50,7 @@ class Normalizer:
         self.channels = len(m)
         self._scale = torch.tensor(1 / (255 * s), dtype=torch.float32, device=self.device)
         self._shift = torch.tensor(-m / s, dtype=torch.float32, device=self.device)
+        self.device = self._scale.device  # "cuda" has become "cuda:0"
         self._rows: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, x: Array | Tensor) -> Tensor:
@@ -99,9 +100,9 @@ class Batches:
         self.x, self.y, self.indices, self.rng, self.normalizer = x, y, indices, rng, normalizer
         self.batch_size, self.epochs = batch_size, epochs
         # the normalizer already stands on a device: a second opinion could only disagree
-        self.device = normalizer.device if device is None else torch.device(device)
-        if self.device != normalizer.device:
-            raise ValueError(f"normalizer is on {normalizer.device} and batches on {self.device}; give both one device")
+        self.device = normalizer.device
+        if device is not None and torch.device(device).type != self.device.type:
+            raise ValueError(f"normalizer is on {self.device} and batches on {device}; give both one device")
 
     @property
     def num_examples(self) -> int:
@@ -123,9 +124,9 @@ class Batches:
                 rows = order[start : start + chunk]
                 x, y = _gather(self.x, rows), _gather(self.y, rows)
                 if drawn is not None and self.augment is not None:
-                    part = drawn.part(start, start + len(rows), self.normalizer.device)
+                    part = drawn.part(start, start + len(rows), self.device)
                     # crop and flip move raw pixels; on the device, after the small uint8 transfer
-                    x = apply_crop_flip(x.to(self.normalizer.device), self.augment, part)
+                    x = apply_crop_flip(x.to(self.device), self.augment, part)
                     x = apply_cutout(self.normalizer(x), self.augment, part)
                 else:
                     x = self.normalizer(x)

@@ -76,7 +76,10 @@ def file_digest(paths: Sequence[Path]) -> str:
         known = _json(note)
         if known is None or known.get("stamp") != stamp:
             with path.open("rb") as file:
-                known = {"stamp": stamp, "hash": hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()}
+                known = {
+                    "stamp": stamp,
+                    "hash": hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest(),
+                }
             with _disk_errors(index):
                 index.mkdir(parents=True, exist_ok=True)
                 aside = index / f".{uuid.uuid4().hex}"

@@ -16,7 +16,7 @@ from flray.data.sources import Split, Splits, load_splits, pack, unpack
 
 LEAK_LIMIT = 0.01  # of the test split; CIFAR-100 as published shares 10 images of 10,000
 
-# published train constants, federated.md section 3 (CIFAR-100: /work/shared/data/README.md, all 50,000 images)
+# published train constants, as in Lee-Gihun/FedSOL (CIFAR-100: of all 50,000 train images)
 CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "mnist": ((0.1307,), (0.3081,)),
     "cifar10": ((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768)),
@@ -26,6 +26,7 @@ CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "pathmnist": ((0.5,) * 3, (0.5,) * 3),
     "tissuemnist": ((0.5,) * 3, (0.5,) * 3),
 }
+# MMorafah/FedZoo-Bench
 FEDZOO: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
@@ -81,8 +82,11 @@ def load_dataset(config: DataConfig) -> Dataset:
     check_splits(raw, config)
     _check_fit(raw, config)
     source_key = raw.key or array_digest(*[a for s in (raw.train, raw.test) if s for a in s])
-    changes = {name: getattr(config, name) for name in
-               ("train_size", "test_size", "resize", "channels", "pca", "standardize") if getattr(config, name)}
+    changes = {
+        name: getattr(config, name)
+        for name in ("train_size", "test_size", "resize", "channels", "pca", "standardize")
+        if getattr(config, name)
+    }
     if raw.test is None:
         changes["test_fraction"] = config.test_fraction
     if changes.keys() & {"train_size", "test_size", "test_fraction"}:
@@ -107,13 +111,17 @@ def check_splits(splits: Splits, config: DataConfig) -> None:
         what = f"source {config.source!r}: {name}"
         image = split.x.ndim == 4 and split.x.dtype == np.uint8
         if not image and not (split.x.ndim == 2 and split.x.dtype == np.float32):
-            raise DataError(f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 [n, H, W, C] or float32 [n, d]")
+            raise DataError(
+                f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 [n, H, W, C] or float32 [n, d]"
+            )
         if split.y.shape != split.x.shape[:1] or split.y.dtype != np.int64:
             raise DataError(f"{what}.y is {split.y.dtype} {split.y.shape}; make it int64 [{len(split.x)}]")
         if not len(split.y):
             raise DataError(f"{what} has no samples")
         if split.x.shape[1:] != splits.train.x.shape[1:]:
-            raise DataError(f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}")
+            raise DataError(
+                f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}"
+            )
 
 
 def _check_fit(raw: Splits, config: DataConfig) -> None:
@@ -128,8 +136,10 @@ def _check_fit(raw: Splits, config: DataConfig) -> None:
         kind = "images" if image else "tabular features"
         raise ConfigError(f"data.{wrong[0]}: source {config.source!r} has {kind}, which do not take it; leave it out")
     if raw.test is not None and config.test_fraction != DataConfig.model_fields["test_fraction"].default:
-        raise ConfigError(f"data.test_fraction: source {config.source!r} has an official test split of "
-                          f"{len(raw.test.y)} samples; leave it out, or use test_size for a smaller one")
+        raise ConfigError(
+            f"data.test_fraction: source {config.source!r} has an official test split of "
+            f"{len(raw.test.y)} samples; leave it out, or use test_size for a smaller one"
+        )
     for name, split in (("train_size", raw.train), ("test_size", raw.test)):
         size = getattr(config, name)
         if size and split and size > len(split.y):
@@ -177,8 +187,10 @@ def stratified(y: Array, size: int, seed: int, purpose: str) -> Array:
     quota = np.floor(exact).astype(np.int64)
     order = np.lexsort((classes, -(exact - quota)))
     quota[order[: size - quota.sum()]] += 1
-    picks = [rng(seed, purpose, int(c)).choice(np.flatnonzero(y == c), q, replace=False)
-             for c, q in zip(classes, quota, strict=True)]
+    picks = [
+        rng(seed, purpose, int(c)).choice(np.flatnonzero(y == c), q, replace=False)
+        for c, q in zip(classes, quota, strict=True)
+    ]
     return np.sort(np.concatenate(picks))
 
 
@@ -276,7 +288,9 @@ def _constants(config: DataConfig, train: Split, meta: Any) -> tuple[tuple[float
         mean, std = (0.0,) * channels, (1.0,) * channels
     elif config.normalize == "fedzoo":
         if name not in FEDZOO:
-            raise ConfigError(f"data.normalize: fedzoo has constants for {', '.join(FEDZOO)}, not for {name!r}; use dataset")
+            raise ConfigError(
+                f"data.normalize: fedzoo has constants for {', '.join(FEDZOO)}, not for {name!r}; use dataset"
+            )
         mean, std = FEDZOO[name]
     elif name in CONSTANTS and len(CONSTANTS[name][0]) == channels:
         mean, std = CONSTANTS[name]

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 Draws = np.random.Generator | np.random.RandomState
 PARTITIONS = Registry(
     "partition",
-    {name: f"flray.data.partitioners:{name}"
-     for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural")},
+    {
+        name: f"flray.data.partitioners:{name}"
+        for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural")
+    },
 )
 # what each partition reads, with its default; "" = must be given
 _READS: dict[str, dict[str, Any]] = {
@@ -38,10 +40,20 @@ _READS: dict[str, dict[str, Any]] = {
     "table": {"table": "", "clients": None},
     "natural": {"clients": None},
 }
-# m_min of every variant, federated.md 2.2
+# smallest client of every variant, as in MMorafah/FedZoo-Bench, FedML (Lee-Gihun/FedSOL), Xtra-Computing/NIID-Bench,
+# hojinchangucsd/TAKFL, and the formula as printed
 MIN_SIZE = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "plain": 0}
 VARIANTS = {"iid": ("fedzoo", "fedsol"), "dirichlet": tuple(MIN_SIZE)}
-_OPTIONS = ("clients", "alpha", "variant", "min_size", "max_retries", "shards_per_client", "classes_per_client", "table")
+_OPTIONS = (
+    "clients",
+    "alpha",
+    "variant",
+    "min_size",
+    "max_retries",
+    "shards_per_client",
+    "classes_per_client",
+    "table",
+)
 
 
 class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
@@ -50,16 +62,23 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
     name: str
     clients: int | None = Field(default=None, description="N; natural and table: default from the data")
     alpha: float | None = Field(default=None, description="Dirichlet concentration (the papers also say beta), > 0")
-    variant: str | None = Field(default=None, description="dirichlet: fedzoo fedml niidbench takfl plain; iid: fedzoo fedsol")
-    min_size: int | None = Field(default=None, ge=0, description="dirichlet: draw again until every client has so many samples")
+    variant: str | None = Field(
+        default=None, description="dirichlet: fedzoo fedml niidbench takfl plain; iid: fedzoo fedsol"
+    )
+    min_size: int | None = Field(
+        default=None, ge=0, description="dirichlet: draw again until every client has so many samples"
+    )
     max_retries: int | None = Field(default=None, gt=0, description="dirichlet, label_skew: draws before giving up")
     shards_per_client: int | None = Field(default=None, description="shards: s")
     classes_per_client: int | None = Field(default=None, description="label_skew: q")
-    table: tuple[tuple[int, ...], ...] | None = Field(default=None, description="samples, one row a client, one column a class")
+    table: tuple[tuple[int, ...], ...] | None = Field(
+        default=None, description="samples, one row a client, one column a class"
+    )
     options: dict[str, Any] = Field(default={}, description="for a partition of your own")
     seed: int | None = Field(default=None, description="default: the run's seed")
     seed_mode: Literal["addressed", "numpy_legacy"] = Field(
-        default="addressed", description="numpy_legacy: RandomState(seed), as the authors' code; FedSOL: seed 19940817")
+        default="addressed", description="numpy_legacy: RandomState(seed), as the authors' code; FedSOL: seed 19940817"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -72,10 +91,14 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
         for option in _OPTIONS:
             if data.get(option) is not None and option not in reads:
                 readers = [n for n, r in _READS.items() if option in r]
-                raise ConfigError(f"partition.{option}: {name} does not read it (read by {', '.join(readers)}); leave it out")
+                raise ConfigError(
+                    f"partition.{option}: {name} does not read it (read by {', '.join(readers)}); leave it out"
+                )
         if data.get("options"):
             raise ConfigError(f"partition.options: {name} reads {', '.join(reads)} and no options; leave it out")
-        filled = {k: v for k, v in reads.items() if v not in ("", None)} | {k: v for k, v in data.items() if v is not None}
+        filled = {k: v for k, v in reads.items() if v not in ("", None)} | {
+            k: v for k, v in data.items() if v is not None
+        }
         for option, default in reads.items():
             if default == "" and option not in filled:
                 raise ConfigError(f"partition.{option}: {name} needs it; set partition.{option}")
@@ -95,14 +118,20 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
                 raise ConfigError(f"partition.{option}: {value} must be at least 1")
         valid = VARIANTS.get(self.name)
         if valid and self.variant not in valid:
-            raise ConfigError(f"partition.variant: {self.name} has no {self.variant!r}{nearest(str(self.variant), valid)}")
+            raise ConfigError(
+                f"partition.variant: {self.name} has no {self.variant!r}{nearest(str(self.variant), valid)}"
+            )
         if self.table is not None:
             if not self.table or len({len(row) for row in self.table}) != 1 or min(min(r) for r in self.table) < 0:
                 raise ConfigError("partition.table: write one row a client with one number >= 0 for every class")
             if self.clients not in (None, len(self.table)):
-                raise ConfigError(f"partition.clients: {self.clients}, but the table has {len(self.table)} rows; leave it out")
+                raise ConfigError(
+                    f"partition.clients: {self.clients}, but the table has {len(self.table)} rows; leave it out"
+                )
         if self.seed_mode == "numpy_legacy" and (self.seed is None or not 0 <= self.seed < 2**32):
-            raise ConfigError(f"partition.seed: numpy_legacy needs one in 0..2^32-1, not {self.seed} (FedSOL: 19940817)")
+            raise ConfigError(
+                f"partition.seed: numpy_legacy needs one in 0..2^32-1, not {self.seed} (FedSOL: 19940817)"
+            )
         return self
 
 
@@ -138,11 +167,15 @@ class Partition(NamedTuple):
         return view
 
     def save(self, folder: Path | str, config: PartitionConfig | None = None) -> None:
-        """`partition_indices.npy`, `partition_offsets.npy` and `partition.json` (hash, config), each renamed into place."""
+        """Writes `partition_indices.npy`, `partition_offsets.npy`, `partition.json` (hash, config), each renamed in."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        note = {"hash": self.hash, "clients": self.num_clients, "samples": len(self.indices),
-                "config": config.model_dump(mode="json") if config else None}
+        note = {
+            "hash": self.hash,
+            "clients": self.num_clients,
+            "samples": len(self.indices),
+            "config": config.model_dump(mode="json") if config else None,
+        }
         for name, array in (("indices", self.indices), ("offsets", self.offsets)):
             with _aside(folder / f"partition_{name}.npy") as aside, aside.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
@@ -172,23 +205,31 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
     folder = Path(folder)
     try:
         note = json.loads((folder / "partition.json").read_text())
-        arrays = [np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
-                  for name in ("indices", "offsets")]
+        arrays = [
+            np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
+            for name in ("indices", "offsets")
+        ]
     except FileNotFoundError as error:
-        raise DataError(f"no partition in {folder}: {Path(error.filename).name} is missing; is it a run's folder?") from error
+        raise DataError(
+            f"no partition in {folder}: {Path(error.filename).name} is missing; is it a run's folder?"
+        ) from error
     except (ValueError, EOFError, OSError) as error:
         raise DataError(f"partition in {folder} is damaged ({error}); delete it and make it again") from error
     partition = Partition(*arrays)
     if verify and partition.hash != note.get("hash"):
-        raise DataError(f"partition in {folder} was changed: its hash is {partition.hash} and partition.json says "
-                        f"{note.get('hash')}; delete it and make it again")
+        raise DataError(
+            f"partition in {folder} was changed: its hash is {partition.hash} and partition.json says "
+            f"{note.get('hash')}; delete it and make it again"
+        )
     return partition
 
 
 def generator(config: PartitionConfig, run_seed: int) -> Draws:
     """The draws of a partition: addressed by its own seed or the run's, or NumPy's legacy generator."""
     seed = run_seed if config.seed is None else config.seed
-    return np.random.RandomState(seed) if config.seed_mode == "numpy_legacy" else addressed(seed, "partition", config.name)
+    return (
+        np.random.RandomState(seed) if config.seed_mode == "numpy_legacy" else addressed(seed, "partition", config.name)
+    )
 
 
 def make_partition(
@@ -215,11 +256,15 @@ def make_partition(
     partition = made if isinstance(made, Partition) else from_lists(made)
     empty = np.flatnonzero(partition.sizes == 0)
     if len(empty):
-        what = {"dirichlet": "set min_size: 1 or more, or a larger alpha", "table": "give every row a sample",
-                "shards": f"make clients x shards_per_client a multiple of {num_classes}, the number of classes",
-                }.get(config.name, "use fewer clients")
-        raise DataError(f"partition {config.name}: {len(empty)} of {partition.num_clients} clients have no samples "
-                        f"(the first is client {empty[0]}); {what}")
+        what = {
+            "dirichlet": "set min_size: 1 or more, or a larger alpha",
+            "table": "give every row a sample",
+            "shards": f"make clients x shards_per_client a multiple of {num_classes}, the number of classes",
+        }.get(config.name, "use fewer clients")
+        raise DataError(
+            f"partition {config.name}: {len(empty)} of {partition.num_clients} clients have no samples "
+            f"(the first is client {empty[0]}); {what}"
+        )
     indices = partition.indices if rows is None else rows[partition.indices]
     small = np.int32 if len(labels) < 2**31 else np.int64
     return Partition(np.ascontiguousarray(indices, small), np.ascontiguousarray(partition.offsets, np.int64))
@@ -237,8 +282,9 @@ def table(partition: Partition, labels: Array, num_classes: int) -> pandas.DataF
     import pandas
 
     owner = np.repeat(np.arange(partition.num_clients), partition.sizes)
-    flat = np.bincount(owner * num_classes + np.asarray(labels)[partition.indices],
-                       minlength=partition.num_clients * num_classes)
+    flat = np.bincount(
+        owner * num_classes + np.asarray(labels)[partition.indices], minlength=partition.num_clients * num_classes
+    )
     frame = pandas.DataFrame(flat.reshape(partition.num_clients, num_classes))
     return frame.rename_axis(index="client", columns="class")
 

@@ -1,4 +1,4 @@
-"""The partitions of federated.md section 2, draw for draw as in the authors' code.
+"""Label-based partitions, draw for draw as in the authors' code (FedSOL, FedZoo-Bench, NIID-Bench, TAKFL).
 
 Every function takes (labels [n], number of classes, config, generator, group ids or None). The generator is
 NumPy's new or its legacy one; only what both have is used (shuffle, permutation, dirichlet, choice).
@@ -44,15 +44,17 @@ def iid(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, 
 
 
 def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
-    """Class by class: shares of the clients ~ Dirichlet(alpha), none to clients that reached the cap (2.2).
+    """Class by class: shares of the clients ~ Dirichlet(alpha), none to clients that reached the cap.
 
     Drawn again until every client has `min_size` samples.
     """
     n, clients = len(labels), _clients(config)
     smallest, tries = config.min_size or 0, config.max_retries or 1
     if smallest * clients > n:
-        raise DataError(f"partition.min_size: {clients} clients with {smallest} samples each need {smallest * clients} and "
-                        f"there are {n}; set min_size or clients lower")
+        raise DataError(
+            f"partition.min_size: {clients} clients with {smallest} samples each need {smallest * clients} and "
+            f"there are {n}; set min_size or clients lower"
+        )
     cap = {"plain": np.inf, "fedml": n // clients}.get(str(config.variant), n / clients)
     order = [np.flatnonzero(labels == c) for c in range(num_classes)]
     best = -1
@@ -79,13 +81,16 @@ def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: D
                     draws.shuffle(made.indices[made.offsets[k] : made.offsets[k + 1]])
                 return made
     reached = f"the largest smallest client had {best} samples" if best >= 0 else "no draw could place all samples"
-    raise DataError(f"partition dirichlet: {tries} draws with alpha {config.alpha} gave no partition of {clients} clients "
-                    f"with at least {smallest} samples each ({reached}); set min_size lower, alpha higher or fewer clients")
+    raise DataError(
+        f"partition dirichlet: {tries} draws with alpha {config.alpha} gave no partition of {clients} clients "
+        f"with at least {smallest} samples each ({reached}); set min_size lower, alpha higher or fewer clients"
+    )
 
 
-def dirichlet_client(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws,
-                     group: Array | None) -> Partition:
-    """Client by client: class mix q ~ Dirichlet(alpha), then floor(n/N) samples with weight q[label] (2.3, Hsu et al.).
+def dirichlet_client(
+    labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None
+) -> Partition:
+    """Client by client: class mix q ~ Dirichlet(alpha), then floor(n/N) samples with weight q[label] (Hsu et al. 2019).
 
     Where fewer samples with a weight above 0 are left than needed, all of them and a uniform draw of the rest.
     """
@@ -107,12 +112,14 @@ def dirichlet_client(labels: Array, num_classes: int, config: PartitionConfig, d
 
 
 def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> list[Array]:
-    """s shards of one class each (2.1, FedSOL with its padding loop); a client holds at most s classes."""
+    """s shards of one class a client (McMahan et al. 2017; FedSOL with its padding loop): at most s classes each."""
     clients, s = _clients(config), config.shards_per_client or 1
     q = s * clients // num_classes
     if q < 1:
-        raise DataError(f"partition.shards_per_client: {s} x {clients} clients are fewer shards than {num_classes} classes; "
-                        f"use at least {-(-num_classes // clients)} or more clients")
+        raise DataError(
+            f"partition.shards_per_client: {s} x {clients} clients are fewer shards than {num_classes} classes; "
+            f"use at least {-(-num_classes // clients)} or more clients"
+        )
     heap: list[list[Array]] = []
     for c in range(num_classes):
         idx = np.flatnonzero(labels == c)
@@ -135,13 +142,16 @@ def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draw
     return out
 
 
-def label_skew(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws,
-               group: Array | None) -> Partition:
-    """Client j gets class j mod C and q-1 other random classes; a class is split equally among its holders (2.4)."""
+def label_skew(
+    labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None
+) -> Partition:
+    """Client j gets class j mod C and q-1 other random classes; a class is split equally among its holders (FedZoo)."""
     clients, q = _clients(config), config.classes_per_client or 1
     if q > num_classes or q * clients < num_classes:
-        raise DataError(f"partition.classes_per_client: {q} for {clients} clients and {num_classes} classes: it must be "
-                        f"in {-(-num_classes // clients)}..{num_classes}")
+        raise DataError(
+            f"partition.classes_per_client: {q} for {clients} clients and {num_classes} classes: it must be "
+            f"in {-(-num_classes // clients)}..{num_classes}"
+        )
     for _ in range(config.max_retries or 1):
         held = np.zeros((clients, num_classes), bool)
         for j in range(clients):
@@ -152,8 +162,10 @@ def label_skew(labels: Array, num_classes: int, config: PartitionConfig, draws: 
         if held.any(axis=0).all():
             break
     else:
-        raise DataError(f"partition label_skew: {config.max_retries} draws left a class without a client; use more "
-                        "clients or classes_per_client")
+        raise DataError(
+            f"partition label_skew: {config.max_retries} draws left a class without a client; use more "
+            "clients or classes_per_client"
+        )
     samples, owners = [], []
     for c in range(num_classes):
         idx = np.flatnonzero(labels == c)
@@ -165,7 +177,7 @@ def label_skew(labels: Array, num_classes: int, config: PartitionConfig, draws: 
 
 
 def table(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> list[Array]:
-    """Counts as written, in dataset order: each client takes the next unused samples of a class (5.9). No draws."""
+    """Counts as written, in dataset order: each client takes the next unused samples of a class. No draws."""
     wanted = np.asarray(config.table, dtype=np.int64)
     have = np.bincount(labels, minlength=num_classes)
     if wanted.shape[1] != num_classes:
@@ -173,11 +185,15 @@ def table(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws
     over = np.flatnonzero(wanted.sum(axis=0) > have)
     if len(over):
         c = over[0]
-        raise DataError(f"partition.table: class {c} has {have[c]} samples and its column asks for {wanted[:, c].sum()}")
+        raise DataError(
+            f"partition.table: class {c} has {have[c]} samples and its column asks for {wanted[:, c].sum()}"
+        )
     order = [np.flatnonzero(labels == c) for c in range(num_classes)]
     ends = np.cumsum(wanted, axis=0)
-    return [np.concatenate([order[c][ends[k, c] - wanted[k, c] : ends[k, c]] for c in range(num_classes)])
-            for k in range(len(wanted))]
+    return [
+        np.concatenate([order[c][ends[k, c] - wanted[k, c] : ends[k, c]] for c in range(num_classes)])
+        for k in range(len(wanted))
+    ]
 
 
 def natural(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
@@ -193,8 +209,9 @@ def natural(labels: Array, num_classes: int, config: PartitionConfig, draws: Dra
     if clients == count:
         return _by_owner(np.arange(len(labels)), codes, clients)
     if clients < count:
-        raise ConfigError(f"partition.clients: {clients}, but the data set has {count} groups; leave it out, or set {count} "
-                          "or more")
+        raise ConfigError(
+            f"partition.clients: {clients}, but the data set has {count} groups; leave it out, or set {count} or more"
+        )
     samples, owners = [], []
     for g in range(count):
         idx = np.flatnonzero(codes == g)

@@ -28,16 +28,26 @@ def draw(partition: Partition, labels: Array, classes: Sequence[str], path: Path
 
     bars.bar(np.arange(shown), counts.sum(axis=1), color="#7a8ca3", width=0.7)
     bars.set_ylabel("samples")
-    some = f"first {shown} of {partition.num_clients:,} clients" if shown < partition.num_clients else f"{shown} clients"
-    bars.set_title(f"{some}, {counts.sum():,} samples; bubble area = samples of a class (largest {counts.max():,})",
-                   fontsize=9, loc="left")
+    some = (
+        f"first {shown} of {partition.num_clients:,} clients" if shown < partition.num_clients else f"{shown} clients"
+    )
+    bars.set_title(
+        f"{some}, {counts.sum():,} samples; bubble area = samples of a class (largest {counts.max():,})",
+        fontsize=9,
+        loc="left",
+    )
     bars.spines[["top", "right"]].set_visible(False)
 
     client, label = np.nonzero(counts)
     # the largest bubble just fits its cell, in points
     cell = 72 * min((width - 1.5) / shown, (height - 2.0) / len(classes))
-    grid.scatter(client, label, s=(0.95 * cell) ** 2 * counts[client, label] / max(1, counts.max()),
-                 color="#2b6ca3", linewidths=0)
+    grid.scatter(
+        client,
+        label,
+        s=(0.95 * cell) ** 2 * counts[client, label] / max(1, counts.max()),
+        color="#2b6ca3",
+        linewidths=0,
+    )
     grid.set_xlabel("client")
     grid.set_xlim(-0.7, shown - 0.3)
     grid.set_ylim(len(classes) - 0.4, -0.6)

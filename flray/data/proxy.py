@@ -42,18 +42,23 @@ def load_proxy(config: ProxyConfig, dataset: Dataset, *, seed: int = 0) -> tuple
 def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
     same_source = config.source == dataset.name
     if same_source and config.splits != "train":
-        raise ConfigError(f"proxy.splits: {config.splits!r} of {config.source!r} holds the test samples of the task itself; "
-                          "use train or holdout")
+        raise ConfigError(
+            f"proxy.splits: {config.splits!r} of {config.source!r} holds the test samples of the task itself; "
+            "use train or holdout"
+        )
     # statistics, subsamples and constants of the public set are its own
     public = load_dataset(config.model_copy(update={"leak_check": False}))
     if input_shape(public.train.x) != dataset.input_shape:
-        raise DataError(f"proxy {config.source!r} has samples of shape {public.input_shape} (C, H, W) and data set "
-                        f"{dataset.name!r} {dataset.input_shape}; set proxy.resize and proxy.channels")
+        raise DataError(
+            f"proxy {config.source!r} has samples of shape {public.input_shape} (C, H, W) and data set "
+            f"{dataset.name!r} {dataset.input_shape}; set proxy.resize and proxy.channels"
+        )
     split = {"train": public.train, "test": public.test, "all": public.train}[config.splits]
     total = len(public.train.y) + len(public.test.y) if config.splits == "all" else len(split.y)
     if config.size is not None and config.size > total:
         raise DataError(f"proxy.size: {config.size} of {total} samples of {config.source!r} asked for; set it lower")
     if config.splits == "all" or (config.size is not None and config.size < total):
+
         def build() -> Entry:
             parts = [public.train, public.test] if config.splits == "all" else [split]
             whole = Split(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
@@ -67,8 +72,10 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
         content = public.fingerprint
     same = same_source if config.same_labels is None else config.same_labels
     if same and public.num_classes != dataset.num_classes:
-        raise ConfigError(f"proxy.same_labels: {config.source!r} has {public.num_classes} classes and {dataset.name!r} "
-                          f"{dataset.num_classes}; leave it out")
+        raise ConfigError(
+            f"proxy.same_labels: {config.source!r} has {public.num_classes} classes and {dataset.name!r} "
+            f"{dataset.num_classes}; leave it out"
+        )
     y = None if config.labelled is False else split.y
     fingerprint = digest(content, config.splits, public.mean, public.std, y is None)
     return Proxy(split.x, y, public.mean, public.std, same, fingerprint)
@@ -77,7 +84,9 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
 def _holdout(config: ProxyConfig, dataset: Dataset, seed: int) -> tuple[Proxy, Array]:
     n, size = len(dataset.train.y), config.size
     if size is None or size >= n:
-        raise DataError(f"proxy.size: holdout takes {size} of {n} train samples and leaves none to the clients; set it lower")
+        raise DataError(
+            f"proxy.size: holdout takes {size} of {n} train samples and leaves none to the clients; set it lower"
+        )
     rows = stratified(dataset.train.y, size, seed, "holdout")
     private = np.setdiff1d(np.arange(n), rows)
     entry = fetch(digest("holdout", dataset.fingerprint, seed, size), lambda: _entry(take(dataset.train, rows)))

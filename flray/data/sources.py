@@ -76,7 +76,9 @@ def by_name(config: DataConfig) -> Splits:
         looked.append(f"Parquet files in {folder}")
     if name in TORCHVISION:
         if root is None and config.download:
-            raise DataError(f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA")
+            raise DataError(
+                f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA"
+            )
         if root is not None:
             from flray.data.readers import torchvision_files, torchvision_splits
 
@@ -98,8 +100,15 @@ def parquet(config: DataConfig, folder: Path) -> Splits:
     from flray.data.readers import parquet_files, parquet_splits
 
     files = parquet_files(folder)
-    key = digest("parquet", file_digest([path for split in sorted(files) for path in files[split]]),
-                 sorted(files), config.label, config.input, config.group, config.resize)
+    key = digest(
+        "parquet",
+        file_digest([path for split in sorted(files) for path in files[split]]),
+        sorted(files),
+        config.label,
+        config.input,
+        config.group,
+        config.resize,
+    )
     return _cached(key, lambda: parquet_splits(config, folder, files))
 
 
@@ -113,8 +122,16 @@ def hub(config: DataConfig) -> Splits:
     from flray.data.readers import hub_splits, hub_tables
 
     tables = hub_tables(config, options)
-    key = digest("hf", name, options, [(split, table.fingerprint) for split, table in sorted(tables.items())],
-                 config.label, config.input, config.group, config.resize)
+    key = digest(
+        "hf",
+        name,
+        options,
+        [(split, table.fingerprint) for split, table in sorted(tables.items())],
+        config.label,
+        config.input,
+        config.group,
+        config.resize,
+    )
     return _cached(key, lambda: hub_splits(config, tables))
 
 
@@ -206,8 +223,12 @@ def _cached(key: str, build: Any) -> Splits:
 def pack(train: Split | None, test: Split | None) -> dict[str, Array]:
     """Arrays of up to two splits under the names of a cache entry."""
     both = {"train": train, "test": test}
-    named = {f"{name}_{field}": array for name, split in both.items() if split
-             for field, array in zip(Split._fields, split, strict=True)}
+    named = {
+        f"{name}_{field}": array
+        for name, split in both.items()
+        if split
+        for field, array in zip(Split._fields, split, strict=True)
+    }
     return {name: array for name, array in named.items() if array is not None}
 
 

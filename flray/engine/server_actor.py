@@ -95,7 +95,7 @@ class Server:
         The state changes only when everything succeeded.
         """
         ctx = self._context(moment)
-        nodes = sorted(itertools.chain.from_iterable(d.nodes for d in deliveries), key=lambda n: n.index << n.level)
+        nodes = sorted(itertools.chain.from_iterable(d.nodes for d in deliveries), key=lambda n: n.place << n.level)
         new_states = [state for d in deliveries for state in d.states]
         delivered = torch.tensor([state is not None for state in new_states])
         share = float(cohort.weights[delivered].sum())

@@ -14,8 +14,16 @@ import numpy as np
 import torch
 
 from flray.core.errors import CheckpointError, ResourceError
-from flray.data import Dataset, Partition, ProxyConfig, load_dataset, load_partition, load_proxy, make_partition
-from flray.data import partition_figure, partition_table
+from flray.data import (
+    Dataset,
+    Partition,
+    ProxyConfig,
+    load_dataset,
+    load_partition,
+    load_proxy,
+    make_partition,
+    partition_table,
+)
 from flray.engine import cohort as cohorts
 from flray.engine.pool import LOST, Pool, ServerLostError, Work, connect, cores, ray
 from flray.engine.progress import Progress

@@ -103,7 +103,7 @@ class Workbench:
         tree, singles, new_states, rows = TreeSum(), [], [], []
         for i, client in enumerate(job.clients):
             started = time.perf_counter()
-            state = self._state(job, client, states[i] if states else None)
+            state = self.client_state(job, client, states[i] if states else None)
             indices = job.indices[job.offsets[i] : job.offsets[i + 1]]
             update, state, row = self.train_client(job, exchange, down, state, client, job.weights[i], indices)
             position = job.first + i
@@ -159,7 +159,8 @@ class Workbench:
         )  # fmt: skip
         return ctx, batches
 
-    def _state(self, job: Assignment, client: int, stored: Any) -> Any:
+    def client_state(self, job: Assignment, client: int, stored: Any) -> Any:
+        """The state that a client begins with: the stored one (NumPy) as tensors, or the algorithm's first one."""
         if stored is not None:
             return to_torch(stored, self.objective.device)
         return self.algorithm.init_client(self.context(job.task, job.round, job.exchange, job.population, job.cohort_size, client=client))

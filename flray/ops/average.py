@@ -17,10 +17,10 @@ from flray.core.messages import is_message
 
 
 class Node(NamedTuple):
-    """Partial sum of the whole subtree `index` at `level`; `value` is None when every client in it was skipped."""
+    """Partial sum of the whole subtree `place` at `level`; `value` is None when every client in it was skipped."""
 
     level: int
-    index: int
+    place: int
     value: Any
 
 
@@ -39,17 +39,17 @@ class TreeSum:
         self.nodes.append(node)
         while len(self.nodes) > 1:
             left, right = self.nodes[-2:]
-            if left.level != right.level or left.index % 2 or right.index != left.index + 1:
+            if left.level != right.level or left.place % 2 or right.place != left.place + 1:
                 return
-            self.nodes[-2:] = [Node(left.level + 1, left.index // 2, _merge(left.value, right.value))]
+            self.nodes[-2:] = [Node(left.level + 1, left.place // 2, _merge(left.value, right.value))]
 
     def total(self) -> Any:
         """The root's value once every position is there; None when all were skipped."""
         while len(self.nodes) > 1:
             last = self.nodes.pop()
-            if last.index % 2:
-                raise RuntimeError(f"tree sum: subtree {last.index} of level {last.level} has no left sibling; a run of the cohort is missing")
-            self.push(Node(last.level + 1, last.index // 2, last.value))
+            if last.place % 2:
+                raise RuntimeError(f"tree sum: subtree {last.place} of level {last.level} has no left sibling; a run of the cohort is missing")
+            self.push(Node(last.level + 1, last.place // 2, last.value))
         return self.nodes[0].value if self.nodes else None
 
 

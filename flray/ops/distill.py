@@ -78,7 +78,7 @@ def distill(
             g.add_(penalty(w))
         if clip is not None:
             g.mul_((clip / (g.norm() + 1e-6)).clamp_max(1.0))
-        moments = moments._replace(count=step)
+        moments = moments._replace(steps=step)
         rate = lr * 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else lr
         w.add_(adam_direction_(w, g, moments, 0.0), alpha=-rate)
         total.add_(loss)

@@ -13,11 +13,11 @@ from torch import Tensor
 
 
 class Moments(NamedTuple):
-    """Optimiser state of one client; `second` is empty for SGD, `first` is not read without momentum. `count`: steps taken."""
+    """Optimiser state of one client; `second` is empty for SGD, `first` is not read without momentum. `steps`: taken so far."""
 
     first: Tensor
     second: Tensor
-    count: int
+    steps: int
 
 
 def sgd_direction_(w: Tensor, g: Tensor, moments: Moments, momentum: float, weight_decay: float) -> Tensor:
@@ -37,15 +37,15 @@ def adam_direction_(
 ) -> Tensor:
     """Adam (Kingma and Ba 2015, Algorithm 1), bias-corrected; weight decay is added to the gradient. `g` is overwritten with v.
 
-    `moments.count` is the number of steps before this one.
+    `moments.steps` is the number of steps before this one.
     """
     if weight_decay:
         g.add_(w, alpha=weight_decay)
     beta1, beta2 = betas
     moments.first.lerp_(g, 1 - beta1)
     moments.second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    correction1 = 1 - beta1 ** (moments.count + 1)
-    correction2 = 1 - beta2 ** (moments.count + 1)
+    correction1 = 1 - beta1 ** (moments.steps + 1)
+    correction2 = 1 - beta2 ** (moments.steps + 1)
     # v = (first / correction1) / (sqrt(second / correction2) + eps)
     denominator = g.copy_(moments.second).sqrt_().div_(math.sqrt(correction2)).add_(eps)
     return denominator.reciprocal_().mul_(moments.first).div_(correction1)

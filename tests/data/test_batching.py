@@ -115,14 +115,23 @@ def test_epochs_differ_and_sources_stay():
 
 def test_tensor_source_gives_the_same():
     want = [b.x for b in batches()]
-    got = Batches(torch.tensor(X), torch.tensor(Y), np.arange(50, dtype=np.int32), batch_size=8, epochs=2, rng=draws,
-                  normalizer=Normalizer(MEAN, STD))
+    got = Batches(
+        torch.tensor(X),
+        torch.tensor(Y),
+        np.arange(50, dtype=np.int32),
+        batch_size=8,
+        epochs=2,
+        rng=draws,
+        normalizer=Normalizer(MEAN, STD),
+    )
     assert all(torch.equal(p, q.x) for p, q in zip(want, got, strict=True))
 
 
 def test_tabular():
     x = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
-    b = list(Batches(x, np.arange(9), np.array([4, 2, 7]), batch_size=2, epochs=1, rng=None, normalizer=Normalizer((), ())))
+    b = list(
+        Batches(x, np.arange(9), np.array([4, 2, 7]), batch_size=2, epochs=1, rng=None, normalizer=Normalizer((), ()))
+    )
     assert torch.equal(b[0].x, torch.tensor(x[[4, 2]])) and b[1].y.tolist() == [7]
 
 

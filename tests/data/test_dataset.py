@@ -1,7 +1,10 @@
 """Sources, preparation, constants, leaks, proxies; every error a user can meet."""
 
 import io
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +41,9 @@ def images(n, shape, seed=0):
 
 
 def image_column(x):
-    return pa.array([{"bytes": png(i), "path": None} for i in x], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    return pa.array(
+        [{"bytes": png(i), "path": None} for i in x], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    )
 
 
 LABEL = {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
@@ -50,7 +55,9 @@ def root(tmp_path, monkeypatch):
     for name, n, seed in (("train", 20, 0), ("test", 8, 1)):
         y = pa.array(np.arange(n) % 2)
         site = pa.array(["b" if i % 4 else "a" for i in range(n)])
-        write(tmp_path / "pets", name, {"img": image_column(images(n, (8, 8, 3), seed)), "site": site, "label": y}, LABEL)
+        write(
+            tmp_path / "pets", name, {"img": image_column(images(n, (8, 8, 3), seed)), "site": site, "label": y}, LABEL
+        )
         write(tmp_path / "grey", name, {"image": image_column(images(n, (6, 6), seed)), "label": y}, LABEL)
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     return tmp_path
@@ -147,7 +154,10 @@ def test_digits_and_synthetic():
     assert s.input_shape == (3, 5, 4) and s.train.y.tolist() == [0, 1, 2] * 10 and len(s.test.y) == 12
     t = load("synthetic", options={"shape": 7, "num_train": 20, "num_test": 5})
     assert t.input_shape == (7,) and not t.is_image
-    assert t.fingerprint != load("synthetic", options={"shape": 7, "num_train": 20, "num_test": 5}, split_seed=1).fingerprint
+    assert (
+        t.fingerprint
+        != load("synthetic", options={"shape": 7, "num_train": 20, "num_test": 5}, split_seed=1).fingerprint
+    )
 
 
 def test_stratified_subsample():
@@ -157,9 +167,14 @@ def test_stratified_subsample():
     assert len(d.train.y) == 100 and {x.tobytes() for x in d.train.x} <= {x.tobytes() for x in whole.train.x}
 
 
-@pytest.mark.parametrize("normalize, want", [
-    ("half", ((0.5,) * 3, (0.5,) * 3)), ("unit", ((0.0,) * 3, (1.0,) * 3)),
-    ({"mean": [0.1, 0.2, 0.3], "std": [1, 2, 3]}, ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0)))])
+@pytest.mark.parametrize(
+    "normalize, want",
+    [
+        ("half", ((0.5,) * 3, (0.5,) * 3)),
+        ("unit", ((0.0,) * 3, (1.0,) * 3)),
+        ({"mean": [0.1, 0.2, 0.3], "std": [1, 2, 3]}, ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))),
+    ],
+)
 def test_normalize(root, normalize, want):
     d = load("pets", normalize=normalize)
     assert (d.mean, d.std) == want
@@ -185,7 +200,7 @@ def leaky(root, shared):
 def test_leaks(root):
     with pytest.warns(LeakWarning, match="1 of 150 test samples also occur in its train split"):
         load(leaky(root, 1))
-    with pytest.raises(DataError, match="7 of 150 test samples.*above 1%; use clean data, or set `leak_check: false`"):
+    with pytest.raises(DataError, match=r"7 of 150 test samples.*above 1%; use clean data, or set `leak_check: false`"):
         load(leaky(root, 7))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -233,39 +248,50 @@ def test_torchvision_files(root):
     assert np.array_equal(d.train.x[..., 0], images(12, (28, 28), 12)) and d.test.y.tolist() == [0, 1, 2, 3]
     assert d.mean == (0.1307,) and d.num_classes == 10
     (raw / "t10k-images-idx3-ubyte").unlink()
-    with pytest.raises(DataError, match="mnist files in .* are incomplete or damaged"):
+    with pytest.raises(DataError, match=r"mnist files in .* are incomplete or damaged"):
         load("mnist", root=str(root / "tv"))
 
 
-@pytest.mark.parametrize("source, kw, text", [
-    ("cifar100", {}, "looked for Parquet files in .*cifar100 and torchvision's cifar100 files in .*; set `root` or FLRAY_DATA"),
-    ("pest", {}, "data set 'pest' not found; .*did you mean 'pets'"),
-    ("iriss", {}, "did you mean 'iris'"),
-    ("pets", {"label": "lable"}, r"no column 'lable' for data.label \(did you mean 'label'\?\); columns: img, site, label"),
-    ("pets", {"group": "user"}, "no column 'user' for data.group"),
-    ("pets", {"input": "site"}, "text needs a tokenizer"),
-    ("pets", {"pca": 2}, "data.pca: source 'pets' has images, which do not take it"),
-    ("iris", {"augment": {"flip": True}}, "data.augment: source 'iris' has tabular features"),
-    ("iris", {"normalize": "half"}, "data.normalize: source 'iris' has tabular"),
-    ("iris", {"pca": 9}, "9 components of 4 features"),
-    ("iris", {"group": "user"}, "iris has no columns to choose from"),
-    ("iris", {"options": {"x": 1}}, "iris does not read 'x'"),
-    ("pets", {"test_fraction": 0.5}, "has an official test split of 8 samples"),
-    ("pets", {"train_size": 21}, "21 of 20 samples"),
-    ("pets", {"normalize": "fedzoo"}, "fedzoo has constants for cifar10, cifar100, not for 'pets'"),
-    ("pets", {"normalize": {"mean": [0.5], "std": [0.5]}}, "1 values for images of 3 channels"),
-    ("synthetic", {"options": {"shape": [2, 2]}}, "neither"),
-    ("synthetic", {"options": {"nmu_train": 5}}, "did you mean 'num_train'"),
-    ("text", {}, r"text set \(columns sentence\): text needs a tokenizer, which this version has not"),
-    ("nolabel", {}, "which column is the label"),
-    ("unlabelled", {}, "-1 is no class of 0..1"),
-    ("scores", {}, "regression is not supported"),
-    ("sizes", {}, "row 1 has 5x4 pixels and row 0 has 4x4; set data.resize"),
-    ("broken", {}, "row 0 is not a readable image"),
-    ("notrain", {}, "has no train split .it has test"),
-    ("garbage", {}, "not a readable Parquet file"),
-    ("hf:/nowhere/at/all", {}, "hf:/nowhere/at/all cannot be loaded"),
-])
+@pytest.mark.parametrize(
+    "source, kw, text",
+    [
+        (
+            "cifar100",
+            {},
+            "looked for Parquet files in .*cifar100 and torchvision's cifar100 files in .*; set `root` or FLRAY_DATA",
+        ),
+        ("pest", {}, "data set 'pest' not found; .*did you mean 'pets'"),
+        ("iriss", {}, "did you mean 'iris'"),
+        (
+            "pets",
+            {"label": "lable"},
+            r"no column 'lable' for data.label \(did you mean 'label'\?\); columns: img, site, label",
+        ),
+        ("pets", {"group": "user"}, "no column 'user' for data.group"),
+        ("pets", {"input": "site"}, "text needs a tokenizer"),
+        ("pets", {"pca": 2}, "data.pca: source 'pets' has images, which do not take it"),
+        ("iris", {"augment": {"flip": True}}, "data.augment: source 'iris' has tabular features"),
+        ("iris", {"normalize": "half"}, "data.normalize: source 'iris' has tabular"),
+        ("iris", {"pca": 9}, "9 components of 4 features"),
+        ("iris", {"group": "user"}, "iris has no columns to choose from"),
+        ("iris", {"options": {"x": 1}}, "iris does not read 'x'"),
+        ("pets", {"test_fraction": 0.5}, "has an official test split of 8 samples"),
+        ("pets", {"train_size": 21}, "21 of 20 samples"),
+        ("pets", {"normalize": "fedzoo"}, "fedzoo has constants for cifar10, cifar100, not for 'pets'"),
+        ("pets", {"normalize": {"mean": [0.5], "std": [0.5]}}, "1 values for images of 3 channels"),
+        ("synthetic", {"options": {"shape": [2, 2]}}, "neither"),
+        ("synthetic", {"options": {"nmu_train": 5}}, "did you mean 'num_train'"),
+        ("text", {}, r"text set \(columns sentence\): text needs a tokenizer, which this version has not"),
+        ("nolabel", {}, "which column is the label"),
+        ("unlabelled", {}, "-1 is no class of 0..1"),
+        ("scores", {}, "regression is not supported"),
+        ("sizes", {}, "row 1 has 5x4 pixels and row 0 has 4x4; set data.resize"),
+        ("broken", {}, "row 0 is not a readable image"),
+        ("notrain", {}, "has no train split .it has test"),
+        ("garbage", {}, "not a readable Parquet file"),
+        ("hf:/nowhere/at/all", {}, "hf:/nowhere/at/all cannot be loaded"),
+    ],
+)
 def test_errors(root, source, kw, text):
     two = pa.array([0, 1])
     write(root / "text", "train", {"sentence": pa.array(["a", "b"]), "label": two}, LABEL)
@@ -303,7 +329,12 @@ def test_config_is_complete_when_saved():
 def test_holdout():
     d = load("synthetic")
     proxy, private = load_proxy(ProxyConfig(source="holdout", size=200), d, seed=3)
-    assert len(proxy.x) == 200 and len(private) == 1800 and proxy.same_labels and np.bincount(proxy.y).tolist() == [20] * 10
+    assert (
+        len(proxy.x) == 200
+        and len(private) == 1800
+        and proxy.same_labels
+        and np.bincount(proxy.y).tolist() == [20] * 10
+    )
     mine = {x.tobytes() for x in d.train.x[private]}
     assert not any(x.tobytes() in mine for x in proxy.x)
     other, _ = load_proxy(ProxyConfig(source="holdout", size=200), d, seed=4)
@@ -342,11 +373,14 @@ def test_public_source(root):
         load_proxy(ProxyConfig(source="pets", splits="all"), d)
 
 
-@pytest.mark.parametrize("kw, text", [
-    ({"source": "uniform_box", "labelled": True}, "have no labels"),
-    ({"source": "holdout"}, "holdout needs `size`"),
-    ({"source": "holdout", "size": 3, "splits": "all"}, "reads the train split only"),
-])
+@pytest.mark.parametrize(
+    "kw, text",
+    [
+        ({"source": "uniform_box", "labelled": True}, "have no labels"),
+        ({"source": "holdout"}, "holdout needs `size`"),
+        ({"source": "holdout", "size": 3, "splits": "all"}, "reads the train split only"),
+    ],
+)
 def test_proxy_config_errors(kw, text):
     with pytest.raises(ConfigError, match=text):
         ProxyConfig(**kw)
@@ -368,3 +402,17 @@ def test_real_cifar10(real_root):
     assert d.train.x.shape == (50_000, 32, 32, 3) and d.test.x.shape == (10_000, 32, 32, 3)
     assert np.bincount(d.train.y).tolist() == [5000] * 10 and d.classes[3] == "cat"
     np.testing.assert_allclose(d.train.x.mean(axis=(0, 1, 2)) / 255, (0.49139968, 0.48215841, 0.44653091), atol=2e-8)
+
+
+def test_a_worker_maps_and_imports_nothing_heavy(root):
+    """A fresh process, after the driver has filled the cache."""
+    load("iris"), load("pets")
+    code = (
+        "import sys; from flray.data import DataConfig, load_dataset\n"
+        "for s in ('iris', 'pets'): load_dataset(DataConfig(source=s))\n"
+        "heavy = ('sklearn', 'PIL', 'pyarrow', 'pandas', 'torchvision', 'datasets', 'ray')\n"
+        "print([m for m in heavy if m in sys.modules])"
+    )
+    where = str(Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-c", code], cwd=where, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,4 +1,4 @@
-"""Partitions: properties, draw-for-draw comparison with the pseudo code of federated.md section 2, errors, files."""
+"""Partitions: properties, draw-for-draw comparison with the authors' pseudo code, errors, files."""
 
 import json
 
@@ -26,12 +26,20 @@ def config(name, **kw):
 
 
 CONFIGS = st.one_of(
-    st.builds(lambda n, v: config("iid", clients=n, variant=v), st.integers(1, 60), st.sampled_from(["fedzoo", "fedsol"])),
-    st.builds(lambda n, a, v: config("dirichlet", clients=n, alpha=a, variant=v, min_size=1), st.integers(1, 12),
-              st.floats(0.3, 50), st.sampled_from(["fedzoo", "fedml", "niidbench", "takfl", "plain"])),
+    st.builds(
+        lambda n, v: config("iid", clients=n, variant=v), st.integers(1, 60), st.sampled_from(["fedzoo", "fedsol"])
+    ),
+    st.builds(
+        lambda n, a, v: config("dirichlet", clients=n, alpha=a, variant=v, min_size=1),
+        st.integers(1, 12),
+        st.floats(0.3, 50),
+        st.sampled_from(["fedzoo", "fedml", "niidbench", "takfl", "plain"]),
+    ),
     st.builds(lambda n, a: config("dirichlet_client", clients=n, alpha=a), st.integers(1, 30), st.floats(0.01, 50)),
     st.builds(lambda n, s: config("shards", clients=10 * n, shards_per_client=s), st.integers(1, 4), st.integers(2, 5)),
-    st.builds(lambda n, s: config("label_skew", clients=n, classes_per_client=s), st.integers(10, 40), st.integers(1, 5)),
+    st.builds(
+        lambda n, s: config("label_skew", clients=n, classes_per_client=s), st.integers(10, 40), st.integers(1, 5)
+    ),
 )
 
 
@@ -58,8 +66,16 @@ def test_properties(cfg, seed):
         assert all(len(np.unique(LABELS[part.client(k)])) <= most for k in range(clients))
 
 
-@pytest.mark.parametrize("name, kw", [("iid", {}), ("dirichlet", {"alpha": 1.0, "min_size": 1}), ("shards", {}),
-                                      ("dirichlet_client", {"alpha": 1.0}), ("label_skew", {})])
+@pytest.mark.parametrize(
+    "name, kw",
+    [
+        ("iid", {}),
+        ("dirichlet", {"alpha": 1.0, "min_size": 1}),
+        ("shards", {}),
+        ("dirichlet_client", {"alpha": 1.0}),
+        ("label_skew", {}),
+    ],
+)
 def test_seeds(name, kw):
     parts = [make_partition(config(name, clients=20, **kw), LABELS, seed=s).hash for s in (1, 2)]
     fixed = [make_partition(config(name, clients=20, seed=2, **kw), LABELS, seed=s).hash for s in (1, 2)]
@@ -92,8 +108,10 @@ def lda(labels, clients, alpha, variant, rs):
     return bins, tries
 
 
-@pytest.mark.parametrize("variant, alpha, clients", [("fedzoo", 0.1, 60), ("fedml", 0.1, 60), ("niidbench", 0.5, 20),
-                                                     ("takfl", 0.3, 20), ("plain", 5.0, 20)])
+@pytest.mark.parametrize(
+    "variant, alpha, clients",
+    [("fedzoo", 0.1, 30), ("fedml", 0.1, 30), ("niidbench", 0.5, 20), ("takfl", 0.3, 20), ("plain", 5.0, 20)],
+)
 def test_dirichlet_is_the_authors(variant, alpha, clients):
     want, tries = lda(LABELS, clients, alpha, variant, np.random.RandomState(19940817))
     cfg = config("dirichlet", clients=clients, alpha=alpha, variant=variant, seed=19940817, seed_mode="numpy_legacy")
@@ -109,7 +127,7 @@ def sharding(labels, clients, s, classes, rs):
     for c in range(classes):
         idx = np.where(labels == c)[0]
         left = len(idx) % q
-        rest = idx[len(idx) - left:]
+        rest = idx[len(idx) - left :]
         pieces = [list(p) for p in idx[: len(idx) - left].reshape(q, -1)]
         for j in range(left):
             pieces[j].append(rest[j])
@@ -146,7 +164,7 @@ def test_padded_shards_can_leave_clients_empty():
     labels = np.arange(9000) % 9
     want = sharding(labels, 200, 2, 9, np.random.RandomState(0))
     assert [k for k in range(200) if not want[k]] == [198, 199]
-    with pytest.raises(DataError, match="2 of 200 clients have no samples .the first is client 198.; .*multiple of 9"):
+    with pytest.raises(DataError, match=r"2 of 200 clients have no samples .the first is client 198.; .*multiple of 9"):
         make_partition(config("shards", clients=200, shards_per_client=2), labels)
 
 
@@ -221,7 +239,11 @@ def test_save_load_and_tamper(tmp_path):
     assert loaded.hash == part.hash and np.array_equal(loaded.indices, part.indices)
     note = json.loads((tmp_path / "partition.json").read_text())
     assert PartitionConfig(**note["config"]) == cfg and note["clients"] == 5
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["partition.json", "partition_indices.npy", "partition_offsets.npy"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "partition.json",
+        "partition_indices.npy",
+        "partition_offsets.npy",
+    ]
     changed = part.indices.copy()
     changed[[0, 1]] = changed[[1, 0]]
     np.save(tmp_path / "partition_indices.npy", changed)
@@ -242,37 +264,50 @@ def test_defaults_are_filled_in_and_round_trip():
     assert PartitionConfig(**cfg.model_dump()) == cfg and config("iid", clients=3).variant == "fedzoo"
 
 
-@pytest.mark.parametrize("kw, text", [
-    ({"name": "dirichlet", "clients": 5, "alpha": 0}, r"partition\.alpha: 0\.0 must be above 0"),
-    ({"name": "dirichlet", "clients": 5}, r"partition\.alpha: dirichlet needs it"),
-    ({"name": "iid", "clients": 5, "alpha": 1}, r"iid does not read it \(read by dirichlet, dirichlet_client\)"),
-    ({"name": "shards", "clients": 5, "variant": "fedml"}, r"partition\.variant: shards does not read it"),
-    ({"name": "dirichlet", "clients": 5, "alpha": 1, "variant": "fedzo"}, "did you mean 'fedzoo'"),
-    ({"name": "dirichlett", "clients": 5}, "unknown partition 'dirichlett' .did you mean 'dirichlet'"),
-    ({"name": "iid"}, r"partition\.clients: iid needs it"),
-    ({"name": "iid", "clients": 0}, "must be at least 1"),
-    ({"name": "iid", "clients": 3, "options": {"x": 1}}, "and no options"),
-    ({"name": "iid", "clients": 5, "seed_mode": "numpy_legacy"}, "numpy_legacy needs one"),
-    ({"name": "table", "table": [[1, 2], [3]]}, "one row a client"),
-    ({"name": "table", "table": [[1, 2]], "clients": 2}, "the table has 1 rows"),
-])
+@pytest.mark.parametrize(
+    "kw, text",
+    [
+        ({"name": "dirichlet", "clients": 5, "alpha": 0}, r"partition\.alpha: 0\.0 must be above 0"),
+        ({"name": "dirichlet", "clients": 5}, r"partition\.alpha: dirichlet needs it"),
+        ({"name": "iid", "clients": 5, "alpha": 1}, r"iid does not read it \(read by dirichlet, dirichlet_client\)"),
+        ({"name": "shards", "clients": 5, "variant": "fedml"}, r"partition\.variant: shards does not read it"),
+        ({"name": "dirichlet", "clients": 5, "alpha": 1, "variant": "fedzo"}, "did you mean 'fedzoo'"),
+        ({"name": "dirichlett", "clients": 5}, "unknown partition 'dirichlett' .did you mean 'dirichlet'"),
+        ({"name": "iid"}, r"partition\.clients: iid needs it"),
+        ({"name": "iid", "clients": 0}, "must be at least 1"),
+        ({"name": "iid", "clients": 3, "options": {"x": 1}}, "and no options"),
+        ({"name": "iid", "clients": 5, "seed_mode": "numpy_legacy"}, "numpy_legacy needs one"),
+        ({"name": "table", "table": [[1, 2], [3]]}, "one row a client"),
+        ({"name": "table", "table": [[1, 2]], "clients": 2}, "the table has 1 rows"),
+    ],
+)
 def test_config_errors(kw, text):
     with pytest.raises(ConfigError, match=text):
         PartitionConfig(**kw)
 
 
-@pytest.mark.parametrize("kw, n, text", [
-    ({"name": "iid", "clients": 11}, 10, "11 clients for 10 training samples"),
-    ({"name": "dirichlet", "clients": 10, "alpha": 1}, 100, "need 150 and there are 100"),
-    ({"name": "dirichlet", "clients": 10, "alpha": 0.01, "max_retries": 3}, 1000,
-     r"3 draws with alpha 0\.01 .*at least 15 .*largest smallest client had \d+ samples.*set min_size lower"),
-    ({"name": "dirichlet", "clients": 50, "alpha": 0.01, "variant": "plain"}, 1000, r"\d+ of 50 clients have no samples"),
-    ({"name": "shards", "clients": 2, "shards_per_client": 2}, 100, "fewer shards than 10 classes; use at least 5"),
-    ({"name": "label_skew", "clients": 2, "classes_per_client": 2}, 100, r"must be in 5\.\.10"),
-    ({"name": "table", "table": [[200] + [0] * 9]}, 100, "class 0 has .* asks for 200"),
-    ({"name": "table", "table": [[1, 1]]}, 100, "2 columns for 10 classes"),
-    ({"name": "natural"}, 100, r"no group ids; set data\.group"),
-])
+@pytest.mark.parametrize(
+    "kw, n, text",
+    [
+        ({"name": "iid", "clients": 11}, 10, "11 clients for 10 training samples"),
+        ({"name": "dirichlet", "clients": 10, "alpha": 1}, 100, "need 150 and there are 100"),
+        (
+            {"name": "dirichlet", "clients": 10, "alpha": 0.01, "max_retries": 3},
+            1000,
+            r"3 draws with alpha 0\.01 .*at least 15 .*largest smallest client had \d+ samples.*set min_size lower",
+        ),
+        (
+            {"name": "dirichlet", "clients": 50, "alpha": 0.01, "variant": "plain"},
+            1000,
+            r"\d+ of 50 clients have no samples",
+        ),
+        ({"name": "shards", "clients": 2, "shards_per_client": 2}, 100, "fewer shards than 10 classes; use at least 5"),
+        ({"name": "label_skew", "clients": 2, "classes_per_client": 2}, 100, r"must be in 5\.\.10"),
+        ({"name": "table", "table": [[200] + [0] * 9]}, 100, "class 0 has .* asks for 200"),
+        ({"name": "table", "table": [[1, 1]]}, 100, "2 columns for 10 classes"),
+        ({"name": "natural"}, 100, r"no group ids; set data\.group"),
+    ],
+)
 def test_data_errors(kw, n, text):
     labels = np.arange(n) % 10
     with pytest.raises((DataError, ConfigError), match=text):
