@@ -277,12 +277,16 @@ def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experimen
     if preset is not None:
         if preset not in presets:
             raise unknown("preset", str(preset), presets, "this configuration")
-        _merge(values, presets[preset])
+        for key, section in presets[preset].items():
+            if key in NAMED and isinstance(section, dict) and "name" in section:
+                values[key] = switch(key, values.get(key), section["name"])
+            _merge(values, {key: section})
+    whole = [key for key, _ in cell if key in NAMED]
     for key, value in cell:
-        if key == "algorithm":
-            values["algorithm"] = _switch(values.get("algorithm", {}), value)
+        if key in NAMED:  # before the keys inside it, wherever it stands on the command line
+            values[key] = value if isinstance(value, dict) else switch(key, values.get(key), str(value))
     for key, value in cell:
-        if key not in ("preset", "algorithm"):
+        if key not in ("preset", *whole):
             _assign(values, key.split("."), value, key)
     root = (values.get("data") or {}).get("root") if isinstance(values.get("data"), dict) else None
     if root is not None and isinstance(values.get("proxy"), dict):
@@ -293,22 +297,28 @@ def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experimen
         return Experiment(**values)
 
 
-def _switch(current: Any, name: Any) -> dict[str, Any]:
-    """`algorithm=NAME`: the other algorithm, with the hyper-parameters of the file that both share."""
-    if isinstance(name, dict):
-        return name
+NAMED = ("algorithm", "model", "partition")  # sections of a name and its own options
+
+
+def switch(section: str, current: Any, name: str) -> dict[str, Any]:
+    """`algorithm=NAME`, `model=NAME`, `partition=NAME`: another one, with what the file says and both read."""
     old = {"name": current} if isinstance(current, str) else dict(current or {})
-    fields = ALGORITHMS.get(str(name)).model_fields
-    known = set(ALGORITHMS.get(old["name"]).model_fields) if "name" in old else set()
-    # a key that neither knows is a typo in the file: kept, so that it is reported
-    kept = {k: v for k, v in old.items() if k != "name" and (k in fields or k not in known)}
-    return {"name": str(name), **kept}
+    if old.get("name") == name:
+        return old
+    if section == "algorithm":
+        fields = ALGORITHMS.get(name).model_fields
+        known = ALGORITHMS.get(old["name"]).model_fields if "name" in old else {}
+        # a key that neither knows is a typo in the file: kept, so that it is reported
+        kept = {k: v for k, v in old.items() if k != "name" and (k in fields or k not in known)}
+    else:
+        kept = {k: old[k] for k in ("clients", "seed") if k in old and section == "partition"}
+    return {"name": name, **kept}
 
 
 def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:
     for depth, part in enumerate(path[:-1]):
         inner = values.get(part)
-        if part == "algorithm" and isinstance(inner, str):
+        if part in NAMED and isinstance(inner, str):
             inner = {"name": inner}
         if inner is None:
             inner = {}

@@ -46,26 +46,50 @@ def simulate(
     partition: Partition | None = None,
 ) -> None:
     """Run (or resume) an experiment into `folder`. Raises `FlrayError` in one line; what is on disk stays readable."""
-    prepare_folder(folder, resume=resume, overwrite=overwrite)
+    check_folder(folder, resume=resume, overwrite=overwrite)
     starting = _Background(lambda: connect(experiment.address, _cpus(experiment)))  # Ray takes seconds to start
-    run = Simulation(experiment, folder, partition, resume)
-    starting.join()
-    run.go(progress, resume)
+    data = build_data(experiment)
+    if partition is None and not resume:
+        partition = build_partition(experiment, data[0], data[2])
+        experiment.cohort.count(partition.num_clients)
+    if not resume:  # everything that can be wrong with the data was found before a byte is written
+        create_folder(folder)
+    try:
+        run = Simulation(experiment, folder, data, partition)
+        starting.join()
+        run.go(progress, resume)
+    except BaseException:
+        if status_of(folder) == "starting":  # no round, no checkpoint: leave nothing behind
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
-def prepare_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
-    """An empty folder, or the one to resume. Raises `CheckpointError` rather than write over a run."""
-    if resume:
+def status_of(folder: Path) -> str:
+    """The line in STATUS; empty when there is none."""
+    try:
+        return (folder / "STATUS").read_text().strip()
+    except OSError:
+        return ""
+
+
+def check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
+    """Raises `CheckpointError` rather than write over a run, or into a folder that is something else."""
+    if resume or not folder.exists():
         return
-    if (folder / "config.yaml").exists() or (folder / "STATUS").exists():
+    if (folder / "config.yaml").exists() or status_of(folder) not in ("", "starting"):
         if not overwrite:
             raise CheckpointError(f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}")
-        shutil.rmtree(folder)
-    elif folder.exists() and any(folder.iterdir()):
+    elif not folder.is_dir() or (any(folder.iterdir()) and status_of(folder) != "starting"):
         raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
+
+
+def create_folder(folder: Path) -> None:
+    """An empty folder that says it is a run; what :func:`check_folder` let through is replaced."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "STATUS", "starting\n")  # from here on it is a run folder
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        write_text(folder / "STATUS", "starting\n")
     except OSError as error:
         raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
 
@@ -91,26 +115,19 @@ def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarra
 class Simulation:
     """One run: its data, partition, actors, recorder."""
 
-    def __init__(self, experiment: Experiment, folder: Path, partition: Partition | None, resume: bool) -> None:
+    def __init__(self, experiment: Experiment, folder: Path, data: tuple[Dataset, Any, Any], partition: Partition | None) -> None:
         self.experiment, self.folder = experiment, folder
-        self.dataset, proxy, private = build_data(experiment)
-        if resume and (folder / "partition").is_dir():
-            self.partition = load_partition(folder / "partition")
-        else:
-            made = partition or build_partition(experiment, self.dataset, private)
-            self._save_partition(made)
-            self.partition = load_partition(folder / "partition", verify=False)  # memory-mapped
+        self.dataset, proxy, _ = data
+        home = folder / "partition"
+        if partition is not None:
+            partition.save(home, experiment.partition)
+            if partition.num_clients <= 10_000:  # a table of a million clients helps nobody
+                partition_table(partition, self.dataset.train.y, self.dataset.num_classes).to_csv(home / "table.csv")
+        self.partition = load_partition(home, verify=partition is None)  # memory-mapped from here on
         self.population = self.partition.num_clients
-        experiment.cohort.count(self.population)
         self.fingerprints = {"data": self.dataset.fingerprint, "partition": _hash_on_disk(folder), "proxy": proxy.fingerprint if proxy else None}
         self.recorder: Recorder | None = None
         self.stateful = False
-
-    def _save_partition(self, made: Partition) -> None:
-        home = self.folder / "partition"
-        made.save(home, self.experiment.partition)
-        if made.num_clients <= 10_000:  # a table of a million clients helps nobody
-            partition_table(made, self.dataset.train.y, self.dataset.num_classes).to_csv(home / "table.csv")
 
     # actors -----------------------------------------------------------------------------------
     def _start_actors(self) -> None:

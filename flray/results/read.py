@@ -29,7 +29,9 @@ class Run:
 
     @property
     def status(self) -> str:
-        return (self.folder / "STATUS").read_text().strip()
+        """`starting`, `running`, `finished`, `interrupted after ...` or `failed: reason`; says so where the file is missing."""
+        path = self.folder / "STATUS"
+        return path.read_text().strip() if path.exists() else "unknown: no STATUS file"
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -53,8 +55,15 @@ class Run:
     def _table(self, name: str) -> pandas.DataFrame:
         import pandas
 
-        path = self.folder / name
-        return pandas.read_parquet(path) if path.is_dir() else pandas.DataFrame()
+        parts = sorted((self.folder / name).glob("part-*.parquet"))
+        try:
+            # part by part: a run that goes on may just be adding a column to the earlier ones
+            tables = [pandas.read_parquet(part) for part in parts]
+        except (OSError, ValueError) as error:  # pyarrow's own errors are among these
+            raise CheckpointError(
+                f"{self.folder / name} cannot be read: {' '.join(str(error).split())}; go on from the last checkpoint with: flray resume {self.folder}"
+            ) from error
+        return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, {self.status.split(';')[0]})"

@@ -1,0 +1,469 @@
+"""`flray bench`: what flray costs against a bare PyTorch loop, a large population, FedProj's second gradient, its server, its start.
+
+Everything that is compared runs side by side on this machine, interleaved; a number is the best of `repeats` medians over rounds.
+The bare loop does the same gradient steps on the same images: uint8 NCHW data, gather and normalise, `torch.optim.SGD`, the global
+weights copied in and the weighted sum taken out per client. It runs as one process with all threads and as one process a core; the
+better counts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flray.core import seeding
+from flray.core.errors import ConfigError, FlrayError, unknown
+from flray.data import Partition, load_dataset, make_partition
+from flray.data.config import DataConfig
+from flray.experiment import Experiment, load_config
+from flray.models import build_model
+
+Row = dict[str, Any]
+WARM_UP = 2  # rounds of a run that are not counted, and the last one, which tests
+
+
+class Workload(NamedTuple):
+    """Clients of equal size on synthetic images; `population` clients share the `clients * images` samples there are."""
+
+    clients: int
+    images: int
+    shape: tuple[int, int, int]  # H, W, C
+    cohort: int
+    batch: int
+    model: dict[str, Any]
+    population: int | None = None
+    epochs: int = 1
+
+    def experiment(self, rounds: int, **sections: Any) -> Experiment:
+        data = {"source": "synthetic", "options": {"num_train": self.clients * self.images, "num_test": 100, "shape": list(self.shape)}}
+        algorithm = {"name": "fedavg", "lr": 0.01, "momentum": 0.9, "local_epochs": self.epochs, "batch_size": self.batch}
+        config = {
+            "rounds": rounds, "data": data, "partition": {"name": "iid", "clients": self.clients}, "model": self.model,
+            "algorithm": algorithm, "cohort": {"size": self.cohort}, "evaluate": {"every": 0, "clients": False}, "checkpoint": {"every": 0},
+        }  # fmt: skip
+        return load_config({**config, **sections})[0]
+
+    def partition(self, experiment: Experiment) -> Partition:
+        if self.population is None:
+            dataset = load_dataset(experiment.data)
+            return make_partition(experiment.partition, dataset.train.y, seed=experiment.seed, num_classes=dataset.num_classes)
+        samples = np.arange(self.clients * self.images, dtype=np.int32)
+        indices = np.resize(samples, self.population * self.images)
+        return Partition(indices, np.arange(self.population + 1, dtype=np.int64) * self.images)
+
+
+W1 = Workload(100, 500, (32, 32, 3), 10, 50, {"name": "fedavg_cnn"})
+W2 = Workload(1000, 20, (28, 28, 1), 100, 10, {"name": "mlp", "hidden": [200]})
+W3 = W2._replace(population=1_000_000)
+TARGETS = {  # name: unit, must, aim
+    "W1 round flray/bare": ("ratio", 0.95, 0.80),
+    "W2 round flray/bare": ("ratio", 1.30, 1.00),
+    "W3/W2 round": ("ratio", 1.10, 1.02),
+    "W3-W2 memory": ("MB", 300, 50),
+    "FedProj/FedAvg step": ("ratio", 2.2, 2.0),
+    "server share of a W1 round": ("share", 0.10, 0.03),
+    "startup to the first round": ("s", 15, 8),
+}
+NAMES = ("W1", "W2", "W3", "step", "server", "startup")
+
+
+def bench(workloads: Sequence[str] = NAMES, rounds: int | None = None, repeats: int = 3, folder: str | Path | None = None) -> list[Row]:
+    """Rows of name, value, unit, must, aim, met (value <= must), detail. `rounds` are the counted ones of each run; `folder` keeps the runs."""
+    for name in workloads:
+        if name not in NAMES:
+            raise unknown("benchmark", name, NAMES)
+    if repeats < 1 or (rounds is not None and rounds < 1):
+        raise ConfigError(f"bench: rounds={rounds} and repeats={repeats} must be at least 1")
+    rows: list[Row] = []
+    with _folder(folder) as home:
+        try:
+            if "startup" in workloads:
+                rows.append(startup(home, repeats))
+            if "step" in workloads:
+                rows.append(step(W1, repeats))
+            if "W1" in workloads or "server" in workloads:
+                one = compare("W1 round flray/bare", W1, rounds or 8, repeats, home)
+                rows += [row for row, name in zip(one, ("W1", "server"), strict=True) if name in workloads]
+            if "W2" in workloads:
+                rows.append(compare("W2 round flray/bare", W2, rounds or 30, repeats, home)[0])
+            if "W3" in workloads:
+                rows.append(population(W2, W3, rounds or 30, repeats, home))
+                rows.append(memory(("W2", "W3"), home))
+        finally:
+            _close()
+    return sorted(rows, key=lambda row: list(TARGETS).index(row["name"]))
+
+
+def render(rows: Sequence[Row]) -> Any:
+    """The rows as a rich table."""
+    from rich.table import Table
+
+    table = Table("benchmark", "value", "must", "aim", "", "detail")
+    for row in rows:
+        verdict = "[green]aim[/]" if row["value"] <= row["aim"] else "[yellow]met[/]" if row["met"] else "[red]missed[/]"
+        table.add_row(row["name"], f"{row['value']:.3g} {row['unit']}", f"{row['must']:g}", f"{row['aim']:g}", verdict, row["detail"])
+    return table
+
+
+def _row(name: str, value: float, detail: str) -> Row:
+    unit, must, aim = TARGETS[name]
+    return {"name": name, "value": float(value), "unit": unit, "must": must, "aim": aim, "met": bool(value <= must), "detail": detail}
+
+
+# the bare loop ---------------------------------------------------------------------------------
+class Bare:
+    """Plain PyTorch FedAvg over a share of the cohort; the weighted sum of the clients' parameters is left in `total`."""
+
+    def __init__(self, experiment: Experiment, partition: Partition, fused: bool, addressed: bool = False) -> None:
+        dataset, algorithm = load_dataset(experiment.data), experiment.algorithm
+        self.seed, self.addressed, self.partition = experiment.seed, addressed, partition
+        self.batch, self.epochs = algorithm.local_batches
+        self.x = torch.from_numpy(dataset.train.x.transpose(0, 3, 1, 2).copy())  # uint8 [n, C, H, W]
+        self.y = torch.from_numpy(dataset.train.y.copy())
+        std = torch.tensor(dataset.std).view(-1, 1, 1)
+        self.scale, self.shift = 1 / (255 * std), -torch.tensor(dataset.mean).view(-1, 1, 1) / std
+        seed = seeding.torch_seed(experiment.seed, "model")
+        self.model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed).train()
+        self.parameters = list(self.model.parameters())
+        lr, momentum = algorithm.lr, algorithm.momentum  # type: ignore[attr-defined]
+        self.optimizer = torch.optim.SGD(self.parameters, lr=lr, momentum=momentum, fused=fused)
+        self.loss = nn.CrossEntropyLoss()
+        self.total = [torch.zeros_like(p) for p in self.parameters]
+
+    def train(self, weights: Sequence[Tensor], round: int, clients: Sequence[int], shares: Sequence[float]) -> int:
+        """Gradient steps done."""
+        steps = 0
+        torch._foreach_zero_(self.total)
+        for client, share in zip(clients, shares, strict=True):
+            with torch.no_grad():
+                torch._foreach_copy_(self.parameters, weights)
+            self.optimizer.state.clear()
+            for x, y in self.batches(round, client):
+                self.optimizer.zero_grad()
+                self.loss(self.model(x), y).backward()
+                self.optimizer.step()
+                steps += 1
+            with torch.no_grad():
+                torch._foreach_add_(self.total, self.parameters, alpha=share)
+        return steps
+
+    def batches(self, round: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gathered and normalised for a whole epoch at once: faster than batch by batch."""
+        indices = torch.from_numpy(self.partition.client(client).astype(np.int64))
+        for epoch in range(self.epochs):
+            if self.addressed:  # flray's own order
+                rng = seeding.rng(self.seed, 0, round, 0, client, "batches", epoch)
+                order = torch.from_numpy(rng.permutation(len(indices)))
+            else:
+                order = torch.randperm(len(indices))
+            rows = indices[order]
+            x = self.x[rows].float().mul_(self.scale).add_(self.shift)
+            yield from zip(x.split(self.batch), self.y[rows].split(self.batch), strict=True)
+
+
+def _serve(pipe: Any, threads: int, weights: list[Tensor], total: list[Tensor], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(threads)
+    bare = Bare(*arguments)
+    bare.total = total  # shared memory
+    pipe.send("ready")
+    while (work := pipe.recv()) is not None:
+        pipe.send(bare.train(weights, *work))
+
+
+class BarePool:
+    """Processes that live across rounds; global weights and partial sums lie in shared memory. `with BarePool(...) as pool`."""
+
+    def __init__(self, experiment: Experiment, partition: Partition, workers: int, threads: int, fused: bool, addressed: bool = False) -> None:
+        from flray.engine.cohort import sample
+
+        self.name = f"{workers} x {threads} threads{' fused' if fused else ''}"
+        self.experiment, self.partition, self._sample = experiment, partition, sample
+        dataset = load_dataset(experiment.data)
+        seed = seeding.torch_seed(experiment.seed, "model")
+        model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed)
+        self.names = [name for name, _ in model.named_parameters()]
+        self.weights = [p.detach().clone().share_memory_() for p in model.parameters()]
+        self.totals = [[torch.zeros_like(p).share_memory_() for p in self.weights] for _ in range(workers)]
+        context = torch.multiprocessing.get_context("spawn")
+        self.workers = []
+        for total in self.totals:
+            here, there = context.Pipe()
+            arguments = (there, threads, self.weights, total, (experiment, partition, fused, addressed))
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            self.workers.append((process, here))
+        for _, pipe in self.workers:
+            pipe.recv()
+        self.done = 0
+
+    def __enter__(self) -> BarePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, pipe in self.workers:
+            pipe.send(None)
+            process.join()
+
+    def round(self) -> int:
+        """One round of FedAvg; gradient steps done."""
+        clients = self._sample(self.experiment.cohort, self.experiment.seed, 0, self.done, self.partition.num_clients)
+        sizes = self.partition.offsets[clients + 1] - self.partition.offsets[clients]
+        shares = sizes / sizes.sum()
+        pieces = zip(np.array_split(clients, len(self.workers)), np.array_split(shares, len(self.workers)), strict=True)
+        for (_, pipe), (members, part) in zip(self.workers, pieces, strict=True):
+            pipe.send((self.done, members.tolist(), part.tolist()))
+        steps = sum(pipe.recv() for _, pipe in self.workers)
+        for total in self.totals[1:]:
+            torch._foreach_add_(self.totals[0], total)
+        torch._foreach_copy_(self.weights, self.totals[0])
+        self.done += 1
+        return steps
+
+    def measure(self, rounds: int) -> tuple[float, int]:
+        """(median seconds of a round, gradient steps of one)."""
+        times, steps = [], set()
+        for _ in range(rounds):
+            started = time.perf_counter()
+            steps.add(self.round())
+            times.append(time.perf_counter() - started)
+        return median(times), steps.pop()
+
+
+# comparisons -----------------------------------------------------------------------------------
+class Measured(NamedTuple):
+    """Of one run: median seconds of a round, gradient steps of a round, median share of it that is not the slowest actor's clients."""
+
+    round_s: float
+    steps: int
+    server: float
+
+
+def measure(experiment: Experiment, partition: Partition, folder: Path) -> Measured:
+    """A real run through Ray; the first rounds and the last one are left out."""
+    from flray.engine.cohort import runs
+    from flray.engine.simulation import simulate
+    from flray.results import load
+
+    simulate(experiment, folder, partition=partition, overwrite=True)
+    run = load(folder)
+    rows = run.rounds.iloc[WARM_UP:-1]
+    actors = run.environment["actors"]["client_actors"]
+    shares = []
+    for done, round_s in zip(rows["done"], rows["time/round_s"], strict=True):
+        clients = run.clients[run.clients["done"] == done].sort_values("position")
+        seconds = clients["time/client_s"].to_numpy()
+        # the engine's own split of the cohort: a contiguous run an actor
+        slowest = max(seconds[r.start : r.stop].sum() for r in runs(clients["num_steps"].to_numpy() + 1.0, actors))
+        shares.append((round_s - slowest) / round_s)
+    return Measured(float(rows["time/round_s"].median()), int(rows["client_steps"].iloc[0]), median(shares))
+
+
+def compare(name: str, workload: Workload, rounds: int, repeats: int, home: Path) -> list[Row]:
+    """Rows `name` (flray / bare) and the server's share, from the same rounds."""
+    from flray.engine.pool import cores
+
+    experiment = workload.experiment(rounds + WARM_UP + 1)
+    partition = workload.partition(experiment)
+    ways = [(1, cores()), (cores(), 1)] if cores() > 1 else [(1, 1)]
+    best: dict[str, list[float]] = {}
+    runs: list[Measured] = []
+    for _ in range(repeats):
+        for workers, threads in ways:
+            for fused in (False, True):
+                with BarePool(experiment, partition, workers, threads, fused) as pool:
+                    pool.measure(WARM_UP)
+                    seconds, steps = pool.measure(rounds)
+                best.setdefault(pool.name, []).append(seconds)
+        runs.append(measure(experiment, partition, home / name.split()[0]))
+        if runs[-1].steps != steps:
+            raise RuntimeError(f"{name}: flray took {runs[-1].steps} gradient steps a round and the bare loop {steps}")
+    bare = {way: min(times) for way, times in best.items()}
+    chosen = min(bare, key=lambda way: bare[way])
+    flray = min(run.round_s for run in runs)
+    ratios = sorted(run.round_s / best[chosen][i] for i, run in enumerate(runs))
+    ways_text = ", ".join(f"{way} {seconds * 1e3:.1f}" for way, seconds in bare.items())
+    spread = f"ratios {ratios[0]:.2f} to {ratios[-1]:.2f}"
+    detail = f"flray {flray * 1e3:.1f} ms; bare {ways_text} ms; {runs[0].steps} steps a round; {spread}"
+    share = median(run.server for run in runs)
+    return [_row(name, flray / bare[chosen], detail), _row("server share of a W1 round", share, f"{share * flray * 1e3:.1f} of {flray * 1e3:.1f} ms")]
+
+
+def population(small: Workload, large: Workload, rounds: int, repeats: int, home: Path) -> Row:
+    times: dict[str, list[float]] = {"W2": [], "W3": []}
+    for _ in range(repeats):
+        for name, workload in (("W2", small), ("W3", large)):
+            experiment = workload.experiment(rounds + WARM_UP + 1)
+            times[name].append(measure(experiment, workload.partition(experiment), home / name).round_s)
+    two, three = min(times["W2"]), min(times["W3"])
+    return _row("W3/W2 round", three / two, f"{three * 1e3:.1f} and {two * 1e3:.1f} ms; {large.population:,} clients and {small.clients:,}")
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from flray import bench
+from flray.data import load_partition
+from flray.engine.simulation import simulate
+name, partition, folder = sys.argv[1:]
+simulate(getattr(bench, name).experiment(12), Path(folder), partition=load_partition(partition, verify=False), overwrite=True)
+"""
+
+
+def memory(names: tuple[str, str], home: Path) -> Row:
+    """Peak memory of the driver and its Ray actors over a run in a process of its own, second workload minus first."""
+    peaks: list[tuple[float, ...]] = []
+    for name in names:
+        workload: Workload = globals()[name]
+        experiment = workload.experiment(1)
+        place = home / f"{name}-partition"
+        workload.partition(experiment).save(place, experiment.partition)
+        process = _python(_CHILD, name, str(place), str(home / f"{name}-memory"))
+        peak, samples = (0.0, 0.0, 0.0), 0
+        while process.poll() is None:
+            peak = tuple(map(max, peak, _pss(process.pid)))  # type: ignore[assignment]
+            samples += 1
+            time.sleep(0.05)
+        _succeeded(process, name)
+        peaks.append((*peak, samples))
+    less, more = peaks
+    detail = f"{more[0]:.0f} and {less[0]:.0f} MB (PSS), without mapped files {more[1] - less[1]:+.0f}, driver alone {more[2] - less[2]:+.0f}"
+    return _row("W3-W2 memory", more[0] - less[0], f"{detail}; {less[3]} and {more[3]} samples")
+
+
+def _pss(root: int) -> tuple[float, float, float]:
+    """MB, a shared page counted once over its users: driver and actors, the same without mapped files, the driver alone."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with _gone():
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    total, unmapped, driver = 0, 0, 0
+    for pid in parents:
+        with _gone():
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+            if pid == root or (command.startswith(("ray::ClientActor", "ray::ServerActor")) and root in _ancestors(pid, parents)):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+                values = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines)}
+                total += values["Pss"]
+                unmapped += values["Pss_Anon"] + values["Pss_Shmem"]
+                driver += values["Pss"] if pid == root else 0
+    return total / 1024, unmapped / 1024, driver / 1024
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    while pid in parents:
+        pid = parents[pid]
+        yield pid
+
+
+@contextmanager
+def _gone() -> Iterator[None]:
+    """A process may end while it is looked at."""
+    try:
+        yield
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        pass
+
+
+def step(workload: Workload, repeats: int) -> Row:
+    """Seconds of a local step of FedProj (memory batch = local batch) and FedAvg: one client in this process on one thread."""
+    from flray.engine.workbench import Assignment, Workbench
+
+    base = workload.experiment(1)
+    shared = {"lr": 0.01, "momentum": 0.9, "local_epochs": 1, "batch_size": workload.batch}
+    proxy = {"source": "holdout", "size": min(2000, workload.clients * workload.images // 2), "labelled": False}
+    fedproj = load_config(base, {"algorithm": {"name": "fedproj", "round0": "kl_init", **shared}, "proxy": proxy})[0]
+    index = np.arange(min(5 * workload.batch, workload.images))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        trains = [_local_training(Workbench(experiment), Assignment(0, 0, 0, 0, (0,), (1.0,), index, np.array([0, len(index)]), 1, 1)) for experiment in (base, fedproj)]
+        pairs = [[train() for train in trains] for _ in range(1 + 5 * repeats)][1:]
+    finally:
+        torch.set_num_threads(threads)
+    one, two = (min(times) for times in zip(*pairs, strict=True))
+    ratio = median(b / a for a, b in pairs)
+    return _row("FedProj/FedAvg step", two / one, f"{two * 1e3:.2f} and {one * 1e3:.2f} ms on one thread; median ratio {ratio:.2f}")
+
+
+def _local_training(bench: Any, job: Any) -> Callable[[], float]:
+    """Seconds of one local step, each time it is called."""
+    ctx = bench.context(0, 0, 0, 1, 1)
+    algorithm = bench.algorithm
+    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *bench.objective.initial()))
+
+    def train() -> float:
+        ctx, batches = bench.client_context(job, 0, 1.0, job.indices)
+        started = time.perf_counter()
+        algorithm.train(ctx, down, (), batches)
+        return (time.perf_counter() - started) / len(batches)
+
+    return train
+
+
+def startup(home: Path, repeats: int) -> Row:
+    """From the start of a process to the quickstart's first finished round."""
+    config = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
+    if not config.exists():
+        raise ConfigError(f"bench startup reads {config}: run it from a checkout of flray")
+    code = "import sys, flray; flray.run(sys.argv[1], out=sys.argv[2], overwrite=True, progress=True, rounds=1)"
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        process = _python(code, str(config), str(home / "startup"))
+        assert process.stderr is not None
+        seen = []
+        for line in process.stderr:
+            seen.append(line)
+            if "round 1/1" in line:
+                times.append(time.perf_counter() - started)
+                break
+        process.stderr.read()
+        process.wait()
+        if process.returncode or len(times) == 0:
+            raise FlrayError(f"bench startup: the quickstart failed: {seen[-1].strip() if seen else 'no output'}")
+    return _row("startup to the first round", min(times), "quickstart; runs: " + ", ".join(f"{t:.2f}" for t in times) + " s")
+
+
+# help ------------------------------------------------------------------------------------------
+def _python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process that imports this flray and starts a Ray of its own."""
+    home = str(Path(__file__).parent.parent)
+    env = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def _succeeded(process: subprocess.Popen[str], name: str) -> None:
+    assert process.stderr is not None
+    lines = process.stderr.read().strip().splitlines()
+    if process.returncode:
+        raise FlrayError(f"bench {name}: the run failed: {lines[-1] if lines else 'no output'}")
+
+
+@contextmanager
+def _folder(folder: str | Path | None) -> Iterator[Path]:
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        yield Path(folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="flray-bench-") as path:
+        yield Path(path)
+
+
+def _close() -> None:
+    if "flray.engine.pool" in sys.modules:
+        sys.modules["flray.engine.pool"].close()

@@ -1,0 +1,94 @@
+"""What `flray list` shows: algorithms, models, data sources, partitions, metrics, with options, defaults and bounds."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from pydantic import BaseModel
+
+from flray.core.errors import unknown
+from flray.core.hp import Hyperparameter, hyperparameters
+
+METRICS = {
+    "test/acc": "accuracy of the global model on the whole test set, after the server half",
+    "test/loss": "mean cross-entropy on the test set",
+    "train/loss": "mean of the local steps' losses, over clients by aggregation weight",
+    "client/acc_before": "accuracy of the broadcast model on the client's own training data, before local training",
+    "client/acc_after": "the same after local training",
+    "client/acc_p10": "10th percentile of client/acc_after over the cohort",
+    "comm/up_bytes": "bytes of the tensors that clients sent, over the cohort",
+    "comm/down_bytes": "bytes of the tensors that the server sent, over the cohort",
+    "client_steps": "local gradient steps, over the cohort",
+    "proxy_examples": "proxy samples that the server passed through a model",
+    "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",
+    "diverged": "the global state holds a NaN or an infinity",
+    "project/share": "FedProj: share of local steps whose gradient was projected",
+    "project/cosine": "FedProj: mean cosine of local and memory gradient before the projection",
+    "memory/loss_first": "FedProj: L_mem on the first memory mini-batch of local training",
+    "memory/loss_last": "FedProj: L_mem on the last one; the difference is what local training forgot",
+    "memory/drift": "FedDF, FedProj: L_mem of the new global model against the round's ensemble, whole buffer, T = 1",
+    "distill/loss": "FedDF, FedProj: mean distillation loss on the server",
+    "time/round_s": "wall time of the round, testing included",
+    "time/client_s": "sum of the clients' times, each on its own actor",
+    "time/server_s": "aggregation and distillation",
+    "time/evaluate_s": "testing the global model",
+}
+
+
+def catalog(kind: str) -> list[dict[str, Any]]:
+    """One row per name of a kind. Raises `ConfigError` for an unknown kind."""
+    if kind == "metrics":
+        return [{"metric": name, "meaning": meaning} for name, meaning in METRICS.items()]
+    table = _table(kind)
+    return [{"name": name, "about": _first_line(table.get(name))} for name in table.names()]
+
+
+def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
+    """(text, options) of one name; raises `ConfigError` with the nearest name."""
+    if kind == "metrics":
+        if name not in METRICS:
+            raise unknown("metric", name, METRICS)
+        return METRICS[name], []
+    target = _table(kind).get(name)
+    if kind == "algorithms":
+        return inspect.cleandoc(sys.modules[target.__module__].__doc__ or ""), [_row(hp) for hp in hyperparameters(target)]
+    if kind == "models":
+        from flray.models import model_options
+
+        return inspect.getdoc(target) or "", [_row(hp) for hp in model_options(name)]
+    if kind == "partitions":
+        from flray.data.partition import PartitionConfig
+
+        return inspect.getdoc(target) or "", _fields(PartitionConfig)
+    from flray.data import DataConfig
+
+    return inspect.getdoc(target) or "", _fields(DataConfig)
+
+
+def _table(kind: str) -> Any:
+    from flray.algorithms import ALGORITHMS
+    from flray.data import PARTITIONS, SOURCES
+    from flray.models import MODELS
+
+    tables = {"algorithms": ALGORITHMS, "datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS}
+    if kind not in tables:
+        raise unknown("kind", kind, [*tables, "metrics"])
+    return tables[kind]
+
+
+def _first_line(target: Any) -> str:
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    own = inspect.isclass(target) and issubclass(target, BaseModel)  # an algorithm's card stands at the top of its file
+    text = (module.__doc__ if own and module is not None else inspect.getdoc(target)) or ""
+    return text.strip().split("\n")[0]
+
+
+def _row(hp: Hyperparameter) -> dict[str, Any]:
+    space = f"{hp.space.kind} {', '.join(map(str, hp.space.values))}" if hp.space else None
+    return {"option": hp.name, "type": hp.type, "default": str(hp.default), "bounds": hp.bounds, "search": space, "meaning": hp.doc}
+
+
+def _fields(model: type[BaseModel]) -> list[dict[str, Any]]:
+    return [_row(hp) for hp in hyperparameters(model)]

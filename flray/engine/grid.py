@@ -1,0 +1,88 @@
+"""Many experiments, one after the other on the same actors: one run folder each. A second call goes on where the first stopped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flray.core.errors import CheckpointError
+from flray.engine.simulation import simulate
+from flray.experiment import Experiment
+from flray.results import compare
+
+
+def run_grid(cells: Sequence[Experiment], root: Path, *, overwrite: bool = False, progress: bool = True) -> Any:
+    """Run every cell into `ROOT/LABEL`; a finished cell is kept, an unfinished one resumed. The table of all (DataFrame).
+
+    Raises `CheckpointError` when a cell's folder holds another experiment.
+    """
+    folders = [root / label for label in labels(cells)]
+    for number, (cell, folder) in enumerate(zip(cells, folders, strict=True), start=1):
+        status = _status(cell, folder, overwrite)
+        print(f"[{number}/{len(cells)}] {folder}" + ("" if status == "new" else f"  ({status})"), file=sys.stderr)
+        if status == "finished":
+            continue
+        simulate(cell, folder, resume=status == "resumed", overwrite=overwrite, progress=progress)
+    return compare(folders)
+
+
+def labels(cells: Sequence[Experiment]) -> list[str]:
+    """A folder name per cell, from the keys in which the cells differ: `fedproj-seed0-lr0.1`."""
+    flat = [flatten(cell.dump()) for cell in cells]
+    shared = [key for key in flat[0] if all(key in values for values in flat)]
+    varied = [key for key in shared if len({str(values[key]) for values in flat}) > 1]
+    if "algorithm.name" in varied:  # its defaults differ with it; only what the user varied names a cell
+        varied = [k for k in varied if k in ("algorithm.name", "seed") or _varies_within(flat, k)]
+    names = []
+    for values in flat:
+        parts = [str(values["algorithm.name"])]
+        parts += [f"{key.rpartition('.')[2]}{values[key]}" for key in varied if key != "algorithm.name"]
+        names.append("-".join(parts).replace("/", "_").replace(" ", ""))
+    return names
+
+
+def _varies_within(flat: Sequence[dict[str, Any]], key: str) -> bool:
+    by_algorithm: dict[str, set[str]] = {}
+    for values in flat:
+        by_algorithm.setdefault(values["algorithm.name"], set()).add(str(values[key]))
+    return any(len(found) > 1 for found in by_algorithm.values())
+
+
+def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mapping -> dotted keys."""
+    if not isinstance(values, dict):
+        return {prefix: values}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
+    return found
+
+
+def _status(cell: Experiment, folder: Path, overwrite: bool) -> str:
+    if overwrite or not (folder / "STATUS").exists():
+        return "new"
+    if not (folder / "config.yaml").exists():
+        return "new" if not any(folder.glob("checkpoints/*")) and _clear(folder) else "resumed"
+    there = flatten(yaml.safe_load((folder / "config.yaml").read_text()))
+    wanted = flatten(cell.dump())
+    changed = [
+        key for key in wanted if key.partition(".")[0] not in ("resources", "address") and str(wanted[key]) != str(there.get(key))
+    ]
+    if changed:
+        key = changed[0]
+        raise CheckpointError(
+            f"{folder} holds another experiment: {key} is {there.get(key)} there, {wanted[key]} here; give another --out or add --overwrite"
+        )
+    return "finished" if (folder / "STATUS").read_text().startswith("finished") else "resumed"
+
+
+def _clear(folder: Path) -> bool:
+    """Drop a folder in which a run was only starting."""
+    import shutil
+
+    shutil.rmtree(folder)
+    return True

@@ -1,0 +1,240 @@
+"""Runs side by side: one row a run, one row a setting over its seeds, on the terminal and in Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from flray.core.errors import CheckpointError, ConfigError
+from flray.results.read import Run
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.table import Table
+
+MEASURED = ("rounds", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")  # columns of `compare`
+OWN = ("name", "algorithm", "seed", "folder")
+SUMMARY = ("n", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
+LAST = 10  # rounds of `test/acc_mean10` (spec 1.4)
+# keys that do not change what a run finds
+_ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "checkpoint", "imports")
+_SHARES = ("test/acc", "test/acc_best", "test/acc_mean10", "mean", "std", "low", "high")
+_HEADS = {
+    "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent", "time/s": "time",
+    "mean": "test acc %", "std": "std", "low": "95 % from", "high": "to",
+}  # fmt: skip
+
+
+# tables ------------------------------------------------------------------------------------------
+def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
+    """One row a run, also while it goes on or after it failed.
+
+    Columns: `name`, `algorithm`, every configuration key whose value is not the same in all runs, `seed`, `rounds` (done), `status`,
+    `test/acc` of the last tested round, `test/acc_best`, `test/acc_mean10` (mean over the last ten tested rounds), `comm/bytes` (up and
+    down, all clients), `time/s` (sum over rounds, start-up not counted), `folder`. Accuracies are in [0, 1], NaN where nothing was tested.
+    A run whose tables are damaged has the reason as its status. Raises `CheckpointError` for a folder that is no run.
+    """
+    import pandas
+
+    found = [run if isinstance(run, Run) else Run(run) for run in runs]
+    configs = [settings(run) for run in found]
+    keys = differing(configs)
+    rows = []
+    for run, config in zip(found, configs, strict=True):
+        row = {"name": config.get("name", run.folder.name), "algorithm": config.get("algorithm.name")}
+        row.update({key: config.get(key) for key in keys}, seed=config.get("seed"), **_measured(run), folder=str(run.folder))
+        rows.append(row)
+    return pandas.DataFrame(rows, columns=["name", "algorithm", *keys, "seed", *MEASURED, "folder"])
+
+
+def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFrame:
+    """`compare`'s table over seeds: `n` finished runs, `mean`, `std` (ddof=1), `low` and `high`, the 95 % t-interval of the mean.
+
+    The interval is mean +- t(0.975, n - 1) std / sqrt(n), not clipped to [0, 1]; NaN for n = 1. Runs that did not finish, or have no value,
+    are counted in `unfinished` and left out. Several runs of one setting with the same seed are the same experiment: the last counts.
+    """
+    import pandas
+
+    if metric not in frame.columns:
+        raise ConfigError(f"summary: no column {metric!r}; choose one of {', '.join(MEASURED[2:])}")
+    keys = [column for column in frame.columns if column not in (*MEASURED, "seed", "folder")]
+    rows = []
+    for values, group in frame.groupby(keys, sort=False, dropna=False):
+        done = group[(group["status"] == "finished") & group[metric].notna()].drop_duplicates("seed", keep="last")
+        left_out = group[~group["seed"].isin(done["seed"])]["seed"].nunique()
+        mean, std, low, high = interval(done[metric])
+        rows.append([*values, len(done), left_out, mean, std, low, high])
+    return pandas.DataFrame(rows, columns=[*keys, *SUMMARY])
+
+
+def interval(values: Iterable[float], level: float = 0.95) -> tuple[float, float, float, float]:
+    """(mean, std with ddof=1, low, high) of the t-interval of the mean at `level`; std and bounds are NaN for a single value."""
+    import numpy as np
+    from scipy.stats import t
+
+    sample = np.asarray(list(values), dtype=np.float64)
+    if not len(sample):
+        return (math.nan,) * 4
+    mean = float(sample.mean())
+    if len(sample) == 1:
+        return mean, math.nan, math.nan, math.nan
+    std = float(sample.std(ddof=1))
+    half = float(t.ppf(0.5 + level / 2, len(sample) - 1)) * std / math.sqrt(len(sample))
+    return mean, std, mean - half, mean + half
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """A run's configuration as dotted keys and plain values (lists as JSON), without importing the user's modules; {} before it is written.
+
+    Raises `CheckpointError` for a folder that is no run, or a configuration that cannot be read.
+    """
+    path = run.folder / "config.yaml"
+    if not path.exists():
+        if (run.folder / "STATUS").exists():  # it is just starting, or failed before it began
+            return {}
+        raise CheckpointError(f"{run.folder} is not a run folder: it has neither config.yaml nor STATUS")
+    try:
+        found = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise CheckpointError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds no configuration; run it again with --overwrite")
+    return _flat(found)
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys, in the order of the file, whose value is not the same in all configurations that say which they are.
+
+    A key that only some sections know (`alpha` of one algorithm, `hidden` of one model) is listed only when those that know it differ.
+    """
+    configs = [config for config in configs if config]
+    names = [key for key in dict.fromkeys(key for config in configs for key in config) if not _aside(key)]
+    return [key for key in names if _differs(key, configs)]
+
+
+def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    section = key.split(".")[0]
+    if key in (f"{section}.name", f"{section}.source"):
+        return len({config.get(key) for config in configs}) > 1
+    if len({_exact(config[key]) for config in configs if key in config}) > 1:
+        return True
+    holders: dict[Any, set[bool]] = {}  # the section's kind -> whether its configurations have the key
+    for config in configs:
+        kind = config.get(f"{section}.name", config.get(f"{section}.source"))
+        holders.setdefault(kind, set()).add(key in config)
+    return any(len(kinds) > 1 for kinds in holders.values())
+
+
+def _exact(value: Any) -> Any:
+    return (type(value).__name__, value) if isinstance(value, bool) else value  # True == 1
+
+
+def _aside(key: str) -> bool:
+    return key in _ASIDE or key.split(".")[0] in _ASIDE
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found.update(_flat(value, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list | dict) else value
+    return found
+
+
+def _measured(run: Run) -> dict[str, Any]:
+    nothing = dict.fromkeys(MEASURED, math.nan) | {"rounds": 0, "status": run.status.split(";")[0]}
+    try:
+        rounds = run.rounds
+    except CheckpointError as error:
+        return nothing | {"status": f"damaged: {error}"}
+    if rounds.empty:
+        return nothing
+    tested = rounds["test/acc"].dropna() if "test/acc" in rounds else rounds.iloc[:0, 0]
+    sums = {name: float(rounds[name].sum()) for name in ("comm/up_bytes", "comm/down_bytes", "time/round_s") if name in rounds}
+    measured = nothing | {
+        "rounds": len(rounds),
+        "comm/bytes": sums.get("comm/up_bytes", math.nan) + sums.get("comm/down_bytes", math.nan),
+        "time/s": sums.get("time/round_s", math.nan),
+    }
+    if len(tested):
+        measured |= {"test/acc": float(tested.iloc[-1]), "test/acc_best": float(tested.max()), "test/acc_mean10": float(tested.tail(LAST).mean())}
+    return measured
+
+
+# showing -----------------------------------------------------------------------------------------
+def render(frame: pandas.DataFrame, title: str = "") -> Table:
+    """A table of `compare` or `summary` for the terminal: accuracies in per cent, bytes and seconds in units."""
+    from rich.table import Table
+
+    heads, rows = _cells(frame)
+    table = Table(title=title or _common_name(frame))
+    for head, column in zip(heads, _shown(frame), strict=True):
+        table.add_column(head, justify="right" if _is_number(frame, column) else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def to_markdown(frame: pandas.DataFrame) -> str:
+    """The same as a Markdown table, columns aligned; ends with a newline."""
+    heads, rows = _cells(frame)
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(heads))]
+    right = [_is_number(frame, column) for column in _shown(frame)]
+    lines = ["| " + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)) + " |" for row in cells]
+    rule = "| " + " | ".join("-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)) + " |"
+    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
+
+
+def _common_name(frame: pandas.DataFrame) -> str:
+    """The experiment's name where all rows share it: the table's title, and no column of its own."""
+    names = set(frame["name"]) if "name" in frame else set()
+    return str(names.pop()) if len(names) == 1 else ""
+
+
+def _shown(frame: pandas.DataFrame) -> list[str]:
+    hidden = {"folder"} | ({"name"} if _common_name(frame) else set())
+    if "unfinished" in frame and not frame["unfinished"].any():
+        hidden.add("unfinished")
+    if "status" in frame and (frame["status"] == "finished").all():
+        hidden.add("status")
+    return [column for column in frame.columns if column not in hidden]
+
+
+def _cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
+    columns = _shown(frame)
+    rows = [[_text(column, value) for column, value in zip(columns, row, strict=True)] for row in frame[columns].itertuples(index=False)]
+    return [_HEADS.get(column, column) for column in columns], rows
+
+
+def _is_number(frame: pandas.DataFrame, column: str) -> bool:
+    return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in frame[column].tolist())
+
+
+def _text(column: str, value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if column in _SHARES:
+        return f"{100 * value:.2f}"
+    if column == "comm/bytes":
+        return _bytes(value)
+    if column == "time/s":
+        return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1000
+    return f"{count:.3g} TB"

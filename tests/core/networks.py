@@ -1,0 +1,81 @@
+"""Small networks for the tests of `Objective` and of the algorithms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flray.models.base import Classifier
+
+
+class Mlp(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(5, 7)
+        self.head = nn.Linear(7, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.hidden(x))
+
+
+class Norm(Classifier):
+    """With batch norm, whose statistics are `b`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(5, 7)
+        self.norm = nn.BatchNorm1d(7)
+        self.head = nn.Linear(7, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.hidden(x)))
+
+
+class Conv(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4 * 4 * 4, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.conv(x))).flatten(1)
+
+
+class Tied(Classifier):
+    """One matrix used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.second = nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(5, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(torch.tanh(self.first(x))))
+
+
+class Frozen(Classifier):
+    """The first layer is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(5, 7)
+        self.hidden.requires_grad_(False)
+        self.head = nn.Linear(7, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.hidden(x))
+
+
+def build(kind: type[nn.Module], seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return kind()
+
+
+def inputs(kind: type[nn.Module], count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, 2, 4, 4) if kind is Conv else (count, 5)
+    return torch.randn(shape, generator=generator), torch.randint(0, 3, (count,), generator=generator)
