@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from flray.core import seeding
 from flray.core.errors import ConfigError, FlrayError, unknown
 from flray.data import Partition, load_dataset, make_partition
-from flray.data.config import DataConfig
 from flray.experiment import Experiment, load_config
 from flray.models import build_model
 
@@ -80,7 +79,10 @@ NAMES = ("W1", "W2", "W3", "step", "server", "startup")
 
 
 def bench(workloads: Sequence[str] = NAMES, rounds: int | None = None, repeats: int = 3, folder: str | Path | None = None) -> list[Row]:
-    """Rows of name, value, unit, must, aim, met (value <= must), detail. `rounds` are the counted ones of each run; `folder` keeps the runs."""
+    """Rows of name, value, unit, must, aim, met (value <= must), detail.
+
+    `rounds` are the counted ones of each run; `folder` keeps the runs (they are written over the next time).
+    """
     for name in workloads:
         if name not in NAMES:
             raise unknown("benchmark", name, NAMES)
@@ -185,7 +187,9 @@ def _serve(pipe: Any, threads: int, weights: list[Tensor], total: list[Tensor], 
 class BarePool:
     """Processes that live across rounds; global weights and partial sums lie in shared memory. `with BarePool(...) as pool`."""
 
-    def __init__(self, experiment: Experiment, partition: Partition, workers: int, threads: int, fused: bool, addressed: bool = False) -> None:
+    def __init__(
+        self, experiment: Experiment, partition: Partition, workers: int, threads: int, fused: bool, addressed: bool = False
+    ) -> None:
         from flray.engine.cohort import sample
 
         self.name = f"{workers} x {threads} threads{' fused' if fused else ''}"
@@ -203,6 +207,7 @@ class BarePool:
             arguments = (there, threads, self.weights, total, (experiment, partition, fused, addressed))
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
+            there.close()  # so that a worker that dies ends the wait for it
             self.workers.append((process, here))
         for _, pipe in self.workers:
             pipe.recv()
@@ -297,7 +302,8 @@ def compare(name: str, workload: Workload, rounds: int, repeats: int, home: Path
     spread = f"ratios {ratios[0]:.2f} to {ratios[-1]:.2f}"
     detail = f"flray {flray * 1e3:.1f} ms; bare {ways_text} ms; {runs[0].steps} steps a round; {spread}"
     share = median(run.server for run in runs)
-    return [_row(name, flray / bare[chosen], detail), _row("server share of a W1 round", share, f"{share * flray * 1e3:.1f} of {flray * 1e3:.1f} ms")]
+    server = _row("server share of a W1 round", share, f"{share * flray * 1e3:.1f} of {flray * 1e3:.1f} ms")
+    return [_row(name, flray / bare[chosen], detail), server]
 
 
 def population(small: Workload, large: Workload, rounds: int, repeats: int, home: Path) -> Row:
@@ -338,8 +344,8 @@ def memory(names: tuple[str, str], home: Path) -> Row:
         _succeeded(process, name)
         peaks.append((*peak, samples))
     less, more = peaks
-    detail = f"{more[0]:.0f} and {less[0]:.0f} MB (PSS), without mapped files {more[1] - less[1]:+.0f}, driver alone {more[2] - less[2]:+.0f}"
-    return _row("W3-W2 memory", more[0] - less[0], f"{detail}; {less[3]} and {more[3]} samples")
+    parts = f"without mapped files {more[1] - less[1]:+.0f}, driver alone {more[2] - less[2]:+.0f}"
+    return _row("W3-W2 memory", more[0] - less[0], f"{more[0]:.0f} and {less[0]:.0f} MB (PSS), {parts}; {more[3]:.0f} samples")
 
 
 def _pss(root: int) -> tuple[float, float, float]:
@@ -371,10 +377,8 @@ def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
 @contextmanager
 def _gone() -> Iterator[None]:
     """A process may end while it is looked at."""
-    try:
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         yield
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        pass
 
 
 def step(workload: Workload, repeats: int) -> Row:
@@ -389,7 +393,8 @@ def step(workload: Workload, repeats: int) -> Row:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        trains = [_local_training(Workbench(experiment), Assignment(0, 0, 0, 0, (0,), (1.0,), index, np.array([0, len(index)]), 1, 1)) for experiment in (base, fedproj)]
+        job = Assignment(0, 0, 0, 0, (0,), (1.0,), index, np.array([0, len(index)]), 1, 1)
+        trains = [_local_training(Workbench(experiment), job) for experiment in (base, fedproj)]
         pairs = [[train() for train in trains] for _ in range(1 + 5 * repeats)][1:]
     finally:
         torch.set_num_threads(threads)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -42,7 +44,18 @@ def catalog(kind: str) -> list[dict[str, Any]]:
     if kind == "metrics":
         return [{"metric": name, "meaning": meaning} for name, meaning in METRICS.items()]
     table = _table(kind)
-    return [{"name": name, "about": _first_line(table.get(name))} for name in table.names()]
+    rows = _folders() if kind == "datasets" else []
+    here = {row["name"] for row in rows}
+    return rows + [{"name": name, "about": _first_line(table.get(name))} for name in table.names() if name not in here]
+
+
+def _folders() -> list[dict[str, Any]]:
+    """Data sets that lie below FLRAY_DATA in the Parquet layout."""
+    root = os.environ.get("FLRAY_DATA")
+    if not root or not Path(root).is_dir():
+        return []
+    names = sorted(p.parent.name for p in Path(root).glob("*/train*.parquet"))
+    return [{"name": name, "about": f"Parquet folder {root}/{name}"} for name in dict.fromkeys(names)]
 
 
 def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:

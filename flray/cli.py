@@ -38,9 +38,10 @@ def run(
 
     `flray run configs/quickstart.yaml algorithm=fedavg,feddf seed=0..4 algorithm.lr=0.1`
     """
+    _own_modules()
+    _start_ray_early(config, overrides or [])
     from flray.experiment import default_folder, load_config
 
-    _own_modules()
     cells = load_config(config, overrides or [], imports or [])
     if len(cells) > 1:
         from flray.engine.grid import run_grid
@@ -188,6 +189,16 @@ def _own_modules() -> None:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
+
+
+def _start_ray_early(config: Path, overrides: list[str]) -> None:
+    """Ray starts while torch is imported, unless the configuration says which Ray, or how much of it."""
+    text = config.read_text() if config.is_file() else "resources:"
+    if any(f"{key}:" in text or any(o.startswith(key) for o in overrides) for key in ("resources", "address")):
+        return
+    from flray.engine.cluster import Background, connect, cores
+
+    Background(lambda: connect(None, cores()))
 
 
 def _import(modules: list[str] | None) -> None:

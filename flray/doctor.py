@@ -18,7 +18,7 @@ from flray.experiment import Experiment, algorithm_name
 def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[dict[str, Any]], str]:
     """(rows of what was found, a text table of the partition). Raises the error that the run would raise."""
     from flray.core.messages import nbytes
-    from flray.engine.pool import cores
+    from flray.engine.cluster import cores
 
     dataset, proxy, private = build_data(experiment)
     partition = build_partition(experiment, dataset, private)

@@ -71,7 +71,7 @@ class FedAvg(Algorithm, frozen=True):
 
     def statistics(self, state: Any, averaged: Tensor) -> Tensor:
         """The global model's next batch-norm statistics under the policy `buffers`."""
-        return state.b if self.buffers == "keep" else averaged  # type: ignore[no-any-return]
+        return state.b if self.buffers == "keep" else averaged
 
     def predict(self, ctx: Context, state: Any, x: Tensor) -> Tensor:
         return ctx.objective.at(state.w, state.b)(x)
@@ -87,8 +87,9 @@ class FedAvg(Algorithm, frozen=True):
     def begin(self, ctx: Context, down: Any, client: Any) -> Any:
         w = ctx.objective.scratch("w", down.w).copy_(down.w)
         b = ctx.objective.scratch("b", down.b).copy_(client.b if self.buffers == "local" else down.b)
-        first = ctx.objective.scratch("first moment", w).zero_()
-        second = ctx.objective.scratch("second moment", w).zero_() if self.optimizer == "adam" else first[:0]
+        first, second = ctx.objective.scratch("first moment", w), w[:0]
+        if self.optimizer == "adam":
+            first, second = first.zero_(), ctx.objective.scratch("second moment", w).zero_()
         return Carry(w, b, ctx.objective.scratch("gradient", w), Moments(first, second, 0), torch.zeros((), device=w.device))
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -134,7 +134,9 @@ def to_torch(message: Any, device: torch.device | str = "cpu") -> Any:
 def equal(left: Any, right: Any) -> bool:
     """Same structure and the same bits (NaN equals NaN)."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return left.dtype == right.dtype and left.shape == right.shape and bool(torch.equal(torch.nan_to_num(left), torch.nan_to_num(right)))
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        return bool(((left == right) | (left.isnan() & right.isnan())).all())
     if is_message(left) and type(left) is type(right):
         return all(equal(a, b) for a, b in zip(left, right, strict=True))
     return type(left) is type(right) and bool(left == right)

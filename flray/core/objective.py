@@ -101,8 +101,9 @@ class Objective:
                     holders.setdefault(id(parameter), []).append(owner._parameters)  # type: ignore[arg-type]
         self._sites = [(holders[id(p)], n.rpartition(".")[2]) for n, p in trained.items()]
         self._buffer_sites = [(module.get_submodule(n.rpartition(".")[0])._buffers, n.rpartition(".")[2]) for n in buffers]
-        self._head = {id(p) for p in module.head.parameters()} if isinstance(getattr(module, "head", None), nn.Module) else set()
-        self._head_names = {n for n, p in trained.items() if id(p) in self._head}
+        head = getattr(module, "head", None)
+        in_head = {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
+        self._head_names = {n for n, p in trained.items() if id(p) in in_head}
         self._bound: Model | None = None
         self._training: bool | None = None
         self._points: OrderedDict[tuple[int, int, bool, bool], Model] = OrderedDict()

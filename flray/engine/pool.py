@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flray.core.errors import FlrayError, ResourceError
-from flray.experiment import Experiment
-
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a private cluster on this machine; never left to what the machine happens to hold
-os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs its workers at nice 15 otherwise
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without a GPU share must not see the GPUs
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits on a GPU
-
-import ray
 from ray.exceptions import (
     ActorUnavailableError,
     GetTimeoutError,
@@ -28,6 +17,10 @@ from ray.exceptions import (
     RayTaskError,
     WorkerCrashedError,
 )
+
+from flray.core.errors import FlrayError, ResourceError
+from flray.engine.cluster import ray
+from flray.experiment import Experiment
 
 LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, ObjectLostError, WorkerCrashedError)
 ATTEMPTS = 4  # per piece of work
@@ -40,43 +33,6 @@ class ServerLostError(FlrayError):
     """The server actor died; the driver goes on from the last checkpoint."""
 
 
-def connect(address: str | None, num_cpus: int) -> None:
-    """Join the cluster at `address`, or start one here with `num_cpus`; nothing to do when this process is connected."""
-    if ray.is_initialized():
-        if address is None and _ours["cpus"] and _ours["cpus"] < num_cpus:
-            close()
-        else:
-            return
-    address = address or os.environ.get("RAY_ADDRESS")
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address is not None:
-        try:
-            ray.init(address=address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ResourceError(
-                f"address={address}: no Ray cluster answers ({str(error).splitlines()[0]}); start one with `ray start --head`, or leave address out"
-            ) from error
-        return
-    ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
-    _ours["cpus"] = num_cpus
-
-
-_ours = {"cpus": 0}  # CPUs of the cluster that this process started; 0: it started none
-
-
-def close() -> None:
-    """Stop the cluster if this process started it."""
-    Pool.current = None
-    if _ours["cpus"]:
-        _ours["cpus"] = 0
-        ray.shutdown()
-
-
-def cores() -> int:
-    """CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Pool:
     """One server actor and N client actors. Reused by the next run of this process that asks for the same resources."""
 
@@ -87,7 +43,7 @@ class Pool:
 
         from flray.engine.actors import ClientActor, ServerActor
 
-        self.shape = (actors, client, server)
+        self.shape = (actors, client, server, _cluster_id())
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)  # near the run folder
         spread = "SPREAD" if len(ray.nodes()) > 1 else "DEFAULT"
         remote_client = ray.remote(max_restarts=-1, max_task_retries=0, scheduling_strategy=spread, **client)(ClientActor)
@@ -99,9 +55,9 @@ class Pool:
     @classmethod
     def acquire(cls, actors: int, client: dict[str, float], server: dict[str, float]) -> Pool:
         """The present pool if it has this shape and lives, else a new one."""
-        if cls.current is not None and cls.current.shape == (actors, client, server):
+        if cls.current is not None and cls.current.shape == (actors, client, server, _cluster_id()):
             return cls.current
-        if cls.current is not None:
+        if cls.current is not None and cls.current.shape[-1] == _cluster_id():
             cls.current.kill()
         cls.current = Pool(actors, client, server)
         return cls.current
@@ -202,6 +158,11 @@ class Pool:
                 raise cause(error) from None
         self.clients = [a for a in self.clients if a is not actor]
         return False
+
+
+def _cluster_id() -> str:
+    """Changes when this process connects again: actors of another connection are gone."""
+    return str(ray.get_runtime_context().get_job_id()) + str(ray.get_runtime_context().get_node_id())
 
 
 def cause(error: RayTaskError) -> BaseException:

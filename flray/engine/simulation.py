@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ from flray.data import (
     partition_table,
 )
 from flray.engine import cohort as cohorts
-from flray.engine.pool import LOST, Pool, ServerLostError, Work, connect, cores, ray
+from flray.engine.cluster import Background, connect, cores, ray
+from flray.engine.pool import LOST, Pool, ServerLostError, Work
 from flray.engine.progress import Progress
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
 from flray.engine.server_actor import Moment, Plan
@@ -47,7 +47,7 @@ def simulate(
 ) -> None:
     """Run (or resume) an experiment into `folder`. Raises `FlrayError` in one line; what is on disk stays readable."""
     check_folder(folder, resume=resume, overwrite=overwrite)
-    starting = _Background(lambda: connect(experiment.address, _cpus(experiment)))  # Ray takes seconds to start
+    starting = Background(lambda: connect(experiment.address, _cpus(experiment)))  # Ray takes seconds to start
     data = build_data(experiment)
     if partition is None and not resume:
         partition = build_partition(experiment, data[0], data[2])
@@ -395,28 +395,3 @@ def _hash_on_disk(folder: Path) -> str:
     import json
 
     return str(json.loads((folder / "partition" / "partition.json").read_text())["hash"])
-
-
-class _Background:
-    """Work in a thread that then stays: Ray's processes are tied to the thread that started them, and die with it."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-
-        def body() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self._error = error
-            self._done.set()
-            if self._error is None:
-                threading.Event().wait()
-
-        threading.Thread(target=body, daemon=True, name="flray-ray").start()
-
-    def join(self) -> None:
-        """Wait for the work; raises its error."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error

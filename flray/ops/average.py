@@ -29,10 +29,12 @@ class TreeSum:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self._spare: list[Any] = []  # tensors of merged leaves, used again: fresh memory costs page faults
 
     def add(self, position: int, message: Any, weight: float) -> None:
         """Add `weight * message` at a position; `message=None` marks a client that was skipped. The message is copied."""
-        self.push(Node(0, position, None if message is None else scale(message, weight)))
+        spare = self._spare.pop() if self._spare and message is not None else None
+        self.push(Node(0, position, None if message is None else scale(message, weight, spare)))
 
     def push(self, node: Node) -> None:
         """Append a subtree right of all before it and merge finished siblings."""
@@ -42,6 +44,8 @@ class TreeSum:
             if left.level != right.level or left.place % 2 or right.place != left.place + 1:
                 return
             self.nodes[-2:] = [Node(left.level + 1, left.place // 2, _merge(left.value, right.value))]
+            if left.value is not None and right.value is not None:
+                self._spare.append(right.value)
 
     def total(self) -> Any:
         """The root's value once every position is there; None when all were skipped."""
@@ -61,14 +65,15 @@ def combine(nodes: Iterable[Node]) -> Any:
     return tree.total()
 
 
-def scale(message: Any, weight: float) -> Any:
-    """`weight * message`, a copy; raises `TypeError` for integer tensors, which have no weighted mean."""
+def scale(message: Any, weight: float, out: Any = None) -> Any:
+    """`weight * message`, a copy, in the tensors of `out` when given; raises `TypeError` for integer tensors: they have no weighted mean."""
     if isinstance(message, Tensor):
         if not message.is_floating_point():
             raise TypeError(f"an update pooled by its mean holds float tensors, got {message.dtype}")
-        return message * weight
+        return torch.mul(message, weight, out=out if out is not None and out.shape == message.shape else None)
     if is_message(message):
-        return type(message)(*(scale(field, weight) for field in message))
+        spares = out if out is not None else (None,) * len(message)
+        return type(message)(*(scale(field, weight, spare) for field, spare in zip(message, spares, strict=True)))
     if message is None or message == ():
         return message
     return float(message) * weight

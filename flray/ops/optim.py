@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -23,13 +24,15 @@ class Moments(NamedTuple):
 def sgd_direction_(w: Tensor, g: Tensor, moments: Moments, momentum: float, weight_decay: float) -> Tensor:
     """PyTorch's SGD, dampening 0, no Nesterov: g <- g + weight_decay w; buf <- momentum buf + g; v = buf.
 
-    `g` is consumed. A buffer of zeros gives buf = g at the first step.
+    `g` is consumed. The buffer's contents before the first step do not matter.
     """
     if weight_decay:
         g.add_(w, alpha=weight_decay)
     if not momentum:
         return g
-    return moments.first.mul_(momentum).add_(g)
+    if moments.steps == 0:
+        return moments.first.copy_(g)
+    return torch.add(g, moments.first, alpha=momentum, out=moments.first)
 
 
 def adam_direction_(

@@ -60,9 +60,8 @@ class Run:
             # part by part: a run that goes on may just be adding a column to the earlier ones
             tables = [pandas.read_parquet(part) for part in parts]
         except (OSError, ValueError) as error:  # pyarrow's own errors are among these
-            raise CheckpointError(
-                f"{self.folder / name} cannot be read: {' '.join(str(error).split())}; go on from the last checkpoint with: flray resume {self.folder}"
-            ) from error
+            why = " ".join(str(error).split())
+            raise CheckpointError(f"{self.folder / name} cannot be read: {why}; run the experiment again with --overwrite") from error
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
 
     def __repr__(self) -> str:

@@ -164,7 +164,11 @@ def _measured(run: Run) -> dict[str, Any]:
         "time/s": sums.get("time/round_s", math.nan),
     }
     if len(tested):
-        measured |= {"test/acc": float(tested.iloc[-1]), "test/acc_best": float(tested.max()), "test/acc_mean10": float(tested.tail(LAST).mean())}
+        measured |= {
+            "test/acc": float(tested.iloc[-1]),
+            "test/acc_best": float(tested.max()),
+            "test/acc_mean10": float(tested.tail(LAST).mean()),
+        }
     return measured
 
 

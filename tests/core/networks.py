@@ -23,7 +23,7 @@ class Norm(Classifier):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden = nn.Linear(5, 7)
+        self.hidden = nn.Linear(5, 7, bias=False)  # a bias before a norm has no gradient but rounding
         self.norm = nn.BatchNorm1d(7)
         self.head = nn.Linear(7, 3)
 

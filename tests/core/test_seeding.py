@@ -26,7 +26,7 @@ def test_a_number_and_its_text_are_different_addresses():
 
 
 def test_golden_values():
-    """Results of published runs rest on these; the first two were computed from the definition with hashlib and NumPy alone.
+    """Results of published runs rest on these; key and permutation are computed from the definition with hashlib and NumPy alone.
 
     int.from_bytes(hashlib.blake2b(b"i0/sbatches/i3", digest_size=16).digest(), "little"); Philox(key=...).integers(...)
     """
@@ -40,8 +40,8 @@ def test_golden_values():
     assert torch_seed(0, "golden") == GOLDEN_SEED
 
 
-GOLDEN_INTEGERS = [0]
-GOLDEN_SEED = 0
+GOLDEN_INTEGERS = [469, 862, 79, 3, 942]
+GOLDEN_SEED = 1441724674243639446
 
 
 def test_a_stream_does_not_depend_on_what_was_drawn_before():

@@ -1,0 +1,120 @@
+"""FedAvg in closed form, and against a plain loop over modules."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from flray.algorithms.fedavg import FedAvg
+from flray.core.objective import Objective
+from flray.models.mlp import MLP
+from tests.algorithms.rounds import play
+from tests.core.networks import Mlp, Norm, build, inputs
+
+
+class Quadratic(FedAvg, frozen=True):
+    """The same, on f_k(w) = 1/2 ||w - a_k||^2 with a_k = the first number of the client's data in every place."""
+
+    def gradient(self, ctx, down, client, carry, batch):
+        difference = carry.w - batch.x[0, 0]
+        return 0.5 * (difference**2).sum(), difference.clone()
+
+
+def test_closed_form_on_quadratics():
+    """tau steps of gradient descent contract by (1 - lr)^tau towards a_k:
+
+    w' = sum_k p_k (a_k + (1 - lr)^tau (w - a_k)); with p = (1/4, 3/4), a = (2, -1), lr = 0.1, tau = 3 * E, three rounds:
+        c = 0.9 ** 6; w = w0; for _ in range(3): w = 0.25 * (2 + c * (w - 2)) + 0.75 * (-1 + c * (w + 1))
+    """
+    objective = Objective(build(Mlp))
+    data = [(torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)), (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long))]
+    # batch sizes such that client 0 makes 1 step an epoch and client 1 makes 3
+    states, updates, _ = play(Quadratic(lr=0.1, momentum=0.0, local_epochs=2, batch_size=3), objective, data, 3)
+    w = states[0].w.double().numpy()
+    first, second = 0.9**2, 0.9**6
+    for round in range(3):
+        local = 2 + first * (w - 2), -1 + second * (w + 1)
+        for k in (0, 1):
+            np.testing.assert_allclose(updates[round][k].w.numpy(), local[k], rtol=1e-5, atol=1e-6)
+        w = 0.25 * local[0] + 0.75 * local[1]
+        np.testing.assert_allclose(states[round + 1].w.numpy(), w, rtol=1e-5, atol=1e-6)
+
+
+def test_one_full_batch_step_of_softmax_regression_is_a_step_on_the_union():
+    """g = [(P - Y)^T X, sum(P - Y)] / n over all clients' data together, in NumPy."""
+    module = MLP((5,), 3, hidden=())
+    objective = Objective(module)
+    x, y = inputs(Mlp, 12)
+    states, _, _ = play(FedAvg(lr=0.5, momentum=0.0, local_epochs=1, batch_size=100), objective, [(x[:4], y[:4]), (x[4:], y[4:])], 1)
+    weight, bias = (objective.views(states[0].w)[n].double().numpy() for n in ("head.weight", "head.bias"))
+    z = x.double().numpy() @ weight.T + bias
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True) - np.eye(3)[y.numpy()]
+    after = objective.views(states[1].w)
+    np.testing.assert_allclose(after["head.weight"].numpy(), weight - 0.5 * p.T @ x.double().numpy() / 12, atol=1e-6)
+    np.testing.assert_allclose(after["head.bias"].numpy(), bias - 0.5 * p.sum(0) / 12, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizer"),
+    [
+        ({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "lr_decay": 0.5}, lambda p, r: torch.optim.SGD(p, 0.1 * 0.5**r, 0.9, weight_decay=0.01)),
+        ({"lr": 0.01, "optimizer": "adam", "weighting": "uniform"}, lambda p, r: torch.optim.Adam(p, 0.01)),
+        ({"lr": 0.1, "buffers": "keep"}, lambda p, r: torch.optim.SGD(p, 0.1, 0.9)),
+        ({"lr": 0.1, "buffers": "local"}, lambda p, r: torch.optim.SGD(p, 0.1, 0.9)),
+    ],
+    ids=["sgd", "adam-uniform", "keep", "local"],
+)
+def test_two_rounds_against_a_loop_over_modules(options, optimizer):
+    """deepcopy, torch.optim, `state_dict` averaged with n_k / n: the way one would write FedAvg without flray."""
+    objective = Objective(build(Norm))
+    x, y = inputs(Norm, 16)
+    data = [(x[:6], y[:6]), (2 * x[6:], y[6:])]
+    algorithm = FedAvg(local_epochs=2, batch_size=4, **options)
+    states, _, _ = play(algorithm, objective, data, 2)
+    server = build(Norm)
+    own = [copy.deepcopy(server) for _ in data]  # whose statistics a client keeps
+    share = [0.5, 0.5] if options.get("weighting") == "uniform" else [6 / 16, 10 / 16]
+    for round in range(2):
+        local = []
+        for k, (cx, cy) in enumerate(data):
+            module = copy.deepcopy(server).train()
+            if options.get("buffers") == "local":
+                for (_, mine), (_, theirs) in zip(module.named_buffers(), own[k].named_buffers(), strict=True):
+                    mine.copy_(theirs)
+            step = optimizer(module.parameters(), round)
+            for _ in range(2):
+                for i in range(0, len(cx), 4):
+                    step.zero_grad()
+                    cross_entropy(module(cx[i : i + 4]), cy[i : i + 4]).backward()
+                    step.step()
+            local.append(module)
+            own[k] = module
+        averaged = {n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True)) for n, t in server.state_dict().items() if t.is_floating_point()}
+        if options.get("buffers") == "keep":
+            averaged = {n: t for n, t in averaged.items() if "running" not in n}
+        server.load_state_dict(averaged, strict=False)
+    found = objective.state_dict(states[-1].w, states[-1].b)
+    for name, tensor in server.state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_predict_is_the_global_model_in_eval_mode():
+    objective = Objective(build(Norm))
+    x, y = inputs(Norm, 16)
+    algorithm = FedAvg(local_epochs=1, batch_size=4)
+    states, _, _ = play(algorithm, objective, [(x, y)], 1)
+    fresh = build(Norm).eval()
+    fresh.load_state_dict(objective.state_dict(*states[-1][:2]), strict=False)
+    with torch.no_grad():
+        torch.testing.assert_close(algorithm.predict(None or _ctx(objective), states[-1], x), fresh(x))
+
+
+def _ctx(objective):
+    from tests.ops.support import context
+
+    return context(objective)

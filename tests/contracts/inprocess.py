@@ -1,0 +1,93 @@
+"""The rounds of an experiment in this process, without Ray: the engine's `Server` and `Workbench`, driven step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flray.core.messages import flatten, is_message, to_torch
+from flray.engine import cohort as cohorts
+from flray.engine.server_actor import Moment, Server
+from flray.engine.simulation import build_data, build_partition
+from flray.engine.workbench import cohort_of
+
+
+class Local:
+    """A server, a workbench for the clients, and what travelled between them."""
+
+    def __init__(self, experiment: Any, folder: Path, watch: Callable[..., Any] | None = None) -> None:
+        self.experiment = experiment
+        dataset, _, private = build_data(experiment)
+        self.partition = build_partition(experiment, dataset, private)
+        self.server = Server(experiment, folder, "cpu")
+        self.watch = watch or (lambda name, function, *arguments: function(*arguments))
+        self.rows: list[dict[str, Any]] = []
+        self.sent: list[dict[str, int]] = []
+
+    @property
+    def state(self) -> Any:
+        return self.server.state
+
+    def play(self, rounds: int) -> Any:
+        for _ in range(rounds):
+            round = len(self.rows)
+            population = self.partition.num_clients
+            clients = cohorts.sample(self.experiment.cohort, self.experiment.seed, 0, round, population)
+            self.exchanges(clients, round, False)
+        return self.state
+
+    def task_end(self) -> Any:
+        self.exchanges(np.arange(self.partition.num_clients), len(self.rows), True)
+        return self.state
+
+    def exchanges(self, clients: np.ndarray, round: int, task_end: bool) -> None:
+        number, last, row, sent = 0, False, {"up": 0, "down": 0}, {"up": 0, "down": 0}
+        while not last:
+            moment = Moment(0, round, number, task_end, self.partition.num_clients, len(clients))
+            plan = self.server.plan(moment)
+            if plan is None:
+                break
+            groups = [clients] if plan.exchange.order == "parallel" else [clients[i : i + 1] for i in range(len(clients))]
+            for i, group in enumerate(groups):
+                if i:
+                    plan = self.server.plan(moment)
+                self.exchange(moment, plan, group, row, sent)
+            number, last = number + 1, plan.last
+        self.rows.append(row)
+        self.sent.append(sent)
+
+    def exchange(self, moment: Moment, plan: Any, clients: np.ndarray, row: dict[str, Any], sent: dict[str, int]) -> None:
+        algorithm, bench = self.experiment.algorithm, self.server.bench
+        sizes = cohorts.sizes_of(self.partition, clients)
+        steps = cohorts.local_steps(sizes, *algorithm.local_batches)
+        weights = algorithm.weights(torch.from_numpy(sizes)).numpy()
+        address = moment.exchange + (1000 if moment.task_end else 0)
+        (job,) = cohorts.assignments(self.partition, clients, weights, steps, 1, 0, moment.round, address)
+        down = self.server.broadcast()
+        sent["down"] += sum(array.nbytes for array in flatten(down).values()) * len(clients)
+
+        def client(ctx: Any, message: Any, state: Any, batches: Any) -> Any:
+            update, state, metrics = self.watch("client", plan.exchange.client, ctx, message, state, batches)
+            sent["up"] += sum(array.nbytes for array in flatten(update).values())
+            return update, state, metrics
+
+        watched = plan.exchange._replace(client=client, server=lambda *a: self.watch("server", plan.exchange.server, *a))
+        states = self.server.states(job.clients)
+        delivery, _ = bench.train_run(job, watched, down, states)
+        metrics = self.server.aggregate(moment, watched, cohort_of(clients, sizes, steps, weights), delivery)
+        row["down"] += plan.down_bytes * len(clients)
+        row["up"] += metrics["comm/up_bytes"]
+        row.update({name: value for name, value in metrics.items() if name != "comm/up_bytes"})
+
+    def client_states(self) -> dict[int, Any]:
+        everyone = range(self.partition.num_clients)
+        return {k: to_torch(s) for k, s in zip(everyone, self.server.store.gather(everyone), strict=True) if is_message(s)}
+
+
+def bits(message: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """A message as comparable bytes, by field; NaN and -0.0 are their own bits."""
+    return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in flatten(message).items()}

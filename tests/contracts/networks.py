@@ -1,0 +1,19 @@
+"""A network with batch norm for four features, named in the configurations by import path."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flray.models.base import Classifier
+
+
+class NormNet(Classifier):
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(input_shape[0], 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.hidden(x)))

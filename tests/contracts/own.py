@@ -1,0 +1,120 @@
+"""An algorithm of a user's own, registered from outside: it uses all that the engine offers and no built-in algorithm needs yet.
+
+* client state with a tensor and a number (SCAFFOLD-like control variates),
+* two exchanges in a round: training (mean), then a check of the new model (stack),
+* a sequential exchange at the task's end, in which every client sees what the one before it added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
+from flray.core.algorithm import Context, Exchange
+from flray.core.hp import hp
+from flray.core.messages import Batch, Cohort, Metrics
+from flray.ops.losses import cross_entropy
+
+
+class OwnState(NamedTuple):
+    w: Tensor
+    b: Tensor
+    control: Tensor
+    checks: Tensor  # [rounds' last cohort]
+    chain: Tensor  # [3]
+    visits: int
+
+
+class OwnClient(NamedTuple):
+    control: Tensor
+    rounds: int
+
+
+class Down(NamedTuple):
+    w: Tensor
+    b: Tensor
+    control: Tensor
+
+
+class Up(NamedTuple):
+    w: Tensor
+    b: Tensor
+    control: Tensor
+
+
+class Check(NamedTuple):
+    loss: Tensor
+    rounds: int
+
+
+class Chain(NamedTuple):
+    chain: Tensor
+
+
+class Own(FedAvg, frozen=True):
+    strength: float = hp(1.0, linear=(0.0, 1.0), ge=0, doc="how much of the correction is applied; 0: FedAvg's client")
+
+    def exchanges(self, ctx: Context, state: Any) -> list[Exchange]:
+        return [
+            Exchange(self.broadcast, self.train, self.aggregate, "mean"),
+            Exchange(self.show, self.check, self.note, "stack"),
+        ]
+
+    def task_end(self, ctx: Context, state: Any) -> list[Exchange]:
+        return [Exchange(self.pass_on, self.extend, self.receive, "mean", "sequential")]
+
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        return OwnState(w, b, torch.zeros_like(w), torch.zeros(0, device=w.device), torch.zeros(3, device=w.device), 0)
+
+    def init_client(self, ctx: Context) -> Any:
+        return OwnClient(torch.zeros_like(ctx.objective.initial()[0]), 0)
+
+    # first exchange
+    def broadcast(self, ctx: Context, state: Any) -> Any:
+        return Down(state.w, state.b, state.control)
+
+    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, g = super().gradient(ctx, down, client, carry, batch)
+        return loss, g.add_(down.control - client.control, alpha=self.strength)
+
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+        control = client.control - down.control + (down.w - carry.w) / (ctx.num_steps * self.learning_rate(ctx))
+        return Up(carry.w, carry.b, control - client.control), OwnClient(control, client.rounds + 1)
+
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        share = ctx.cohort_size / ctx.population
+        return state._replace(w=updates.w, b=updates.b, control=state.control + share * updates.control), {"own/control": state.control.norm()}
+
+    # second exchange
+    def show(self, ctx: Context, state: Any) -> Any:
+        return Down(state.w, state.b, state.control)
+
+    def check(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
+        model = ctx.objective.at(down.w, down.b)
+        batch = next(iter(batches))
+        with torch.no_grad():
+            loss = cross_entropy(model(batch.x), batch.y)
+        return Check(loss.reshape(1), client.rounds), client._replace(rounds=client.rounds + 100), {"own/check": loss}
+
+    def note(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        return state._replace(checks=updates.loss.flatten()), {}
+
+    # the task's end
+    def pass_on(self, ctx: Context, state: Any) -> Any:
+        return Chain(state.chain)
+
+    def extend(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
+        draw = float(ctx.rng("chain").random())
+        added = torch.tensor([float(ctx.client), float(client.rounds), draw], device=down.chain.device)
+        return Chain(0.5 * down.chain + added), client._replace(rounds=client.rounds + 10_000), {}
+
+    def receive(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        return state._replace(chain=updates.chain, visits=state.visits + 1), {}
+
+
+ALGORITHMS.add("own", Own)

@@ -1,0 +1,194 @@
+"""Every algorithm x every contract of the design (section 7), in this process where Ray is not the point."""
+
+from __future__ import annotations
+
+import json
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from flray.algorithms import ALGORITHMS
+from flray.core.hp import hyperparameters
+from flray.core.messages import flatten, is_message, rebuild, tensors, to_numpy, to_torch
+from flray.engine import checkpoint
+from flray.experiment import load_config
+from tests.contracts import own  # noqa: F401  registers "own"
+from tests.contracts.inprocess import Local, bits
+from tests.contracts.table import TABLE, experiment
+
+NAMES = list(TABLE)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """Final state (bits) of an algorithm with some options, computed once."""
+    known = {}
+
+    def compute(name, options=None):
+        key = name, json.dumps(options or {}, sort_keys=True)
+        if key not in known:
+            known[key] = bits(Local(experiment(name, options), tmp_path_factory.mktemp("local")).play(3))
+        return known[key]
+
+    return compute
+
+
+def test_every_algorithm_has_a_row():
+    assert set(ALGORITHMS.names()) <= set(TABLE), "add a row to tests/contracts/table.py"
+
+
+# 3: reductions --------------------------------------------------------------------------------
+@pytest.mark.parametrize(("name", "number"), [(n, i) for n, row in TABLE.items() for i in range(len(row.reductions))])
+def test_reductions_hold_and_fail_when_switched_on(name, number, outcome):
+    reduction = TABLE[name].reductions[number]
+    other = outcome(reduction.other, dict(reduction.other_options))
+    shared = ("w", "b")
+    reduced, switched = outcome(name, dict(reduction.options)), outcome(name, dict(reduction.switched_on))
+    assert {k: reduced[k] for k in shared} == {k: other[k] for k in shared}
+    assert switched["w"] != other["w"]
+
+
+# 4: inputs are not mutated --------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_no_method_changes_what_it_was_given(name, tmp_path):
+    calls = []
+
+    def watch(half, function, *arguments):
+        before = [bits(a) for a in arguments if is_message(a)]
+        result = function(*arguments)
+        after = [bits(a) for a in arguments if is_message(a)]
+        assert before == after, f"{half} changed one of its arguments"
+        calls.append(half)
+        return result
+
+    local = Local(experiment(name), tmp_path, watch)
+    algorithm, settings = local.experiment.algorithm, local.experiment.algorithm.model_dump()
+    local.play(2)
+    if name == "own":
+        local.task_end()
+    assert {"client", "server"} <= set(calls)
+    state = local.state
+    before = bits(state)
+    ctx = local.server.bench.context(0, 2, 0, 5, 3)
+    for exchange in algorithm.exchanges(ctx, state):
+        down = exchange.broadcast(ctx, state)
+        sent = bits(down)
+        if hasattr(down, "w"):
+            predictor = algorithm.personalize(ctx, down, algorithm.init_client(ctx), [])
+            predictor(torch.zeros(2, 4))
+        assert bits(down) == sent
+    x = torch.from_numpy(np.array(local.server.bench.dataset.test.x[:7]))
+    kept = x.clone()
+    algorithm.predict(ctx, state, x)
+    assert bits(state) == before and torch.equal(x, kept)
+    assert algorithm.model_dump() == settings
+
+
+# 5: every hyper-parameter matters -------------------------------------------------------------
+PARAMETERS = [(name, p.name) for name in NAMES for p in hyperparameters(ALGORITHMS.get(name))]
+
+
+@pytest.mark.parametrize(("name", "parameter"), PARAMETERS)
+def test_every_hyper_parameter_changes_the_outcome(name, parameter, outcome):
+    change = TABLE[name].changes.get(parameter)
+    assert change is not None, f"add a value of {parameter} to the row of {name} in tests/contracts/table.py"
+    base = dict(change.base)
+    if name == "own" and parameter == "buffers":
+        pytest.skip("the test algorithm averages statistics itself")
+    present = getattr(experiment(name, base).algorithm, parameter)
+    assert present != change.value, "the table's value is the one of the experiment"
+    assert outcome(name, {**base, parameter: change.value}) != outcome(name, base)
+
+
+# 6: the state keeps its form ------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_state_keeps_structure_dtype_and_device(name, tmp_path):
+    local = Local(experiment(name), tmp_path)
+
+    def form(message):
+        return type(message), {n: (t.dtype, t.device) for n, t in tensors(message).items()}, set(flatten(message))
+
+    def shapes(message):
+        return {n: t.shape for n, t in tensors(message).items()}
+
+    first, first_shapes = form(local.state), shapes(local.state)
+    clients = {}
+    for round in range(3):
+        state = local.play(1)
+        assert form(state) == first
+        grown = {n for n, shape in shapes(state).items() if shape != first_shapes[n]}
+        assert grown <= TABLE[name].grows, f"shape of {grown} changed in round {round + 1}"
+        assert all(not t.requires_grad for t in tensors(state).values())
+        for k, client in local.client_states().items():
+            assert (form(client), shapes(client)) == clients.setdefault(k, (form(client), shapes(client)))
+
+
+# 8: bytes -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_counted_are_the_bytes_sent(name, tmp_path):
+    local = Local(experiment(name), tmp_path)
+    local.play(3)
+    if name == "own":
+        local.task_end()
+    for row, sent in zip(local.rows, local.sent, strict=True):
+        assert row["down"] == sent["down"] > 0
+        assert row["up"] == sent["up"] > 0
+
+
+def test_bytes_of_fedproj_are_those_of_the_paper(tmp_path):
+    """Down: P + Q + |M| C float32; up: P + Q. 3 clients; P and Q as padded in the flat vectors, C = 3 classes, M = 24."""
+    local = Local(experiment("fedproj"), tmp_path)
+    local.play(2)
+    model = local.state.w.numel() + local.state.b.numel()
+    assert local.rows[1]["up"] == 3 * 4 * model
+    assert local.rows[0]["down"] == 3 * 4 * model
+    assert local.rows[1]["down"] == 3 * 4 * (model + 24 * 3)
+
+
+# 9: serialise, load, equal --------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_configuration_state_and_checkpoint_come_back_equal(name, tmp_path):
+    config = experiment(name)
+    assert load_config(yaml.safe_load(config.yaml()))[0] == config
+    local = Local(config, tmp_path)
+    local.play(2)
+    arrays = flatten(local.state)
+    assert bits(to_torch(rebuild(to_numpy(local.state), arrays))) == bits(local.state)
+    local.server.save(0, 2, 2, 1)
+    saved = checkpoint.latest(tmp_path)
+    assert (saved.task, saved.round, saved.done) == (0, 2, 2)
+    again = Local(config, tmp_path)
+    assert again.server.load() == (0, 2, 2)
+    assert bits(again.state) == bits(local.state)
+    assert type(again.state) is type(local.state)
+    before, after = local.client_states(), again.client_states()
+    assert before.keys() == after.keys() and all(bits(before[k]) == bits(after[k]) for k in before)
+    # and it goes on the same
+    again.rows = list(local.rows)
+    assert bits(again.play(1)) == bits(local.play(1))
+
+
+# the test algorithm does what it says ---------------------------------------------------------
+@pytest.mark.parametrize("store", ["memory", "files"])
+def test_sequential_exchange_shows_every_client_what_the_one_before_added(store, tmp_path):
+    """chain' = chain / 2 + (client, its rounds, its draw), over all five clients in order."""
+    from flray.core.seeding import rng
+
+    local = Local(experiment("own", resources={"store": store, "server": {"threads": 1}}), tmp_path)
+    local.play(3)
+    rounds = {k: s.rounds for k, s in local.client_states().items()}
+    assert set(rounds.values()) <= {101, 202, 303} and sum(rounds.values()) == 3 * 3 * 101
+    chain = np.zeros(3)
+    for k in range(5):
+        chain = 0.5 * chain + np.array([k, rounds.get(k, 0), rng(3, 0, 3, 1000, k, "chain").random()])
+    state = local.task_end()
+    np.testing.assert_allclose(state.chain.numpy(), chain, rtol=1e-6)
+    assert state.visits == 5
+    assert {k: s.rounds for k, s in local.client_states().items()} == {k: rounds.get(k, 0) + 10_000 for k in range(5)}
+
+
+def test_importing_the_package_of_the_test_algorithm_registers_it():
+    assert isinstance(own, ModuleType) and ALGORITHMS.get("own") is own.Own

@@ -1,0 +1,45 @@
+"""A proxy data set and a context without any engine, and small seeded tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flray.core.algorithm import Context
+from flray.core.objective import Objective
+
+
+class ListProxy:
+    """`core.algorithm.Proxy` over two tensors; notes every index asked for."""
+
+    def __init__(self, x: Tensor, y: Tensor | None = None, same_labels: bool | None = None) -> None:
+        self.x, self.y = x, y
+        self.size = len(x)
+        self.same_labels = y is not None if same_labels is None else same_labels
+        self.asked: list[np.ndarray] = []
+
+    def inputs(self, index: np.ndarray) -> Tensor:
+        self.asked.append(np.array(index))
+        return self.x[torch.from_numpy(np.asarray(index))].clone()
+
+    def labels(self, index: np.ndarray) -> Tensor:
+        assert self.y is not None
+        return self.y[torch.from_numpy(np.asarray(index))].clone()
+
+
+def context(module: nn.Module | Objective, proxy: Any = None, **where: Any) -> Context:
+    objective = module if isinstance(module, Objective) else Objective(module)
+    values = {"seed": 0, "task": 0, "round": 0, "exchange": 0, "population": 4, "cohort_size": 2, **where}
+    return Context(objective, proxy=proxy, **values)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def flatten_like(objective: Objective, module: nn.Module) -> tuple[Tensor, Tensor]:
+    """`(w, b)` of another module of the same architecture."""
+    return objective.from_state_dict({n: t for n, t in module.state_dict().items() if t.is_floating_point()})

@@ -1,0 +1,127 @@
+"""Ensembles and one distillation step against `torch.optim.Adam` on the plain module."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import kl_div, log_softmax, softmax
+
+from flray.core.objective import Objective
+from flray.ops.distill import distill, ensemble_logits, proxy_logits
+from flray.ops.losses import kl
+from tests.core.networks import Mlp, Norm, build, inputs
+from tests.ops.support import ListProxy, context, flatten_like, normal
+
+
+def clients(objective, kind, count=3):
+    modules = [build(kind, seed=10 + i) for i in range(count)]
+    for i, module in enumerate(modules):  # statistics of their own
+        module.train()
+        module(inputs(kind, 8, seed=i)[0] * (1 + i))
+        module.eval()
+    points = [flatten_like(objective, module) for module in modules]
+    return modules, torch.stack([w for w, _ in points]), torch.stack([b for _, b in points])
+
+
+@pytest.mark.parametrize("kind", [Mlp, Norm])
+@pytest.mark.parametrize("batch_size", [4, 100])
+def test_ensemble_is_the_mean_of_the_clients_logits_or_probabilities(kind, batch_size):
+    objective = Objective(build(kind))
+    modules, w, b = clients(objective, kind)
+    x, _ = inputs(kind, 10)
+    proxy = ListProxy(x)
+    with torch.no_grad():
+        each = torch.stack([m(x) for m in modules])
+    torch.testing.assert_close(ensemble_logits(objective, w, b, proxy, batch_size), each.mean(0))
+    found = ensemble_logits(objective, w, b, proxy, batch_size, "avg_probs")
+    torch.testing.assert_close(softmax(found, dim=1), softmax(each, dim=2).mean(0))
+    torch.testing.assert_close(proxy_logits(objective, w[0], b[0], proxy, batch_size), each[0])
+
+
+def test_avg_probs_has_the_gradient_of_the_mean_of_the_clients_kl_terms():
+    """mean_k KL(p_k || q) and KL(mean_k p_k || q) differ by a constant in q."""
+    teachers, student = 2 * normal(4, 6, 3), normal(6, 3, seed=1).requires_grad_()
+    combined = softmax(teachers, dim=2).mean(0).log()
+    (first,) = torch.autograd.grad(kl(combined, student), student)
+    (second,) = torch.autograd.grad(sum(kl(t, student) for t in teachers) / 4, student)
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
+    (third,) = torch.autograd.grad(kl(teachers.mean(0), student), student)
+    assert not torch.allclose(first, third, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [Mlp, Norm])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 3.0, "squared": True},
+        {"temperature": 2.0, "squared": False, "direction": "reverse"},
+        {"temperature": 1.0, "squared": True, "clip": 0.01},
+        {"temperature": 1.0, "squared": True, "cosine": True},
+        {"temperature": 1.0, "squared": True, "penalty": 0.3},
+    ],
+)
+def test_student_against_torch(kind, options):
+    """Adam on T^2 KL(teacher/T || student/T) over the batches that the proxy was asked for, two epochs, the module in train mode."""
+    objective = Objective(build(kind))
+    x, _ = inputs(kind, 10)
+    proxy, teacher = ListProxy(x), 3 * normal(10, 3, seed=5)
+    w0, b0 = objective.initial()
+    start = w0.clone(), b0.clone()
+    options = dict(options)
+    anchor = w0 + 0.1
+    alpha = options.pop("penalty", None)
+    penalty = None if alpha is None else (lambda w: 2 * alpha * (w - anchor))
+    w, b, loss = distill(
+        context(objective, proxy), w0, b0, teacher, proxy, lr=0.01, epochs=2, batch_size=4, penalty=penalty, **options
+    )
+    assert torch.equal(w0, start[0]) and torch.equal(b0, start[1])
+
+    module = build(kind).train()
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    t = options["temperature"]
+    batches = proxy.asked
+    assert [len(i) for i in batches] == [4, 4, 2] * 2
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(np.concatenate(epoch).tolist()) == list(range(10))
+    losses = []
+    anchors = {n: a.clone() for n, a in objective.views(anchor).items()}
+    for step, index in enumerate(batches):
+        z, target = module(x[index]), teacher[index]
+        p, q = log_softmax(target / t, dim=1), log_softmax(z / t, dim=1)
+        if options.get("direction") == "reverse":
+            p, q = q, p
+        value = kl_div(q, p, log_target=True, reduction="batchmean") * (t * t if options["squared"] else 1)
+        total = value
+        if alpha is not None:
+            total = value + alpha * sum(((v - anchors[n]) ** 2).sum() for n, v in module.named_parameters())
+        optimizer.zero_grad()
+        total.backward()
+        if "clip" in options:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), options["clip"])
+        if options.get("cosine"):  # half a period over the 6 steps, as CosineAnnealingLR with eta_min 0
+            optimizer.param_groups[0]["lr"] = 0.01 * 0.5 * (1 + np.cos(np.pi * step / 6))
+        optimizer.step()
+        losses.append(value.detach())
+    torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-5, atol=1e-6)
+    named = objective.state_dict(w, b)
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(named[name], tensor, rtol=1e-4, atol=2e-6)
+
+
+def test_draws_are_addressed():
+    objective = Objective(build(Mlp))
+    x, _ = inputs(Mlp, 10)
+    teacher = normal(10, 3)
+
+    def run(**where):
+        proxy = ListProxy(x)
+        point = objective.initial()
+        return distill(context(objective, proxy, **where), *point, teacher, proxy, lr=0.01, epochs=1, batch_size=3, temperature=1.0, squared=True)[0]
+
+    first = run()
+    torch.rand(5)
+    np.random.rand(5)
+    assert torch.equal(run(), first)
+    assert not torch.equal(run(round=1), first)

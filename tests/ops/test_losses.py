@@ -1,0 +1,59 @@
+"""KL and cross-entropy against the formulas in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from flray.ops.losses import cross_entropy, kl
+from tests.ops.support import normal
+
+
+def softmax(z):
+    e = np.exp(z - z.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_kl(temperature, direction):
+    """(1/B) sum_rows sum_c P (log P - log Q); forward: P = softmax(teacher / T), Q = softmax(student / T)."""
+    teacher, student = 3 * normal(6, 4), 2 * normal(6, 4, seed=1)
+    p, q = (softmax(t.double().numpy() / temperature) for t in (teacher, student))
+    if direction == "reverse":
+        p, q = q, p
+    expected = (p * (np.log(p) - np.log(q))).sum() / 6
+    assert float(kl(teacher, student, temperature, direction)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_the_teacher_gets_no_gradient(direction):
+    teacher, student = normal(5, 3).requires_grad_(), normal(5, 3, seed=1).requires_grad_()
+    kl(teacher, student, 2.0, direction).backward()
+    assert teacher.grad is None
+    assert student.grad.abs().sum() > 0
+
+
+def test_forward_kl_gradient_is_the_difference_of_probabilities():
+    """d/dz (1/B) KL(p || softmax(z)) = (softmax(z) - p) / B."""
+    teacher, student = normal(5, 3), normal(5, 3, seed=1).requires_grad_()
+    kl(teacher, student).backward()
+    expected = (softmax(student.detach().double().numpy()) - softmax(teacher.double().numpy())) / 5
+    np.testing.assert_allclose(student.grad.numpy(), expected, atol=1e-6)
+
+
+def test_kl_of_a_distribution_with_itself_is_zero_and_else_positive():
+    z = 5 * normal(4, 6)
+    assert abs(float(kl(z, z))) < 1e-6
+    assert abs(float(kl(z, z + 2.0))) < 1e-6, "logits are known up to a constant"
+    assert float(kl(z, -z)) > 0
+
+
+def test_cross_entropy_is_the_mean_of_minus_log_p_over_the_classes_in_use():
+    """NumPy: -mean(log softmax(z)[y]), the softmax over the marked classes only."""
+    z, y = normal(5, 4), torch.tensor([0, 1, 1, 0, 1])
+    every = -np.log(softmax(z.double().numpy())[np.arange(5), y.numpy()]).mean()
+    assert float(cross_entropy(z, y)) == pytest.approx(every, rel=1e-5)
+    two = -np.log(softmax(z[:, :2].double().numpy())[np.arange(5), y.numpy()]).mean()
+    assert float(cross_entropy(z, y, torch.tensor([True, True, False, False]))) == pytest.approx(two, rel=1e-5)

@@ -1,0 +1,62 @@
+"""The same numbers as `torch.optim`, over several steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flray.ops.optim import Moments, adam_direction_, sgd_direction_
+from tests.ops.support import normal
+
+STEPS = 7
+
+
+def gradient_of(w):
+    """Gradient of sum(w^4)/4 - sum(w): state-dependent, so that an error at one step shows at the next."""
+    return w**3 - 1
+
+
+def reference(optimizer, w0):
+    parameter = torch.nn.Parameter(w0.clone())
+    optimizer = optimizer([parameter])
+    for _ in range(STEPS):
+        parameter.grad = gradient_of(parameter.detach())
+        optimizer.step()
+    return parameter.detach()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_sgd(momentum, weight_decay):
+    w = normal(33)
+    expected = reference(lambda p: torch.optim.SGD(p, lr=0.05, momentum=momentum, weight_decay=weight_decay), w)
+    moments = Moments(torch.zeros_like(w), w[:0], 0)
+    for step in range(STEPS):
+        w = w - 0.05 * sgd_direction_(w, gradient_of(w), moments._replace(steps=step), momentum, weight_decay)
+    torch.testing.assert_close(w, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adam(weight_decay):
+    w = normal(33)
+    expected = reference(lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=weight_decay), w)
+    moments = Moments(torch.zeros_like(w), torch.zeros_like(w), 0)
+    for step in range(STEPS):
+        w = w - 0.05 * adam_direction_(w, gradient_of(w), moments._replace(steps=step), weight_decay)
+    torch.testing.assert_close(w, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_adams_first_step_is_the_sign_of_the_gradient():
+    """m/(1-beta1) = g and v/(1-beta2) = g^2, so the direction is g/(|g| + eps)."""
+    g = torch.tensor([3.0, -0.5, 0.0])
+    moments = Moments(torch.zeros(3), torch.zeros(3), 0)
+    assert torch.allclose(adam_direction_(torch.zeros(3), g, moments, 0.0), torch.tensor([1.0, -1.0, 0.0]))
+
+
+def test_weights_are_not_touched():
+    w = normal(5)
+    before = w.clone()
+    moments = Moments(torch.zeros(5), torch.zeros(5), 0)
+    sgd_direction_(w, normal(5, seed=1), moments, 0.9, 0.1)
+    adam_direction_(w, normal(5, seed=1), moments, 0.1)
+    assert torch.equal(w, before)

@@ -1,0 +1,102 @@
+"""The command line as a user meets it: exit codes, one-line errors, grids, listings."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+from flray.cli import app
+
+QUICK = str(Path(__file__).parent.parent / "configs" / "quickstart.yaml")
+FAST = ["rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false"]
+
+
+def flray(*words: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "flray.cli", *words], capture_output=True, text=True, timeout=timeout)
+
+
+def test_grid_makes_a_folder_per_cell_and_a_second_call_keeps_them(ray_cluster, tmp_path):
+    runner = CliRunner()
+    words = ["run", QUICK, *FAST, "algorithm=fedavg,fedproj", "seed=0,1", "--out", str(tmp_path / "g")]
+    first = runner.invoke(app, words)
+    assert first.exit_code == 0, first.output
+    folders = sorted(p.name for p in (tmp_path / "g").iterdir())
+    assert folders == ["fedavg-seed0", "fedavg-seed1", "fedproj-seed0", "fedproj-seed1"]
+    stamps = {p: (p / "model.safetensors").stat().st_mtime_ns for p in (tmp_path / "g").iterdir()}
+    again = runner.invoke(app, words)
+    assert again.exit_code == 0
+    assert stamps == {p: (p / "model.safetensors").stat().st_mtime_ns for p in (tmp_path / "g").iterdir()}
+    assert "fedproj" in again.output
+    other = runner.invoke(app, [*words, "algorithm.lr=0.5"])
+    assert "holds another experiment: algorithm.lr is 0.05 there, 0.5 here" in str(other.exception)
+
+
+def test_errors_are_one_line_and_exit_code_2(tmp_path):
+    result = flray("run", QUICK, "algorithm.lrr=1", "--out", str(tmp_path / "x"))
+    assert result.returncode == 2
+    assert result.stderr.strip() == "error: algorithm.lrr: unknown key (did you mean 'lr'?)"
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_existing_run_is_not_written_over(ray_cluster, tmp_path):
+    runner, out = CliRunner(), str(tmp_path / "r")
+    assert runner.invoke(app, ["run", QUICK, *FAST, "--out", out]).exit_code == 0
+    before = (tmp_path / "r" / "model.safetensors").read_bytes()
+    second = runner.invoke(app, ["run", QUICK, *FAST, "seed=1", "--out", out])
+    assert "already holds a run" in str(second.exception) and "--overwrite" in str(second.exception)
+    assert (tmp_path / "r" / "model.safetensors").read_bytes() == before
+    assert runner.invoke(app, ["run", QUICK, *FAST, "seed=1", "--out", out, "--overwrite"]).exit_code == 0
+    assert (tmp_path / "r" / "model.safetensors").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("algorithms", "fedproj"), ("datasets", "digits"), ("models", "resnet8"), ("partitions", "dirichlet"), ("metrics", "memory/drift")],
+)
+def test_list_as_json(kind, expected):
+    result = CliRunner().invoke(app, ["list", kind, "--format", "json"])
+    assert result.exit_code == 0
+    assert expected in [next(iter(row.values())) for row in json.loads(result.output)]
+
+
+def test_list_one_algorithm_shows_each_hyperparameter_with_its_default():
+    result = CliRunner().invoke(app, ["list", "algorithms", "fedproj", "--format", "json"])
+    options = {row["option"]: row for row in json.loads(result.output)["options"]}
+    assert options["projection_rate"]["default"] == "1.0"
+    assert options["projection_rate"]["bounds"] == ">= 0 <= 1"
+
+
+def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
+    result = CliRunner().invoke(app, ["doctor", QUICK, "--figure", str(tmp_path / "p.png")])
+    assert result.exit_code == 0, result.output
+    assert "20 clients" in result.output and "1138 samples" not in result.output
+    assert (tmp_path / "p.png").stat().st_size > 5_000
+
+
+def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_path):
+    """SIGINT after some rounds, `flray resume`, against the run that was left alone."""
+    env = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    words = [sys.executable, "-m", "flray.cli", "run", QUICK, *FAST[1:], "rounds=400", "checkpoint.every=0", "--out", str(tmp_path / "a")]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    deadline = time.monotonic() + 90
+    while not list((tmp_path / "a").glob("rounds/part-*.parquet")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    done = pandas.read_parquet(tmp_path / "a" / "rounds")["round"].max()
+    assert 0 < done < 400
+    assert (tmp_path / "a" / "STATUS").read_text().startswith(f"interrupted after round {done}")
+    assert flray("resume", str(tmp_path / "a"), f"rounds={done + 5}").returncode == 0
+    whole = flray("run", QUICK, *FAST[1:], f"rounds={done + 5}", "--out", str(tmp_path / "b"))
+    assert whole.returncode == 0, whole.stderr
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    assert list(pandas.read_parquet(tmp_path / "a" / "rounds")["round"]) == list(range(1, done + 6))
