@@ -265,13 +265,13 @@ def main() -> None:
     """Entry point: a `FlrayError` is one line and exit code 2; Ctrl-C is 130."""
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # typer turns Ctrl-C into the code 130
+        if code == 130:
+            print("interrupted; finished rounds are saved, continue with: flray resume RUN_FOLDER", file=sys.stderr)
+        sys.exit(code if isinstance(code, int) else 0)
     except FlrayError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except (KeyboardInterrupt, typer.Abort):
-        print("interrupted; finished rounds are saved, continue with: flray resume RUN_FOLDER", file=sys.stderr)
-        sys.exit(130)
     except Exception as error:
         code = getattr(error, "exit_code", None)
         if code is None:

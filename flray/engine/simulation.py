@@ -185,7 +185,7 @@ class Simulation:
                         self._fail(error)
                         raise ResourceError(f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray resume {self.folder}") from error
                     self.pool.kill()
-                except KeyboardInterrupt:
+                except (KeyboardInterrupt, SystemExit):  # Ctrl-C; a stopped Ray job
                     self._stop("interrupted")
                     raise
                 except BaseException as error:

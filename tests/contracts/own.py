@@ -88,7 +88,8 @@ class Own(FedAvg, frozen=True):
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         share = ctx.cohort_size / ctx.population
-        return state._replace(w=updates.w, b=updates.b, control=state.control + share * updates.control), {"own/control": state.control.norm()}
+        control = state.control + share * updates.control
+        return state._replace(w=updates.w, b=self.statistics(state, updates.b), control=control), {"own/control": control.norm()}
 
     # second exchange
     def show(self, ctx: Context, state: Any) -> Any:

@@ -96,7 +96,7 @@ TABLE: dict[str, Row] = {
     # not of flray: tests/contracts/own.py
     "own": Row(
         FEDAVG_OPTIONS,
-        {**{k: v for k, v in FEDAVG_CHANGES.items() if k != "buffers"}, "strength": Change(0.5), "buffers": Change("average")},
+        {**FEDAVG_CHANGES, "strength": Change(0.5)},
         (Reduction({"strength": 0.0}, "fedavg", {"strength": 1.0}),),
         grows=frozenset({"checks"}),
         imports=("tests.contracts.own",),

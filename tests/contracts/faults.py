@@ -1,0 +1,69 @@
+"""Actors that die in the middle of their work."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import ray
+
+from flray.engine.simulation import Simulation
+
+
+@contextmanager
+def client_killed_in_round(round: int) -> Iterator[list[int]]:
+    """SIGKILL for the first client actor that gets work in a round (from 0); it has accepted the work and never ends it."""
+    original, killed = Simulation._training, []
+
+    def training(self: Simulation, job: Any, plan: Any, down: Any) -> Any:
+        work = original(self, job, plan, down)
+
+        def submit(actor: Any) -> Any:
+            if job.round != round or killed:
+                return work(actor)
+            pid = ray.get(actor.setup.remote(*self.pool._setup))
+            os.kill(pid, signal.SIGSTOP)
+            refs = work(actor)
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+            return refs
+
+        return submit
+
+    with patch.object(Simulation, "_training", training):
+        yield killed
+
+
+@contextmanager
+def server_killed_before_round(round: int) -> Iterator[list[int]]:
+    """The server actor's process is gone when a round (from 0) begins, once."""
+    original, killed = Simulation._round, []
+
+    def play(self: Simulation, task: int, number: int, done: int) -> Any:
+        if number == round and not killed:
+            killed.append(number)
+            ray.kill(self.pool.server)
+        return original(self, task, number, done)
+
+    with patch.object(Simulation, "_round", play):
+        yield killed
+
+
+@contextmanager
+def interrupted(where: str, round: int, error: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
+    """Ctrl-C (or an error) in round `round` (from 0): `before` it, or in its `evaluate` half, when the state has already moved on."""
+    name = {"before": "_round", "evaluate": "_evaluate"}[where]
+    original = getattr(Simulation, name)
+
+    def raising(self: Simulation, *arguments: Any) -> Any:
+        at = arguments[1] if where == "before" else arguments[0].round
+        if at == round:
+            raise error("stopped by the test")
+        return original(self, *arguments)
+
+    with patch.object(Simulation, name, raising):
+        yield

@@ -1,0 +1,132 @@
+"""Contracts 1 and 2 with real actors: the same bits with 1 and 3 client actors, after a kill, after stop and resume, and without Ray."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from safetensors.numpy import load_file
+
+import flray
+from flray.core.messages import flatten
+from flray.engine import checkpoint
+from flray.engine.replay import Replay
+from tests.contracts.faults import client_killed_in_round, interrupted
+from tests.contracts.inprocess import Local
+from tests.contracts.table import TABLE, experiment
+
+NAMES = list(TABLE)
+TIMES = ("time/round_s", "time/client_s", "time/server_s", "time/evaluate_s")
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def config(name, actors, store="memory", rounds=4):
+    resources = {"client_actors": actors, "client": {"num_cpus": 1}, "server": {"threads": 1}, "store": store}
+    return experiment(name, resources=resources, rounds=rounds, checkpoint={"every": 2, "keep": 0})
+
+
+def contents(run):
+    """Everything that must not depend on who computed it."""
+    columns = [c for c in run.rounds.columns if not c.startswith("time/")]
+    clients = run.clients[[c for c in run.clients.columns if not c.startswith("time/")]]
+    last = checkpoint.latest(run.folder)
+    return {
+        "model": {n: a.tobytes() for n, a in load_file(run.folder / "model.safetensors").items()},
+        "rounds": run.rounds[columns].to_dict("records"),
+        "clients": clients.to_dict("records"),
+        "server": {n: a.tobytes() for n, a in last.server.items()},
+    }
+
+
+def client_states(run, experiment_):
+    """The client states of the last checkpoint, read through the store that wrote them."""
+    local = Local(experiment_, run.folder)
+    local.server.load()
+    return {k: {n: a.tobytes() for n, a in flatten(s).items()} for k, s in local.client_states().items()}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(ray_cluster, tmp_path_factory):
+    """Every algorithm with 3 client actors, one after the other: they share the actors."""
+    runs = {}
+    for name in NAMES:
+        folder = tmp_path_factory.mktemp("three") / name
+        try:
+            runs[name] = flray.run(config(name, 3), out=folder)
+        except Exception as error:  # the tests that need it say so, the others go on
+            runs[name] = error
+    return runs
+
+
+@pytest.fixture
+def reference(uninterrupted):
+    def get(name):
+        run = uninterrupted[name]
+        if isinstance(run, Exception):
+            raise run
+        return run
+
+    return get
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_leaves_complete_tables(name, reference):
+    run = reference(name)
+    assert run.status == "finished"
+    assert run.rounds["round"].tolist() == [1, 2, 3, 4]
+    assert len(run.clients) == 4 * 3 * (2 if name == "own" else 1)
+    assert run.rounds["test/acc"].between(0, 1).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_ray_the_bits_are_the_same(name, reference, tmp_path):
+    run = reference(name)
+    replay = Replay(run.folder)
+    for round in (2, 4):
+        saved = [checkpoint.read(p) for p in checkpoint.checkpoints(run.folder) if p.name == f"round-{round:06d}"][0]
+        local = Local(config(name, 1), tmp_path / str(round))
+        local.play(round)
+        if name == "own" and round == 4:
+            local.task_end()
+        assert {n: a.tobytes() for n, a in flatten(local.state).items()} == {n: a.tobytes() for n, a in saved.server.items()}
+        bare = tmp_path / f"bare{round}"  # without checkpoints every round is computed
+        shutil.copytree(run.folder, bare, ignore=shutil.ignore_patterns("checkpoints"))
+        found = Replay(bare).goto(round).state
+        if not (name == "own" and round == 4):  # the replay stops before the task's end
+            assert {n: a.tobytes() for n, a in flatten(found).items()} == {n: a.tobytes() for n, a in saved.server.items()}
+    assert replay.goto(3).round == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_killed_client_actor_changes_nothing(name, reference, tmp_path):
+    with client_killed_in_round(1) as killed:
+        run = flray.run(config(name, 3), out=tmp_path / "run")
+    assert killed and run.environment["actors"]["restarted_work"] >= 1
+    assert contents(run) == contents(reference(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stop_and_resume_is_uninterrupted(name, reference, tmp_path):
+    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
+        flray.run(config(name, 3), out=tmp_path / "run")
+    assert flray.load(tmp_path / "run").status.startswith("interrupted after round 3")
+    run = flray.resume(tmp_path / "run")
+    assert run.status == "finished"
+    assert contents(run) == contents(reference(name))
+
+
+def test_client_state_in_files_is_that_in_memory(reference, tmp_path):
+    """Also through a stop: the files of rounds after the checkpoint do not count."""
+    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
+        flray.run(config("own", 3, "files"), out=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "round-000003")  # back to round 2
+    run = flray.resume(tmp_path / "run")
+    assert contents(run) == contents(reference("own"))
+    assert client_states(run, config("own", 3, "files")) == client_states(reference("own"), config("own", 3))
+
+
+# last: another number of actors means new actors
+@pytest.mark.parametrize("name", NAMES)
+def test_one_client_actor_has_the_bits_of_three(name, reference, tmp_path):
+    run = flray.run(config(name, 1), out=tmp_path / "run")
+    assert contents(run) == contents(reference(name))

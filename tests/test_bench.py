@@ -1,0 +1,72 @@
+"""The benchmark compares like with like: same gradient steps, same weights; no timed assertion."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flray import bench
+from flray.bench import BarePool, Workload
+from flray.core.errors import ConfigError
+from flray.engine.simulation import simulate
+
+TINY = Workload(6, 10, (8, 8, 1), 3, 4, {"name": "mlp", "hidden": [8]}, epochs=2)
+KEYS = {"name", "value", "unit", "must", "aim", "met", "detail"}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Path, workers: int):
+    """Two rounds of 3 clients x 2 epochs x ceil(10 / 4) = 3 batches: 18 steps a round; same order, so the same weights up to rounding."""
+    experiment = TINY.experiment(rounds=2)
+    partition = TINY.partition(experiment)
+    simulate(experiment, tmp_path / "run", partition=partition)
+    with BarePool(experiment, partition, workers, 1, fused=workers == 2, addressed=True) as pool:
+        steps = [pool.round() for _ in range(2)]
+        ours = load_file(tmp_path / "run" / "model.safetensors")
+        assert steps == [18, 18]
+        initial = torch.cat([p.flatten() for p in bench.build_model(experiment.model, (1, 8, 8), 10, bench.seeding.torch_seed(0, "model")).parameters()])
+        moved = torch.cat([w.flatten() for w in pool.weights]) - initial
+        assert moved.abs().max() > 1e-3  # far more than the tolerance below
+        for name, weight in zip(pool.names, pool.weights, strict=True):
+            torch.testing.assert_close(ours[name], weight, rtol=0, atol=1e-5)
+
+
+def test_rows_of_a_comparison(ray_cluster, tmp_path: Path):
+    rows = bench.compare("W2 round flray/bare", TINY, rounds=2, repeats=1, home=tmp_path)
+    assert [row["name"] for row in rows] == ["W2 round flray/bare", "server share of a W1 round"]
+    for row in rows:
+        assert set(row) == KEYS
+        assert np.isfinite(row["value"]) and row["met"] == (row["value"] <= row["must"])
+    assert "18 steps a round" in rows[0]["detail"]
+    assert 0 < rows[1]["value"] < 1
+
+
+def test_unlike_work_is_an_error(ray_cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(BarePool, "measure", lambda self, rounds: (1.0, 17))
+    with pytest.raises(RuntimeError, match="18 gradient steps a round and the bare loop 17"):
+        bench.compare("W2 round flray/bare", TINY, rounds=1, repeats=1, home=tmp_path)
+
+
+def test_step_row():
+    row = bench.step(TINY, repeats=1)
+    assert set(row) == KEYS and row["value"] > 0
+
+
+def test_population_shares_the_samples():
+    """1,000 clients of 10 images on the 60 there are: client 7 holds samples 70 mod 60 = 10 to 19."""
+    many = TINY._replace(population=1000)
+    partition = many.partition(many.experiment(1))
+    assert partition.num_clients == 1000
+    assert partition.client(7).tolist() == list(range(10, 20))
+
+
+def test_a_name_that_is_none_is_an_error():
+    with pytest.raises(ConfigError, match="W4"):
+        bench.bench(["W4"])
+
+
+def test_render_shows_every_row():
+    row = {"name": "W3-W2 memory", "value": 400.0, "unit": "MB", "must": 300, "aim": 50, "met": False, "detail": "x"}
+    assert bench.render([row]).row_count == 1
