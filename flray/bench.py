@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -285,18 +285,19 @@ def compare(name: str, workload: Workload, rounds: int, repeats: int, home: Path
     ways = [(cores(), 1), (1, cores())] if cores() > 1 else [(1, 1)]
     best: dict[str, list[float]] = {}
     runs: list[Measured] = []
-    for _ in range(repeats):
-        for workers, threads in ways:
-            for fused in (False, True):
-                with BarePool(experiment, partition, workers, threads, fused) as pool:
-                    seconds, steps = pool.measure(WARM_UP)
-                    # threads of one process on busy cores can be 100 times slower: out after the warm-up
-                    if not best or seconds < HOPELESS * min(map(min, best.values())):
-                        seconds, steps = pool.measure(rounds)
+    with ExitStack() as stack:
+        pools = [stack.enter_context(BarePool(experiment, partition, *way, fused)) for way in ways for fused in (False, True)]
+        # threads of one process on cores that others use can be 100 times slower: out after two rounds
+        first = {pool.name: pool.measure(1) and pool.measure(1) for pool in pools}
+        fastest = min(first.values())[0]
+        pools = [pool for pool in pools if first[pool.name][0] < HOPELESS * fastest]
+        for _ in range(repeats):
+            for pool in pools:
+                seconds, steps = pool.measure(rounds)
                 best.setdefault(pool.name, []).append(seconds)
-        runs.append(measure(experiment, partition, home / name.split()[0]))
-        if runs[-1].steps != steps:
-            raise RuntimeError(f"{name}: flray took {runs[-1].steps} gradient steps a round and the bare loop {steps}")
+            runs.append(measure(experiment, partition, home / name.split()[0]))
+            if runs[-1].steps != steps:
+                raise RuntimeError(f"{name}: flray took {runs[-1].steps} gradient steps a round and the bare loop {steps}")
     bare = {way: min(times) for way, times in best.items()}
     chosen = min(bare, key=lambda way: bare[way])
     flray = min(run.round_s for run in runs)

@@ -136,16 +136,17 @@ def compare(
 ) -> None:
     """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds."""
     from flray.results import compare as compare_runs
-    from flray.results import render, summary
+    from flray.results import summary, to_markdown
 
     frame = compare_runs(folders)
     if format == "json":
         print(frame.to_json(orient="records", indent=1))
     elif format == "csv":
         print(frame.to_csv(index=False), end="")
+    elif format == "markdown":
+        print(to_markdown(frame), to_markdown(summary(frame)), sep="\n\n")
     else:
-        for part in (frame, summary(frame)):
-            print(render(part, markdown=format == "markdown"))
+        _print_table(frame)
 
 
 @app.command()
@@ -248,10 +249,14 @@ def _cell(value: Any) -> str:
 
 
 def _print_table(frame: Any) -> None:
+    """The runs, and their mean over seeds where there are several."""
+    from rich.console import Console
+
     from flray.results import render, summary
 
-    print(render(frame))
-    print(render(summary(frame)))
+    Console().print(render(frame))
+    if frame["seed"].nunique() > 1:
+        Console().print(render(summary(frame)))
 
 
 def _markdown(text: str) -> None:

@@ -26,8 +26,8 @@ def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Pa
         steps = [pool.round() for _ in range(2)]
         ours = load_file(tmp_path / "run" / "model.safetensors")
         assert steps == [18, 18]
-        initial = torch.cat([p.flatten() for p in bench.build_model(experiment.model, (1, 8, 8), 10, bench.seeding.torch_seed(0, "model")).parameters()])
-        moved = torch.cat([w.flatten() for w in pool.weights]) - initial
+        model = bench.build_model(experiment.model, (1, 8, 8), 10, bench.seeding.torch_seed(0, "model"))
+        moved = torch.cat([(w - p.detach()).flatten() for w, p in zip(pool.weights, model.parameters(), strict=True)])
         assert moved.abs().max() > 1e-3  # far more than the tolerance below
         for name, weight in zip(pool.names, pool.weights, strict=True):
             torch.testing.assert_close(ours[name], weight, rtol=0, atol=1e-5)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,14 +21,34 @@ from flray.engine.workbench import Assignment, Delivery, Workbench
 from flray.experiment import Experiment
 
 
-def _prepare(experiment: Experiment, threads: int) -> str:
-    """Import the user's modules, fix threads and determinism; returns the device this actor computes on."""
+class Recipe(NamedTuple):
+    """An experiment on its way to an actor: pickled, because it can only be read where the driver's modules are found."""
+
+    experiment: bytes
+    imports: tuple[str, ...]
+    path: tuple[str, ...]
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Recipe:
+        return cls(pickle.dumps(experiment), experiment.imports, tuple(sys.path))
+
+    def read(self) -> Experiment:
+        """The experiment, with the driver's module path behind this process's own and the user's modules imported."""
+        sys.path.extend(entry for entry in self.path if entry not in sys.path)
+        for module in self.imports:
+            importlib.import_module(module)
+        found: Experiment = pickle.loads(self.experiment)
+        return found
+
+
+def _prepare(threads: int) -> str:
+    """Fix threads and determinism; returns the device this actor computes on."""
+    import ray
     import torch
 
-    for module in experiment.imports:
-        importlib.import_module(module)
     torch.set_num_threads(threads)
-    if torch.cuda.is_available() and os.environ.get("CUDA_VISIBLE_DEVICES", "") != "":
+    # an actor without a GPU share may still see the cards; one with a share of a fake GPU (tests) sees none
+    if ray.get_gpu_ids() and torch.cuda.is_available():
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True  # the same bits on every actor
         return "cuda"
@@ -40,10 +62,10 @@ class ClientActor:
         self._bench: Workbench | None = None
         self._key = ""
 
-    def setup(self, experiment: Experiment, key: str, threads: int) -> int:
+    def setup(self, recipe: Recipe, key: str, threads: int) -> int:
         """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns the process id."""
         if key != self._key:
-            self._bench = Workbench(experiment, _prepare(experiment, threads))
+            self._bench = Workbench(recipe.read(), _prepare(threads))
             self._key = key
         return os.getpid()
 
@@ -81,8 +103,8 @@ class ServerActor:
     def __init__(self) -> None:
         self._server: Server | None = None
 
-    def setup(self, experiment: Experiment, folder: str, threads: int) -> dict[str, Any]:
-        self._server = Server(experiment, Path(folder), _prepare(experiment, threads), threads)
+    def setup(self, recipe: Recipe, folder: str, threads: int) -> dict[str, Any]:
+        self._server = Server(recipe.read(), Path(folder), _prepare(threads))
         return self._server.facts()
 
     @property

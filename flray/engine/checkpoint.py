@@ -43,7 +43,7 @@ def write(folder: Path, task: int, round: int, done: int, server: Mapping[str, n
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         for name, arrays in zip(FILES, (server, clients), strict=True):
-            save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, aside / name)
+            save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, aside / name)
         meta = {"task": task, "round": round, "done": done, "checksums": {name: checksum(aside / name) for name in FILES}}
         (aside / "meta.json").write_text(json.dumps(meta, indent=1))
         for name in (*FILES, "meta.json"):

@@ -103,7 +103,7 @@ class FileStore:
             path = self._path(client, stamp)
             path.parent.mkdir(parents=True, exist_ok=True)
             aside = path.with_suffix(".tmp")
-            save_file({name: np.ascontiguousarray(array) for name, array in flatten(state).items()}, aside)
+            save_file({name: np.asarray(array, order="C") for name, array in flatten(state).items()}, aside)
             aside.rename(path)
             self._index[client] = stamp
 

@@ -11,7 +11,6 @@ from flray.core.errors import ResourceError
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a private cluster on this machine; never left to what the machine happens to hold
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs its workers at nice 15 otherwise
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without a GPU share must not see the GPUs
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits on a GPU
 
 import ray

@@ -70,7 +70,9 @@ class Pool:
 
     def setup(self, experiment: Experiment, key: str, client_threads: int, server_threads: int, folder: str) -> dict[str, Any]:
         """Make every actor ready; returns the server's facts. Raises the first error of an actor as it is."""
-        shared = ray.put(experiment)
+        from flray.engine.actors import Recipe
+
+        shared = ray.put(Recipe.of(experiment))
         self._setup = (shared, key, client_threads)
         self.retries = 0
         pending = [actor.setup.remote(*self._setup) for actor in self.clients]

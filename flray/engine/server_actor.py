@@ -42,9 +42,7 @@ class Plan(NamedTuple):
 class Server:
     """The server actor's body; a plain object, so that it is tested without Ray."""
 
-    def __init__(self, experiment: Experiment, folder: Path, device: torch.device | str = "cpu", threads: int | None = None) -> None:
-        if threads:
-            torch.set_num_threads(threads)
+    def __init__(self, experiment: Experiment, folder: Path, device: torch.device | str = "cpu") -> None:
         self.bench = Workbench(experiment, device)
         self.folder = folder
         self.store: ClientStore = FileStore(folder / "client_state") if experiment.resources.store == "files" else MemoryStore()

@@ -24,6 +24,7 @@ from flray.data import (
     partition_table,
 )
 from flray.engine import cohort as cohorts
+from flray.engine.actors import Recipe
 from flray.engine.cluster import Background, connect, cores, ray
 from flray.engine.pool import LOST, Pool, ServerLostError, Work
 from flray.engine.progress import Progress
@@ -163,7 +164,7 @@ class Simulation:
         probe = Pool(1, {"num_cpus": self.experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0})
         actor = probe.clients[0]
         try:
-            ray.get(actor.setup.remote(self.experiment, key, threads))
+            ray.get(actor.setup.remote(Recipe.of(self.experiment), key, threads))
             peak, total = ray.get(actor.peak_gpu_memory.remote(job))
         finally:
             probe.kill()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
 import ray
 
+from flray.engine.pool import Pool
 from flray.engine.simulation import Simulation
 
 
@@ -39,17 +40,22 @@ def client_killed_in_round(round: int) -> Iterator[list[int]]:
 
 
 @contextmanager
-def server_killed_before_round(round: int) -> Iterator[list[int]]:
-    """The server actor's process is gone when a round (from 0) begins, once."""
-    original, killed = Simulation._round, []
+def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
+    """The server actor's process is gone when one of its methods is called for the `call`-th time (from 0), once."""
+    original, calls, killed = Pool.start, [], []
 
-    def play(self: Simulation, task: int, number: int, done: int) -> Any:
-        if number == round and not killed:
-            killed.append(number)
-            ray.kill(self.pool.server)
-        return original(self, task, number, done)
+    def start(self: Pool, name: str, *arguments: Any) -> Any:
+        if name == method:
+            calls.append(name)
+        if name == method and len(calls) == call + 1 and not killed:
+            killed.append(name)
+            ray.kill(self.server)
+            with suppress(ray.exceptions.RayActorError):
+                while True:  # until the kill has arrived
+                    ray.get(original(self, "snapshot"))
+        return original(self, name, *arguments)
 
-    with patch.object(Simulation, "_round", play):
+    with patch.object(Pool, "start", start):
         yield killed
 
 

@@ -1,0 +1,161 @@
+"""Checkpoints: exact, whole or not there at all, and never trusted when damaged."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from flray.core.errors import CheckpointError
+from flray.engine import checkpoint
+
+
+def server(value):
+    return {"w": np.full(100, value, np.float32), "inner.count": np.array(int(value))}
+
+
+def write(folder, done, keep=0):
+    return checkpoint.write(folder, 0, done, done, server(done), {"3/c": np.arange(done)}, keep)
+
+
+def damage(path, where=-1):
+    content = bytearray(path.read_bytes())
+    content[where] ^= 1
+    path.write_bytes(content)
+
+
+DTYPES = st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_])
+NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126, blacklist_characters='"\\'), min_size=1, max_size=8).filter(lambda n: n != "__metadata__")
+MESSAGES = st.dictionaries(NAMES, DTYPES.flatmap(lambda d: arrays(d, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))), max_size=5)
+
+
+@given(MESSAGES, MESSAGES, st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(0, 999)))
+def test_what_is_read_is_what_was_written(tmp_path_factory, state, clients, where):
+    """Bits, dtypes and shapes; also NaN, 0-dim and empty arrays."""
+    folder = tmp_path_factory.mktemp("c")
+    saved = checkpoint.read(checkpoint.write(folder, *where, state, clients, 0))
+    assert (saved.task, saved.round, saved.done) == where
+    for written, found in ((state, saved.server), (clients, saved.clients)):
+        assert written.keys() == found.keys()
+        for name, array in written.items():
+            assert (array.dtype, array.shape, array.tobytes()) == (found[name].dtype, found[name].shape, found[name].tobytes())
+
+
+def test_views_and_transposed_arrays_are_written_by_value(tmp_path):
+    array = np.arange(12.0).reshape(3, 4)
+    saved = checkpoint.read(checkpoint.write(tmp_path, 0, 1, 1, {"t": array.T, "half": array[:, ::2]}, {}, 0))
+    assert np.array_equal(saved.server["t"], array.T) and np.array_equal(saved.server["half"], array[:, ::2])
+
+
+def test_keep_drops_all_but_the_last(tmp_path):
+    for done in (1, 2, 3, 10):
+        write(tmp_path, done, keep=2)
+    assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-000003", "round-000010"]
+    assert checkpoint.latest(tmp_path).done == 10
+    assert checkpoint.latest(tmp_path, at_most=9).done == 3
+    assert checkpoint.latest(tmp_path, at_most=2) is None
+
+
+def test_no_checkpoint_is_none_and_not_an_error(tmp_path):
+    assert checkpoint.latest(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", [*checkpoint.FILES, "meta.json"])
+@pytest.mark.parametrize("how", ["flipped byte", "truncated", "missing", "empty"])
+def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, name, how):
+    write(tmp_path, 1)
+    path = write(tmp_path, 2) / name
+    if how == "flipped byte":
+        damage(path, 0 if name == "meta.json" else -1)
+    elif how == "truncated":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+    with pytest.warns(UserWarning, match=r"round-000002.*falling back"):
+        saved = checkpoint.latest(tmp_path)
+    assert saved.done == 1 and np.array_equal(saved.server["w"], server(1)["w"])
+
+
+def test_when_all_are_damaged_the_run_does_not_silently_start_again(tmp_path):
+    for done in (1, 2):
+        damage(write(tmp_path, done) / "server.safetensors")
+    with warnings.catch_warnings(record=True), pytest.raises(CheckpointError, match="every checkpoint") as error:
+        warnings.simplefilter("always")
+        checkpoint.latest(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("point", ["save", "fsync", "rename"])
+def test_a_crash_while_writing_leaves_the_old_ones(tmp_path, monkeypatch, point):
+    """The process dies (SystemExit stands for it: nothing of ours runs afterwards) before the new one has its name."""
+    write(tmp_path, 1)
+
+    def die(*args, **kwargs):
+        raise SystemExit
+
+    if point == "save":
+        monkeypatch.setattr("safetensors.numpy.save_file", die)
+    elif point == "fsync":
+        monkeypatch.setattr(os, "fsync", die)
+    else:
+        monkeypatch.setattr(Path, "rename", die)
+    with pytest.raises(SystemExit):
+        write(tmp_path, 2)
+    monkeypatch.undo()
+    assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-000001"]
+    assert checkpoint.latest(tmp_path).done == 1
+    # and the next attempt succeeds over what the crash left
+    write(tmp_path, 2)
+    assert checkpoint.latest(tmp_path).done == 2
+
+
+@pytest.mark.xfail(strict=True, reason="defect: the old folder of the same round is removed before the new one is renamed into its place")
+def test_a_crash_while_writing_the_same_round_again_leaves_the_old_one(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+
+    def die(*args, **kwargs):
+        raise SystemExit
+
+    monkeypatch.setattr(Path, "rename", die)
+    with pytest.raises(SystemExit):
+        write(tmp_path, 1)
+    monkeypatch.undo()
+    found = checkpoint.latest(tmp_path)
+    assert found is not None and found.done == 1
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_ones(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"the disk is full; .*flray resume") as error:
+        write(tmp_path, 2)
+    assert "\n" not in str(error.value)
+    monkeypatch.undo()
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["round-000001"], "nothing half-written stays"
+
+
+@pytest.mark.xfail(strict=True, reason="defect: what a really full disk raises is a SafetensorError, which is no OSError: traceback, and a half-written folder stays")
+def test_a_full_disk_inside_safetensors_is_one_line_as_well(tmp_path, monkeypatch):
+    """safetensors raises its own error type for an I/O error (seen on a full tmpfs)."""
+    from safetensors import SafetensorError
+
+    def full(*args, **kwargs):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        write(tmp_path, 2)
+    assert not any((tmp_path / "checkpoints").iterdir())
