@@ -1,5 +1,6 @@
 """The benchmark compares like with like: same gradient steps, same weights; no timed assertion."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +11,23 @@ from safetensors.torch import load_file
 from flray import bench
 from flray.bench import BarePool, Workload
 from flray.core.errors import ConfigError
+from flray.core.seeding import torch_seed
 from flray.engine.simulation import simulate
+from flray.models import build_model
 
 TINY = Workload(6, 10, (8, 8, 1), 3, 4, {"name": "mlp", "hidden": [8]}, epochs=2)
 KEYS = {"name", "value", "unit", "must", "aim", "met", "detail"}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Path, workers: int):
+def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Path):
     """Two rounds of 3 clients x 2 epochs x ceil(10 / 4) = 3 batches: 18 steps a round; same order, so the same weights up to rounding."""
     experiment = TINY.experiment(rounds=2)
     partition = TINY.partition(experiment)
     simulate(experiment, tmp_path / "run", partition=partition)
-    with BarePool(experiment, partition, workers, 1, fused=workers == 2, addressed=True) as pool:
-        steps = [pool.round() for _ in range(2)]
-        ours = load_file(tmp_path / "run" / "model.safetensors")
-        assert steps == [18, 18]
-        model = bench.build_model(experiment.model, (1, 8, 8), 10, bench.seeding.torch_seed(0, "model"))
+    ours = load_file(tmp_path / "run" / "model.safetensors")
+    model = build_model(experiment.model, (1, 8, 8), 10, torch_seed(0, "model"))
+    with BarePool(experiment, partition, workers=2, threads=1, fused=True, addressed=True) as pool:
+        assert [pool.round() for _ in range(2)] == [18, 18]
         moved = torch.cat([(w - p.detach()).flatten() for w, p in zip(pool.weights, model.parameters(), strict=True)])
         assert moved.abs().max() > 1e-3  # far more than the tolerance below
         for name, weight in zip(pool.names, pool.weights, strict=True):
@@ -34,7 +35,7 @@ def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Pa
 
 
 def test_rows_of_a_comparison(ray_cluster, tmp_path: Path):
-    rows = bench.compare("W2 round flray/bare", TINY, rounds=2, repeats=1, home=tmp_path)
+    rows = bench.compare("W2 round flray/bare", TINY, rounds=2, repeats=1, home=tmp_path, ways=[(1, 1)])
     assert [row["name"] for row in rows] == ["W2 round flray/bare", "server share of a W1 round"]
     for row in rows:
         assert set(row) == KEYS
@@ -43,10 +44,24 @@ def test_rows_of_a_comparison(ray_cluster, tmp_path: Path):
     assert 0 < rows[1]["value"] < 1
 
 
-def test_unlike_work_is_an_error(ray_cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(BarePool, "measure", lambda self, rounds: (1.0, 17))
+def test_unlike_work_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Pool(BarePool):
+        def __init__(self, *_: object):
+            self.name, self.workers = "no process", []
+
+        def measure(self, rounds: int) -> tuple[float, int]:
+            return 1.0, 17
+
+    monkeypatch.setattr(bench, "BarePool", Pool)
+    monkeypatch.setattr(bench, "measure", lambda experiment, partition, folder: bench.Measured(1.0, 18, 0.1))
     with pytest.raises(RuntimeError, match="18 gradient steps a round and the bare loop 17"):
-        bench.compare("W2 round flray/bare", TINY, rounds=1, repeats=1, home=tmp_path)
+        bench.compare("W2 round flray/bare", TINY, rounds=1, repeats=1, home=tmp_path, ways=[(1, 1)])
+
+
+def test_memory_of_this_process():
+    """The driver alone is part of the whole, and what is not a mapped file is part of it too."""
+    whole, unmapped, driver = bench._pss(os.getpid())
+    assert 0 < driver <= whole and unmapped <= whole
 
 
 def test_step_row():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Okabe and Ito, "Color universal design" (2008): told apart with every common colour vision deficiency
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
-RESOLUTION = 200  # grid points along the first feature
+RESOLUTION = 150  # grid points along the first feature
 
 
 class Panel(NamedTuple):
@@ -135,7 +135,7 @@ def _predictor(replay: Replay, logits: Callable[[Tensor], Tensor]) -> Callable[[
 
     def predict(x: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            return logits(replay.bench.normalizer(np.array(x, dtype=np.float32))).argmax(dim=1).cpu().numpy()  # type: ignore[no-any-return]
+            return logits(replay.bench.normalizer(np.array(x, dtype=np.float32))).argmax(dim=1).cpu().numpy()
 
     return predict
 

@@ -99,7 +99,7 @@ def settings(run: Run) -> dict[str, Any]:
             return {}
         raise CheckpointError(f"{run.folder} is not a run folder: it has neither config.yaml nor STATUS")
     try:
-        found = yaml.safe_load(path.read_text())
+        found = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise CheckpointError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
@@ -114,6 +114,8 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     configs = [config for config in configs if config]
     names = [key for key in dict.fromkeys(key for config in configs for key in config) if not _aside(key)]
+    sections = {key.rpartition(".")[0] for key in names}  # where one leaves a section out (`proxy: null`), its keys tell
+    names = [key for key in names if key not in sections]
     return [key for key in names if _differs(key, configs)]
 
 
@@ -175,14 +177,15 @@ def _measured(run: Run) -> dict[str, Any]:
 # showing -----------------------------------------------------------------------------------------
 def render(frame: pandas.DataFrame, title: str = "") -> Table:
     """A table of `compare` or `summary` for the terminal: accuracies in per cent, bytes and seconds in units."""
+    from rich.markup import escape
     from rich.table import Table
 
     heads, rows = _cells(frame)
-    table = Table(title=title or _common_name(frame))
+    table = Table(title=escape(title or _common_name(frame)))
     for head, column in zip(heads, _shown(frame), strict=True):
         table.add_column(head, justify="right" if _is_number(frame, column) else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 

@@ -21,7 +21,9 @@ def batches_of(x: Tensor, y: Tensor, size: int, epochs: int) -> list[Batch]:
     return [Batch(x[i : i + size], y[i : i + size]) for _ in range(epochs) for i in range(0, len(x), size)]
 
 
-def contexts(objective: Objective, round: int, data: Data, weights: Tensor, steps: Sequence[int], proxy: Any, seed: int = 0) -> list[Context]:
+def contexts(
+    objective: Objective, round: int, data: Data, weights: Tensor, steps: Sequence[int], proxy: Any, seed: int = 0
+) -> list[Context]:
     return [
         Context(
             objective, seed, 0, round, 0, len(data), len(data), proxy, None,
@@ -31,7 +33,9 @@ def contexts(objective: Objective, round: int, data: Data, weights: Tensor, step
     ]  # fmt: skip
 
 
-def play(algorithm: Any, objective: Objective, data: Data, rounds: int, proxy: Any = None) -> tuple[list[Any], list[list[Any]], list[dict[str, float]]]:
+def play(
+    algorithm: Any, objective: Objective, data: Data, rounds: int, proxy: Any = None
+) -> tuple[list[Any], list[list[Any]], list[dict[str, float]]]:
     """(server states, one more than rounds; every round's updates; the clients' metrics of the last round)."""
     server = Context(objective, 0, 0, 0, 0, len(data), len(data), proxy)
     state = algorithm.init_server(server, *objective.initial())

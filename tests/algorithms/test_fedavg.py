@@ -61,7 +61,10 @@ def test_one_full_batch_step_of_softmax_regression_is_a_step_on_the_union():
 @pytest.mark.parametrize(
     ("options", "optimizer"),
     [
-        ({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "lr_decay": 0.5}, lambda p, r: torch.optim.SGD(p, 0.1 * 0.5**r, 0.9, weight_decay=0.01)),
+        (
+            {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "lr_decay": 0.5},
+            lambda p, r: torch.optim.SGD(p, 0.1 * 0.5**r, 0.9, weight_decay=0.01),
+        ),
         ({"lr": 0.01, "optimizer": "adam", "weighting": "uniform"}, lambda p, r: torch.optim.Adam(p, 0.01)),
         ({"lr": 0.1, "buffers": "keep"}, lambda p, r: torch.optim.SGD(p, 0.1, 0.9)),
         ({"lr": 0.1, "buffers": "local"}, lambda p, r: torch.optim.SGD(p, 0.1, 0.9)),
@@ -93,7 +96,11 @@ def test_two_rounds_against_a_loop_over_modules(options, optimizer):
                     step.step()
             local.append(module)
             own[k] = module
-        averaged = {n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True)) for n, t in server.state_dict().items() if t.is_floating_point()}
+        averaged = {
+            n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True))
+            for n, t in server.state_dict().items()
+            if t.is_floating_point()
+        }
         if options.get("buffers") == "keep":
             averaged = {n: t for n, t in averaged.items() if "running" not in n}
         server.load_state_dict(averaged, strict=False)

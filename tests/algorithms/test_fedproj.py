@@ -78,7 +78,9 @@ def transcription(kind, data, public, rounds, rule="threshold", rate=1.0, alpha=
                     step += 1
             local.append(module)
         with torch.no_grad():
-            average = {n: share[0] * v + share[1] * local[1].state_dict()[n] for n, v in local[0].state_dict().items() if v.is_floating_point()}
+            average = {
+                n: share[0] * v + share[1] * local[1].state_dict()[n] for n, v in local[0].state_dict().items() if v.is_floating_point()
+            }
             ensemble = torch.stack([m.eval()(public) for m in local]).mean(0)
         before = [p.detach().clone() for p in server.parameters()]
         student = copy.deepcopy(server)
@@ -273,7 +275,9 @@ def test_memory_pass_leaves_statistics_alone_unless_told():
     b = {}
     for mode in ("train_frozen", "eval", "train"):
         objective, data, proxy = world(Norm)
-        b[mode] = play(FedProj(lr=0.01, local_epochs=1, batch_size=100, round0="kl_init", memory_bn=mode), objective, data, 1, proxy)[1][0][0].b
+        b[mode] = play(FedProj(lr=0.01, local_epochs=1, batch_size=100, round0="kl_init", memory_bn=mode), objective, data, 1, proxy)[1][0][
+            0
+        ].b
     plain = play(FedDF(lr=0.01, local_epochs=1, batch_size=100), objective, data, 1, proxy)[1][0][0].b
     assert torch.equal(b["train_frozen"], plain) and torch.equal(b["eval"], plain)
     assert not torch.equal(b["train"], plain)

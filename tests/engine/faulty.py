@@ -35,7 +35,7 @@ class Faulty(FedAvg, frozen=True):
 
     def train(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
         update, client, metrics = super().train(ctx, down, client, batches)
-        return *_swap(fault(self.kind, self.at, ctx, update, metrics), client),
+        return (*_swap(fault(self.kind, self.at, ctx, update, metrics), client),)
 
 
 class FaultyStack(FedDF, frozen=True):
@@ -44,7 +44,7 @@ class FaultyStack(FedDF, frozen=True):
 
     def train(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
         update, client, metrics = super().train(ctx, down, client, batches)
-        return *_swap(fault(self.kind, self.at, ctx, update, metrics), client),
+        return (*_swap(fault(self.kind, self.at, ctx, update, metrics), client),)
 
 
 class FaultyOwn(Own, frozen=True):
@@ -63,11 +63,11 @@ class FaultyOwn(Own, frozen=True):
 
     def train(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
         update, client, metrics = super().train(ctx, down, client, batches)
-        return *_swap(self._spoil(ctx, update, metrics), client),
+        return (*_swap(self._spoil(ctx, update, metrics), client),)
 
     def check(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
         update, client, metrics = super().check(ctx, down, client, batches)
-        return *_swap(self._spoil(ctx, update, metrics), client),
+        return (*_swap(self._spoil(ctx, update, metrics), client),)
 
 
 class Scalar(FedAvg, frozen=True):

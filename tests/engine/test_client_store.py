@@ -21,7 +21,12 @@ def state(value):
 
 
 def same(left, right):
-    return type(left) is type(right) and np.array_equal(left.control, right.control) and left.rounds == right.rounds and type(left.rounds) is type(right.rounds)
+    return (
+        type(left) is type(right)
+        and np.array_equal(left.control, right.control)
+        and left.rounds == right.rounds
+        and type(left.rounds) is type(right.rounds)
+    )
 
 
 @pytest.fixture(params=["memory", "files"])

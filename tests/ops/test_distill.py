@@ -72,9 +72,7 @@ def test_student_against_torch(kind, options):
     anchor = w0 + 0.1
     alpha = options.pop("penalty", None)
     penalty = None if alpha is None else (lambda w: 2 * alpha * (w - anchor))
-    w, b, loss = distill(
-        context(objective, proxy), w0, b0, teacher, proxy, lr=0.01, epochs=2, batch_size=4, penalty=penalty, **options
-    )
+    w, b, loss = distill(context(objective, proxy), w0, b0, teacher, proxy, lr=0.01, epochs=2, batch_size=4, penalty=penalty, **options)
     assert torch.equal(w0, start[0]) and torch.equal(b0, start[1])
 
     module = build(kind).train()
@@ -118,7 +116,9 @@ def test_draws_are_addressed():
     def run(**where):
         proxy = ListProxy(x)
         point = objective.initial()
-        return distill(context(objective, proxy, **where), *point, teacher, proxy, lr=0.01, epochs=1, batch_size=3, temperature=1.0, squared=True)[0]
+        return distill(
+            context(objective, proxy, **where), *point, teacher, proxy, lr=0.01, epochs=1, batch_size=3, temperature=1.0, squared=True
+        )[0]
 
     first = run()
     torch.rand(5)

@@ -1,0 +1,200 @@
+"""The two sides of a comparison: a workload run by flray, and the bare PyTorch loop that does the same work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flray.core import seeding
+from flray.data import Partition, load_dataset, make_partition
+from flray.experiment import Experiment, load_config
+from flray.models import build_model
+
+WARM_UP = 2  # rounds of a run that are not counted, and the last one, which tests
+
+
+class Workload(NamedTuple):
+    """Clients of equal size on synthetic images; `population` clients share the `clients * images` samples there are."""
+
+    clients: int
+    images: int
+    shape: tuple[int, int, int]  # H, W, C
+    cohort: int
+    batch: int
+    model: dict[str, Any]
+    population: int | None = None
+    epochs: int = 1
+
+    def experiment(self, rounds: int, **sections: Any) -> Experiment:
+        data = {"source": "synthetic", "options": {"num_train": self.clients * self.images, "num_test": 100, "shape": list(self.shape)}}
+        algorithm = {"name": "fedavg", "lr": 0.01, "momentum": 0.9, "local_epochs": self.epochs, "batch_size": self.batch}
+        config = {
+            "rounds": rounds, "data": data, "partition": {"name": "iid", "clients": self.clients}, "model": self.model,
+            "algorithm": algorithm, "cohort": {"size": self.cohort}, "evaluate": {"every": 0, "clients": False}, "checkpoint": {"every": 0},
+        }  # fmt: skip
+        return load_config({**config, **sections})[0]
+
+    def partition(self, experiment: Experiment) -> Partition:
+        if self.population is None:
+            dataset = load_dataset(experiment.data)
+            return make_partition(experiment.partition, dataset.train.y, seed=experiment.seed, num_classes=dataset.num_classes)
+        samples = np.arange(self.clients * self.images, dtype=np.int32)
+        indices = np.resize(samples, self.population * self.images)
+        return Partition(indices, np.arange(self.population + 1, dtype=np.int64) * self.images)
+
+
+class Bare:
+    """Plain PyTorch FedAvg over a share of the cohort; the weighted sum of the clients' parameters is left in `total`."""
+
+    def __init__(self, experiment: Experiment, partition: Partition, fused: bool, addressed: bool = False) -> None:
+        dataset, algorithm = load_dataset(experiment.data), experiment.algorithm
+        self.seed, self.addressed, self.partition = experiment.seed, addressed, partition
+        self.batch, self.epochs = algorithm.local_batches
+        self.x = torch.from_numpy(dataset.train.x.transpose(0, 3, 1, 2).copy())  # uint8 [n, C, H, W]
+        self.y = torch.from_numpy(dataset.train.y.copy())
+        std = torch.tensor(dataset.std).view(-1, 1, 1)
+        self.scale, self.shift = 1 / (255 * std), -torch.tensor(dataset.mean).view(-1, 1, 1) / std
+        seed = seeding.torch_seed(experiment.seed, "model")
+        self.model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed).train()
+        self.parameters = list(self.model.parameters())
+        lr, momentum = algorithm.lr, algorithm.momentum  # type: ignore[attr-defined]
+        self.optimizer = torch.optim.SGD(self.parameters, lr=lr, momentum=momentum, fused=fused)
+        self.loss = nn.CrossEntropyLoss()
+        self.total = [torch.zeros_like(p) for p in self.parameters]
+
+    def train(self, weights: Sequence[Tensor], round: int, clients: Sequence[int], shares: Sequence[float]) -> int:
+        """Gradient steps done."""
+        steps = 0
+        torch._foreach_zero_(self.total)
+        for client, share in zip(clients, shares, strict=True):
+            with torch.no_grad():
+                torch._foreach_copy_(self.parameters, weights)
+            self.optimizer.state.clear()
+            for x, y in self.batches(round, client):
+                self.optimizer.zero_grad()
+                self.loss(self.model(x), y).backward()
+                self.optimizer.step()
+                steps += 1
+            with torch.no_grad():
+                torch._foreach_add_(self.total, self.parameters, alpha=share)
+        return steps
+
+    def batches(self, round: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gathered and normalised for a whole epoch at once: faster than batch by batch."""
+        indices = torch.from_numpy(self.partition.client(client).astype(np.int64))
+        for epoch in range(self.epochs):
+            if self.addressed:  # flray's own order
+                rng = seeding.rng(self.seed, 0, round, 0, client, "batches", epoch)
+                order = torch.from_numpy(rng.permutation(len(indices)))
+            else:
+                order = torch.randperm(len(indices))
+            rows = indices[order]
+            x = self.x[rows].float().mul_(self.scale).add_(self.shift)
+            yield from zip(x.split(self.batch), self.y[rows].split(self.batch), strict=True)
+
+
+def _serve(pipe: Any, threads: int, weights: list[Tensor], total: list[Tensor], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(threads)
+    bare = Bare(*arguments)
+    bare.total = total  # shared memory
+    pipe.send("ready")
+    while (work := pipe.recv()) is not None:
+        pipe.send(bare.train(weights, *work))
+
+
+class BarePool:
+    """Processes that live across rounds; global weights and partial sums lie in shared memory. `with BarePool(...) as pool`."""
+
+    def __init__(
+        self, experiment: Experiment, partition: Partition, workers: int, threads: int, fused: bool, addressed: bool = False
+    ) -> None:
+        from flray.engine.cohort import sample
+
+        self.name = f"{workers} x {threads} threads{' fused' if fused else ''}"
+        self.experiment, self.partition, self._sample = experiment, partition, sample
+        dataset = load_dataset(experiment.data)
+        seed = seeding.torch_seed(experiment.seed, "model")
+        model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed)
+        self.names = [name for name, _ in model.named_parameters()]
+        self.weights = [p.detach().clone().share_memory_() for p in model.parameters()]
+        self.totals = [[torch.zeros_like(p).share_memory_() for p in self.weights] for _ in range(workers)]
+        context = torch.multiprocessing.get_context("spawn")
+        self.workers = []
+        for total in self.totals:
+            here, there = context.Pipe()
+            arguments = (there, threads, self.weights, total, (experiment, partition, fused, addressed))
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            there.close()  # so that a worker that dies ends the wait for it
+            self.workers.append((process, here))
+        for _, pipe in self.workers:
+            pipe.recv()
+        self.done = 0
+
+    def __enter__(self) -> BarePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, pipe in self.workers:
+            pipe.send(None)
+            process.join()
+
+    def round(self) -> int:
+        """One round of FedAvg; gradient steps done."""
+        clients = self._sample(self.experiment.cohort, self.experiment.seed, 0, self.done, self.partition.num_clients)
+        sizes = self.partition.offsets[clients + 1] - self.partition.offsets[clients]
+        shares = sizes / sizes.sum()
+        pieces = zip(np.array_split(clients, len(self.workers)), np.array_split(shares, len(self.workers)), strict=True)
+        for (_, pipe), (members, part) in zip(self.workers, pieces, strict=True):
+            pipe.send((self.done, members.tolist(), part.tolist()))
+        steps = sum(pipe.recv() for _, pipe in self.workers)
+        for total in self.totals[1:]:
+            torch._foreach_add_(self.totals[0], total)
+        torch._foreach_copy_(self.weights, self.totals[0])
+        self.done += 1
+        return steps
+
+    def measure(self, rounds: int) -> tuple[float, int]:
+        """(median seconds of a round, gradient steps of one)."""
+        times, steps = [], set()
+        for _ in range(rounds):
+            started = time.perf_counter()
+            steps.add(self.round())
+            times.append(time.perf_counter() - started)
+        return median(times), steps.pop()
+
+
+# flray -------------------------------------------------------------------------------------------
+class Measured(NamedTuple):
+    """Of one run: median seconds of a round, gradient steps of a round, median share of it that is not the slowest actor's clients."""
+
+    round_s: float
+    steps: int
+    server: float
+
+
+def measure(experiment: Experiment, partition: Partition, folder: Path) -> Measured:
+    """A real run through Ray; the first rounds and the last one are left out."""
+    from flray.engine.cohort import runs
+    from flray.engine.simulation import simulate
+    from flray.results import load
+
+    simulate(experiment, folder, partition=partition, overwrite=True)
+    run = load(folder)
+    rows = run.rounds.iloc[WARM_UP:-1]
+    actors = run.environment["actors"]["client_actors"]
+    shares = []
+    for done, round_s in zip(rows["done"], rows["time/round_s"], strict=True):
+        clients = run.clients[run.clients["done"] == done].sort_values("position")
+        seconds = clients["time/client_s"].to_numpy()
+        # the engine's own split of the cohort: a contiguous run an actor
+        slowest = max(seconds[r.start : r.stop].sum() for r in runs(clients["num_steps"].to_numpy() + 1.0, actors))
+        shares.append((round_s - slowest) / round_s)
+    return Measured(float(rows["time/round_s"].median()), int(rows["client_steps"].iloc[0]), median(shares))

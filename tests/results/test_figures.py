@@ -1,0 +1,108 @@
+"""Figures from tiny real runs: what is drawn is what the runs recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import matplotlib.image
+import numpy as np
+import pandas
+import pytest
+
+import flray
+from flray.core.errors import ConfigError
+from flray.engine.replay import Replay
+from flray.experiment import load_config
+from flray.results import Run, load
+from flray.results.figures import _panels, _samples, curves, decision_regions, metric_bands
+from tests.results.test_tables import config, folder
+
+PILOT = Path(__file__).parents[2] / "configs" / "fedproj" / "pilot_iris.yaml"
+SHORT = ("rounds=3", "algorithm.lr=0.02", "algorithm.batch_size=25", "algorithm.local_epochs=2", "resources.client_actors=2")
+
+
+@pytest.fixture(scope="module")
+def pilots(ray_cluster: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    root = tmp_path_factory.mktemp("pilots")
+    cells = load_config(PILOT, [*SHORT, "algorithm=fedavg,fedproj", "seed=0,1"])
+    return [flray.run(cell, out=root / str(i)) for i, cell in enumerate(cells)]
+
+
+def test_pilot_is_the_papers(pilots: list[Run]) -> None:
+    """Spec 5.9: 50/0/0, 0/40/10, 0/10/40 in data set order; 2-16-16-3 has 2*16+16 + 16*16+16 + 16*3+3 = 371 parameters."""
+    cells = load_config(PILOT, ["algorithm=fedavg,feddf,fedproj", "seed=0,1,2,3,4"])
+    assert len(cells) == 15
+    assert {cell.rounds for cell in cells} == {20}
+    replay = Replay(pilots[0].folder)
+    assert [replay.partition.client(k).tolist() for k in range(3)] == [
+        list(range(50)), list(range(50, 90)) + list(range(100, 110)), list(range(90, 100)) + list(range(110, 150))
+    ]  # fmt: skip
+    assert len(replay.bench.dataset.test.y) == 150
+    assert pilots[0].environment["actors"]["parameters"] == 371
+
+
+def test_panels_are_the_recorded_models(pilots: list[Run]) -> None:
+    """Train is test here, so the global panel's accuracy is `test/acc`, and a local one's on its own samples `client/acc_after`."""
+    run = pilots[2]  # fedproj
+    replay = Replay(run.folder)
+    for number in (3, 1):
+        panels = _panels(replay, number, None)
+        x, y = _samples(replay)
+        assert [panel.title for panel in panels] == ["client 0", "client 1", "client 2", "global"]
+        assert (panels[3].predict(x) == y).mean() == pytest.approx(run.rounds["test/acc"][number - 1])
+        rows = run.clients[run.clients["round"] == number].set_index("client")
+        for client, panel in enumerate(panels[:3]):
+            right = (panel.predict(x) == y)[panel.own].mean()
+            assert right == pytest.approx(rows["client/acc_after"][client]), (number, client)
+
+
+def test_decision_regions_png(pilots: list[Run], tmp_path: Path) -> None:
+    path = decision_regions([pilots[0].folder, pilots[2]], rounds=(1, 3), out=tmp_path / "new" / "regions.png")
+    image = matplotlib.image.imread(path)
+    assert image.shape[0] > 500 and image.shape[1] > 1500  # 2 rows, 8 columns at 150 dpi
+    assert len(np.unique((image[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50
+    assert path.stat().st_size > 30_000
+
+
+def test_decision_regions_says_what_is_wrong(pilots: list[Run], tmp_path: Path) -> None:
+    out = tmp_path / "no.png"
+    with pytest.raises(ConfigError, match=r"has 3 rounds and round 20 was asked for"):
+        decision_regions([pilots[0]], rounds=(20,), out=out)
+    with pytest.raises(ConfigError, match=r"client 7 is not in the cohort"):
+        decision_regions([pilots[0]], rounds=(1,), out=out, clients=[7])
+    wide = flray.run(load_config(PILOT, [*SHORT, "rounds=1", "algorithm=fedavg", "data.pca=null"])[0], out=tmp_path / "wide")
+    with pytest.raises(ConfigError, match=r"4 features \(data set 'iris'\).*data\.pca=2"):
+        decision_regions([wide], rounds=(1,), out=out)
+    with pytest.raises(ConfigError, match="no run folder"):
+        decision_regions([], out=out)
+    assert not out.exists()
+
+
+def test_curves_png(pilots: list[Run], tmp_path: Path) -> None:
+    path = curves([run.folder for run in pilots], out=tmp_path / "curves.png")
+    assert matplotlib.image.imread(path).shape == (660, 1080, 4)
+    with pytest.raises(ConfigError, match=r"unknown metric 'test/ac'.*did you mean 'test/acc'"):
+        curves(pilots, "test/ac", tmp_path / "no.png")
+    with pytest.raises(ConfigError, match=r"cannot write the figure"):
+        curves(pilots, out=tmp_path / "curves.tex-that-is-not")
+
+
+def test_bands_by_hand(tmp_path: Path) -> None:
+    """Two seeds: mean +- tan(0.475 pi) |a - b| / 2, on the rounds that both have tested."""
+    runs = [
+        load(folder(tmp_path / "a", config(seed=0), [0.2, None, 0.6, 0.8])),
+        load(folder(tmp_path / "b", config(seed=1), [0.4, 0.5, 0.8], "running")),
+        load(folder(tmp_path / "c", config("fedsol"), [0.1])),
+    ]
+    bands = metric_bands(runs, "test/acc")
+    assert list(bands) == ["fedavg", "fedsol"]
+    band = bands["fedavg"]
+    assert band.seeds == 2
+    assert band.rounds.tolist() == [1, 3]
+    assert band.mean == pytest.approx([0.3, 0.7])
+    assert band.high - band.mean == pytest.approx(12.706204736 * np.array([0.1, 0.1]))
+    assert bands["fedsol"].mean.tolist() == [0.1] and np.isnan(bands["fedsol"].low).all()
+    with pytest.raises(ConfigError, match="no round in which all seeds"):
+        pandas.DataFrame({"done": [9], "test/acc": [0.5]}).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
+        metric_bands([runs[0], load(tmp_path / "b")], "test/acc")

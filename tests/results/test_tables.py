@@ -1,0 +1,175 @@
+"""Tables: hand-written run folders, intervals by closed form."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import yaml
+from rich.console import Console
+
+from flray.core.errors import CheckpointError, ConfigError
+from flray.results import Run, compare, load, render, summary, to_markdown
+from flray.results.tables import interval
+
+Config = dict[str, Any]
+
+
+def config(algorithm: str = "fedavg", seed: int = 0, lr: float = 0.1, **more: Any) -> Config:
+    return {
+        "name": "hand",
+        "seed": seed,
+        "rounds": 3,
+        "model": {"name": "mlp", "hidden": [8]},
+        "algorithm": {"name": algorithm, "lr": lr} | ({"rho": 1.5} if algorithm == "fedsol" else {}),
+        "resources": {"client_actors": seed + 1},
+        **more,
+    }
+
+
+def folder(path: Path, values: Config | None, accuracies: list[float | None], status: str | None = "finished") -> Path:
+    path.mkdir(parents=True)
+    if values is not None:
+        (path / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    if status is not None:
+        (path / "STATUS").write_text(status + "\n")
+    if accuracies:
+        rows = pandas.DataFrame({"done": range(1, len(accuracies) + 1), "test/acc": pandas.Series(accuracies, dtype=float)})
+        rows["comm/up_bytes"], rows["comm/down_bytes"], rows["time/round_s"] = 100, 150, 0.5
+        (path / "rounds").mkdir()
+        rows.to_parquet(path / "rounds" / "part-0000.parquet")
+    return path
+
+
+def test_interval_by_closed_form() -> None:
+    """The t quantile has a closed form for 1 and 2 degrees of freedom: tan(pi (p - 1/2)) and (2p - 1) / sqrt(2 p (1 - p))."""
+    t1, t2 = math.tan(math.pi * 0.475), 0.95 / math.sqrt(2 * 0.975 * 0.025)
+    mean, std, low, high = interval([0.6, 0.8])
+    assert (mean, std) == pytest.approx((0.7, 0.2 / math.sqrt(2)))
+    assert (low, high) == pytest.approx((0.7 - t1 * 0.1, 0.7 + t1 * 0.1), rel=1e-9)  # std / sqrt(2) = 0.1
+    mean, std, low, high = interval([0.8, 0.9, 0.7])
+    assert (mean, std) == pytest.approx((0.8, 0.1))
+    assert (low, high) == pytest.approx((0.8 - t2 * 0.1 / math.sqrt(3), 0.8 + t2 * 0.1 / math.sqrt(3)), rel=1e-9)
+    assert interval([0.5])[0] == 0.5
+    assert all(math.isnan(v) for v in (*interval([0.5])[1:], *interval([])))
+
+
+def test_compare_measures_and_keeps_only_what_differs(tmp_path: Path) -> None:
+    runs = [
+        folder(tmp_path / "a", config(seed=0), [0.2, None, 0.6, 0.5]),
+        folder(tmp_path / "b", config(seed=1, lr=0.2), [0.4]),
+        folder(tmp_path / "c", config("fedsol", seed=0), [0.7]),
+    ]
+    frame = compare([runs[0], str(runs[1]), Run(runs[2])])
+    # rho is known to fedsol alone, hidden and rounds are the same everywhere, resources change no result
+    assert list(frame.columns) == [
+        *("name", "algorithm", "algorithm.lr", "seed"),
+        *("rounds", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s", "folder"),
+    ]
+    first = frame.iloc[0]
+    assert (first["name"], first["algorithm"], first["seed"], first["rounds"], first["status"]) == ("hand", "fedavg", 0, 4, "finished")
+    assert first["test/acc"] == 0.5
+    assert first["test/acc_best"] == 0.6
+    assert first["test/acc_mean10"] == pytest.approx((0.2 + 0.6 + 0.5) / 3)
+    assert (first["comm/bytes"], first["time/s"], first["folder"]) == (1000, 2.0, str(runs[0]))
+    assert frame["algorithm.lr"].tolist() == [0.1, 0.2, 0.1]
+
+
+def test_mean_of_the_last_ten(tmp_path: Path) -> None:
+    frame = compare([folder(tmp_path / "a", config(), [1.0] * 5 + [0.1 * i for i in range(10)])])
+    assert frame["test/acc_mean10"][0] == pytest.approx(0.45)
+
+
+def test_sections_that_differ(tmp_path: Path) -> None:
+    """Another model, a missing section and a list all show; a key that only the other kind of model has does not."""
+    runs = [
+        folder(tmp_path / "a", config(), [0.1]),
+        folder(tmp_path / "b", config(model={"name": "cnn", "width": 4}, proxy=None), [0.1]),
+        folder(tmp_path / "c", config(model={"name": "mlp", "hidden": [8, 8]}, proxy={"source": "holdout", "size": 3}), [0.1]),
+    ]
+    frame = compare(runs)
+    keys = list(frame.columns[2 : frame.columns.get_loc("seed")])
+    assert keys == ["model.name", "model.hidden", "proxy.source"]
+    assert frame["model.hidden"].tolist()[::2] == ["[8]", "[8, 8]"]
+
+
+def test_unfinished_starting_damaged_and_foreign_folders(tmp_path: Path) -> None:
+    torn = folder(tmp_path / "torn", config(seed=3), [0.9])
+    part = torn / "rounds" / "part-0000.parquet"
+    part.write_bytes(part.read_bytes()[:50])
+    written_aside = folder(tmp_path / "running", config(seed=1), [0.3, 0.4], "running")
+    (written_aside / "rounds" / ".part-0000.parquet.tmp").write_bytes(b"half a file")
+    (tmp_path / "empty" / "rounds").mkdir(parents=True)
+    frame = compare(
+        [
+            folder(tmp_path / "done", config(seed=0), [0.5]),
+            written_aside,
+            folder(tmp_path / "failed", config(seed=2), [], "failed: client 3: boom"),
+            torn,
+            folder(tmp_path / "starting", None, [], "starting"),
+            folder(tmp_path / "lost", config(seed=4), [0.2], None),
+        ]
+    )
+    assert frame["status"].tolist()[:3] == ["finished", "running", "failed: client 3: boom"]
+    assert frame["status"][3].startswith("damaged: ") and str(torn / "rounds") in frame["status"][3]
+    assert frame["status"].tolist()[4:] == ["starting", "unknown: no STATUS file"]
+    assert frame["rounds"].tolist() == [1, 2, 0, 0, 0, 1]
+    assert frame["test/acc"].tolist()[:2] == [0.5, 0.4]
+    assert frame["test/acc"][2:5].isna().all()
+    with pytest.raises(CheckpointError, match="is not a run folder"):
+        compare([tmp_path / "empty"])
+    with pytest.raises(CheckpointError, match="cannot be read") as error:
+        load(torn).rounds  # noqa: B018
+    assert "\n" not in str(error.value)
+
+
+def test_a_part_with_a_new_column(tmp_path: Path) -> None:
+    """Between the two writes of the recorder the newest file has a column that earlier ones lack."""
+    run = folder(tmp_path / "a", config(), [0.1, 0.2])
+    pandas.DataFrame({"done": [3], "test/acc": [0.3], "drift": [7.0]}).to_parquet(run / "rounds" / "part-0001.parquet")
+    rounds = load(run).rounds
+    assert rounds["done"].tolist() == [1, 2, 3]
+    assert rounds["drift"].isna().tolist() == [True, True, False]
+
+
+def test_summary_over_seeds(tmp_path: Path) -> None:
+    values = {0: 0.8, 1: 0.9, 2: 0.7}
+    runs = [folder(tmp_path / f"a{seed}", config(seed=seed), [value]) for seed, value in values.items()]
+    runs.append(folder(tmp_path / "again", config(seed=2), [0.7]))  # the same experiment: not a fourth sample
+    runs.append(folder(tmp_path / "going", config(seed=3), [0.1], "running"))
+    runs.append(folder(tmp_path / "other", config("fedsol"), [0.6]))
+    found = summary(compare(runs))
+    assert found["algorithm"].tolist() == ["fedavg", "fedsol"]
+    assert found["n"].tolist() == [3, 1]
+    assert found["unfinished"].tolist() == [1, 0]
+    half = 4.302652729911275 * 0.1 / math.sqrt(3)
+    assert found.loc[0, ["mean", "std", "low", "high"]].tolist() == pytest.approx([0.8, 0.1, 0.8 - half, 0.8 + half])
+    assert found.loc[1, "mean"] == 0.6
+    assert found.loc[1, ["std", "low", "high"]].isna().all()
+    with pytest.raises(ConfigError, match="no column 'test/auc'"):
+        summary(compare(runs), "test/auc")
+
+
+def test_markdown_and_terminal(tmp_path: Path) -> None:
+    runs = [folder(tmp_path / f"a{seed}", config(seed=seed), [0.25 + 0.5 * seed]) for seed in (0, 1)]
+    frame = compare(runs)
+    assert to_markdown(frame) == (
+        "| algorithm | seed | rounds | test acc % | best % | last 10 % |  sent |  time |\n"
+        "| --------- | ---: | -----: | ---------: | -----: | --------: | ----: | ----: |\n"
+        "| fedavg    |    0 |      1 |      25.00 |  25.00 |     25.00 | 250 B | 0.5 s |\n"
+        "| fedavg    |    1 |      1 |      75.00 |  75.00 |     75.00 | 250 B | 0.5 s |\n"
+    )
+    one = to_markdown(summary(compare(runs[:1])))
+    assert one.splitlines()[2].split("|")[2:5] == ["   1 ", "      25.00 ", "   - "]
+    console = Console(width=100, record=True, file=None, quiet=False)
+    with console.capture() as shown:
+        console.print(render(frame))
+    assert "hand" in shown.get() and "75.00" in shown.get() and "0.5 s" in shown.get()
+    failed = compare([folder(tmp_path / "bad", config(seed=7), [], "failed: a | b [red]"), *runs])
+    assert "failed: a \\| b [red]" in to_markdown(failed)
+    with console.capture() as shown:
+        console.print(render(failed))
+    assert "[red]" in shown.get()
