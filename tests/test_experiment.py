@@ -124,5 +124,5 @@ def test_default_folder_never_names_an_existing_one(tmp_path):
 def test_cohort_fraction_takes_at_least_one_client():
     assert only("cohort.fraction=0.001").cohort.count(10) == 1
     assert only("cohort.fraction=0.29").cohort.count(10) == 2  # int(2.9), as FedSOL's code
-    with pytest.raises(ConfigError, match="cohort.size: 11 clients per round, but the partition has 10"):
+    with pytest.raises(ConfigError, match=r"cohort\.size: 11 clients per round, but the partition has 10"):
         only("cohort.size=11").cohort.count(10)

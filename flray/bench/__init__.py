@@ -17,15 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from flray.bench.bare import WARM_UP, BarePool, Measured, Workload, measure
 from flray.core.errors import ConfigError, FlrayError, unknown
-from flray.data import Partition
-from flray.experiment import Experiment, load_config
+from flray.experiment import load_config
 
 Row = dict[str, Any]
 HOME = Path(__file__).resolve().parents[2]  # the checkout, or the folder of installed packages

@@ -132,11 +132,10 @@ def to_torch(message: Any, device: torch.device | str = "cpu") -> Any:
 
 
 def equal(left: Any, right: Any) -> bool:
-    """Same structure and the same bits (NaN equals NaN)."""
-    if isinstance(left, Tensor) and isinstance(right, Tensor):
-        if left.dtype != right.dtype or left.shape != right.shape:
-            return False
-        return bool(((left == right) | (left.isnan() & right.isnan())).all())
+    """Same structure, dtypes and values (NaN equals NaN), of messages of tensors or of arrays."""
+    if isinstance(left, Tensor | np.ndarray) and isinstance(right, Tensor | np.ndarray):
+        a, b = (np.asarray(to_numpy(side)) for side in (left, right))
+        return a.dtype == b.dtype and a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
     if is_message(left) and type(left) is type(right):
         return all(equal(a, b) for a, b in zip(left, right, strict=True))
     return type(left) is type(right) and bool(left == right)

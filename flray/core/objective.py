@@ -93,6 +93,9 @@ class Objective:
         self.layout = Layout({n: p.shape for n, p in trained.items()})
         self.buffer_layout = Layout({n: t.shape for n, t in buffers.items()})
         self._initial = (self.layout.flatten(trained, self.device), self.buffer_layout.flatten(buffers, self.device))
+        names = {id(p): n for n, p in trained.items()}
+        everywhere = module.named_parameters(remove_duplicate=False)
+        self._aliases = {n: names[id(p)] for n, p in everywhere if id(p) in names and names[id(p)] != n}
         # a tied parameter has one place in `w` and several in the module
         holders: dict[int, list[dict[str, Tensor | None]]] = {}
         for owner in module.modules():
@@ -133,10 +136,11 @@ class Objective:
         return self.layout.mask(chosen).to(self.device)
 
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
-        """Names and logical shapes of the module's own `state_dict`, contiguous copies; frozen parameters included."""
-        frozen = {n: p for n, p in self.module.named_parameters() if n not in self.views(w)}
-        named = {**self.views(w), **self.buffer_layout.views(b), **frozen}
-        return {n: t.detach().contiguous().clone() for n, t in named.items()}
+        """Every name and logical shape of the module's own `state_dict`, contiguous copies; a tied parameter under each of its names."""
+        named = {**self.views(w), **self.buffer_layout.views(b)}
+        rest = {n: t for n, t in self.module.state_dict().items() if n not in named and n not in self._aliases}
+        aliases = {alias: named[n] for alias, n in self._aliases.items() if n in named}
+        return {n: t.detach().contiguous().clone() for n, t in {**rest, **named, **aliases}.items()}
 
     def from_state_dict(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The inverse of :meth:`state_dict` for the trained part; raises `ConfigError` for a missing or misshapen tensor."""

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flray.core.algorithm import Exchange
-from flray.engine.server_actor import Moment, Plan, Server
-from flray.engine.workbench import Assignment, Delivery, Workbench
+from flray.engine.server_actor import Plan, Server
+from flray.engine.workbench import Assignment, Delivery, Moment, Workbench
 from flray.experiment import Experiment
 
 
@@ -78,7 +78,7 @@ class ClientActor:
         from flray.core.messages import to_torch
 
         assert self._bench is not None
-        ctx = self._bench.context(moment.task, moment.round, moment.exchange, moment.population, moment.cohort_size)
+        ctx = self._bench.server_context(moment)
         return None, self._bench.evaluate(to_torch(state, self._bench.objective.device), ctx, first, last)
 
     def peak_gpu_memory(self, job: Assignment) -> tuple[int, int]:
@@ -130,11 +130,14 @@ class ServerActor:
     def evaluate(self, moment: Moment) -> np.ndarray:
         return self.server.evaluate(moment)
 
-    def save(self, task: int, round: int, done: int, keep: int) -> str:
-        return self.server.save(task, round, done, keep)
+    def commit(self, task: int, round: int, done: int) -> None:
+        self.server.commit(task, round, done)
 
-    def load(self, at_most: int | None = None) -> tuple[int, int, int] | None:
-        return self.server.load(at_most)
+    def save(self, keep: int, task_end: bool = False) -> int:
+        return self.server.save(keep, task_end)
+
+    def load(self, at_most: int | None = None, task_end: bool = True) -> tuple[int, int, int] | None:
+        return self.server.load(at_most, task_end)
 
     def save_model(self) -> str:
         return self.server.save_model()

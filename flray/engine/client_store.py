@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from flray.core.errors import CheckpointError
-from flray.core.messages import flatten, is_message, rebuild
+from flray.core.messages import flatten, is_message, map_tensors, rebuild
+from flray.engine.checkpoint import disk_errors
 
 
 class ClientStore(Protocol):
@@ -24,6 +25,12 @@ class ClientStore(Protocol):
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
         """Replace the states of these clients; None and `()` leave the old one. `stamp` counts the rounds done."""
+
+    def commit(self) -> None:
+        """The round is complete."""
+
+    def rollback(self) -> None:
+        """Undo every scatter since the last commit."""
 
     def save(self) -> dict[str, np.ndarray]:
         """What a checkpoint has to keep, as named arrays."""
@@ -40,6 +47,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._states: dict[int, Any] = {}
+        self._undo: dict[int, Any] = {}
 
     def gather(self, clients: Iterable[int]) -> list[Any]:
         return [self._states.get(client) for client in clients]
@@ -47,7 +55,15 @@ class MemoryStore:
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
         for client, state in zip(clients, states, strict=True):
             if is_message(state):
-                self._states[client] = state
+                self._undo.setdefault(client, self._states.get(client))
+                # a copy: one array from the object store would pin the whole delivery that it came in
+                self._states[client] = map_tensors(np.array, state)
+
+    def commit(self) -> None:
+        self._undo = {}
+
+    def rollback(self) -> None:
+        _undo(self._states, self._undo)
 
     def save(self) -> dict[str, np.ndarray]:
         return {f"{client}/{name}": array for client, state in self._states.items() for name, array in flatten(state).items()}
@@ -69,13 +85,15 @@ class FileStore:
     Memory: 16 bytes per client seen. Older files stay while a kept checkpoint refers to them, so a resume is exact.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, scratch: Path | None = None) -> None:
+        """`scratch`: write there, and read from `folder` what is not there (a replay leaves the run alone)."""
+        self.folder, self.scratch = folder, scratch
         self._index: dict[int, int] = {}
+        self._undo: dict[int, int | None] = {}
         self._template: Any = None
 
-    def _path(self, client: int, stamp: int) -> Path:
-        return self.folder / f"{client % 1000:03d}" / f"{client:09d}.r{stamp:06d}.safetensors"
+    def _path(self, client: int, stamp: int, home: Path | None = None) -> Path:
+        return (home or self.folder) / f"{client % 1000:03d}" / f"{client:09d}.r{stamp:06d}.safetensors"
 
     def gather(self, clients: Iterable[int]) -> list[Any]:
         from safetensors.numpy import load_file
@@ -86,7 +104,9 @@ class FileStore:
             if stamp is None:
                 found.append(None)
                 continue
-            path = self._path(client, stamp)
+            path = self._path(client, stamp, self.scratch)
+            if not path.exists():
+                path = self._path(client, stamp)
             try:
                 found.append(rebuild(self._template, load_file(path)))
             except Exception as error:
@@ -100,12 +120,20 @@ class FileStore:
             if not is_message(state):
                 continue
             self._template = state
-            path = self._path(client, stamp)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path = self._path(client, stamp, self.scratch)
             aside = path.with_suffix(".tmp")
-            save_file({name: np.asarray(array, order="C") for name, array in flatten(state).items()}, aside)
-            aside.rename(path)
+            with disk_errors(path, self.folder.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save_file({name: np.asarray(array, order="C") for name, array in flatten(state).items()}, aside)
+                aside.rename(path)
+            self._undo.setdefault(client, self._index.get(client))
             self._index[client] = stamp
+
+    def commit(self) -> None:
+        self._undo = {}
+
+    def rollback(self) -> None:
+        _undo(self._index, self._undo)
 
     def save(self) -> dict[str, np.ndarray]:
         return {"index": np.array(sorted(self._index.items()), dtype=np.int64).reshape(-1, 2)}
@@ -122,3 +150,13 @@ class FileStore:
             if path not in needed:
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
+
+
+def _undo(values: dict[int, Any], before: dict[int, Any]) -> None:
+    """Give the clients in `before` the values that they had; None: they had none."""
+    for client, value in before.items():
+        if value is None:
+            values.pop(client, None)
+        else:
+            values[client] = value
+    before.clear()

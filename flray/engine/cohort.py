@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from flray.core.algorithm import Algorithm
+from flray.core.messages import Cohort
 from flray.core.seeding import rng
 from flray.data import Partition
-from flray.engine.workbench import Assignment
+from flray.engine.workbench import Assignment, Moment
 from flray.experiment import CohortConfig
 
 
@@ -41,22 +46,42 @@ def runs(costs: Sequence[float] | np.ndarray, pieces: int) -> list[range]:
     # a position belongs to the piece in which the middle of its cost lies
     piece = np.minimum((middles / max(ends[-1], 1e-12) * pieces).astype(np.int64), pieces - 1)
     cuts = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), count]
-    return [range(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(cuts)]
 
 
-def assignments(
-    partition: Partition, clients: np.ndarray, weights: np.ndarray, steps: np.ndarray, pieces: int, task: int, round: int, exchange: int
-) -> list[Assignment]:
-    """The cohort's contiguous runs with the sample numbers of their clients."""
+class Work(NamedTuple):
+    """One group of clients in one exchange: who they are, and the contiguous runs that actors take."""
+
+    cohort: Cohort
+    jobs: list[Assignment]
+
+
+def work(partition: Partition, algorithm: Algorithm, clients: np.ndarray, moment: Moment, pieces: int) -> Work:
+    """The group's sizes, steps and weights, and its runs (at most `pieces`) with the sample numbers of their clients."""
+    sizes = sizes_of(partition, clients)
+    steps = local_steps(sizes, *algorithm.local_batches)
+    weights = algorithm.weights(torch.from_numpy(sizes))
     jobs = []
     for run in runs(steps + 1.0, pieces):
         members = clients[run.start : run.stop]
         shares = [partition.client(int(k)) for k in members]
-        offsets = np.concatenate([[0], np.cumsum([len(s) for s in shares])]).astype(np.int64)
         jobs.append(
             Assignment(
-                task, round, exchange, run.start, tuple(members.tolist()), tuple(weights[run.start : run.stop].tolist()),
-                np.concatenate(shares), offsets, len(clients), partition.num_clients,
-            )  # fmt: skip
+                task=moment.task,
+                round=moment.round,
+                exchange=moment.address,
+                first=run.start,
+                clients=tuple(members.tolist()),
+                weights=tuple(weights[run.start : run.stop].tolist()),
+                indices=np.concatenate(shares),
+                offsets=np.concatenate([[0], np.cumsum([len(share) for share in shares])]).astype(np.int64),
+                cohort_size=moment.cohort_size,
+                population=moment.population,
+            )
         )
-    return jobs
+    return Work(Cohort(torch.from_numpy(clients), torch.from_numpy(sizes), torch.from_numpy(steps), weights), jobs)
+
+
+def groups(clients: np.ndarray, order: str) -> list[np.ndarray]:
+    """`parallel`: all at once; `sequential`: one after the other, each seeing what the last one added."""
+    return [clients] if order == "parallel" else [clients[i : i + 1] for i in range(len(clients))]

@@ -100,7 +100,7 @@ class Pool:
         except ObjectLostError:
             raise
         except LOST as error:
-            raise ServerLostError(f"the server actor died ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+            raise _server_lost(error) from error
         except RayTaskError as error:
             raise cause(error) from None
 
@@ -127,6 +127,8 @@ class Pool:
                 results[piece] = (payload, ray.get(ready))
                 free.append(actor)
             except LOST as error:
+                if isinstance(error, RayTaskError):  # not this actor died, but the one that its input came from
+                    raise error if isinstance(error, ObjectLostError) else _server_lost(error) from error
                 attempts[piece] += 1
                 self.retries += 1
                 if attempts[piece] >= ATTEMPTS:
@@ -160,6 +162,10 @@ class Pool:
                 raise cause(error) from None
         self.clients = [a for a in self.clients if a is not actor]
         return False
+
+
+def _server_lost(error: Exception) -> ServerLostError:
+    return ServerLostError(f"the server actor died ({type(error).__name__}: {str(error).strip().splitlines()[0]})")
 
 
 def _cluster_id() -> str:

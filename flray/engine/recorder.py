@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flray.core.errors import CheckpointError
@@ -78,18 +79,18 @@ class Table:
         pq.write_table(table, aside)
         aside.replace(path)
 
-    def keep_until(self, done: int) -> None:
-        """Drop every row after `done` rounds (column `done`), as a resume from that checkpoint needs; go on behind them."""
+    def keep(self, column: str, last: int) -> None:
+        """Drop every row whose `column` is above `last`; the next rows go behind what is left."""
         for path in self._files():
             table = pq.read_table(path)
-            kept = table.filter(pa.compute.less_equal(table["done"], done))
+            kept = table.filter(pc.less_equal(table[column], last))
             if kept.num_rows == 0:
                 path.unlink()
             elif kept.num_rows < table.num_rows:
                 self._write(path, kept)
-        self._part = max(done - 1, 0) // PART
-        last = self.folder / f"part-{self._part:04d}.parquet"
-        self._rows = pq.read_table(last).to_pylist() if last.exists() else []
+        left = self._files()
+        self._part = int(left[-1].stem.removeprefix("part-")) if left else 0
+        self._rows = pq.read_table(left[-1]).to_pylist() if left else []
 
 
 class Recorder:
@@ -136,9 +137,11 @@ class Recorder:
         if self._tensorboard is not None:
             self._tensorboard.flush()
 
-    def keep_until(self, done: int) -> None:
-        for table in (self.rounds, self.clients, self.tasks):
-            table.keep_until(done)
+    def keep_until(self, done: int, task: int) -> None:
+        """Drop the rows after `done` rounds, and the ends of task `task` and later: a resume from there writes them again."""
+        self.rounds.keep("done", done)
+        self.clients.keep("done", done)
+        self.tasks.keep("task", task - 1)
 
     def status(self, text: str) -> None:
         write_text(self.folder / "STATUS", text + "\n")

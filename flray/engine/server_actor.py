@@ -15,20 +15,9 @@ from flray.core.errors import CheckpointError
 from flray.core.messages import Cohort, flatten, is_message, map_tensors, nbytes, rebuild, tensors, to_numpy, to_torch
 from flray.engine import checkpoint
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
-from flray.engine.workbench import Delivery, Workbench
+from flray.engine.workbench import Delivery, Moment, Workbench
 from flray.experiment import Experiment
 from flray.ops.average import combine, scale, stack
-
-
-class Moment(NamedTuple):
-    """Where in the experiment: `task` and `round` from 0, the `exchange`; `task_end` for the exchanges after a task."""
-
-    task: int
-    round: int
-    exchange: int
-    task_end: bool
-    population: int
-    cohort_size: int
 
 
 class Plan(NamedTuple):
@@ -42,18 +31,19 @@ class Plan(NamedTuple):
 class Server:
     """The server actor's body; a plain object, so that it is tested without Ray."""
 
-    def __init__(self, experiment: Experiment, folder: Path, device: torch.device | str = "cpu") -> None:
+    def __init__(self, experiment: Experiment, folder: Path, device: torch.device | str = "cpu", scratch: Path | None = None) -> None:
+        """`scratch`: where client states are written instead of the run folder (a replay must not touch it)."""
         self.bench = Workbench(experiment, device)
         self.folder = folder
-        self.store: ClientStore = FileStore(folder / "client_state") if experiment.resources.store == "files" else MemoryStore()
+        self.store: ClientStore = FileStore(folder / "client_state", scratch) if experiment.resources.store == "files" else MemoryStore()
         self.algorithm = experiment.algorithm
         ctx = self._context(Moment(0, 0, 0, False, 0, 0))
         self.state = self.algorithm.init_server(ctx, *self.bench.objective.initial())
 
+        self._committed = (0, 0, 0, self.state)
+
     def _context(self, moment: Moment) -> Context:
-        # the exchanges of a task's end have addresses of their own
-        exchange = moment.exchange + (1000 if moment.task_end else 0)
-        return self.bench.context(moment.task, moment.round, exchange, moment.population, moment.cohort_size)
+        return self.bench.server_context(moment)
 
     def facts(self) -> dict[str, Any]:
         """What the driver prints and records about the model and the data."""
@@ -132,16 +122,31 @@ class Server:
         return self.bench.evaluate(self.state, self._context(moment), 0, self.bench.test_batches)
 
     # disk -------------------------------------------------------------------------------------
-    def save(self, task: int, round: int, done: int, keep: int) -> str:
-        """Write a checkpoint; `round` is the next one."""
-        path = checkpoint.write(self.folder, task, round, done, flatten(self.state), self.store.save(), keep)
+    def commit(self, task: int, round: int, done: int) -> None:
+        """The round is complete: from here a checkpoint, or an interrupted round, goes back no further. `round` is the next one."""
+        self._committed = (task, round, done, self.state)
+        self.store.commit()
+
+    def rollback(self) -> None:
+        """Back to the last complete round: a round that was interrupted between two exchanges leaves no trace."""
+        self.state = self._committed[3]
+        self.store.rollback()
+
+    def save(self, keep: int, task_end: bool = False) -> int:
+        """Write a checkpoint of the last complete round; returns the number of rounds done in it."""
+        self.rollback()
+        task, round, done, state = self._committed
+        checkpoint.write(self.folder, checkpoint.Position(task, round, done, task_end), flatten(state), self.store.save(), keep)
         if isinstance(self.store, FileStore):
             self.store.prune([checkpoint.read(p).clients for p in checkpoint.checkpoints(self.folder)])
-        return str(path)
+        return done
 
-    def load(self, at_most: int | None = None) -> tuple[int, int, int] | None:
-        """Restore the newest good checkpoint: (task, next round, rounds done); None when there is none."""
-        saved = checkpoint.latest(self.folder, at_most)
+    def load(self, at_most: int | None = None, task_end: bool = True) -> tuple[int, int, int] | None:
+        """Restore the newest good checkpoint: (task, next round, rounds done); None when there is none.
+
+        `task_end=False` passes over those from after a task's last exchange.
+        """
+        saved = checkpoint.latest(self.folder, at_most, task_end)
         if saved is None:
             return None
         try:
@@ -150,6 +155,7 @@ class Server:
             self.store.load(saved.clients, template)
         except KeyError as error:
             raise CheckpointError(f"{saved.path} has no {error}: it belongs to another algorithm or version") from error
+        self.commit(saved.task, saved.round, saved.done)
         return saved.task, saved.round, saved.done
 
     def save_model(self) -> str:
@@ -159,8 +165,9 @@ class Server:
         path = self.folder / "model.safetensors"
         aside = path.with_name(".model.safetensors.tmp")
         named = self.bench.objective.state_dict(self.state.w, self.state.b)
-        save_file({name: tensor.cpu() for name, tensor in named.items()}, aside)
-        aside.rename(path)
+        with checkpoint.disk_errors(path, self.folder):
+            save_file({name: tensor.cpu() for name, tensor in named.items()}, aside)
+            aside.rename(path)
         return str(path)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from flray.core.errors import CheckpointError, ResourceError
 from flray.data import (
@@ -26,15 +25,17 @@ from flray.data import (
 from flray.engine import cohort as cohorts
 from flray.engine.actors import Recipe
 from flray.engine.cluster import Background, connect, cores, ray
-from flray.engine.pool import LOST, Pool, ServerLostError, Work
+from flray.engine.pool import ObjectLostError, Pool, ServerLostError, Work
 from flray.engine.progress import Progress
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
-from flray.engine.server_actor import Moment, Plan
-from flray.engine.workbench import Assignment, cohort_of
+from flray.engine.server_actor import Plan
+from flray.engine.workbench import Assignment, Moment
 from flray.experiment import Experiment, algorithm_name
 
+TASKS = 1  # task sequences build on this loop
 RESTARTS = 3  # of the server actor in one run
-ROW_FACTS = ("client", "position", "num_examples", "num_steps", "skipped", "time/client_s")
+LOST_RESULTS = 3  # times that one exchange is computed
+ROW_FACTS = ("client", "exchange", "position", "num_examples", "num_steps", "skipped", "time/client_s")
 
 
 def simulate(
@@ -160,7 +161,7 @@ class Simulation:
         if not ray.cluster_resources().get("GPU"):
             return 0.0
         largest = int(np.argmax(self.partition.sizes))
-        job = cohorts.assignments(self.partition, np.array([largest]), np.ones(1), np.ones(1), 1, 0, 0, 0)[0]
+        job = cohorts.work(self.partition, self.experiment.algorithm, np.array([largest]), Moment(0, 0, 0, False, self.population, 1), 1).jobs[0]
         probe = Pool(1, {"num_cpus": self.experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0})
         actor = probe.clients[0]
         try:
@@ -196,40 +197,46 @@ class Simulation:
     def _restore(self, wanted: bool) -> tuple[int, int, int]:
         """(task, next round, rounds done), from the last good checkpoint when there is one; the recorder follows."""
         position = self.pool.call("load") if wanted else None
+        if position is not None and position[0] >= TASKS and position[2] < self.experiment.rounds * TASKS:
+            # more rounds after the last task had ended: go on from before its end
+            position = self.pool.call("load", None, False)
+            if position is None:
+                raise CheckpointError(f"{self.folder} keeps no checkpoint from before its task ended; start again with more rounds")
         task, round, done = position or (0, 0, 0)
         if self.recorder is not None:
             self.recorder.close()
         self.recorder = Recorder(self.folder)
-        self.recorder.keep_until(done)
+        self.recorder.keep_until(done, task)
         write_text(self.folder / "config.yaml", self.experiment.yaml())
-        facts = {"actors": self.facts, "fingerprints": self.fingerprints, "buffers": getattr(self.experiment.algorithm, "buffers", None)}
-        write_environment(self.folder, environment(**facts))
+        self._write_environment()
         self.recorder.status("running")
         return task, round, done
+
+    def _write_environment(self) -> None:
+        write_environment(self.folder, environment(actors={**self.facts, "repeated_work": self.pool.retries}, fingerprints=self.fingerprints))
 
     def _run(self, position: tuple[int, int, int], show: Progress) -> None:
         assert self.recorder is not None
         first_task, first_round, done = position
         rounds, every = self.experiment.rounds, self.experiment.checkpoint.every
-        self.position = position
-        tasks = 1  # task sequences build on this loop
-        for task in range(first_task, tasks):
+        for task in range(first_task, TASKS):
             for round in range(first_round if task == first_task else 0, rounds):
                 row, clients = self._round(task, round, done + 1)
                 done += 1
-                self.position = (task, round + 1, done)
                 self.recorder.round(row, clients)
+                # nothing waits for it: the server works its calls off in order
+                self.pool.start("commit", task, round + 1, done)
                 show(row)
                 if every and done % every == 0 and round + 1 < rounds:
                     self._save()
             self._save()
             if self._task_end(task, rounds, done):
-                self.position = (task + 1, 0, done)
-                self._save()
+                self.pool.start("commit", task + 1, 0, done)
+                self._save(task_end=True)
         self.pool.call("save_model")
         self.recorder.close()
+        self._write_environment()
         self.recorder.status("finished")
-        write_environment(self.folder, environment(actors={**self.facts, "restarted_work": self.pool.retries}, fingerprints=self.fingerprints))
 
     def _round(self, task: int, round: int, done: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         started = time.perf_counter()
@@ -267,8 +274,7 @@ class Simulation:
             plan = self.pool.call("plan", moment)
             if plan is None:
                 break
-            groups = [clients] if plan.exchange.order == "parallel" else [clients[i : i + 1] for i in range(len(clients))]
-            for number, group in enumerate(groups):
+            for number, group in enumerate(cohorts.groups(clients, plan.exchange.order)):
                 if number:  # sequential: each client sees what the last one added
                     plan = self.pool.call("plan", moment)
                 client_rows += self._exchange(moment, plan, group, row)
@@ -278,32 +284,28 @@ class Simulation:
 
     def _exchange(self, moment: Moment, plan: Plan, clients: np.ndarray, row: dict[str, Any]) -> list[dict[str, Any]]:
         """Broadcast, client work, aggregate; adds bytes, steps and metrics to `row`. Lost results are computed again."""
-        algorithm = self.experiment.algorithm
-        sizes = cohorts.sizes_of(self.partition, clients)
-        steps = cohorts.local_steps(sizes, *algorithm.local_batches)
-        weights = algorithm.weights(torch.from_numpy(sizes)).numpy()
-        address = moment.exchange + (1000 if moment.task_end else 0)
-        jobs = cohorts.assignments(self.partition, clients, weights, steps, len(self.pool.clients), moment.task, moment.round, address)
-        for attempt in range(3):
+        cohort, jobs = cohorts.work(self.partition, self.experiment.algorithm, clients, moment, len(self.pool.clients))
+        for attempt in range(LOST_RESULTS):
             try:
                 down = self.pool.start("broadcast")
                 results = self.pool.execute([self._training(job, plan, down) for job in jobs])
                 began = time.perf_counter()
-                metrics = self.pool.call("aggregate", moment, plan.exchange, cohort_of(clients, sizes, steps, weights), *[p for p, _ in results])
+                metrics = self.pool.call("aggregate", moment, plan.exchange, cohort, *[payload for payload, _ in results])
                 break
-            except LOST:  # a node went away with results that no one had fetched
-                if attempt == 2:
+            except ObjectLostError:  # a node went away with results that no one had fetched
+                if attempt == LOST_RESULTS - 1:
                     raise
         row["time/server_s"] += time.perf_counter() - began
         client_rows = [client for _, rows in results for client in rows]
         row["comm/down_bytes"] += plan.down_bytes * len(clients)
-        row["comm/up_bytes"] += metrics.pop("comm/up_bytes")
         row["client_steps"] += int(sum(c["num_steps"] for c in client_rows))
-        skipped = [c["client"] for c in client_rows if c["skipped"]]
+        for name in ("comm/up_bytes", "clients_skipped"):
+            row[name] = row.get(name, 0) + metrics.pop(name)
+        skipped = [str(c["client"]) for c in client_rows if c["skipped"]]
         if skipped:
-            row["skipped_clients"] = " ".join(map(str, skipped))
+            row["skipped_clients"] = " ".join([*row.get("skipped_clients", "").split(), *skipped])
         row.update(metrics)
-        row.update(summarise(client_rows, dict(zip(clients.tolist(), weights.tolist(), strict=True))))
+        row.update(summarise(client_rows, dict(zip(clients.tolist(), cohort.weights.tolist(), strict=True))))
         return client_rows
 
     def _training(self, job: Assignment, plan: Plan, down: Any) -> Work:
@@ -327,18 +329,19 @@ class Simulation:
         return float(right / count), float(loss / count)
 
     # the end ----------------------------------------------------------------------------------
-    def _save(self) -> None:
+    def _save(self, task_end: bool = False) -> int:
+        """Checkpoint of the last complete round, and its rows; returns the rounds done in it."""
         assert self.recorder is not None
+        done: int = self.pool.call("save", self.experiment.checkpoint.keep, task_end)
         self.recorder.flush()
-        task, round, done = self.position
-        self.pool.call("save", task, round, done, self.experiment.checkpoint.keep)
+        return done
 
     def _stop(self, why: str) -> None:
-        """Keep what is finished: rounds that are done survive Ctrl-C."""
+        """Keep what is finished: complete rounds survive Ctrl-C, an incomplete one leaves no trace."""
         assert self.recorder is not None
-        self._save()
+        done = self._save()
         self.recorder.close()
-        self.recorder.status(f"{why} after round {self.position[1]}; continue with: flray resume {self.folder}")
+        self.recorder.status(f"{why} after round {done}; continue with: flray resume {self.folder}")
 
     def _fail(self, error: BaseException) -> None:
         assert self.recorder is not None

@@ -18,7 +18,7 @@ from torch import Tensor
 from flray.core import seeding
 from flray.core.algorithm import Context, Exchange
 from flray.core.errors import ClientError, ConfigError, DataError, NonFiniteError
-from flray.core.messages import Cohort, map_tensors, tensors, to_numpy, to_torch
+from flray.core.messages import map_tensors, tensors, to_numpy, to_torch
 from flray.core.objective import Objective
 from flray.data import Batches, Normalizer, Proxy, eval_batches, load_dataset, load_proxy
 from flray.data.config import Augment
@@ -27,6 +27,22 @@ from flray.models import build_model
 from flray.ops.average import Node, TreeSum
 
 NO_AUGMENT = Augment()
+
+
+class Moment(NamedTuple):
+    """Where in the experiment: `task` and `round` from 0, the `exchange`; `task_end` for the exchanges after a task."""
+
+    task: int
+    round: int
+    exchange: int
+    task_end: bool
+    population: int
+    cohort_size: int
+
+    @property
+    def address(self) -> int:
+        """The exchange as randomness is addressed: those of a task's end are others than those of a round."""
+        return self.exchange + (1000 if self.task_end else 0)
 
 
 class Assignment(NamedTuple):
@@ -94,6 +110,9 @@ class Workbench:
     def context(self, task: int, round: int, exchange: int, population: int, cohort_size: int, **client: Any) -> Context:
         return Context(self.objective, self.experiment.seed, task, round, exchange, population, cohort_size, self.proxy, None, **client)
 
+    def server_context(self, moment: Moment) -> Context:
+        return self.context(moment.task, moment.round, moment.address, moment.population, moment.cohort_size)
+
     # training ---------------------------------------------------------------------------------
     def train_run(self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None) -> tuple[Delivery, list[dict[str, Any]]]:
         """Train the run's clients one after the other; `down` and the delivery are messages of NumPy arrays.
@@ -113,7 +132,7 @@ class Workbench:
             else:
                 singles.append(Node(0, position, None if update is None else to_numpy(map_tensors(torch.clone, update))))
             new_states.append(to_numpy(state) if update is not None else None)
-            rows.append({"client": client, "position": position, **row, "time/client_s": time.perf_counter() - started})
+            rows.append({"client": client, "exchange": job.exchange, "position": position, **row, "time/client_s": time.perf_counter() - started})
         nodes = singles if exchange.pool == "stack" else [n._replace(value=None if n.value is None else to_numpy(n.value)) for n in tree.nodes]
         return Delivery(nodes, new_states), rows
 
@@ -221,8 +240,3 @@ def client_error(error: Exception, experiment: Experiment, job: Assignment, clie
         f"client {client} failed in task {job.task}, round {job.round + 1}, exchange {job.exchange}, seed {experiment.seed}: {text}\n"
         f"repeat just this client: flray replay RUN_FOLDER --client {client}"
     )
-
-
-def cohort_of(clients: np.ndarray, sizes: np.ndarray, steps: np.ndarray, weights: np.ndarray) -> Cohort:
-    """The cohort as tensors, in cohort order."""
-    return Cohort(torch.from_numpy(clients), torch.from_numpy(sizes), torch.from_numpy(steps), torch.from_numpy(weights))

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from flray.core.messages import flatten, is_message, to_torch
 from flray.engine import cohort as cohorts
 from flray.engine.server_actor import Moment, Server
 from flray.engine.simulation import build_data, build_partition
-from flray.engine.workbench import cohort_of
 
 
 class Local:
@@ -61,12 +59,8 @@ class Local:
         self.sent.append(sent)
 
     def exchange(self, moment: Moment, plan: Any, clients: np.ndarray, row: dict[str, Any], sent: dict[str, int]) -> None:
-        algorithm, bench = self.experiment.algorithm, self.server.bench
-        sizes = cohorts.sizes_of(self.partition, clients)
-        steps = cohorts.local_steps(sizes, *algorithm.local_batches)
-        weights = algorithm.weights(torch.from_numpy(sizes)).numpy()
-        address = moment.exchange + (1000 if moment.task_end else 0)
-        (job,) = cohorts.assignments(self.partition, clients, weights, steps, 1, 0, moment.round, address)
+        bench = self.server.bench
+        cohort, (job,) = cohorts.work(self.partition, self.experiment.algorithm, clients, moment, 1)
         down = self.server.broadcast()
         sent["down"] += sum(array.nbytes for array in flatten(down).values()) * len(clients)
 
@@ -78,7 +72,7 @@ class Local:
         watched = plan.exchange._replace(client=client, server=lambda *a: self.watch("server", plan.exchange.server, *a))
         states = self.server.states(job.clients)
         delivery, _ = bench.train_run(job, watched, down, states)
-        metrics = self.server.aggregate(moment, watched, cohort_of(clients, sizes, steps, weights), delivery)
+        metrics = self.server.aggregate(moment, watched, cohort, delivery)
         row["down"] += plan.down_bytes * len(clients)
         row["up"] += metrics["comm/up_bytes"]
         row.update({name: value for name, value in metrics.items() if name != "comm/up_bytes"})

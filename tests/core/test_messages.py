@@ -102,7 +102,6 @@ def test_equal(left, right, same):
     assert equal(left, right) is same
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="defect: messages.equal cannot compare messages of arrays")
 def test_equal_on_arrays():
     assert equal(np.arange(3.0), np.arange(3.0))
     assert not equal(np.arange(3.0), np.arange(1.0, 4.0))

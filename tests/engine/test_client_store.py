@@ -107,7 +107,6 @@ def test_a_lost_file_names_the_client_and_the_file(tmp_path, how):
         store.gather([12])
 
 
-@pytest.mark.xfail(strict=True, reason="defect: MemoryStore keeps the arrays themselves, and so a whole delivery in the object store")
 def test_a_state_in_memory_does_not_share_the_callers_arrays():
     """The arrays of a delivery lie in Ray's object store, and one of them held keeps the whole delivery there."""
     store = MemoryStore()

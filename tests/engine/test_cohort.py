@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flray.algorithms.fedavg import FedAvg
 from flray.core.errors import ConfigError
 from flray.core.seeding import rng
 from flray.data import Partition
-from flray.engine.cohort import assignments, local_steps, runs, sample, sizes_of
+from flray.engine.cohort import runs, sample, sizes_of, work
+from flray.engine.workbench import Moment
 from flray.experiment import CohortConfig
 
 COSTS = st.lists(st.floats(0.1, 1000), min_size=1, max_size=60)
@@ -65,17 +67,18 @@ def test_the_whole_population_is_the_default_and_too_many_is_an_error():
     assert len(sample(CohortConfig(fraction=0.01), 0, 0, 0, 6)) == 1
 
 
-def test_assignments_carry_exactly_the_samples_of_their_clients():
+def test_work_carries_exactly_the_samples_of_its_clients():
+    """Weights 3/8, 3/8, 2/8; steps ceil(n / 2) * 3; two runs of even cost."""
     partition = Partition(np.array([5, 6, 7, 0, 1, 9, 8, 2]), np.array([0, 3, 5, 5, 8]))
     clients = np.array([3, 0, 1])
-    sizes = sizes_of(partition, clients)
-    assert sizes.tolist() == [3, 3, 2]
-    steps = local_steps(sizes, 2, 3)
-    assert steps.tolist() == [6, 6, 3], "ceil(n / B) * E"
-    jobs = assignments(partition, clients, np.array([0.5, 0.3, 0.2]), steps, 2, 1, 4, 2)
+    assert sizes_of(partition, clients).tolist() == [3, 3, 2]
+    cohort, jobs = work(partition, FedAvg(batch_size=2, local_epochs=3), clients, Moment(1, 4, 2, True, 4, 3), 2)
+    assert cohort.client_ids.tolist() == [3, 0, 1]
+    assert cohort.num_steps.tolist() == [6, 6, 3]
+    assert cohort.weights.tolist() == [0.375, 0.375, 0.25]
     seen = []
     for job in jobs:
-        assert (job.task, job.round, job.exchange, job.cohort_size, job.population) == (1, 4, 2, 3, 4)
+        assert (job.task, job.round, job.exchange, job.cohort_size, job.population) == (1, 4, 1002, 3, 4)
         for i, client in enumerate(job.clients):
             seen.append((job.first + i, client, job.weights[i], job.indices[job.offsets[i] : job.offsets[i + 1]].tolist()))
-    assert seen == [(0, 3, 0.5, [9, 8, 2]), (1, 0, 0.3, [5, 6, 7]), (2, 1, 0.2, [0, 1])]
+    assert seen == [(0, 3, 0.375, [9, 8, 2]), (1, 0, 0.375, [5, 6, 7]), (2, 1, 0.25, [0, 1])]

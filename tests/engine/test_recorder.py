@@ -86,7 +86,7 @@ def test_keep_until_drops_what_a_resume_computes_again(table, monkeypatch, until
         table.append([{"done": done, "x": float(done)}], done)
     table.flush()
     again = Table(table.folder)
-    again.keep_until(until)
+    again.keep("done", until)
     for done in range(until + 1, 9):
         again.append([{"done": done, "x": -float(done)}], done)
     again.flush()
@@ -103,7 +103,7 @@ def test_a_folder_whose_name_looks_like_a_partition_adds_no_column(tmp_path):
         table.append([{"done": done}], done)
     table.flush()
     again = Table(table.folder)
-    again.keep_until(2)
+    again.keep("done", 2)
     again.append([{"done": 3, "new": 1.0}], 3)
     again.flush()
     frame = pd.read_parquet(table.folder)
