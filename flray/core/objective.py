@@ -96,6 +96,9 @@ class Objective:
         names = {id(p): n for n, p in trained.items()}
         everywhere = module.named_parameters(remove_duplicate=False)
         self._aliases = {n: names[id(p)] for n, p in everywhere if id(p) in names and names[id(p)] != n}
+        # frozen parameters and counters, as they are now: a counter of this process (num_batches_tracked) is nobody's state
+        elsewhere = {*trained, *buffers, *self._aliases}
+        self._rest = {n: t.detach().clone() for n, t in module.state_dict().items() if n not in elsewhere}
         # a tied parameter has one place in `w` and several in the module
         holders: dict[int, list[dict[str, Tensor | None]]] = {}
         for owner in module.modules():
@@ -138,9 +141,8 @@ class Objective:
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
         """Every name and logical shape of the module's own `state_dict`, contiguous copies; a tied parameter under each of its names."""
         named = {**self.views(w), **self.buffer_layout.views(b)}
-        rest = {n: t for n, t in self.module.state_dict().items() if n not in named and n not in self._aliases}
-        aliases = {alias: named[n] for alias, n in self._aliases.items() if n in named}
-        return {n: t.detach().contiguous().clone() for n, t in {**rest, **named, **aliases}.items()}
+        aliases = {alias: named[n] for alias, n in self._aliases.items()}
+        return {n: t.detach().contiguous().clone() for n, t in {**self._rest, **named, **aliases}.items()}
 
     def from_state_dict(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The inverse of :meth:`state_dict` for the trained part; raises `ConfigError` for a missing or misshapen tensor."""
