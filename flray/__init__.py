@@ -1,9 +1,9 @@
 """flray: federated learning that does not forget, on Ray.
 
-    import flray
-    result = flray.run("configs/quickstart.yaml", rounds=10)
-    result.rounds            # a DataFrame, one row a round
-    flray.load("runs/...")   # the same for a run on disk
+import flray
+result = flray.run("configs/quickstart.yaml", rounds=10)
+result.rounds            # a DataFrame, one row a round
+flray.load("runs/...")   # the same for a run on disk
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ def run(
     """
     _own_modules()
     _start_ray_early(config, overrides or [])
-    from flray.experiment import default_folder, load_config
+    from flray.config import load_config
+    from flray.experiment import default_folder
 
     cells = load_config(config, overrides or [], imports or [])
     if len(cells) > 1:
@@ -84,7 +85,9 @@ def list_(
         raise FlrayError(f"--format {format}: table or json")
     if name is None:
         rows = catalog(kind)
-        print(json.dumps(rows, indent=1, default=str)) if format == "json" else _print_rows(rows, f"{kind} (flray list {kind} NAME for more)")
+        print(json.dumps(rows, indent=1, default=str)) if format == "json" else _print_rows(
+            rows, f"{kind} (flray list {kind} NAME for more)"
+        )
         return
     text, rows = detail(kind, name)
     if format == "json":
@@ -102,8 +105,8 @@ def doctor(
     imports: Imports = None,
 ) -> None:
     """Check a configuration before it runs: data, partition, model, memory, disk, actors. Trains nothing."""
+    from flray.config import load_config
     from flray.doctor import examine
-    from flray.experiment import load_config
 
     _own_modules()
     cells = load_config(config, overrides or [], imports or [])

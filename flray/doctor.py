@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from flray.data import partition_figure, partition_table
+from flray.engine.prepare import build_data, build_partition
 from flray.engine.progress import size
-from flray.engine.simulation import build_data, build_partition
 from flray.engine.workbench import Workbench
 from flray.experiment import Experiment, algorithm_name
 
@@ -35,13 +35,24 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     free = shutil.disk_usage(Path.cwd()).free
     rows = [
         ("algorithm", f"{algorithm_name(algorithm)}, {experiment.rounds} rounds"),
-        ("data", f"{dataset.name}: {len(dataset.train.y)} train, {len(dataset.test.y)} test, {dataset.num_classes} classes, input {dataset.input_shape}"),
+        (
+            "data",
+            f"{dataset.name}: {len(dataset.train.y)} train, {len(dataset.test.y)} test, {dataset.num_classes} classes, "
+            f"input {dataset.input_shape}",
+        ),
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
         ("proxy", "none" if proxy is None else f"{len(proxy.x)} samples, {'labelled' if proxy.y is not None else 'unlabelled'}"),
-        ("partition", f"{experiment.partition.name}: {partition.num_clients} clients, {sizes.min()} to {sizes.max()} samples (median {int(torch.tensor(sizes).median())})"),
+        (
+            "partition",
+            f"{experiment.partition.name}: {partition.num_clients} clients, {sizes.min()} to {sizes.max()} samples "
+            f"(median {int(torch.tensor(sizes).median())})",
+        ),
         ("partition hash", partition.hash),
         ("cohort", f"{cohort} clients a round"),
-        ("model", f"{experiment.model.name}: {objective.layout.count:,} parameters, {objective.buffer_layout.count:,} batch-norm statistics"),
+        (
+            "model",
+            f"{experiment.model.name}: {objective.layout.count:,} parameters, {objective.buffer_layout.count:,} batch-norm statistics",
+        ),
         ("batch norm", f"statistics: {getattr(algorithm, 'buffers', 'average')}" if objective.buffer_layout.count else "none"),
         ("traffic", f"{size(down * cohort)} down a round before the algorithm has state of its own, {size(vector * cohort)} up"),
         ("server memory", f"about {size(server)} for parameters ({algorithm.pool} of the updates)"),

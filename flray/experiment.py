@@ -1,32 +1,28 @@
 """One experiment: what the YAML file says, checked, complete, and the way to run it.
 
-    experiment = load_config("configs/quickstart.yaml", ["algorithm.lr=0.1"])[0]
-    result = run(experiment)
+experiment = load_config("configs/quickstart.yaml", ["algorithm.lr=0.1"])[0]
+result = run(experiment)
 """
 
 from __future__ import annotations
 
-import importlib
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from flray.algorithms import ALGORITHMS
 from flray.core.algorithm import Algorithm
-from flray.core.errors import ConfigError, FlrayError, nearest, unknown
+from flray.core.errors import ConfigError
 from flray.core.objective import Precision
+from flray.core.validation import one_line
 from flray.data import DataConfig, PartitionConfig, ProxyConfig
 from flray.models import ModelConfig
 
 if TYPE_CHECKING:
     from flray.results import Run
-
-
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is built in
 
 
 class Section(BaseModel, frozen=True, extra="forbid"):
@@ -142,7 +138,8 @@ class Experiment(Section):
     def _fits(self) -> Experiment:
         if self.algorithm.needs_proxy and self.proxy is None:
             raise ConfigError(
-                f"algorithm {algorithm_name(self.algorithm)} needs public data: add a `proxy` section, e.g. proxy: {{source: holdout, size: 200}}"
+                f"algorithm {algorithm_name(self.algorithm)} needs public data: add a `proxy` section, "
+                "e.g. proxy: {source: holdout, size: 200}"
             )
         return self
 
@@ -164,188 +161,6 @@ def algorithm_name(algorithm: Algorithm) -> str:
     raise ConfigError(f"{type(algorithm).__name__} is not registered; add it with ALGORITHMS.add('name', {type(algorithm).__name__})")
 
 
-class one_line:
-    """Turn a pydantic error inside the block into one `ConfigError` line: key, problem, nearest valid key."""
-
-    def __init__(self, where: str, model: type[BaseModel]) -> None:
-        self.where, self.model = where, model
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if not isinstance(error, ValidationError):
-            return
-        lines = [self._line(item) for item in error.errors()]
-        more = f" (and {len(lines) - 1} more: {'; '.join(lines[1:4])})" if len(lines) > 1 else ""
-        raise ConfigError(lines[0] + more) from None
-
-    def _line(self, item: Any) -> str:
-        path = [str(part) for part in item["loc"] if not str(part).startswith(("function-", "literal["))]
-        key = ".".join([self.where, *path] if self.where else path)
-        if item["type"] == "extra_forbidden":
-            owner = self._owner(path[:-1])
-            return f"{key}: unknown key{nearest(path[-1], owner.model_fields) if owner else ''}"
-        if item["type"] == "missing":
-            return f"{key}: missing; add it to the configuration"
-        message = item["msg"].removeprefix("Value error, ")
-        return f"{key}: {message[0].lower()}{message[1:]}, got {item['input']!r}"
-
-    def _owner(self, path: Sequence[str]) -> type[BaseModel] | None:
-        owner: Any = self.model
-        for part in path:
-            info = owner.model_fields.get(part) if isinstance(owner, type) and issubclass(owner, BaseModel) else None
-            options = [info.annotation, *getattr(info.annotation, "__args__", ())] if info else []
-            owner = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
-            if owner is None:
-                return None
-        return owner
-
-
-# loading ---------------------------------------------------------------------------------------
-def load_config(
-    source: str | Path | Mapping[str, Any] | Experiment, overrides: Iterable[str] | Mapping[str, Any] = (), imports: Sequence[str] = ()
-) -> list[Experiment]:
-    """Experiments of a YAML file (or mapping) and overrides `key.sub=value`; commas and `a..b` ranges make a grid.
-
-    Order: file, then its `preset`, then the overrides. Raises `ConfigError` in one line.
-    """
-    raw = _read(source)
-    pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [_pair(text) for text in overrides]
-    for module in (*imports, *raw.get("imports", ())):
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError(f"--import {module}: {error}; is it on PYTHONPATH?") from error
-    if imports:
-        raw["imports"] = list(dict.fromkeys([*raw.get("imports", ()), *imports]))
-    axes = [[(key, value) for value in _values(key, text)] for key, text in pairs]
-    return [_build(raw, cell) for cell in itertools.product(*axes)]
-
-
-def _read(source: str | Path | Mapping[str, Any] | Experiment) -> dict[str, Any]:
-    if isinstance(source, Experiment):
-        return source.dump()
-    if isinstance(source, Mapping):
-        return dict(source)
-    path = Path(source)
-    try:
-        raw = yaml.load(path.read_text(), Loader=LOADER)
-    except FileNotFoundError:
-        near = nearest(path.stem, [p.stem for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
-        raise ConfigError(f"no configuration file {path}{near}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path} holds {type(raw).__name__}, not a mapping of keys to values")
-    return raw
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, sign, value = text.partition("=")
-    if not sign or not key:
-        raise ConfigError(f"override {text!r}: write key=value, for example algorithm.lr=0.1")
-    return key.strip(), value
-
-
-def _values(key: str, value: Any) -> list[Any]:
-    """One value, or several: `a,b,c` and `0..4` outside brackets."""
-    if not isinstance(value, str):
-        return [value]
-    if value.strip().startswith(("[", "{", "'", '"')):
-        return [_scalar(key, value)]
-    found: list[Any] = []
-    for part in value.split(","):
-        low, dots, high = part.partition("..")
-        if dots and low.strip().lstrip("-").isdigit() and high.strip().lstrip("-").isdigit():
-            found.extend(range(int(low), int(high) + 1))
-        elif part.strip() or "," not in value:
-            found.append(_scalar(key, part))
-    if not found:
-        raise ConfigError(f"override {key}={value}: no value")
-    return found
-
-
-def _scalar(key: str, text: str) -> Any:
-    try:
-        return yaml.load(text, Loader=LOADER)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {key}={text}: not a YAML value; quote it") from None
-
-
-def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experiment:
-    values = _copy(raw)
-    presets = values.pop("presets", {})
-    preset = dict(cell).get("preset", values.pop("preset", None))
-    if preset is not None:
-        if preset not in presets:
-            raise unknown("preset", str(preset), presets, "this configuration")
-        for key, section in presets[preset].items():
-            if key in NAMED and isinstance(section, dict) and "name" in section:
-                values[key] = switch(key, values.get(key), section["name"])
-            _merge(values, {key: section})
-    whole = [key for key, _ in cell if key in NAMED]
-    for key, value in cell:
-        if key in NAMED:  # before the keys inside it, wherever it stands on the command line
-            values[key] = value if isinstance(value, dict) else switch(key, values.get(key), str(value))
-    for key, value in cell:
-        if key not in ("preset", *whole):
-            _assign(values, key.split("."), value, key)
-    root = (values.get("data") or {}).get("root") if isinstance(values.get("data"), dict) else None
-    if root is not None and isinstance(values.get("proxy"), dict):
-        values["proxy"].setdefault("root", root)
-        if values["proxy"]["root"] is None:
-            values["proxy"]["root"] = root
-    with one_line("", Experiment):
-        return Experiment(**values)
-
-
-NAMED = ("algorithm", "model", "partition")  # sections of a name and its own options
-
-
-def switch(section: str, current: Any, name: str) -> dict[str, Any]:
-    """`algorithm=NAME`, `model=NAME`, `partition=NAME`: another one, with what the file says and both read."""
-    old = {"name": current} if isinstance(current, str) else dict(current or {})
-    if old.get("name") == name:
-        return old
-    if section == "algorithm":
-        fields = ALGORITHMS.get(name).model_fields
-        known = ALGORITHMS.get(old["name"]).model_fields if "name" in old else {}
-        # a key that neither knows is a typo in the file: kept, so that it is reported
-        kept = {k: v for k, v in old.items() if k != "name" and (k in fields or k not in known)}
-    else:
-        kept = {k: old[k] for k in ("clients", "seed") if k in old and section == "partition"}
-    return {"name": name, **kept}
-
-
-def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:
-    for depth, part in enumerate(path[:-1]):
-        inner = values.get(part)
-        if part in NAMED and isinstance(inner, str):
-            inner = {"name": inner}
-        if inner is None:
-            inner = {}
-        if not isinstance(inner, dict):
-            raise ConfigError(f"override {key}: {'.'.join(path[: depth + 1])} is a value, not a section")
-        values[part] = inner
-        values = inner
-    values[path[-1]] = value
-
-
-def _merge(values: dict[str, Any], other: Mapping[str, Any]) -> None:
-    for key, value in other.items():
-        if isinstance(value, Mapping) and isinstance(values.get(key), dict):
-            _merge(values[key], value)
-        else:
-            values[key] = value
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _copy(v) for k, v in value.items()}
-    return [_copy(v) for v in value] if isinstance(value, list) else value
-
-
 # running ---------------------------------------------------------------------------------------
 def run(
     config: str | Path | Mapping[str, Any] | Experiment,
@@ -361,7 +176,9 @@ def run(
     `config` is a YAML file, a mapping or an `Experiment`; overrides as on the command line (`"algorithm.lr=0.1"`) or by keyword
     (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
     """
-    cells = load_config(config, dict([*map(_pair, overrides), *values.items()]), imports)
+    from flray.config import load_config, pair
+
+    cells = load_config(config, dict([*map(pair, overrides), *values.items()]), imports)
     if len(cells) != 1:
         raise ConfigError(f"flray.run takes one experiment, these overrides make {len(cells)}; loop over load_config(...)")
     from flray.engine.simulation import simulate
@@ -374,13 +191,14 @@ def run(
 
 def resume(folder: str | Path, *overrides: str, progress: bool = False, **values: Any) -> Run:
     """Continue a run folder from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint` may change."""
+    from flray.config import load_config, pair
     from flray.engine.simulation import simulate
     from flray.results import load
 
     folder = Path(folder)
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{folder} is not a run folder: it has no config.yaml; start one with flray run CONFIG --out {folder}")
-    changes = dict([*map(_pair, overrides), *values.items()])
+    changes = dict([*map(pair, overrides), *values.items()])
     wrong = [k for k in changes if k.split(".")[0] not in ("rounds", "resources", "address", "checkpoint") or k == "resources.store"]
     if wrong:
         raise ConfigError(f"resume: {wrong[0]} would make it another experiment; only rounds, resources, address and checkpoint may change")
@@ -399,6 +217,3 @@ def default_folder(experiment: Experiment, root: str | Path = "runs") -> Path:
         number += 1
         folder = base.with_name(f"{base.name}-{number}")
     return folder
-
-
-__all__ = ["Experiment", "FlrayError", "default_folder", "load_config", "one_line", "resume", "run"]

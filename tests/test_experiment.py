@@ -3,8 +3,9 @@
 import pytest
 import yaml
 
+from flray.config import load_config
 from flray.core.errors import ConfigError
-from flray.experiment import default_folder, load_config
+from flray.experiment import default_folder
 
 BASE = {
     "rounds": 3,

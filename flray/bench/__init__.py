@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from flray.bench.bare import WARM_UP, BarePool, Measured, Workload, measure
+from flray.config import load_config
 from flray.core.errors import ConfigError, FlrayError, unknown
-from flray.experiment import load_config
 
 Row = dict[str, Any]
 HOME = Path(__file__).resolve().parents[2]  # the checkout, or the folder of installed packages

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flray.config import load_config
 from flray.core import seeding
 from flray.data import Partition, load_dataset, make_partition
-from flray.experiment import Experiment, load_config
+from flray.experiment import Experiment
 from flray.models import build_model
 
 WARM_UP = 2  # rounds of a run that are not counted, and the last one, which tests

@@ -129,6 +129,7 @@ class Objective:
         """Float `[P]`, 1 on `"head"`, `"body"` (all but the head), `"all"`, or on the tensors of one submodule's name."""
         if part in ("head", "body") and not self._head_names:
             raise ConfigError(f"model {type(self.module).__name__} declares no `head`: part {part!r} is undefined for it")
+
         def chosen(name: str) -> bool:
             if part in ("head", "body"):
                 return (name in self._head_names) == (part == "head")

@@ -110,7 +110,9 @@ class FileStore:
             try:
                 found.append(rebuild(self._template, load_file(path)))
             except Exception as error:
-                raise CheckpointError(f"state of client {client} in {path} cannot be read ({error}); resume from an earlier checkpoint") from error
+                raise CheckpointError(
+                    f"state of client {client} in {path} cannot be read ({error}); resume from an earlier checkpoint"
+                ) from error
         return found
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:

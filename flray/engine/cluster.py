@@ -35,7 +35,8 @@ def _connect(address: str | None, num_cpus: int) -> None:
             ray.init(address=address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ResourceError(
-                f"address={address}: no Ray cluster answers ({str(error).splitlines()[0]}); start one with `ray start --head`, or leave address out"
+                f"address={address}: no Ray cluster answers ({str(error).splitlines()[0]}); "
+                "start one with `ray start --head`, or leave address out"
             ) from error
         return
     ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)

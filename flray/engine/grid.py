@@ -69,9 +69,7 @@ def _status(cell: Experiment, folder: Path, overwrite: bool) -> str:
         return "new" if not any(folder.glob("checkpoints/*")) and _clear(folder) else "resumed"
     there = flatten(yaml.safe_load((folder / "config.yaml").read_text()))
     wanted = flatten(cell.dump())
-    changed = [
-        key for key in wanted if key.partition(".")[0] not in ("resources", "address") and str(wanted[key]) != str(there.get(key))
-    ]
+    changed = [key for key in wanted if key.partition(".")[0] not in ("resources", "address") and str(wanted[key]) != str(there.get(key))]
     if changed:
         key = changed[0]
         raise CheckpointError(

@@ -140,7 +140,9 @@ class Pool:
                 if self._revive(actor, wait=not running and not free):
                     free.append(actor)
                 elif not running and not free:
-                    raise ResourceError("no client actor is left and none came back; check the cluster with `ray status`, then run: flray resume") from error
+                    raise ResourceError(
+                        "no client actor is left and none came back; check the cluster with `ray status`, then run: flray resume"
+                    ) from error
             except RayTaskError as error:
                 for ref in running:
                     ray.cancel(ref, force=False)

@@ -121,7 +121,9 @@ class Recorder:
                 table.flush()
             self._write_tensorboard()
         except OSError as error:
-            raise CheckpointError(f"cannot write to {self.folder}: {error.strerror or error}; free some space and run: flray resume {self.folder}") from error
+            raise CheckpointError(
+                f"cannot write to {self.folder}: {error.strerror or error}; free some space and run: flray resume {self.folder}"
+            ) from error
         self._flushed = time.monotonic()
 
     def _write_tensorboard(self) -> None:
@@ -185,7 +187,9 @@ def environment(**more: Any) -> dict[str, Any]:
 
 def _git() -> dict[str, Any] | None:
     def ask(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=5, cwd=Path(__file__).parent).stdout.strip()
+        return subprocess.run(
+            ["git", *words], capture_output=True, text=True, check=True, timeout=5, cwd=Path(__file__).parent
+        ).stdout.strip()
 
     try:
         return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain", "--untracked-files=no"))}

@@ -110,7 +110,9 @@ class Server:
             self.state = state
         else:
             metrics["comm/up_bytes"] = 0
-        metrics["diverged"] = not all(bool(torch.isfinite(t.sum())) for t in tensors(self.state).values() if t.is_floating_point() and t.numel())
+        metrics["diverged"] = not all(
+            bool(torch.isfinite(t.sum())) for t in tensors(self.state).values() if t.is_floating_point() and t.numel()
+        )
         return metrics
 
     # testing ----------------------------------------------------------------------------------
@@ -169,5 +171,3 @@ class Server:
             save_file({name: tensor.cpu() for name, tensor in named.items()}, aside)
             aside.rename(path)
         return str(path)
-
-

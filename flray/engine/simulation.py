@@ -12,20 +12,21 @@ from typing import Any
 import numpy as np
 
 from flray.core.errors import CheckpointError, ResourceError
-from flray.data import (
-    Dataset,
-    Partition,
-    ProxyConfig,
-    load_dataset,
-    load_partition,
-    load_proxy,
-    make_partition,
-    partition_table,
-)
+from flray.data import Dataset, Partition, load_partition, partition_table
 from flray.engine import cohort as cohorts
 from flray.engine.actors import Recipe
 from flray.engine.cluster import Background, connect, cores, ray
 from flray.engine.pool import ObjectLostError, Pool, ServerLostError, Work
+from flray.engine.prepare import (
+    build_data,
+    build_partition,
+    check_folder,
+    cpus_needed,
+    create_folder,
+    how_many,
+    partition_hash,
+    status_of,
+)
 from flray.engine.progress import Progress
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
 from flray.engine.server_actor import Plan
@@ -49,7 +50,7 @@ def simulate(
 ) -> None:
     """Run (or resume) an experiment into `folder`. Raises `FlrayError` in one line; what is on disk stays readable."""
     check_folder(folder, resume=resume, overwrite=overwrite)
-    starting = Background(lambda: connect(experiment.address, _cpus(experiment)))  # Ray takes seconds to start
+    starting = Background(lambda: connect(experiment.address, cpus_needed(experiment)))  # Ray takes seconds to start
     data = build_data(experiment)
     if partition is None and not resume:
         partition = build_partition(experiment, data[0], data[2])
@@ -66,54 +67,6 @@ def simulate(
         raise
 
 
-def status_of(folder: Path) -> str:
-    """The line in STATUS; empty when there is none."""
-    try:
-        return (folder / "STATUS").read_text().strip()
-    except OSError:
-        return ""
-
-
-def check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
-    """Raises `CheckpointError` rather than write over a run, or into a folder that is something else."""
-    if resume or not folder.exists():
-        return
-    if (folder / "config.yaml").exists() or status_of(folder) not in ("", "starting"):
-        if not overwrite:
-            raise CheckpointError(f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}")
-    elif not folder.is_dir() or (any(folder.iterdir()) and status_of(folder) != "starting"):
-        raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
-
-
-def create_folder(folder: Path) -> None:
-    """An empty folder that says it is a run; what :func:`check_folder` let through is replaced."""
-    try:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        write_text(folder / "STATUS", "starting\n")
-    except OSError as error:
-        raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
-
-
-def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]:
-    """(data set, proxy or None, training samples that stay the clients', None: all)."""
-    dataset = load_dataset(experiment.data)
-    if experiment.proxy is None or not experiment.algorithm.needs_proxy:
-        # a held-out part is held out for every algorithm, so that all see the same clients
-        if isinstance(experiment.proxy, ProxyConfig) and experiment.proxy.source == "holdout":
-            return dataset, None, load_proxy(experiment.proxy, dataset, seed=experiment.seed)[1]
-        return dataset, None, None
-    proxy, private = load_proxy(experiment.proxy, dataset, seed=experiment.seed)
-    return dataset, proxy, private
-
-
-def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarray | None) -> Partition:
-    return make_partition(
-        experiment.partition, dataset.train.y, seed=experiment.seed, num_classes=dataset.num_classes, group=dataset.train.group, subset=private
-    )
-
-
 class Simulation:
     """One run: its data, partition, actors, recorder."""
 
@@ -127,7 +80,11 @@ class Simulation:
                 partition_table(partition, self.dataset.train.y, self.dataset.num_classes).to_csv(home / "table.csv")
         self.partition = load_partition(home, verify=partition is None)  # memory-mapped from here on
         self.population = self.partition.num_clients
-        self.fingerprints = {"data": self.dataset.fingerprint, "partition": _hash_on_disk(folder), "proxy": proxy.fingerprint if proxy else None}
+        self.fingerprints = {
+            "data": self.dataset.fingerprint,
+            "partition": partition_hash(folder),
+            "proxy": proxy.fingerprint if proxy else None,
+        }
         self.recorder: Recorder | None = None
         self.stateful = False
 
@@ -161,7 +118,9 @@ class Simulation:
         if not ray.cluster_resources().get("GPU"):
             return 0.0
         largest = int(np.argmax(self.partition.sizes))
-        job = cohorts.work(self.partition, self.experiment.algorithm, np.array([largest]), Moment(0, 0, 0, False, self.population, 1), 1).jobs[0]
+        job = cohorts.work(
+            self.partition, self.experiment.algorithm, np.array([largest]), Moment(0, 0, 0, False, self.population, 1), 1
+        ).jobs[0]
         probe = Pool(1, {"num_cpus": self.experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0})
         actor = probe.clients[0]
         try:
@@ -185,7 +144,9 @@ class Simulation:
                 except ServerLostError as error:
                     if attempt == RESTARTS:
                         self._fail(error)
-                        raise ResourceError(f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray resume {self.folder}") from error
+                        raise ResourceError(
+                            f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray resume {self.folder}"
+                        ) from error
                     self.pool.kill()
                 except (KeyboardInterrupt, SystemExit):  # Ctrl-C; a stopped Ray job
                     self._stop("interrupted")
@@ -213,7 +174,9 @@ class Simulation:
         return task, round, done
 
     def _write_environment(self) -> None:
-        write_environment(self.folder, environment(actors={**self.facts, "repeated_work": self.pool.retries}, fingerprints=self.fingerprints))
+        write_environment(
+            self.folder, environment(actors={**self.facts, "repeated_work": self.pool.retries}, fingerprints=self.fingerprints)
+        )
 
     def _run(self, position: tuple[int, int, int], show: Progress) -> None:
         assert self.recorder is not None
@@ -255,7 +218,14 @@ class Simulation:
     def _task_end(self, task: int, rounds: int, done: int) -> bool:
         """The exchanges at the end of a task, over every client; False when the algorithm has none."""
         assert self.recorder is not None
-        row: dict[str, Any] = {"done": done, "task": task, "comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "time/server_s": 0.0}
+        row: dict[str, Any] = {
+            "done": done,
+            "task": task,
+            "comm/up_bytes": 0,
+            "comm/down_bytes": 0,
+            "client_steps": 0,
+            "time/server_s": 0.0,
+        }
         started = time.perf_counter()
         everyone = np.arange(self.population)
         self._exchanges(task, rounds, True, everyone, row)
@@ -321,7 +291,8 @@ class Simulation:
             state = self.pool.start("snapshot")
             pieces = cohorts.runs(np.ones(self.facts["test_batches"]), len(self.pool.clients))
             work: list[Work] = [
-                lambda actor, r=r: actor.evaluate.options(num_returns=2).remote(state, moment, r.start, r.stop) for r in pieces  # type: ignore[misc]
+                lambda actor, r=r: actor.evaluate.options(num_returns=2).remote(state, moment, r.start, r.stop)
+                for r in pieces  # type: ignore[misc]
             ]
             parts = [report for _, report in self.pool.execute(work)]
         loss, right, count = np.concatenate(parts).sum(axis=0)
@@ -367,35 +338,3 @@ def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict
     if "client/acc_after" in found:
         found["client/acc_p10"] = float(np.percentile([row["client/acc_after"] for row in kept], 10))
     return found
-
-
-def how_many(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:
-    """Client actors of this run. Raises `ResourceError` when the cluster cannot hold them."""
-    have = ray.cluster_resources()
-    cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
-    for who, need in (("client", client), ("server", server)):
-        if need["num_gpus"] > gpus:
-            raise ResourceError(f"resources.{who}.num_gpus: {need['num_gpus']:g} asked for, but the cluster has {gpus:g}; set it to {gpus:g} or use another machine")
-    limits = [(have - taken) // need for have, taken, need in
-              ((cpus, server["num_cpus"], client["num_cpus"]), (gpus, server["num_gpus"], client["num_gpus"])) if need > 0]
-    most = int(min(limits)) if limits else int(max(cpus, 1))
-    if most < 1:
-        raise ResourceError(f"no client actor fits: each needs {client}, the server {server}, and the cluster has {cpus:g} CPUs and {gpus:g} GPUs")
-    if wanted == "auto":
-        return min(most, cohort_size)
-    if int(wanted) > most:
-        raise ResourceError(f"resources.client_actors: {wanted} of {client} do not fit {cpus:g} CPUs and {gpus:g} GPUs; at most {most}")
-    return min(int(wanted), cohort_size)
-
-
-def _cpus(experiment: Experiment) -> int:
-    """CPUs of a cluster that flray starts: the cores, or what the actors that were asked for need (then they share cores)."""
-    resources = experiment.resources
-    wanted = resources.client_actors if isinstance(resources.client_actors, int) else 0
-    return max(cores(), int(np.ceil(wanted * resources.client.num_cpus + resources.server.num_cpus)))
-
-
-def _hash_on_disk(folder: Path) -> str:
-    import json
-
-    return str(json.loads((folder / "partition" / "partition.json").read_text())["hash"])

@@ -93,7 +93,9 @@ class Workbench:
         self.algorithm = experiment.algorithm
         self.dataset = load_dataset(experiment.data)
         device = torch.device(device)
-        module = build_model(experiment.model, self.dataset.input_shape, self.dataset.num_classes, seeding.torch_seed(experiment.seed, "model"))
+        module = build_model(
+            experiment.model, self.dataset.input_shape, self.dataset.num_classes, seeding.torch_seed(experiment.seed, "model")
+        )
         self.objective = Objective(module, device, experiment.precision)
         self.normalizer = Normalizer(self.dataset.mean, self.dataset.std, device)
         self.proxy: ProxyTensors | None = None
@@ -114,7 +116,9 @@ class Workbench:
         return self.context(moment.task, moment.round, moment.address, moment.population, moment.cohort_size)
 
     # training ---------------------------------------------------------------------------------
-    def train_run(self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None) -> tuple[Delivery, list[dict[str, Any]]]:
+    def train_run(
+        self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None
+    ) -> tuple[Delivery, list[dict[str, Any]]]:
         """Train the run's clients one after the other; `down` and the delivery are messages of NumPy arrays.
 
         Raises `ClientError` with the client's own traceback, `NonFiniteError` under `on_nonfinite: fail`.
@@ -132,8 +136,12 @@ class Workbench:
             else:
                 singles.append(Node(0, position, None if update is None else to_numpy(map_tensors(torch.clone, update))))
             new_states.append(to_numpy(state) if update is not None else None)
-            rows.append({"client": client, "exchange": job.exchange, "position": position, **row, "time/client_s": time.perf_counter() - started})
-        nodes = singles if exchange.pool == "stack" else [n._replace(value=None if n.value is None else to_numpy(n.value)) for n in tree.nodes]
+            rows.append(
+                {"client": client, "exchange": job.exchange, "position": position, **row, "time/client_s": time.perf_counter() - started}
+            )
+        nodes = (
+            singles if exchange.pool == "stack" else [n._replace(value=None if n.value is None else to_numpy(n.value)) for n in tree.nodes]
+        )
         return Delivery(nodes, new_states), rows
 
     def train_client(

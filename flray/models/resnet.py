@@ -27,9 +27,7 @@ Norm = Annotated[
 GROUPS = 2  # Seo et al. 2024 (FedRCL), CVPR, their ResNet-18
 
 
-def resnet8(
-    input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar_pool", norm: Norm = "batch"
-) -> ResNet:
+def resnet8(input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar_pool", norm: Norm = "batch") -> ResNet:
     """Four stages of one block, widths 64 to 512: 4,903,242 parameters, 64.7 M multiply-adds at 3x32x32, C=10.
 
     The network whose size and cost FedProj reports; "8" counts the 3x3 convolutions in the blocks.
@@ -37,9 +35,7 @@ def resnet8(
     return ResNet("resnet8", input_shape, num_classes, (1, 1, 1, 1), stem, norm)
 
 
-def resnet8_3stage(
-    input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar_pool", norm: Norm = "batch"
-) -> ResNet:
+def resnet8_3stage(input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar_pool", norm: Norm = "batch") -> ResNet:
     """Three stages of one block, widths 64 to 256: 1,227,594 parameters at C=10. "resnet8" in the TAKFL code."""
     return ResNet("resnet8_3stage", input_shape, num_classes, (1, 1, 1), stem, norm)
 
@@ -59,9 +55,7 @@ class ResNet(Classifier):
     Convolutions start Kaiming normal (fan-out, ReLU), norms at scale 1 and shift 0, the head at PyTorch's default.
     """
 
-    def __init__(
-        self, name: str, input_shape: tuple[int, ...], num_classes: int, blocks: Sequence[int], stem: Stem, norm: Norm
-    ) -> None:
+    def __init__(self, name: str, input_shape: tuple[int, ...], num_classes: int, blocks: Sequence[int], stem: Stem, norm: Norm) -> None:
         super().__init__()
         channels, _, _ = image_shape(name, input_shape)
         self._pool = stem != "cifar"

@@ -52,7 +52,9 @@ class TreeSum:
         while len(self.nodes) > 1:
             last = self.nodes.pop()
             if last.place % 2:
-                raise RuntimeError(f"tree sum: subtree {last.place} of level {last.level} has no left sibling; a run of the cohort is missing")
+                raise RuntimeError(
+                    f"tree sum: subtree {last.place} of level {last.level} has no left sibling; a run of the cohort is missing"
+                )
             self.push(Node(last.level + 1, last.place // 2, last.value))
         return self.nodes[0].value if self.nodes else None
 
@@ -66,7 +68,7 @@ def combine(nodes: Iterable[Node]) -> Any:
 
 
 def scale(message: Any, weight: float, out: Any = None) -> Any:
-    """`weight * message`, a copy, in the tensors of `out` when given; raises `TypeError` for integer tensors: they have no weighted mean."""
+    """`weight * message`, a copy, in the tensors of `out` when given; `TypeError` for integer tensors: they have no weighted mean."""
     if isinstance(message, Tensor):
         if not message.is_floating_point():
             raise TypeError(f"an update pooled by its mean holds float tensors, got {message.dtype}")

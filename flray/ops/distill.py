@@ -25,9 +25,7 @@ def proxy_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch
         return torch.cat([model(proxy.inputs(index)) for index in blocks(np.arange(proxy.size), batch_size)])
 
 
-def ensemble_logits(
-    objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch_size: int, teacher: Teacher = "avg_logits"
-) -> Tensor:
+def ensemble_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch_size: int, teacher: Teacher = "avg_logits") -> Tensor:
     """Teacher logits `[n, C]` of clients `w [K, P]`, `b [K, Q]` on the proxy set (FedProj Eq. 3, unweighted).
 
     `avg_logits`: mean of logits. `avg_probs`: log of the mean probability (its gradient is also that of `avg_losses`,

@@ -23,7 +23,7 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
-        from flray.experiment import load_config
+        from flray.config import load_config
 
         return load_config(self.folder / "config.yaml")[0]
 

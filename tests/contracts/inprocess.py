@@ -10,8 +10,8 @@ import numpy as np
 
 from flray.core.messages import flatten, is_message, to_torch
 from flray.engine import cohort as cohorts
+from flray.engine.prepare import build_data, build_partition
 from flray.engine.server_actor import Moment, Server
-from flray.engine.simulation import build_data, build_partition
 
 
 class Local:

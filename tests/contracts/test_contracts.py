@@ -11,10 +11,10 @@ import torch
 import yaml
 
 from flray.algorithms import ALGORITHMS
+from flray.config import load_config
 from flray.core.hp import hyperparameters
 from flray.core.messages import flatten, is_message, rebuild, tensors, to_numpy, to_torch
 from flray.engine import checkpoint
-from flray.experiment import load_config
 from tests.contracts import own
 from tests.contracts.inprocess import Local, bits
 from tests.contracts.table import TABLE, experiment

@@ -16,12 +16,12 @@ import pytest
 from safetensors.numpy import load_file
 
 import flray
+from flray.config import load_config
 from flray.core.errors import CheckpointError, ClientError, ConfigError, NonFiniteError
 from flray.core.messages import flatten
 from flray.engine import checkpoint
 from flray.engine.cohort import sample
 from flray.engine.replay import Replay
-from flray.experiment import load_config
 from tests.contracts.faults import interrupted, server_killed_at
 from tests.contracts.inprocess import Local, bits
 from tests.engine import faulty  # noqa: F401  registers the algorithms

@@ -11,9 +11,9 @@ import pandas
 import pytest
 
 import flray
+from flray.config import load_config
 from flray.core.errors import ConfigError
 from flray.engine.replay import Replay
-from flray.experiment import load_config
 from flray.results import Run, load
 from flray.results.figures import _panels, _samples, curves, decision_regions, metric_bands
 from tests.results.test_tables import config, folder

@@ -1,0 +1,107 @@
+"""Before the first round: the run folder, the data, the partition, and how many actors fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flray.core.errors import CheckpointError, ResourceError
+from flray.data import Dataset, Partition, ProxyConfig, load_dataset, load_proxy, make_partition
+from flray.engine.cluster import cores, ray
+from flray.engine.recorder import write_text
+from flray.experiment import Experiment
+
+
+def status_of(folder: Path) -> str:
+    """The line in STATUS; empty when there is none."""
+    try:
+        return (folder / "STATUS").read_text().strip()
+    except OSError:
+        return ""
+
+
+def check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
+    """Raises `CheckpointError` rather than write over a run, or into a folder that is something else."""
+    if resume or not folder.exists():
+        return
+    if (folder / "config.yaml").exists() or status_of(folder) not in ("", "starting"):
+        if not overwrite:
+            raise CheckpointError(f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}")
+    elif not folder.is_dir() or (any(folder.iterdir()) and status_of(folder) != "starting"):
+        raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
+
+
+def create_folder(folder: Path) -> None:
+    """An empty folder that says it is a run; what :func:`check_folder` let through is replaced."""
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        write_text(folder / "STATUS", "starting\n")
+    except OSError as error:
+        raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
+
+
+def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]:
+    """(data set, proxy or None, training samples that stay the clients', None: all)."""
+    dataset = load_dataset(experiment.data)
+    if experiment.proxy is None or not experiment.algorithm.needs_proxy:
+        # a held-out part is held out for every algorithm, so that all see the same clients
+        if isinstance(experiment.proxy, ProxyConfig) and experiment.proxy.source == "holdout":
+            return dataset, None, load_proxy(experiment.proxy, dataset, seed=experiment.seed)[1]
+        return dataset, None, None
+    proxy, private = load_proxy(experiment.proxy, dataset, seed=experiment.seed)
+    return dataset, proxy, private
+
+
+def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarray | None) -> Partition:
+    return make_partition(
+        experiment.partition,
+        dataset.train.y,
+        seed=experiment.seed,
+        num_classes=dataset.num_classes,
+        group=dataset.train.group,
+        subset=private,
+    )
+
+
+def how_many(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:
+    """Client actors of this run. Raises `ResourceError` when the cluster cannot hold them."""
+    have = ray.cluster_resources()
+    cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
+    for who, need in (("client", client), ("server", server)):
+        if need["num_gpus"] > gpus:
+            raise ResourceError(
+                f"resources.{who}.num_gpus: {need['num_gpus']:g} asked for, but the cluster has {gpus:g}; "
+                f"set it to {gpus:g} or use another machine"
+            )
+    limits = [
+        (have - taken) // need
+        for have, taken, need in ((cpus, server["num_cpus"], client["num_cpus"]), (gpus, server["num_gpus"], client["num_gpus"]))
+        if need > 0
+    ]
+    most = int(min(limits)) if limits else int(max(cpus, 1))
+    if most < 1:
+        raise ResourceError(
+            f"no client actor fits: each needs {client}, the server {server}, and the cluster has {cpus:g} CPUs and {gpus:g} GPUs"
+        )
+    if wanted == "auto":
+        return min(most, cohort_size)
+    if int(wanted) > most:
+        raise ResourceError(f"resources.client_actors: {wanted} of {client} do not fit {cpus:g} CPUs and {gpus:g} GPUs; at most {most}")
+    return min(int(wanted), cohort_size)
+
+
+def cpus_needed(experiment: Experiment) -> int:
+    """CPUs of a cluster that flray starts: the cores, or what the actors that were asked for need (then they share cores)."""
+    resources = experiment.resources
+    wanted = resources.client_actors if isinstance(resources.client_actors, int) else 0
+    return max(cores(), int(np.ceil(wanted * resources.client.num_cpus + resources.server.num_cpus)))
+
+
+def partition_hash(folder: Path) -> str:
+    return str(json.loads((folder / "partition" / "partition.json").read_text())["hash"])
