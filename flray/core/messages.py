@@ -6,6 +6,7 @@ messages below declares its own NamedTuple.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -80,6 +81,19 @@ def tensors(message: Any, prefix: str = "") -> dict[str, Any]:
             found.update(tensors(field, f"{prefix}.{name}" if prefix else name))
         return found
     return {}
+
+
+def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
+    """NumPy arrays -> tensors to **read only**: on the CPU they share the arrays' memory, which may be Ray's object store."""
+
+    def view(array: Any) -> Tensor:
+        if isinstance(array, Tensor):
+            return array.to(device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch warns that the array is not writable: nothing writes to it
+            return torch.from_numpy(np.asarray(array)).to(device)
+
+    return map_tensors(view, message)
 
 
 def flatten(message: Any, prefix: str = "") -> dict[str, np.ndarray]:

@@ -45,4 +45,4 @@ class one_line:
             owner = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
             if owner is None:
                 return None
-        return owner
+        return owner  # type: ignore[no-any-return]

@@ -112,11 +112,8 @@ class ServerActor:
         assert self._server is not None
         return self._server
 
-    def plan(self, moment: Moment) -> Plan | None:
+    def plan(self, moment: Moment) -> tuple[Any, Plan | None]:
         return self.server.plan(moment)
-
-    def broadcast(self) -> Any:
-        return self.server.broadcast()
 
     def states(self, clients: Sequence[int]) -> list[Any]:
         return self.server.states(clients)

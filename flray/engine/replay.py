@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from flray.core.errors import ConfigError
-from flray.core.messages import to_torch
+from flray.core.messages import to_numpy, to_torch
 from flray.data import load_partition
 from flray.engine import checkpoint, cohort
 from flray.engine.server_actor import Plan, Server
@@ -82,10 +82,9 @@ class Replay:
                         yield client, update, row
 
     def _plan(self, moment: Moment, group: np.ndarray) -> tuple[Plan, cohort.Work, Any]:
-        plan = self.server.plan(moment)
+        down, plan = self.server.plan(moment)
         assert plan is not None, f"round {moment.round + 1} has no exchange {moment.exchange}"
-        work = cohort.work(self.partition, self.experiment.algorithm, group, moment, 1)
-        return plan, work, self.server.broadcast()
+        return plan, cohort.work(self.partition, self.experiment.algorithm, group, moment, 1), down
 
     def _step(self) -> None:
         """One whole round."""
@@ -93,14 +92,13 @@ class Replay:
         moment = Moment(0, self.round, 0, False, self.partition.num_clients, len(members))
         last = False
         while not last:
-            plan = self.server.plan(moment)
-            assert plan is not None
-            for group in cohort.groups(members, plan.exchange.order):
+            first, _, _ = self._plan(moment, members)
+            for group in cohort.groups(members, first.exchange.order):
                 plan, work, down = self._plan(moment, group)
                 with _threads(self._counts["client"]):
                     deliveries = [self.bench.train_run(job, plan.exchange, down, self.server.states(job.clients))[0] for job in work.jobs]
                 with _threads(self._counts["server"]):
-                    self.server.aggregate(moment, plan.exchange, work.cohort, *deliveries)
+                    self.server.aggregate(moment, plan.exchange, to_numpy(work.cohort), *deliveries)
             moment, last = moment._replace(exchange=moment.exchange + 1), plan.last
         self.round += 1
 

@@ -12,7 +12,7 @@ import torch
 
 from flray.core.algorithm import Context, Exchange
 from flray.core.errors import CheckpointError
-from flray.core.messages import Cohort, flatten, is_message, map_tensors, nbytes, rebuild, tensors, to_numpy, to_torch
+from flray.core.messages import Cohort, as_tensors, flatten, is_message, map_tensors, nbytes, rebuild, tensors, to_numpy, to_torch
 from flray.engine import checkpoint
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.workbench import Delivery, Moment, Workbench
@@ -41,6 +41,7 @@ class Server:
         self.state = self.algorithm.init_server(ctx, *self.bench.objective.initial())
 
         self._committed = (0, 0, 0, self.state)
+        self._spare: list[Any] = []  # tensors that the sums of a round leave, for the next one
 
     def _context(self, moment: Moment) -> Context:
         return self.bench.server_context(moment)
@@ -58,21 +59,15 @@ class Server:
         }
 
     # one exchange -----------------------------------------------------------------------------
-    def plan(self, moment: Moment) -> Plan | None:
-        """The exchange of this moment; None when there is none (a task that ends without any)."""
+    def plan(self, moment: Moment) -> tuple[Any, Plan | None]:
+        """(message down as NumPy arrays, the exchange) of this moment; None for both when there is none (a task's end without any)."""
         ctx = self._context(moment)
         exchanges = list((self.algorithm.task_end if moment.task_end else self.algorithm.exchanges)(ctx, self.state))
         if moment.exchange >= len(exchanges):
-            return None
+            return None, None
         exchange = exchanges[moment.exchange]
         down = exchange.broadcast(ctx, self.state)
-        self._down = down
-        # the driver needs the client half and how to pool; bound methods travel as (algorithm, name)
-        return Plan(exchange, moment.exchange == len(exchanges) - 1, nbytes(down))
-
-    def broadcast(self) -> Any:
-        """The planned exchange's message, as NumPy arrays."""
-        return to_numpy(self._down)
+        return to_numpy(down), Plan(exchange, moment.exchange == len(exchanges) - 1, nbytes(down))
 
     def states(self, clients: Sequence[int]) -> list[Any]:
         return self.store.gather(clients)
@@ -80,9 +75,10 @@ class Server:
     def aggregate(self, moment: Moment, exchange: Exchange, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
         """Complete the tree (or the stack), run the server half, then scatter the client states. Returns the metrics.
 
-        The state changes only when everything succeeded.
+        `cohort` and the deliveries hold NumPy arrays. The state changes only when everything succeeded.
         """
         ctx = self._context(moment)
+        cohort = to_torch(cohort)
         nodes = sorted(itertools.chain.from_iterable(d.nodes for d in deliveries), key=lambda n: n.place << n.level)
         new_states = [state for d in deliveries for state in d.states]
         delivered = torch.tensor([state is not None for state in new_states])
@@ -94,8 +90,12 @@ class Server:
                 cohort = cohort._replace(weights=cohort.weights / share)
             device = self.bench.objective.device
             if exchange.pool == "mean":
-                pooled = combine(n._replace(value=None if n.value is None else to_torch(n.value, device)) for n in nodes)
-                pooled = pooled if share == 1 or delivered.all() else scale(pooled, 1 / share)
+                read = [n._replace(value=None if n.value is None else as_tensors(n.value, device), owned=False) for n in nodes]
+                pooled = combine(read, self._spare)
+                if not delivered.all():
+                    pooled = scale(pooled, 1 / share)
+                elif len(read) == 1:
+                    pooled = map_tensors(torch.clone, pooled)  # still in the object store
                 up_bytes = nbytes(pooled) * int(delivered.sum())
             else:
                 updates = [to_torch(n.value, device) for n in nodes if n.value is not None]

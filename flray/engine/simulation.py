@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from flray.core.errors import CheckpointError, ResourceError
+from flray.core.messages import to_numpy
 from flray.data import Dataset, Partition, load_partition, partition_table
 from flray.engine import cohort as cohorts
 from flray.engine.actors import Recipe
@@ -86,6 +87,7 @@ class Simulation:
             "proxy": proxy.fingerprint if proxy else None,
         }
         self.recorder: Recorder | None = None
+        self._ahead: tuple[Moment, Any, Any] | None = None
         self.stateful = False
 
     # actors -----------------------------------------------------------------------------------
@@ -157,6 +159,7 @@ class Simulation:
 
     def _restore(self, wanted: bool) -> tuple[int, int, int]:
         """(task, next round, rounds done), from the last good checkpoint when there is one; the recorder follows."""
+        self._ahead = None
         position = self.pool.call("load") if wanted else None
         if position is not None and position[0] >= TASKS and position[2] < self.experiment.rounds * TASKS:
             # more rounds after the last task had ended: go on from before its end
@@ -241,30 +244,46 @@ class Simulation:
         exchange, last = 0, False
         while not last:
             moment = Moment(task, round, exchange, task_end, self.population, len(clients))
-            plan = self.pool.call("plan", moment)
+            down, plan = self._planned(moment)
             if plan is None:
                 break
             for number, group in enumerate(cohorts.groups(clients, plan.exchange.order)):
                 if number:  # sequential: each client sees what the last one added
-                    plan = self.pool.call("plan", moment)
-                client_rows += self._exchange(moment, plan, group, row)
+                    down, plan = self._planned(moment)
+                client_rows += self._exchange(moment, plan, down, group, row)
             exchange, last = exchange + 1, plan.last
             row["exchanges"] = exchange
         return client_rows
 
-    def _exchange(self, moment: Moment, plan: Plan, clients: np.ndarray, row: dict[str, Any]) -> list[dict[str, Any]]:
+    def _planned(self, moment: Moment) -> tuple[Any, Plan]:
+        """(reference to the message down, the plan), asked for beforehand where that was possible."""
+        if self._ahead is None or self._ahead[0] != moment:
+            self._plan_ahead(moment)
+        assert self._ahead is not None
+        _, down, plan = self._ahead
+        self._ahead = None
+        return down, self.pool.wait(plan)
+
+    def _plan_ahead(self, moment: Moment) -> None:
+        """Ask for a plan without waiting: the server works its calls off in order, so it sees the state that they leave."""
+        self._ahead = (moment, *self.pool.server.plan.options(num_returns=2).remote(moment))
+
+    def _exchange(self, moment: Moment, plan: Plan, down: Any, clients: np.ndarray, row: dict[str, Any]) -> list[dict[str, Any]]:
         """Broadcast, client work, aggregate; adds bytes, steps and metrics to `row`. Lost results are computed again."""
         cohort, jobs = cohorts.work(self.partition, self.experiment.algorithm, clients, moment, len(self.pool.clients))
         for attempt in range(LOST_RESULTS):
             try:
-                down = self.pool.start("broadcast")
                 results = self.pool.execute([self._training(job, plan, down) for job in jobs])
                 began = time.perf_counter()
-                metrics = self.pool.call("aggregate", moment, plan.exchange, cohort, *[payload for payload, _ in results])
+                aggregating = self.pool.start("aggregate", moment, plan.exchange, to_numpy(cohort), *[payload for payload, _ in results])
+                if plan.last and not moment.task_end and moment.round + 1 < self.experiment.rounds:
+                    self._plan_ahead(moment._replace(round=moment.round + 1, exchange=0))
+                metrics = self.pool.wait(aggregating)
                 break
             except ObjectLostError:  # a node went away with results that no one had fetched
                 if attempt == LOST_RESULTS - 1:
                     raise
+                down, _ = self._planned(moment)
         row["time/server_s"] += time.perf_counter() - began
         client_rows = [client for _, rows in results for client in rows]
         row["comm/down_bytes"] += plan.down_bytes * len(clients)

@@ -17,51 +17,72 @@ from flray.core.messages import is_message
 
 
 class Node(NamedTuple):
-    """Partial sum of the whole subtree `place` at `level`; `value` is None when every client in it was skipped."""
+    """Partial sum of the whole subtree `place` at `level`; `value` is None when every client in it was skipped.
+
+    `weight` is what the value still has to be multiplied with: a right leaf waits for its sibling, and both become one operation.
+    `owned`: its tensors may be overwritten; those in Ray's object store may not.
+    """
 
     level: int
     place: int
     value: Any
+    weight: float = 1.0
+    owned: bool = True
 
 
 class TreeSum:
     """Sums messages by position; positions of one run must come in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, spare: list[Any] | None = None) -> None:
         self.nodes: list[Node] = []
-        self._spare: list[Any] = []  # tensors of merged leaves, used again: fresh memory costs page faults
+        self.spare = [] if spare is None else spare  # tensors that are free again: fresh memory costs page faults
 
     def add(self, position: int, message: Any, weight: float) -> None:
         """Add `weight * message` at a position; `message=None` marks a client that was skipped. The message is copied."""
-        spare = self._spare.pop() if self._spare and message is not None else None
-        self.push(Node(0, position, None if message is None else scale(message, weight, spare)))
+        if message is None:
+            self.push(Node(0, position, None))
+            return
+        left = self.nodes[-1] if self.nodes else None
+        if position % 2 and left is not None and (left.level, left.place) == (0, position - 1):
+            self.push(Node(0, position, message, weight, owned=False))  # merged at once, not kept
+            return
+        spare = self.spare.pop() if self.spare else None
+        if position % 2:  # its sibling is in another run
+            self.push(Node(0, position, scale(message, 1.0, spare), weight))
+        else:
+            self.push(Node(0, position, scale(message, weight, spare)))
 
     def push(self, node: Node) -> None:
-        """Append a subtree right of all before it and merge finished siblings."""
+        """Append a subtree right of all before it and merge finished siblings; the left one's tensors are overwritten."""
         self.nodes.append(node)
         while len(self.nodes) > 1:
             left, right = self.nodes[-2:]
             if left.level != right.level or left.place % 2 or right.place != left.place + 1:
                 return
-            self.nodes[-2:] = [Node(left.level + 1, left.place // 2, _merge(left.value, right.value))]
-            if left.value is not None and right.value is not None:
-                self._spare.append(right.value)
+            if left.value is None or right.value is None:
+                value, owned = (right.value, right.owned) if left.value is None else (left.value, left.owned)
+                if left.value is None and right.weight != 1.0:
+                    value, owned = scale(right.value, right.weight), True
+            else:
+                spare = None if left.owned or not self.spare else self.spare.pop()
+                value, owned = _merge(left.value, right.value, right.weight, left.value if left.owned else spare), True
+                if right.owned and right.level:
+                    self.spare.append(right.value)
+            self.nodes[-2:] = [Node(left.level + 1, left.place // 2, value, 1.0, owned)]
 
     def total(self) -> Any:
         """The root's value once every position is there; None when all were skipped."""
         while len(self.nodes) > 1:
             last = self.nodes.pop()
             if last.place % 2:
-                raise RuntimeError(
-                    f"tree sum: subtree {last.place} of level {last.level} has no left sibling; a run of the cohort is missing"
-                )
-            self.push(Node(last.level + 1, last.place // 2, last.value))
+                raise RuntimeError(f"tree sum: subtree {last.place} of level {last.level} has no left sibling: a run is missing")
+            self.push(last._replace(level=last.level + 1, place=last.place // 2))
         return self.nodes[0].value if self.nodes else None
 
 
-def combine(nodes: Iterable[Node]) -> Any:
-    """The root of the tree from subtrees in order of position."""
-    tree = TreeSum()
+def combine(nodes: Iterable[Node], spare: list[Any] | None = None) -> Any:
+    """The root of the tree from subtrees in order of position; owned tensors are overwritten. `spare`: free ones, used and refilled."""
+    tree = TreeSum(spare)
     for node in nodes:
         tree.push(node)
     return tree.total()
@@ -81,15 +102,16 @@ def scale(message: Any, weight: float, out: Any = None) -> Any:
     return float(message) * weight
 
 
-def _merge(left: Any, right: Any) -> Any:
-    """left + right; the tensors of `left` are reused."""
-    if left is None or right is None:
-        return right if left is None else left
+def _merge(left: Any, right: Any, weight: float, out: Any) -> Any:
+    """left + weight * right, in the tensors of `out` (which may be `left`) or new ones."""
     if isinstance(left, Tensor):
-        return left.add_(right)
+        if not right.is_floating_point():
+            raise TypeError(f"an update pooled by its mean holds float tensors, got {right.dtype}")
+        return torch.add(left, right, alpha=weight, out=out if out is not None and out.shape == left.shape else None)
     if is_message(left):
-        return type(left)(*(_merge(a, b) for a, b in zip(left, right, strict=True)))
-    return left if left == () else left + right
+        outs = out if out is not None else (None,) * len(left)
+        return type(left)(*(_merge(a, b, weight, o) for a, b, o in zip(left, right, outs, strict=True)))
+    return left if left is None or left == () else left + weight * right
 
 
 def stacked_mean(stack: Any, weights: Tensor) -> Any:

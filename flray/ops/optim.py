@@ -24,7 +24,7 @@ class Moments(NamedTuple):
 def sgd_direction_(w: Tensor, g: Tensor, moments: Moments, momentum: float, weight_decay: float) -> Tensor:
     """PyTorch's SGD, dampening 0, no Nesterov: g <- g + weight_decay w; buf <- momentum buf + g; v = buf.
 
-    `g` is consumed. The buffer's contents before the first step do not matter.
+    `g` is consumed. At the first step buf = g, whatever the buffer holds.
     """
     if weight_decay:
         g.add_(w, alpha=weight_decay)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.messages import flatten, is_message, to_torch
+from flray.core.messages import flatten, is_message, to_numpy, to_torch
 from flray.engine import cohort as cohorts
 from flray.engine.prepare import build_data, build_partition
 from flray.engine.server_actor import Moment, Server
@@ -46,22 +46,21 @@ class Local:
         number, last, row, sent = 0, False, {"up": 0, "down": 0}, {"up": 0, "down": 0}
         while not last:
             moment = Moment(0, round, number, task_end, self.partition.num_clients, len(clients))
-            plan = self.server.plan(moment)
+            down, plan = self.server.plan(moment)
             if plan is None:
                 break
             groups = [clients] if plan.exchange.order == "parallel" else [clients[i : i + 1] for i in range(len(clients))]
             for i, group in enumerate(groups):
                 if i:
-                    plan = self.server.plan(moment)
-                self.exchange(moment, plan, group, row, sent)
+                    down, plan = self.server.plan(moment)
+                self.exchange(moment, plan, down, group, row, sent)
             number, last = number + 1, plan.last
         self.rows.append(row)
         self.sent.append(sent)
 
-    def exchange(self, moment: Moment, plan: Any, clients: np.ndarray, row: dict[str, Any], sent: dict[str, int]) -> None:
+    def exchange(self, moment: Moment, plan: Any, down: Any, clients: np.ndarray, row: dict[str, Any], sent: dict[str, int]) -> None:
         bench = self.server.bench
         cohort, (job,) = cohorts.work(self.partition, self.experiment.algorithm, clients, moment, 1)
-        down = self.server.broadcast()
         sent["down"] += sum(array.nbytes for array in flatten(down).values()) * len(clients)
 
         def client(ctx: Any, message: Any, state: Any, batches: Any) -> Any:
@@ -72,7 +71,7 @@ class Local:
         watched = plan.exchange._replace(client=client, server=lambda *a: self.watch("server", plan.exchange.server, *a))
         states = self.server.states(job.clients)
         delivery, _ = bench.train_run(job, watched, down, states)
-        metrics = self.server.aggregate(moment, watched, cohort, delivery)
+        metrics = self.server.aggregate(moment, watched, to_numpy(cohort), delivery)
         row["down"] += plan.down_bytes * len(clients)
         row["up"] += metrics["comm/up_bytes"]
         row.update({name: value for name, value in metrics.items() if name != "comm/up_bytes"})
