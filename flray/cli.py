@@ -45,7 +45,7 @@ def run(
 
     cells = load_config(config, overrides or [], imports or [])
     if len(cells) > 1:
-        from flray.engine.grid import run_grid
+        from flray.grid import run_grid
 
         _print_table(run_grid(cells, out or Path("runs") / cells[0].name, overwrite=overwrite))
         return

@@ -1,6 +1,6 @@
 """From a YAML file and overrides to experiments: presets, switches of algorithm or model, grids.
 
-    experiments = load_config("configs/quickstart.yaml", ["algorithm=fedavg,feddf", "seed=0..4", "algorithm.lr=0.1"])
+experiments = load_config("configs/quickstart.yaml", ["algorithm=fedavg,feddf", "seed=0..4", "algorithm.lr=0.1"])
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Journal version (seed 000: sections 4, A.2, A.4, Algorithm 1) by default; the pr
 |---|---|---|---|
 | three-way rule, delta | `rule`, `delta` | threshold, 1e-12 (not printed) | epsilon (text), always (its Algorithm 1) |
 | epsilon | `eps` | 1e-8 (not printed) | same |
-| L_mem | `memory_loss` | kl: KL(sigma(Z) || sigma(f)), Eq. 4 | ce_labels in every round |
+| L_mem | `memory_loss` | kl: from sigma(Z) to sigma(f), Eq. 4 | ce_labels in every round |
 | round 0 | `round0` | auto: CE where label spaces agree, else skipped | - |
 | M_t | `memory_size` | the whole public set, resampled every round | all of D_pub |
 | g_mem | `memory_batch` | one mini-batch per step (C.6) | full (Algorithm 1) |

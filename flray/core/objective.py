@@ -110,6 +110,7 @@ class Objective:
         head = getattr(module, "head", None)
         in_head = {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
         self._head_names = {n for n, p in trained.items() if id(p) in in_head}
+        self._one = torch.ones((), device=self.device)  # d value / d value, which autograd would make at every step
         self._bound: Model | None = None
         self._training: bool | None = None
         self._points: OrderedDict[tuple[int, int, bool, bool], Model] = OrderedDict()
@@ -191,7 +192,7 @@ class Objective:
 
     def gradient(self, value: Tensor, model: Model, out: Tensor | None = None) -> Tensor:
         """Gradient `[P]` of the scalar `value` with respect to the `w` of `model`; tensors that it does not reach get 0."""
-        parts = torch.autograd.grad(value, model.leaves, allow_unused=True)
+        parts = torch.autograd.grad(value, model.leaves, self._one, allow_unused=True)
         flat = torch.zeros(self.layout.size, device=self.device) if out is None else out
         if out is None:
             views = [entry.view(flat) for entry in self.layout.entries]

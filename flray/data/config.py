@@ -37,9 +37,7 @@ class Constants(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(self.mean) != len(self.std) or not self.mean:
-            raise ConfigError(
-                f"normalize: mean has {len(self.mean)} values and std {len(self.std)}; write one a channel"
-            )
+            raise ConfigError(f"normalize: mean has {len(self.mean)} values and std {len(self.std)}; write one a channel")
         if min(self.std) <= 0:
             raise ConfigError(f"normalize: std {self.std} must be above 0")
         return self
@@ -52,28 +50,18 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
     """
 
     source: str
-    root: str | None = Field(
-        default=None, description="folder of data sets; default: the environment variable FLRAY_DATA"
-    )
+    root: str | None = Field(default=None, description="folder of data sets; default: the environment variable FLRAY_DATA")
     download: bool = Field(default=False, description="let torchvision download what is not below root")
-    label: str | None = Field(
-        default=None, description="label column; default: label, fine_label, or the only ClassLabel"
-    )
-    input: str | None = Field(
-        default=None, description="image or feature column; default: the image column, or all numbers"
-    )
+    label: str | None = Field(default=None, description="label column; default: label, fine_label, or the only ClassLabel")
+    input: str | None = Field(default=None, description="image or feature column; default: the image column, or all numbers")
     group: str | None = Field(default=None, description="column of natural client ids, for the `natural` partition")
-    test_fraction: float = Field(
-        default=0.2, ge=0, lt=1, description="only without an official test split; 0: test on train"
-    )
+    test_fraction: float = Field(default=0.2, ge=0, lt=1, description="only without an official test split; 0: test on train")
     split_seed: int = Field(default=0, description="address of the drawn test split and of the subsamples")
     train_size: int | None = Field(default=None, gt=0, description="stratified subsample of the train split")
     test_size: int | None = Field(default=None, gt=0, description="stratified subsample of the test split")
     resize: int | None = Field(default=None, gt=0, description="images to resize x resize pixels (bilinear)")
     channels: Literal[1, 3] | None = Field(default=None, description="grey to 3 equal channels, or colour to grey")
-    pca: int | None = Field(
-        default=None, gt=0, description="tabular: project on the first components of the train split"
-    )
+    pca: int | None = Field(default=None, gt=0, description="tabular: project on the first components of the train split")
     standardize: bool = Field(default=False, description="tabular: train mean 0, std 1, before PCA")
     normalize: Literal["dataset", "fedzoo", "half", "unit"] | Constants = "dataset"
     augment: Augment = Augment()
@@ -88,17 +76,11 @@ class ProxyConfig(DataConfig, frozen=True, extra="forbid"):
     points uniformly in the bounding box of the train features (the Iris pilot of FedProj).
     """
 
-    size: int | None = Field(
-        default=None, gt=0, description="number of samples; default: all (uniform_box: as many as train)"
-    )
+    size: int | None = Field(default=None, gt=0, description="number of samples; default: all (uniform_box: as many as train)")
     labelled: bool | None = Field(default=None, description="keep labels; default: where there are some")
-    same_labels: bool | None = Field(
-        default=None, description="same label space as the task; default: holdout or same source"
-    )
+    same_labels: bool | None = Field(default=None, description="same label space as the task; default: holdout or same source")
     splits: Literal["train", "test", "all"] = Field("train", description="which splits; FedZoo concatenates both")
-    seed: int | None = Field(
-        default=None, description="address of holdout and uniform_box draws; default: the run's seed"
-    )
+    seed: int | None = Field(default=None, description="address of holdout and uniform_box draws; default: the run's seed")
 
     @model_validator(mode="after")
     def _check_proxy(self) -> Self:

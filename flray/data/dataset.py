@@ -111,17 +111,13 @@ def check_splits(splits: Splits, config: DataConfig) -> None:
         what = f"source {config.source!r}: {name}"
         image = split.x.ndim == 4 and split.x.dtype == np.uint8
         if not image and not (split.x.ndim == 2 and split.x.dtype == np.float32):
-            raise DataError(
-                f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 [n, H, W, C] or float32 [n, d]"
-            )
+            raise DataError(f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 [n, H, W, C] or float32 [n, d]")
         if split.y.shape != split.x.shape[:1] or split.y.dtype != np.int64:
             raise DataError(f"{what}.y is {split.y.dtype} {split.y.shape}; make it int64 [{len(split.x)}]")
         if not len(split.y):
             raise DataError(f"{what} has no samples")
         if split.x.shape[1:] != splits.train.x.shape[1:]:
-            raise DataError(
-                f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}"
-            )
+            raise DataError(f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}")
 
 
 def _check_fit(raw: Splits, config: DataConfig) -> None:
@@ -187,10 +183,7 @@ def stratified(y: Array, size: int, seed: int, purpose: str) -> Array:
     quota = np.floor(exact).astype(np.int64)
     order = np.lexsort((classes, -(exact - quota)))
     quota[order[: size - quota.sum()]] += 1
-    picks = [
-        rng(seed, purpose, int(c)).choice(np.flatnonzero(y == c), q, replace=False)
-        for c, q in zip(classes, quota, strict=True)
-    ]
+    picks = [rng(seed, purpose, int(c)).choice(np.flatnonzero(y == c), q, replace=False) for c, q in zip(classes, quota, strict=True)]
     return np.sort(np.concatenate(picks))
 
 
@@ -288,9 +281,7 @@ def _constants(config: DataConfig, train: Split, meta: Any) -> tuple[tuple[float
         mean, std = (0.0,) * channels, (1.0,) * channels
     elif config.normalize == "fedzoo":
         if name not in FEDZOO:
-            raise ConfigError(
-                f"data.normalize: fedzoo has constants for {', '.join(FEDZOO)}, not for {name!r}; use dataset"
-            )
+            raise ConfigError(f"data.normalize: fedzoo has constants for {', '.join(FEDZOO)}, not for {name!r}; use dataset")
         mean, std = FEDZOO[name]
     elif name in CONSTANTS and len(CONSTANTS[name][0]) == channels:
         mean, std = CONSTANTS[name]

@@ -62,18 +62,12 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
     name: str
     clients: int | None = Field(default=None, description="N; natural and table: default from the data")
     alpha: float | None = Field(default=None, description="Dirichlet concentration (the papers also say beta), > 0")
-    variant: str | None = Field(
-        default=None, description="dirichlet: fedzoo fedml niidbench takfl plain; iid: fedzoo fedsol"
-    )
-    min_size: int | None = Field(
-        default=None, ge=0, description="dirichlet: draw again until every client has so many samples"
-    )
+    variant: str | None = Field(default=None, description="dirichlet: fedzoo fedml niidbench takfl plain; iid: fedzoo fedsol")
+    min_size: int | None = Field(default=None, ge=0, description="dirichlet: draw again until every client has so many samples")
     max_retries: int | None = Field(default=None, gt=0, description="dirichlet, label_skew: draws before giving up")
     shards_per_client: int | None = Field(default=None, description="shards: s")
     classes_per_client: int | None = Field(default=None, description="label_skew: q")
-    table: tuple[tuple[int, ...], ...] | None = Field(
-        default=None, description="samples, one row a client, one column a class"
-    )
+    table: tuple[tuple[int, ...], ...] | None = Field(default=None, description="samples, one row a client, one column a class")
     options: dict[str, Any] = Field(default={}, description="for a partition of your own")
     seed: int | None = Field(default=None, description="default: the run's seed")
     seed_mode: Literal["addressed", "numpy_legacy"] = Field(
@@ -91,14 +85,10 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
         for option in _OPTIONS:
             if data.get(option) is not None and option not in reads:
                 readers = [n for n, r in _READS.items() if option in r]
-                raise ConfigError(
-                    f"partition.{option}: {name} does not read it (read by {', '.join(readers)}); leave it out"
-                )
+                raise ConfigError(f"partition.{option}: {name} does not read it (read by {', '.join(readers)}); leave it out")
         if data.get("options"):
             raise ConfigError(f"partition.options: {name} reads {', '.join(reads)} and no options; leave it out")
-        filled = {k: v for k, v in reads.items() if v not in ("", None)} | {
-            k: v for k, v in data.items() if v is not None
-        }
+        filled = {k: v for k, v in reads.items() if v not in ("", None)} | {k: v for k, v in data.items() if v is not None}
         for option, default in reads.items():
             if default == "" and option not in filled:
                 raise ConfigError(f"partition.{option}: {name} needs it; set partition.{option}")
@@ -118,20 +108,14 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
                 raise ConfigError(f"partition.{option}: {value} must be at least 1")
         valid = VARIANTS.get(self.name)
         if valid and self.variant not in valid:
-            raise ConfigError(
-                f"partition.variant: {self.name} has no {self.variant!r}{nearest(str(self.variant), valid)}"
-            )
+            raise ConfigError(f"partition.variant: {self.name} has no {self.variant!r}{nearest(str(self.variant), valid)}")
         if self.table is not None:
             if not self.table or len({len(row) for row in self.table}) != 1 or min(min(r) for r in self.table) < 0:
                 raise ConfigError("partition.table: write one row a client with one number >= 0 for every class")
             if self.clients not in (None, len(self.table)):
-                raise ConfigError(
-                    f"partition.clients: {self.clients}, but the table has {len(self.table)} rows; leave it out"
-                )
+                raise ConfigError(f"partition.clients: {self.clients}, but the table has {len(self.table)} rows; leave it out")
         if self.seed_mode == "numpy_legacy" and (self.seed is None or not 0 <= self.seed < 2**32):
-            raise ConfigError(
-                f"partition.seed: numpy_legacy needs one in 0..2^32-1, not {self.seed} (FedSOL: 19940817)"
-            )
+            raise ConfigError(f"partition.seed: numpy_legacy needs one in 0..2^32-1, not {self.seed} (FedSOL: 19940817)")
         return self
 
 
@@ -206,13 +190,10 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
     try:
         note = json.loads((folder / "partition.json").read_text())
         arrays = [
-            np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
-            for name in ("indices", "offsets")
+            np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray) for name in ("indices", "offsets")
         ]
     except FileNotFoundError as error:
-        raise DataError(
-            f"no partition in {folder}: {Path(error.filename).name} is missing; is it a run's folder?"
-        ) from error
+        raise DataError(f"no partition in {folder}: {Path(error.filename).name} is missing; is it a run's folder?") from error
     except (ValueError, EOFError, OSError) as error:
         raise DataError(f"partition in {folder} is damaged ({error}); delete it and make it again") from error
     partition = Partition(*arrays)
@@ -227,9 +208,7 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
 def generator(config: PartitionConfig, run_seed: int) -> Draws:
     """The draws of a partition: addressed by its own seed or the run's, or NumPy's legacy generator."""
     seed = run_seed if config.seed is None else config.seed
-    return (
-        np.random.RandomState(seed) if config.seed_mode == "numpy_legacy" else addressed(seed, "partition", config.name)
-    )
+    return np.random.RandomState(seed) if config.seed_mode == "numpy_legacy" else addressed(seed, "partition", config.name)
 
 
 def make_partition(
@@ -282,9 +261,7 @@ def table(partition: Partition, labels: Array, num_classes: int) -> pandas.DataF
     import pandas
 
     owner = np.repeat(np.arange(partition.num_clients), partition.sizes)
-    flat = np.bincount(
-        owner * num_classes + np.asarray(labels)[partition.indices], minlength=partition.num_clients * num_classes
-    )
+    flat = np.bincount(owner * num_classes + np.asarray(labels)[partition.indices], minlength=partition.num_clients * num_classes)
     frame = pandas.DataFrame(flat.reshape(partition.num_clients, num_classes))
     return frame.rename_axis(index="client", columns="class")
 

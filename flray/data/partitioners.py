@@ -87,9 +87,7 @@ def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: D
     )
 
 
-def dirichlet_client(
-    labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None
-) -> Partition:
+def dirichlet_client(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
     """Client by client: class mix q ~ Dirichlet(alpha), then floor(n/N) samples with weight q[label] (Hsu et al. 2019).
 
     Where fewer samples with a weight above 0 are left than needed, all of them and a uniform draw of the rest.
@@ -142,9 +140,7 @@ def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draw
     return out
 
 
-def label_skew(
-    labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None
-) -> Partition:
+def label_skew(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
     """Client j gets class j mod C and q-1 other random classes; a class is split equally among its holders (FedZoo)."""
     clients, q = _clients(config), config.classes_per_client or 1
     if q > num_classes or q * clients < num_classes:
@@ -163,8 +159,7 @@ def label_skew(
             break
     else:
         raise DataError(
-            f"partition label_skew: {config.max_retries} draws left a class without a client; use more "
-            "clients or classes_per_client"
+            f"partition label_skew: {config.max_retries} draws left a class without a client; use more clients or classes_per_client"
         )
     samples, owners = [], []
     for c in range(num_classes):
@@ -185,15 +180,10 @@ def table(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws
     over = np.flatnonzero(wanted.sum(axis=0) > have)
     if len(over):
         c = over[0]
-        raise DataError(
-            f"partition.table: class {c} has {have[c]} samples and its column asks for {wanted[:, c].sum()}"
-        )
+        raise DataError(f"partition.table: class {c} has {have[c]} samples and its column asks for {wanted[:, c].sum()}")
     order = [np.flatnonzero(labels == c) for c in range(num_classes)]
     ends = np.cumsum(wanted, axis=0)
-    return [
-        np.concatenate([order[c][ends[k, c] - wanted[k, c] : ends[k, c]] for c in range(num_classes)])
-        for k in range(len(wanted))
-    ]
+    return [np.concatenate([order[c][ends[k, c] - wanted[k, c] : ends[k, c]] for c in range(num_classes)]) for k in range(len(wanted))]
 
 
 def natural(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
@@ -209,9 +199,7 @@ def natural(labels: Array, num_classes: int, config: PartitionConfig, draws: Dra
     if clients == count:
         return _by_owner(np.arange(len(labels)), codes, clients)
     if clients < count:
-        raise ConfigError(
-            f"partition.clients: {clients}, but the data set has {count} groups; leave it out, or set {count} or more"
-        )
+        raise ConfigError(f"partition.clients: {clients}, but the data set has {count} groups; leave it out, or set {count} or more")
     samples, owners = [], []
     for g in range(count):
         idx = np.flatnonzero(codes == g)

@@ -28,9 +28,7 @@ def draw(partition: Partition, labels: Array, classes: Sequence[str], path: Path
 
     bars.bar(np.arange(shown), counts.sum(axis=1), color="#7a8ca3", width=0.7)
     bars.set_ylabel("samples")
-    some = (
-        f"first {shown} of {partition.num_clients:,} clients" if shown < partition.num_clients else f"{shown} clients"
-    )
+    some = f"first {shown} of {partition.num_clients:,} clients" if shown < partition.num_clients else f"{shown} clients"
     bars.set_title(
         f"{some}, {counts.sum():,} samples; bubble area = samples of a class (largest {counts.max():,})",
         fontsize=9,

@@ -43,8 +43,7 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
     same_source = config.source == dataset.name
     if same_source and config.splits != "train":
         raise ConfigError(
-            f"proxy.splits: {config.splits!r} of {config.source!r} holds the test samples of the task itself; "
-            "use train or holdout"
+            f"proxy.splits: {config.splits!r} of {config.source!r} holds the test samples of the task itself; use train or holdout"
         )
     # statistics, subsamples and constants of the public set are its own
     public = load_dataset(config.model_copy(update={"leak_check": False}))
@@ -84,9 +83,7 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
 def _holdout(config: ProxyConfig, dataset: Dataset, seed: int) -> tuple[Proxy, Array]:
     n, size = len(dataset.train.y), config.size
     if size is None or size >= n:
-        raise DataError(
-            f"proxy.size: holdout takes {size} of {n} train samples and leaves none to the clients; set it lower"
-        )
+        raise DataError(f"proxy.size: holdout takes {size} of {n} train samples and leaves none to the clients; set it lower")
     rows = stratified(dataset.train.y, size, seed, "holdout")
     private = np.setdiff1d(np.arange(n), rows)
     entry = fetch(digest("holdout", dataset.fingerprint, seed, size), lambda: _entry(take(dataset.train, rows)))

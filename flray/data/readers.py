@@ -121,9 +121,7 @@ def choose_columns(config: DataConfig, table: Table, where: str) -> Columns:
     for option in ("label", "input", "group"):
         name = getattr(config, option)
         if name is not None and name not in columns:
-            raise DataError(
-                f"{where}: no column {name!r} for data.{option}{nearest(name, columns)}; columns: {', '.join(columns)}"
-            )
+            raise DataError(f"{where}: no column {name!r} for data.{option}{nearest(name, columns)}; columns: {', '.join(columns)}")
     kinds = {c: schema.field(c).type for c in columns}
     images = [c for c in columns if pa.types.is_struct(kinds[c]) or pa.types.is_binary(kinds[c])]
     labels = (config.label, config.group, "label", "fine_label")
@@ -154,9 +152,7 @@ def _column(table: Table, name: str) -> Array:
     return values
 
 
-def _codes(
-    columns: list[Any], names: tuple[str, ...] | None, what: str, any_values: bool = False
-) -> tuple[list[Array], tuple[str, ...]]:
+def _codes(columns: list[Any], names: tuple[str, ...] | None, what: str, any_values: bool = False) -> tuple[list[Array], tuple[str, ...]]:
     """Values of several splits as int64 codes of one common, sorted vocabulary."""
     if any(c.dtype.kind == "f" for c in columns) and not any_values:
         raise DataError(f"{what} holds real numbers or gaps: regression is not supported; set data.label")
@@ -164,13 +160,10 @@ def _codes(
         for c in columns:
             if c.min(initial=0) < 0 or c.max(initial=0) >= len(names):
                 raise DataError(
-                    f"{what}: value {c.min() if c.min() < 0 else c.max()} is no class of 0..{len(names) - 1}"
-                    " (-1 marks unlabelled rows)"
+                    f"{what}: value {c.min() if c.min() < 0 else c.max()} is no class of 0..{len(names) - 1} (-1 marks unlabelled rows)"
                 )
         return [c.astype(np.int64) for c in columns], names
-    values, codes = np.unique(
-        np.concatenate([np.asarray(c).astype(str) if c.dtype == object else c for c in columns]), return_inverse=True
-    )
+    values, codes = np.unique(np.concatenate([np.asarray(c).astype(str) if c.dtype == object else c for c in columns]), return_inverse=True)
     ends = np.cumsum([len(c) for c in columns])[:-1]
     return [part.astype(np.int64) for part in np.split(codes, ends)], tuple(str(v) for v in values)
 
@@ -231,8 +224,7 @@ def decode_images(column: Any, resize: int | None, where: str) -> Array:
                 image = image.resize(size, Image.Resampling.BILINEAR)
             if image.size != size:
                 raise DataError(
-                    f"{where}: row {i} has {image.size[0]}x{image.size[1]} pixels and row 0 has "
-                    f"{size[0]}x{size[1]}; set data.resize"
+                    f"{where}: row {i} has {image.size[0]}x{image.size[1]} pixels and row 0 has {size[0]}x{size[1]}; set data.resize"
                 )
             out[i] = np.asarray(image).reshape(out.shape[1:])
 
@@ -267,9 +259,7 @@ def torchvision_splits(name: str, root: Path) -> Splits:
     try:
         train, test = _vision(name, root, True), _vision(name, root, False)
     except (RuntimeError, OSError) as error:
-        raise DataError(
-            f"torchvision's {name} files in {root} are incomplete or damaged; delete them and download again"
-        ) from error
+        raise DataError(f"torchvision's {name} files in {root} are incomplete or damaged; delete them and download again") from error
     return Splits(_vision_split(train), _vision_split(test), tuple(getattr(train, "classes", map(str, range(10)))))
 
 
@@ -288,6 +278,4 @@ def _vision_split(data: Any) -> Split:
         x = x[..., None]
     elif x.shape[1] == 3 and x.shape[-1] != 3:  # SVHN is stored NCHW
         x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
-    return Split(
-        x.astype(np.uint8), np.asarray(getattr(data, "targets", getattr(data, "labels", None)), dtype=np.int64)
-    )
+    return Split(x.astype(np.uint8), np.asarray(getattr(data, "targets", getattr(data, "labels", None)), dtype=np.int64))

@@ -76,9 +76,7 @@ def by_name(config: DataConfig) -> Splits:
         looked.append(f"Parquet files in {folder}")
     if name in TORCHVISION:
         if root is None and config.download:
-            raise DataError(
-                f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA"
-            )
+            raise DataError(f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA")
         if root is not None:
             from flray.data.readers import torchvision_files, torchvision_splits
 
@@ -223,12 +221,7 @@ def _cached(key: str, build: Any) -> Splits:
 def pack(train: Split | None, test: Split | None) -> dict[str, Array]:
     """Arrays of up to two splits under the names of a cache entry."""
     both = {"train": train, "test": test}
-    named = {
-        f"{name}_{field}": array
-        for name, split in both.items()
-        if split
-        for field, array in zip(Split._fields, split, strict=True)
-    }
+    named = {f"{name}_{field}": array for name, split in both.items() if split for field, array in zip(Split._fields, split, strict=True)}
     return {name: array for name, array in named.items() if array is not None}
 
 

@@ -118,8 +118,13 @@ class ServerActor:
     def states(self, clients: Sequence[int]) -> list[Any]:
         return self.server.states(clients)
 
-    def aggregate(self, moment: Moment, exchange: Exchange, cohort: Any, *deliveries: Delivery) -> dict[str, Any]:
-        return self.server.aggregate(moment, exchange, cohort, *deliveries)
+    def aggregate(
+        self, moment: Moment, exchange: Exchange, cohort: Any, ahead: Moment | None, *deliveries: Delivery
+    ) -> tuple[Any, tuple[dict[str, Any], Plan | None]]:
+        """Aggregate, and plan the moment `ahead` in the same call: (its message down, (metrics, its plan))."""
+        metrics = self.server.aggregate(moment, exchange, cohort, *deliveries)
+        down, plan = (None, None) if ahead is None else self.server.plan(ahead)
+        return down, (metrics, plan)
 
     def snapshot(self) -> Any:
         return self.server.snapshot()

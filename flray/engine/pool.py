@@ -91,8 +91,9 @@ class Pool:
         """The result of a server method. Raises `ServerLostError` when the actor is gone, or its own error."""
         return self.wait(self.start(method, *args))
 
-    def start(self, method: str, *args: Any) -> Any:
-        return getattr(self.server, method).remote(*args)
+    def start(self, method: str, *args: Any, returns: int = 1) -> Any:
+        """A reference to the result (`returns` of them) of a server method; the server works its calls off in order."""
+        return getattr(self.server, method).options(num_returns=returns).remote(*args)
 
     def wait(self, ref: Any) -> Any:
         try:

@@ -250,23 +250,21 @@ class Simulation:
             for number, group in enumerate(cohorts.groups(clients, plan.exchange.order)):
                 if number:  # sequential: each client sees what the last one added
                     down, plan = self._planned(moment)
+                assert plan is not None
                 client_rows += self._exchange(moment, plan, down, group, row)
             exchange, last = exchange + 1, plan.last
             row["exchanges"] = exchange
         return client_rows
 
-    def _planned(self, moment: Moment) -> tuple[Any, Plan]:
-        """(reference to the message down, the plan), asked for beforehand where that was possible."""
-        if self._ahead is None or self._ahead[0] != moment:
-            self._plan_ahead(moment)
-        assert self._ahead is not None
-        _, down, plan = self._ahead
+    def _planned(self, moment: Moment) -> tuple[Any, Plan | None]:
+        """(reference to the message down, the plan), which may have come with the aggregation before it."""
+        if self._ahead is not None and self._ahead[0] == moment:
+            _, down, plan = self._ahead
+        else:
+            down, asked = self.pool.start("plan", moment, returns=2)
+            plan = self.pool.wait(asked)
         self._ahead = None
-        return down, self.pool.wait(plan)
-
-    def _plan_ahead(self, moment: Moment) -> None:
-        """Ask for a plan without waiting: the server works its calls off in order, so it sees the state that they leave."""
-        self._ahead = (moment, *self.pool.server.plan.options(num_returns=2).remote(moment))
+        return down, plan
 
     def _exchange(self, moment: Moment, plan: Plan, down: Any, clients: np.ndarray, row: dict[str, Any]) -> list[dict[str, Any]]:
         """Broadcast, client work, aggregate; adds bytes, steps and metrics to `row`. Lost results are computed again."""
@@ -275,10 +273,13 @@ class Simulation:
             try:
                 results = self.pool.execute([self._training(job, plan, down) for job in jobs])
                 began = time.perf_counter()
-                aggregating = self.pool.start("aggregate", moment, plan.exchange, to_numpy(cohort), *[payload for payload, _ in results])
+                ahead = None
                 if plan.last and not moment.task_end and moment.round + 1 < self.experiment.rounds:
-                    self._plan_ahead(moment._replace(round=moment.round + 1, exchange=0))
-                metrics = self.pool.wait(aggregating)
+                    ahead = moment._replace(round=moment.round + 1, exchange=0)
+                payloads = [payload for payload, _ in results]
+                next_down, report = self.pool.start("aggregate", moment, plan.exchange, to_numpy(cohort), ahead, *payloads, returns=2)
+                metrics, next_plan = self.pool.wait(report)
+                self._ahead = None if ahead is None else (ahead, next_down, next_plan)
                 break
             except ObjectLostError:  # a node went away with results that no one had fetched
                 if attempt == LOST_RESULTS - 1:
@@ -322,14 +323,15 @@ class Simulation:
     def _save(self, task_end: bool = False) -> int:
         """Checkpoint of the last complete round, and its rows; returns the rounds done in it."""
         assert self.recorder is not None
+        self.recorder.flush()  # first: a resume drops rows behind the checkpoint, and could not make up for missing ones
         done: int = self.pool.call("save", self.experiment.checkpoint.keep, task_end)
-        self.recorder.flush()
         return done
 
     def _stop(self, why: str) -> None:
         """Keep what is finished: complete rounds survive Ctrl-C, an incomplete one leaves no trace."""
         assert self.recorder is not None
         done = self._save()
+        self.recorder.keep_until(done, TASKS)
         self.recorder.close()
         self.recorder.status(f"{why} after round {done}; continue with: flray resume {self.folder}")
 

@@ -44,7 +44,7 @@ def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
     """The server actor's process is gone when one of its methods is called for the `call`-th time (from 0), once."""
     original, calls, killed = Pool.start, [], []
 
-    def start(self: Pool, name: str, *arguments: Any) -> Any:
+    def start(self: Pool, name: str, *arguments: Any, **options: Any) -> Any:
         if name == method:
             calls.append(name)
         if name == method and len(calls) == call + 1 and not killed:
@@ -53,7 +53,7 @@ def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
             with suppress(ray.exceptions.RayActorError):
                 while True:  # until the kill has arrived
                     ray.get(original(self, "snapshot"))
-        return original(self, name, *arguments)
+        return original(self, name, *arguments, **options)
 
     with patch.object(Pool, "start", start):
         yield killed

@@ -212,9 +212,9 @@ def test_ctrl_c_between_rounds_keeps_what_is_done(ray_cluster, tmp_path, finishe
     ("method", "call", "store"),
     [
         ("plan", 0, "files"),  # before the first checkpoint
-        ("plan", 6, "memory"),  # round 4, one after the checkpoint
+        ("plan", 4, "memory"),  # round 4; the plan of a round's first exchange comes with the aggregation before it
         ("aggregate", 5, "files"),  # after the second exchange's client work of round 3
-        ("broadcast", 4, "memory"),
+        ("aggregate", 6, "memory"),
         ("states", 9, "files"),
     ],
 )
