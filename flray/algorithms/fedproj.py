@@ -110,8 +110,10 @@ class FedProj(FedDF, frozen=True):
                 "algorithm.memory_loss or round0 is ce_labels, but the proxy data carry no labels of the private classes; "
                 "use kl and round0=auto, or set proxy.labelled and proxy.same_labels"
             )
-        logits = proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size)
-        return FedProjState(w, b, logits if self.round0 == "kl_init" else logits[:0])
+        if self.round0 == "kl_init":
+            return FedProjState(w, b, proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size))
+        with torch.no_grad():  # two samples tell the number of classes
+            return FedProjState(w, b, ctx.objective.at(w, b)(proxy.inputs(np.arange(min(2, proxy.size))))[:0])
 
     def broadcast(self, ctx: Context, state: Any) -> Any:
         size = ctx.require_proxy().size

@@ -26,7 +26,7 @@ LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, O
 ATTEMPTS = 4  # per piece of work
 PATIENCE_S = 120.0  # how long an actor may take to come back
 
-Work = Callable[[Any], Sequence[Any]]  # actor -> (payload ref, report ref)
+Piece = Callable[[Any], Sequence[Any]]  # actor -> (payload ref, report ref)
 
 
 class ServerLostError(FlrayError):
@@ -106,7 +106,7 @@ class Pool:
             raise cause(error) from None
 
     # the clients ------------------------------------------------------------------------------
-    def execute(self, work: Sequence[Work]) -> list[tuple[Any, Any]]:
+    def execute(self, work: Sequence[Piece]) -> list[tuple[Any, Any]]:
         """Run every piece on some client actor; (payload ref, report) in order of `work`, whatever order they ended in.
 
         A piece whose actor died is repeated, on whichever actor is free: the bits are the same. An application error

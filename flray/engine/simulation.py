@@ -17,7 +17,7 @@ from flray.data import Dataset, Partition, load_partition, partition_table
 from flray.engine import cohort as cohorts
 from flray.engine.actors import Recipe
 from flray.engine.cluster import Background, connect, cores, ray
-from flray.engine.pool import ObjectLostError, Pool, ServerLostError, Work
+from flray.engine.pool import ObjectLostError, Piece, Pool, ServerLostError
 from flray.engine.prepare import (
     build_data,
     build_partition,
@@ -298,7 +298,7 @@ class Simulation:
         row.update(summarise(client_rows, dict(zip(clients.tolist(), cohort.weights.tolist(), strict=True))))
         return client_rows
 
-    def _training(self, job: Assignment, plan: Plan, down: Any) -> Work:
+    def _training(self, job: Assignment, plan: Plan, down: Any) -> Piece:
         states = self.pool.start("states", job.clients) if self.stateful else None
         return lambda actor: actor.train.options(num_returns=2).remote(job, plan.exchange, down, states)
 
@@ -310,7 +310,7 @@ class Simulation:
         else:
             state = self.pool.start("snapshot")
             pieces = cohorts.runs(np.ones(self.facts["test_batches"]), len(self.pool.clients))
-            work: list[Work] = [
+            work: list[Piece] = [
                 lambda actor, r=r: actor.evaluate.options(num_returns=2).remote(state, moment, r.start, r.stop)
                 for r in pieces  # type: ignore[misc]
             ]

@@ -99,7 +99,6 @@ class Workbench:
         self.objective = Objective(module, device, experiment.precision)
         self.normalizer = Normalizer(self.dataset.mean, self.dataset.std, device)
         self.proxy: ProxyTensors | None = None
-        self.private: np.ndarray | None = None  # training samples that are the clients'
         if experiment.proxy is not None and experiment.algorithm.needs_proxy:
             self.proxy = ProxyTensors(self.load_proxy()[0], device)
 
