@@ -11,6 +11,7 @@ from flray.core.errors import ResourceError
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a private cluster on this machine; never left to what the machine happens to hold
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs its workers at nice 15 otherwise
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the round loop raises a client's error once, as one message
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits on a GPU
 
 import ray

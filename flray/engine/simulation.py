@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.errors import CheckpointError, ResourceError
+from flray.core.errors import CheckpointError, ClientError, ResourceError
 from flray.core.messages import to_numpy
 from flray.data import Dataset, Partition, load_partition, partition_table
 from flray.engine import cohort as cohorts
@@ -153,6 +153,10 @@ class Simulation:
                 except (KeyboardInterrupt, SystemExit):  # Ctrl-C; a stopped Ray job
                     self._stop("interrupted")
                     raise
+                except ClientError as error:
+                    named = type(error)(str(error).replace("RUN_FOLDER", str(self.folder)))
+                    self._fail(named)
+                    raise named from None
                 except BaseException as error:
                     self._fail(error)
                     raise
