@@ -84,7 +84,9 @@ def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_p
     """SIGINT after some rounds, `flray resume`, against the run that was left alone."""
     env = {**os.environ, "RAY_AUTH_MODE": "disabled"}
     words = [sys.executable, "-m", "flray.cli", "run", QUICK, *FAST[1:], "rounds=400", "checkpoint.every=0", "--out", str(tmp_path / "a")]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    # a background shell (CI) starts its children with SIGINT ignored
+    listening = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, **listening)
     deadline = time.monotonic() + 90
     while not list((tmp_path / "a").glob("rounds/part-*.parquet")):
         assert time.monotonic() < deadline and process.poll() is None

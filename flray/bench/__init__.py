@@ -242,15 +242,15 @@ def _local_training(bench: Any, job: Any) -> Callable[[], float]:
 
 
 def startup(home: Path, repeats: int) -> Row:
-    """From the start of a process to the quickstart's first finished round."""
+    """From the start of `flray run configs/quickstart.yaml` to its first finished round."""
     config = HOME / "configs" / "quickstart.yaml"
     if not config.exists():
         raise ConfigError(f"bench startup reads {config}: run it from a checkout of flray")
-    code = "import sys, flray; flray.run(sys.argv[1], out=sys.argv[2], overwrite=True, progress=True, rounds=1)"
+    code = "from flray.cli import main; main()"
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
-        process = _python(code, str(config), str(home / "startup"))
+        process = _python(code, "run", str(config), "rounds=1", "--out", str(home / "startup"), "--overwrite")
         assert process.stderr is not None
         seen = []
         for line in process.stderr:
