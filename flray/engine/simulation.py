@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.errors import CheckpointError, ClientError, ResourceError
+from flray.core.errors import CheckpointError, ClientError, DataError, ResourceError
 from flray.core.messages import to_numpy
 from flray.data import Dataset, Partition, load_partition, partition_table
 from flray.engine import cohort as cohorts
@@ -60,6 +61,8 @@ def simulate(
         create_folder(folder)
     try:
         run = Simulation(experiment, folder, data, partition)
+        if resume:
+            run.check_fingerprints()
         starting.join()
         run.go(progress, resume)
     except BaseException:
@@ -89,6 +92,17 @@ class Simulation:
         self.recorder: Recorder | None = None
         self._ahead: tuple[Moment, Any, Any] | None = None
         self.stateful = False
+
+    def check_fingerprints(self) -> None:
+        """Raises `DataError` when a resume would go on with other data than the run began with."""
+        path = self.folder / "environment.json"
+        before = json.loads(path.read_text())["fingerprints"] if path.exists() else self.fingerprints
+        for name, value in self.fingerprints.items():
+            if before.get(name) != value:
+                raise DataError(
+                    f"{self.folder}: the {name} changed since the run began (fingerprint {value}, was {before.get(name)}); "
+                    "restore it, or start again with another --out"
+                )
 
     # actors -----------------------------------------------------------------------------------
     def _start_actors(self) -> None:

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 import flray
 from flray.config import load_config
-from flray.core.errors import CheckpointError, ClientError, ConfigError, NonFiniteError
+from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
 from flray.core.messages import flatten
 from flray.engine import checkpoint
 from flray.engine.cohort import sample
@@ -307,6 +307,14 @@ def test_the_store_of_a_run_may_not_change(tmp_path):
     (tmp_path / "config.yaml").write_text("rounds: 1")
     with pytest.raises(ConfigError, match=r"resume: resources\.store would make it another experiment"):
         flray.resume(tmp_path, "resources.store=files")
+
+
+def test_resume_with_other_data_is_refused(ray_cluster, tmp_path):
+    run = flray.run(config(rounds=1), out=tmp_path / "run")
+    path = run.folder / "environment.json"
+    path.write_text(path.read_text().replace(run.environment["fingerprints"]["data"], "another"))
+    with pytest.raises(DataError, match="the data changed since the run began"):
+        flray.resume(run.folder, rounds=2)
 
 
 def test_a_run_that_cannot_start_leaves_the_folder_free(ray_cluster, tmp_path):
