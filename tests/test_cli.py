@@ -88,7 +88,8 @@ def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_p
     listening = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, **listening)
     deadline = time.monotonic() + 90
-    while not list((tmp_path / "a").glob("rounds/part-*.parquet")):
+    rounds = tmp_path / "a" / "rounds"
+    while not list(rounds.glob("part-*.parquet")) or pandas.read_parquet(rounds)["round"].max() < 3:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
