@@ -48,7 +48,7 @@ class Cohort(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Inputs `x [B, ...]` and labels `y [B]` (int64)."""
+    """Inputs `x [B, ...]` float32 (images `[B, C, H, W]` in channels-last memory) and labels `y [B]` (int64), on the actor's device."""
 
     x: Tensor
     y: Tensor

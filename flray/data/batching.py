@@ -6,25 +6,19 @@ A client with 20 images and batch 10 costs one gather and one normalisation an e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flray.core.messages import Batch
 from flray.data.augment import apply_crop_flip, apply_cutout, draw
 from flray.data.cache import Array
 from flray.data.config import Augment
 
 CHUNK = 512  # examples gathered at once: 6 MB of CIFAR float32, so that a chunk stays in a core's cache
 Rng = Callable[[str, int], np.random.Generator]
-
-
-class Batch(NamedTuple):
-    """`x` float32 [B, C, H, W] (channels-last memory) or [B, d], `y` int64 [B], both on the actor's device."""
-
-    x: Tensor
-    y: Tensor
 
 
 class Labelled(Protocol):

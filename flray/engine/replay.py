@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from flray.core.errors import ConfigError
+from flray.core.errors import ClientError, ConfigError
 from flray.core.messages import to_numpy, to_torch
 from flray.data import load_partition
 from flray.engine import checkpoint, cohort
 from flray.engine.server_actor import Plan, Server
-from flray.engine.workbench import Moment
+from flray.engine.workbench import Moment, in_folder
 from flray.results.read import load
 
 
@@ -78,7 +78,10 @@ class Replay:
                     if only in (None, client):
                         state = self.bench.client_state(job, client, self.server.states([client])[0])
                         indices = job.indices[job.offsets[i] : job.offsets[i + 1]]
-                        update, _, row = self.bench.train_client(job, plan.exchange, down, state, client, job.weights[i], indices)
+                        try:
+                            update, _, row = self.bench.train_client(job, plan.exchange, down, state, client, job.weights[i], indices)
+                        except ClientError as error:
+                            raise in_folder(error, self.folder) from None
                         yield client, update, row
 
     def _plan(self, moment: Moment, group: np.ndarray) -> tuple[Plan, cohort.Work, Any]:

@@ -78,6 +78,7 @@ class Server:
         `cohort` and the deliveries hold NumPy arrays. The state changes only when everything succeeded.
         """
         ctx = self._context(moment)
+        self.bench.seed_modules(ctx)  # a student with dropout
         cohort = to_torch(cohort)
         nodes = sorted(itertools.chain.from_iterable(d.nodes for d in deliveries), key=lambda n: n.place << n.level)
         new_states = [state for d in deliveries for state in d.states]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from flray.core.errors import CheckpointError, ClientError, DataError, ResourceError
 from flray.core.messages import to_numpy
 from flray.data import Dataset, Partition, load_partition, partition_table
+from flray.engine import checkpoint
 from flray.engine import cohort as cohorts
 from flray.engine.actors import Recipe
 from flray.engine.cluster import Background, connect, cores, ray
@@ -32,7 +34,7 @@ from flray.engine.prepare import (
 from flray.engine.progress import Progress
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
 from flray.engine.server_actor import Plan
-from flray.engine.workbench import Assignment, Moment
+from flray.engine.workbench import Assignment, Moment, in_folder
 from flray.experiment import Experiment, algorithm_name
 
 TASKS = 1  # task sequences build on this loop
@@ -168,7 +170,7 @@ class Simulation:
                     self._stop("interrupted")
                     raise
                 except ClientError as error:
-                    named = type(error)(str(error).replace("RUN_FOLDER", str(self.folder)))
+                    named = in_folder(error, self.folder)
                     self._fail(named)
                     raise named from None
                 except BaseException as error:
@@ -185,6 +187,9 @@ class Simulation:
             if position is None:
                 raise CheckpointError(f"{self.folder} keeps no checkpoint from before its task ended; start again with more rounds")
         task, round, done = position or (0, 0, 0)
+        passed = [p.name for p in checkpoint.checkpoints(self.folder) if checkpoint.rounds_done(p) > done] if wanted else []
+        if passed:  # the server actor cannot be heard: its own warning stays in a log file
+            warnings.warn(f"{self.folder}/checkpoints: {', '.join(passed)} damaged; going on after round {done}", stacklevel=2)
         if self.recorder is not None:
             self.recorder.close()
         self.recorder = Recorder(self.folder)

@@ -9,6 +9,7 @@ import math
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,7 +149,7 @@ class Workbench:
     ) -> tuple[Any, Any, dict[str, Any]]:
         """One client's exchange: (update or None when skipped, client state, its row of metrics)."""
         ctx, batches = self.client_context(job, client, weight, indices)
-        self._seed_modules(ctx)
+        self.seed_modules(ctx)
         row: dict[str, Any] = {"num_examples": len(indices), "num_steps": len(batches)}
         test_locally = self.experiment.evaluate.clients and hasattr(down, "w") and hasattr(down, "b")
         try:
@@ -166,7 +167,7 @@ class Workbench:
         row["skipped"] = bool(problem)
         return None if problem else update, state, row
 
-    def _seed_modules(self, ctx: Context) -> None:
+    def seed_modules(self, ctx: Context) -> None:
         """What a module itself draws (dropout) is addressed as well. `torch.manual_seed` would format a stack trace, 0.1 ms."""
         seed = seeding.torch_seed(ctx.seed, "module", ctx.task, ctx.round, ctx.exchange, ctx.client)
         torch.default_generator.manual_seed(seed)
@@ -205,7 +206,7 @@ class Workbench:
         model = self.objective.at(w, b)
         batches = Batches(
             self.dataset.train.x, self.dataset.train.y, indices,
-            batch_size=max(self.experiment.evaluate.batch_size, 1), epochs=1, rng=None, normalizer=self.normalizer,
+            batch_size=self.experiment.evaluate.batch_size, epochs=1, rng=None, normalizer=self.normalizer,
         )  # fmt: skip
         with torch.no_grad():
             right = sum((model(batch.x).argmax(dim=1) == batch.y).sum() for batch in batches)
@@ -247,3 +248,8 @@ def client_error(error: Exception, experiment: Experiment, job: Assignment, clie
         f"client {client} failed in task {job.task}, round {job.round + 1}, exchange {job.exchange}, seed {experiment.seed}: {text}\n"
         f"repeat just this client: flray replay RUN_FOLDER --client {client}"
     )
+
+
+def in_folder(error: ClientError, folder: Path) -> ClientError:
+    """The same error with the run's folder in the command that it names: an actor does not know it."""
+    return type(error)(str(error).replace("RUN_FOLDER", str(folder)))

@@ -61,7 +61,7 @@ class TreeSum:
                 return
             if left.value is None or right.value is None:
                 value, owned = (right.value, right.owned) if left.value is None else (left.value, left.owned)
-                if left.value is None and right.weight != 1.0:
+                if left.value is None and right.value is not None and not (right.owned and right.weight == 1.0):
                     value, owned = scale(right.value, right.weight), True
             else:
                 spare = None if left.owned or not self.spare else self.spare.pop()

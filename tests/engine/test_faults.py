@@ -345,7 +345,8 @@ def test_damaged_last_checkpoint_resumes_from_the_one_before(ray_cluster, tmp_pa
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    run = flray.resume(tmp_path / "run")
+    with pytest.warns(UserWarning, match="round-000003 damaged; going on after round 2"):
+        run = flray.resume(tmp_path / "run")
     assert run.rounds["round"].tolist() == [1, 2, 3, 4]
     assert last_state(run.folder) == last_state(finished("own").folder)
 

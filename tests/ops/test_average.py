@@ -117,3 +117,12 @@ def test_stacked_mean_has_the_bits_of_the_engines_own_mean():
     assert torch.equal(mean.w, direct.w)
     assert float(mean.loss) == pytest.approx(direct.loss, rel=1e-12)
     assert torch.equal(stacked.w, before)
+
+
+def test_a_lone_right_leaf_of_weight_one_is_copied():
+    """The engine reuses a client's tensors: after a skipped left sibling the sum must not follow what is written to them next."""
+    tree, update = TreeSum(), torch.ones(3)
+    tree.add(0, None, 1.0)
+    tree.add(1, update, 1.0)
+    update.zero_()
+    assert tree.total().tolist() == [1.0, 1.0, 1.0]
