@@ -13,12 +13,13 @@ Official code: FedSOL's engine multiplies the rate by 0.99 a round (`lr_decay`),
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flray.core.algorithm import Algorithm, Context
+from flray.core.algorithm import Algorithm, Context, Predictor
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, ServerState, Update
 from flray.ops.losses import cross_entropy
@@ -85,8 +86,12 @@ class FedAvg(Algorithm, frozen=True):
         return LocalStatistics(ctx.objective.initial()[1]) if self.buffers == "local" else ()
 
     def begin(self, ctx: Context, down: Any, client: Any) -> Any:
-        w = ctx.objective.scratch("w", down.w).copy_(down.w)
-        b = ctx.objective.scratch("b", down.b).copy_(client.b if self.buffers == "local" else down.b)
+        return self.start(ctx, down.w, client.b if self.buffers == "local" else down.b)
+
+    def start(self, ctx: Context, w: Tensor, b: Tensor) -> Carry:
+        """A client in training at copies of `(w, b)`, with a new optimiser."""
+        w = ctx.objective.scratch("w", w).copy_(w)
+        b = ctx.objective.scratch("b", b).copy_(b)
         first, second = ctx.objective.scratch("first moment", w), w[:0]
         if self.optimizer == "adam":
             first, second = first.zero_(), ctx.objective.scratch("second moment", w).zero_()
@@ -112,6 +117,21 @@ class FedAvg(Algorithm, frozen=True):
 
     def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
         return Update(carry.w, carry.b), LocalStatistics(carry.b.clone()) if self.buffers == "local" else client
+
+    # personalised evaluation ------------------------------------------------------------------
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> Predictor:
+        w, b = self.finetune(ctx, down.w, client.b if self.buffers == "local" else down.b, batches)
+        return ctx.objective.at(w, b)
+
+    def finetune(self, ctx: Context, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+        """Scratch `(w [P], b [Q])` after plain cross-entropy steps from a point with a new optimiser, whatever the algorithm's own
+        client does (FedSOL section 4.4, spec 6.9)."""
+        carry = self.start(ctx, w, b)
+        for batch in batches:
+            _, g = FedAvg.gradient(self, ctx, None, (), carry, batch)
+            carry.w.add_(FedAvg.direction(self, ctx, None, carry, g), alpha=-self.learning_rate(ctx))
+            carry = carry._replace(moments=carry.moments._replace(steps=carry.moments.steps + 1))
+        return carry.w, carry.b
 
     def report(self, ctx: Context, carry: Any) -> Metrics:
         return {"train/loss": carry.loss / max(carry.moments.steps, 1)}

@@ -105,6 +105,7 @@ class Algorithm(BaseModel, ABC, frozen=True, extra="forbid"):
     pool: ClassVar[Pool] = "mean"
     needs_proxy: ClassVar[bool] = False  # a public data set at the server
     proxy_on_clients: ClassVar[bool] = False  # the clients read it as well
+    global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
 
     # when -------------------------------------------------------------------------------------
     def exchanges(self, ctx: Context, state: Any) -> Sequence[Exchange]:
@@ -146,6 +147,15 @@ class Algorithm(BaseModel, ABC, frozen=True, extra="forbid"):
     def local_batches(self) -> tuple[int, int]:
         """(batch size, number of local epochs): how the engine cuts a client's data."""
 
+    def local_steps(self, num_examples: np.ndarray) -> np.ndarray:
+        """Batches `[K]` that clients with `num_examples [K]` samples get; by default those of whole epochs, the short last one kept."""
+        size, epochs = self.local_batches
+        return -(-num_examples // size) * epochs
+
+    def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor] | None:
+        """The model `(w [P], b [Q])` that a broadcast or an update carries, for testing it on the client; None: it carries none."""
+        return (message.w, message.b) if hasattr(message, "w") and hasattr(message, "b") else None
+
     def train(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
         """One client's work: `begin`, `step` for every batch, `end`. Returns (update, client state, metrics)."""
         carry = self.begin(ctx, down, client)
@@ -174,7 +184,10 @@ class Algorithm(BaseModel, ABC, frozen=True, extra="forbid"):
         """Metrics of one client's local training; the round's row holds their weighted mean."""
         return {}
 
+    @abstractmethod
     def personalize(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> Predictor:
-        """The predictor of personalised evaluation; the default is the global model."""
-        model = ctx.objective.at(down.w, down.b)
-        return lambda x: model(x)
+        """The client's own predictor (inputs `[B, ...]` -> logits or probabilities `[B, C]`) after fine-tuning on `batches`.
+
+        `down` is a round's broadcast, `client` the client's stored state, `ctx.round` the number of rounds done. Without a batch: no
+        fine-tuning. The predictor is used before the next call of any method, so it may read scratch tensors.
+        """

@@ -7,7 +7,7 @@ its gradient as one flat vector. Parameters that do not require a gradient stay 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -71,6 +71,16 @@ class Model:
         with self._objective._autocast():
             return module.head(z).float()  # type: ignore[operator, no-any-return]
 
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """(one representation `[B, F_l]` per level of the network, shallow to deep, before its activation; logits `[B, C]`)."""
+        module = self._bind()
+        try:
+            with self._objective._autocast():
+                levels, logits = module.levels(x)  # type: ignore[operator]
+        except (AttributeError, NotImplementedError) as error:
+            raise ConfigError(f"model {type(module).__name__} declares no levels(x), which this algorithm reads ({error})") from error
+        return [level.float() for level in levels], logits.float()
+
 
 class Objective:
     """An `nn.Module` as a function of flat parameters `w [P]` and batch-norm statistics `b [Q]`.
@@ -110,6 +120,7 @@ class Objective:
         head = getattr(module, "head", None)
         in_head = {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
         self._head_names = {n for n, p in trained.items() if id(p) in in_head}
+        self.in_head = tuple(n in self._head_names for n in trained)  # of every tensor of `w`, in order
         self._one = torch.ones((), device=self.device)  # d value / d value, which autograd would make at every step
         self._bound: Model | None = None
         self._training: bool | None = None
@@ -188,11 +199,13 @@ class Objective:
         """Scalar `loss(model at (w, b))`, detached, and its gradient `[P]` with respect to `w`, written to `out` if given."""
         model = self.at(w, b, mode, grad=True)
         value = loss(model)
-        return value.detach(), self.gradient(value, model, out)
+        return value.detach(), self.gradient(value, model.leaves, out)
 
-    def gradient(self, value: Tensor, model: Model, out: Tensor | None = None) -> Tensor:
-        """Gradient `[P]` of the scalar `value` with respect to the `w` of `model`; tensors that it does not reach get 0."""
-        parts = torch.autograd.grad(value, model.leaves, self._one, allow_unused=True)
+    def gradient(self, value: Tensor, leaves: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+        """Gradient `[P]` of the scalar `value` with respect to `leaves`, one for every tensor of `w` (those of a model, or of two
+        models where a part of the network ran at another point); tensors that it does not reach get 0.
+        """
+        parts = torch.autograd.grad(value, list(leaves), self._one, allow_unused=True)
         flat = torch.zeros(self.layout.size, device=self.device) if out is None else out
         if out is None:
             views = [entry.view(flat) for entry in self.layout.entries]

@@ -5,6 +5,7 @@ A client with 20 images and batch 10 costs one gather and one normalisation an e
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -68,9 +69,10 @@ class Batches:
     """The local epochs of one client: sized, and iterable as often as one likes with the same batches.
 
     Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`, or as they are when `rng` is None.
-    The last batch of an epoch may be short and is kept. Augmentation draws from `rng("augment", e)`, for the
-    whole epoch at once: results do not depend on the chunk size. `x` and `y` may be read-only memory maps, or
-    tensors already on the device (then nothing is copied from the host).
+    The last batch of an epoch may be short and is kept; `steps` ends it all earlier, within an epoch if need be.
+    Augmentation draws from `rng("augment", e)`, for the whole epoch at once: results do not depend on the chunk
+    size. `x` and `y` may be read-only memory maps, or tensors already on the device (then nothing is copied from
+    the host).
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Batches:
         batch_size: int,
         epochs: int,
         rng: Rng | None,
+        steps: int | None = None,
         normalizer: Normalizer,
         augment: Augment | None = None,
         device: torch.device | str | None = None,
@@ -93,6 +96,8 @@ class Batches:
             raise ValueError("augmentation needs a generator; pass rng, or augment=None")
         self.x, self.y, self.indices, self.rng, self.normalizer = x, y, indices, rng, normalizer
         self.batch_size, self.epochs = batch_size, epochs
+        whole = -(-len(indices) // batch_size) * epochs
+        self._steps = whole if steps is None else min(steps, whole)
         # the normalizer already stands on a device: a second opinion could only disagree
         self.device = normalizer.device
         if device is not None and torch.device(device).type != self.device.type:
@@ -104,9 +109,12 @@ class Batches:
         return len(self.indices)
 
     def __len__(self) -> int:
-        return -(-len(self.indices) // self.batch_size) * self.epochs
+        return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
+        return itertools.islice(self._all(), self._steps)
+
+    def _all(self) -> Iterator[Batch]:
         n, size = len(self.indices), self.batch_size
         chunk = max(1, CHUNK // size) * size
         for epoch in range(self.epochs):

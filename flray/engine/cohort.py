@@ -33,11 +33,6 @@ def sizes_of(partition: Partition, clients: np.ndarray) -> np.ndarray:
     return np.asarray(partition.offsets[clients + 1] - partition.offsets[clients], dtype=np.int64)
 
 
-def local_steps(sizes: np.ndarray, batch_size: int, epochs: int) -> np.ndarray:
-    """tau_k, the last batch of an epoch kept, int64 `[K]`."""
-    return -(-sizes // batch_size) * epochs
-
-
 def runs(costs: Sequence[float] | np.ndarray, pieces: int) -> list[range]:
     """Positions cut into at most `pieces` contiguous runs whose costs are as even as the order allows."""
     count = len(costs)
@@ -59,7 +54,7 @@ class Work(NamedTuple):
 def work(partition: Partition, algorithm: Algorithm, clients: np.ndarray, moment: Moment, pieces: int) -> Work:
     """The group's sizes, steps and weights, and its runs (at most `pieces`) with the sample numbers of their clients."""
     sizes = sizes_of(partition, clients)
-    steps = local_steps(sizes, *algorithm.local_batches)
+    steps = algorithm.local_steps(sizes)
     weights = algorithm.weights(torch.from_numpy(sizes))
     jobs = []
     for run in runs(steps + 1.0, pieces):

@@ -151,17 +151,18 @@ class Workbench:
         ctx, batches = self.client_context(job, client, weight, indices)
         self.seed_modules(ctx)
         row: dict[str, Any] = {"num_examples": len(indices), "num_steps": len(batches)}
-        test_locally = self.experiment.evaluate.clients and hasattr(down, "w") and hasattr(down, "b")
+        before = self.algorithm.point(ctx, down) if self.experiment.evaluate.clients else None
         try:
-            if test_locally:
-                row["client/acc_before"] = self.accuracy(down.w, down.b, indices)
+            if before is not None:
+                row["client/acc_before"] = self.accuracy(*before, indices)
             update, state, metrics = exchange.client(ctx, down, state, batches)
             row.update({name: float(value) for name, value in metrics.items()})
             problem = _nonfinite(update, row)
             if problem and self.experiment.on_nonfinite == "fail":
                 raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
-            if test_locally and not problem and hasattr(update, "w") and hasattr(update, "b"):
-                row["client/acc_after"] = self.accuracy(update.w, update.b, indices)
+            after = None if problem or before is None else self.algorithm.point(ctx, update)
+            if after is not None:
+                row["client/acc_after"] = self.accuracy(*after, indices)
         except Exception as error:
             raise client_error(error, self.experiment, job, client) from None
         row["skipped"] = bool(problem)
@@ -177,6 +178,7 @@ class Workbench:
     def client_context(self, job: Assignment, client: int, weight: float, indices: np.ndarray) -> tuple[Context, Batches]:
         """The context and the batches of one client in one exchange."""
         batch_size, epochs = self.algorithm.local_batches
+        steps = int(self.algorithm.local_steps(np.array([len(indices)]))[0])
         address = (self.experiment.seed, job.task, job.round, job.exchange, client)
         batches = Batches(
             self.dataset.train.x,
@@ -184,6 +186,7 @@ class Workbench:
             indices,
             batch_size=batch_size,
             epochs=epochs,
+            steps=steps,
             rng=lambda purpose, epoch: seeding.rng(*address, purpose, epoch),
             normalizer=self.normalizer,
             augment=self.dataset.augment,

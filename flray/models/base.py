@@ -1,4 +1,4 @@
-"""What every model of flray declares: features, head, and forward = head after features."""
+"""What every model of flray declares: features, head, levels, and forward = head after features."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class Classifier(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """Representation `z [B, F]` of inputs `x [B, ...]`: what enters the head."""
         raise NotImplementedError(f"{type(self).__name__} defines no features(x)")
+
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """(representations `[B, F_l]` of the network's levels, shallow to deep, before their activation and pooled over pixels; logits)."""
+        raise NotImplementedError(f"{type(self).__name__} defines no levels(x)")
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits `[B, C]` of inputs `x [B, ...]`."""

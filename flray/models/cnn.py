@@ -31,3 +31,10 @@ class FedAvgCNN(Classifier):
         x = torch.relu(F.max_pool2d(self.conv1(x), 2))
         x = torch.relu(F.max_pool2d(self.conv2(x), 2))
         return torch.relu(self.linear(x.flatten(1)))
+
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Both convolutions, averaged over pixels, and the linear layer, all before ReLU: `[B, 32]`, `[B, 64]`, `[B, 512]`."""
+        first = self.conv1(x)
+        second = self.conv2(torch.relu(F.max_pool2d(first, 2)))
+        third = self.linear(torch.relu(F.max_pool2d(second, 2)).flatten(1))
+        return [first.mean((2, 3)), second.mean((2, 3)), third], self.head(torch.relu(third))

@@ -45,3 +45,11 @@ class MLP(Classifier):
         for layer in self.layers:
             x = activation(layer(x))
         return x
+
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Every hidden layer before its activation, `[B, hidden[l]]`, and logits `[B, C]`."""
+        x, found = x.flatten(1), []
+        for layer in self.layers:
+            found.append(layer(x))
+            x = self._activation(found[-1])
+        return found, self.head(x)

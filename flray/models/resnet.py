@@ -69,6 +69,7 @@ class ResNet(Classifier):
                 layers.append(BasicBlock(width, out, 2 if stage and not block else 1, norm))
                 width = out
         self.blocks = nn.Sequential(*layers)
+        self._stage_ends = {sum(blocks[: i + 1]) - 1 for i in range(len(blocks))}
         self.head = nn.Linear(width, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -80,6 +81,18 @@ class ResNet(Classifier):
         if self._pool:  # before ReLU: the same value and gradient, a quarter of the work
             x = F.max_pool2d(x, 3, 2, 1)
         return self.blocks(torch.relu(x)).mean((2, 3))  # type: ignore[no-any-return]
+
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Stem and the last block of every stage, before ReLU, averaged over pixels (FedRCL: layers 0 to 4); and logits `[B, C]`."""
+        x = self.stem_norm(self.stem(x))
+        found = [x.mean((2, 3))]
+        x = torch.relu(F.max_pool2d(x, 3, 2, 1) if self._pool else x)
+        for i, block in enumerate(self.blocks):
+            before = block.before_relu(x)  # type: ignore[operator]
+            x = torch.relu(before)
+            if i in self._stage_ends:
+                found.append(before.mean((2, 3)))
+        return found, self.head(x.mean((2, 3)))
 
 
 class BasicBlock(nn.Module):
@@ -97,8 +110,12 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, width, H, W]` -> `[B, out, H / stride, W / stride]`."""
+        return torch.relu(self.before_relu(x))
+
+    def before_relu(self, x: Tensor) -> Tensor:
+        """What the last ReLU reads."""
         z = torch.relu(self.norm1(self.conv1(x)))
-        return torch.relu(self.norm2(self.conv2(z)) + self.shortcut(x))
+        return self.norm2(self.conv2(z)) + self.shortcut(x)  # type: ignore[no-any-return]
 
 
 def _conv3x3(width: int, out: int, stride: int = 1) -> nn.Conv2d:

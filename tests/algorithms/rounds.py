@@ -46,7 +46,8 @@ def play(
     for round in range(rounds):
         server = Context(objective, 0, 0, round, 0, len(data), len(data), proxy)
         down = algorithm.broadcast(server, state)
-        batches = [batches_of(x, y, *algorithm.local_batches) for x, y in data]
+        steps = algorithm.local_steps(sizes.numpy()).tolist()
+        batches = [batches_of(x, y, *algorithm.local_batches)[:n] for (x, y), n in zip(data, steps, strict=True)]
         updates, reports, tree = [], [], TreeSum()
         for k, ctx in enumerate(contexts(objective, round, data, weights, [len(b) for b in batches], proxy)):
             update, kept[k], metrics = algorithm.train(ctx, down, kept[k], batches[k])

@@ -17,3 +17,8 @@ class NormNet(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         return torch.relu(self.norm(self.hidden(x).view(-1, 4, 2))).flatten(1)
+
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        first = self.hidden(x)
+        second = self.norm(first.view(-1, 4, 2)).flatten(1)
+        return [first, second], self.head(torch.relu(second))
