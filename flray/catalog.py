@@ -24,8 +24,12 @@ METRICS = {
     "comm/down_bytes": "bytes of the tensors that the server sent, over the cohort",
     "client_steps": "local gradient steps, over the cohort",
     "proxy_examples": "proxy samples that the server passed through a model",
+    "time/personal_s": "tasks/: the personalised test",
     "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",
-    "diverged": "the global state holds a NaN or an infinity",
+    "diverged": "a client's update or the global state holds a NaN or an infinity",
+    "personal/ftE/acc_mean": "tasks/: accuracy of clients on their own test shares after E epochs of fine-tuning, mean over clients",
+    "personal/ftE/acc_std": "the same: standard deviation over clients (ddof 0)",
+    "personal/ftE/acc_p10": "the same: 10th percentile over clients",
     "project/share": "FedProj: share of local steps whose gradient was projected",
     "project/cosine": "FedProj: mean cosine of local and memory gradient before the projection",
     "memory/loss_first": "FedProj: L_mem on the first memory mini-batch of local training",
@@ -78,6 +82,22 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
     from flray.data import DataConfig
 
     return inspect.getdoc(target) or "", _fields(DataConfig)
+
+
+def page() -> str:
+    """Every algorithm's card and options as one Markdown page: `flray/algorithms/README.md`."""
+    parts = ["# Algorithms\n\nWritten by `flray list algorithms --format markdown`; the cards are the docstrings of the files.\n"]
+    for row in catalog("algorithms"):
+        text, options = detail("algorithms", row["name"])
+        parts.append(f"## {row['name']}\n\n{text}\n\n" + _markdown_rows(options))
+    return "\n".join(parts)
+
+
+def _markdown_rows(rows: list[dict[str, Any]]) -> str:
+    def line(cells: Any) -> str:
+        return "| " + " | ".join("" if cell is None else str(cell).replace("|", "\\|") for cell in cells) + " |\n"
+
+    return line(rows[0]) + line("---" for _ in rows[0]) + "".join(line(row.values()) for row in rows)
 
 
 def _table(kind: str) -> Any:

@@ -73,16 +73,19 @@ def resume(
 def list_(
     kind: Annotated[str, typer.Argument(metavar="algorithms|datasets|models|partitions|metrics", help="what to list")],
     name: Annotated[str | None, typer.Argument(help="one of them: everything about it")] = None,
-    format: Annotated[str, typer.Option(help="table or json")] = "table",
+    format: Annotated[str, typer.Option(help="table or json; algorithms: markdown, a page of all cards")] = "table",
     imports: Imports = None,
 ) -> None:
     """What there is: names with their options, defaults and bounds."""
-    from flray.catalog import catalog, detail
+    from flray.catalog import catalog, detail, page
 
     _own_modules()
     _import(imports)
+    if format == "markdown" and kind == "algorithms" and name is None:
+        print(page(), end="")
+        return
     if format not in ("table", "json"):
-        raise FlrayError(f"--format {format}: table or json")
+        raise FlrayError(f"--format {format}: table or json (and markdown for all algorithms)")
     if name is None:
         rows = catalog(kind)
         print(json.dumps(rows, indent=1, default=str)) if format == "json" else _print_rows(
@@ -217,9 +220,17 @@ def _report(folder: Path) -> None:
     from flray.results import load
 
     run = load(folder)
-    last = run.rounds.iloc[-1] if len(run.rounds) else None
-    if last is not None and last["test/acc"] is not None:
+    tested = run.rounds.dropna(subset="test/acc") if "test/acc" in run.rounds else run.rounds.iloc[:0]
+    if len(tested):
+        last = tested.iloc[-1]
         print(f"round {int(last['round'])}: test accuracy {last['test/acc']:.2%}, loss {last['test/loss']:.4f}")
+    if len(run.personal):
+        for epochs, rows in run.personal.groupby("finetune_epochs"):
+            found = rows["test/acc"].dropna()
+            spread = f"{found.mean():.2%} +- {found.std(ddof=0):.2%} over {len(found)} clients"
+            print(f"clients on their own test shares, {epochs} epochs of fine-tuning: {spread}")
+    if run.status.startswith("diverged"):
+        print(f"{run.status}")
     print(f"results: {folder}   (pandas.read_parquet('{folder}/rounds'), tensorboard --logdir {folder}/tensorboard)")
     print(f"next:    flray resume {folder} rounds={run.experiment.rounds * 2}")
     print(f"         flray run {folder}/config.yaml algorithm={_other(run.experiment)}   (flray list algorithms)")

@@ -26,7 +26,8 @@ def load_config(
 ) -> list[Experiment]:
     """Experiments of a YAML file (or mapping) and overrides `key.sub=value`; commas and `a..b` ranges make a grid.
 
-    Order: file, then its `preset`, then the overrides. Raises `ConfigError` in one line.
+    Order: the file that it `extends`, the file, its `preset`, what its table `algorithms` says of the chosen algorithm, the overrides.
+    Raises `ConfigError` in one line.
     """
     raw = _read(source)
     pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [pair(text) for text in overrides]
@@ -45,8 +46,11 @@ def _read(source: str | Path | Mapping[str, Any] | Experiment) -> dict[str, Any]
     if isinstance(source, Experiment):
         return source.dump()
     if isinstance(source, Mapping):
-        return dict(source)
-    path = Path(source)
+        return _extended(dict(source), Path(), ())
+    return _read_file(Path(source), ())
+
+
+def _read_file(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
     try:
         raw = yaml.load(path.read_text(), Loader=LOADER)
     except FileNotFoundError:
@@ -56,7 +60,20 @@ def _read(source: str | Path | Mapping[str, Any] | Experiment) -> dict[str, Any]
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds {type(raw).__name__}, not a mapping of keys to values")
-    return raw
+    return _extended(raw, path.parent, (*below, path.resolve()))
+
+
+def _extended(raw: dict[str, Any], folder: Path, below: tuple[Path, ...]) -> dict[str, Any]:
+    """`raw` over the file that it `extends` (relative to its own folder); `below` are the files that led here."""
+    parent = raw.pop("extends", None)
+    if parent is None:
+        return raw
+    path = folder / str(parent)
+    if path.resolve() in below:
+        raise ConfigError(f"extends: {path} extends itself, by way of {below[-1]}")
+    values = _read_file(path, below)
+    _overlay(values, raw)
+    return values
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -98,14 +115,13 @@ def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experimen
     if preset is not None:
         if preset not in presets:
             raise unknown("preset", str(preset), presets, "this configuration")
-        for key, section in presets[preset].items():
-            if key in NAMED and isinstance(section, dict) and "name" in section:
-                values[key] = switch(key, values.get(key), section["name"])
-            _merge(values, {key: section})
+        _overlay(values, presets[preset])
+    table = values.pop("algorithms", {})
     whole = [key for key, _ in cell if key in NAMED]
     for key, value in cell:
         if key in NAMED:  # before the keys inside it, wherever it stands on the command line
             values[key] = value if isinstance(value, dict) else switch(key, values.get(key), str(value))
+    _choose(values, table)
     for key, value in cell:
         if key not in ("preset", *whole):
             _assign(values, key.split("."), value, key)
@@ -121,19 +137,41 @@ def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experimen
 NAMED = ("algorithm", "model", "partition")  # sections of a name and its own options
 
 
+def _choose(values: dict[str, Any], table: Mapping[str, Any]) -> None:
+    """Lay what the table `algorithms: {NAME: {...}}` says of the chosen algorithm over its section."""
+    for name in table:
+        ALGORITHMS.get(name)  # a typo is an error, not an entry that nobody reads
+    section = values.get("algorithm")
+    name = section if isinstance(section, str) else (section or {}).get("name")
+    if table.get(name):
+        values["algorithm"] = {**({"name": name} if isinstance(section, str) else section), **table[name]}
+
+
+def _overlay(values: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Lay `other` over `values`; a section that names another algorithm, model or partition switches to it first."""
+    for key, section in other.items():
+        if key in NAMED and isinstance(section, Mapping) and "name" in section:
+            values[key] = switch(key, values.get(key), section["name"])
+        _merge(values, {key: section})
+
+
 def switch(section: str, current: Any, name: str) -> dict[str, Any]:
     """`algorithm=NAME`, `model=NAME`, `partition=NAME`: another one, with what the file says and both read."""
     old = {"name": current} if isinstance(current, str) else dict(current or {})
     if old.get("name") == name:
         return old
     if section == "algorithm":
-        fields = ALGORITHMS.get(name).model_fields
-        known = ALGORITHMS.get(old["name"]).model_fields if "name" in old else {}
+        new, before = ALGORITHMS.get(name), ALGORITHMS.get(old["name"]) if "name" in old else None
         # a key that neither knows is a typo in the file: kept, so that it is reported
-        kept = {k: v for k, v in old.items() if k != "name" and (k in fields or k not in known)}
+        kept = {k: v for k, v in old.items() if k != "name" and (before is None or k not in before.model_fields or _shared(k, new, before))}
     else:
         kept = {k: old[k] for k in ("clients", "seed") if k in old and section == "partition"}
     return {"name": name, **kept}
+
+
+def _shared(key: str, new: type, old: type) -> bool:
+    """Whether both algorithms have `key` from a common base: the `alpha` of FedProj is not the one of FedDyn."""
+    return any(key in vars(base).get("__annotations__", {}) for base in new.__mro__ if base in old.__mro__)
 
 
 def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -61,6 +61,20 @@ class EvaluateConfig(Section):
     batch_size: int = Field(50, ge=1, description="test batch; matters only for batch norm without tracked statistics")
     on: Literal["clients", "server"] = Field("clients", description="spread over the client actors, or on the server actor")
     clients: bool = Field(True, description="accuracy of each client on its own data before and after local training")
+    finetune_epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="personalised test at the end: fine-tuning epochs (0: none) before each client is tested on its own test share",
+    )
+    personal_clients: int | None = Field(None, ge=1, description="clients of the personalised evaluation, the first of them; none: all")
+    local_test: Literal["proportional", "classes"] = Field(
+        "proportional", description="a client's test share: proportional to its labels (FedSOL), or all samples of its classes (FedZoo)"
+    )
+    local_test_size: int = Field(1000, ge=1, description="samples of a proportional share (A of spec 2.5)")
+
+    @field_validator("finetune_epochs", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
 
 
 class CheckpointConfig(Section):
@@ -117,7 +131,9 @@ class Experiment(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     resources: ResourcesConfig = ResourcesConfig()
-    on_nonfinite: Literal["fail", "skip"] = Field("fail", description="a client whose loss or update is NaN or infinite")
+    on_nonfinite: Literal["stop", "skip", "fail"] = Field(
+        "stop", description="a NaN or an infinity: the run ends as diverged, the client is left out, or the run fails with an error"
+    )
     precision: Precision = Field("fp32", description="bf16: autocast in forward and backward passes")
     address: str | None = Field(None, description="Ray cluster; none: a new one here (or RAY_ADDRESS); auto: the one that runs")
     imports: tuple[str, ...] = Field((), description="modules to import first: your own algorithms, models, sources")

@@ -16,7 +16,7 @@ from flray.results import compare
 
 
 def run_grid(cells: Sequence[Experiment], root: Path, *, overwrite: bool = False, progress: bool = True) -> Any:
-    """Run every cell into `ROOT/LABEL`; a finished cell is kept, an unfinished one resumed. The table of all (DataFrame).
+    """Run every cell into `ROOT/LABEL`; a finished (or diverged) cell is kept, an unfinished one resumed. The table of all (DataFrame).
 
     Raises `CheckpointError` when a cell's folder holds another experiment.
     """
@@ -75,7 +75,7 @@ def _status(cell: Experiment, folder: Path, overwrite: bool) -> str:
         raise CheckpointError(
             f"{folder} holds another experiment: {key} is {there.get(key)} there, {wanted[key]} here; give another --out or add --overwrite"
         )
-    return "finished" if (folder / "STATUS").read_text().startswith("finished") else "resumed"
+    return "finished" if (folder / "STATUS").read_text().startswith(("finished", "diverged")) else "resumed"
 
 
 def _clear(folder: Path) -> bool:

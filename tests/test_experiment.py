@@ -127,3 +127,44 @@ def test_cohort_fraction_takes_at_least_one_client():
     assert only("cohort.fraction=0.29").cohort.count(10) == 2  # int(2.9), as FedSOL's code
     with pytest.raises(ConfigError, match=r"cohort\.size: 11 clients per round, but the partition has 10"):
         only("cohort.size=11").cohort.count(10)
+
+
+# extends, and the table `algorithms` ----------------------------------------------------------
+def test_a_file_extends_another_and_its_own_values_win(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({**BASE, "presets": {"small": {"rounds": 1}, "tiny": {"rounds": 2}}}))
+    child = {"extends": "../base.yaml", "name": "child", "algorithm": {"lr": 0.5}, "presets": {"small": {"seed": 4}}}
+    (tmp_path / "deep" / "child.yaml").write_text(yaml.safe_dump(child))
+    (experiment,) = load_config(tmp_path / "deep" / "child.yaml", ["preset=small"])
+    assert (experiment.name, experiment.rounds, experiment.seed) == ("child", 1, 4)
+    assert (experiment.algorithm.lr, experiment.algorithm.projection_rate) == (0.5, 0.5)
+    # another partition in the child: the parent's options go
+    (tmp_path / "deep" / "child.yaml").write_text("extends: ../base.yaml\npartition: {name: shards, shards_per_client: 2}\n")
+    (experiment,) = load_config(tmp_path / "deep" / "child.yaml")
+    assert (experiment.partition.clients, experiment.partition.alpha) == (10, None)
+
+
+def test_extending_what_is_not_there_or_itself_is_one_line(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    with pytest.raises(ConfigError, match=r"no configuration file .*b\.yaml"):
+        load_config(tmp_path / "a.yaml")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_config(tmp_path / "a.yaml")
+
+
+def test_the_table_of_algorithms_sets_what_the_chosen_one_needs():
+    base = {**BASE, "algorithms": {"fedproj": {"projection_rate": 0.25}, "feddf": {"temperature": 4.0}}}
+    assert load_config(base)[0].algorithm.projection_rate == 0.25
+    assert load_config(base, ["algorithm=feddf"])[0].algorithm.temperature == 4.0
+    assert load_config(base, ["algorithm=feddf", "algorithm.temperature=5"])[0].algorithm.temperature == 5.0
+    with pytest.raises(ConfigError, match="did you mean"):
+        load_config({**BASE, "algorithms": {"fedpproj": {}}})
+
+
+def test_a_hyper_parameter_of_the_same_name_and_another_meaning_is_not_kept():
+    """`alpha` weighs a divergence term in FedProj and a proximal term in FedDyn."""
+    base = {**BASE, "algorithm": {**BASE["algorithm"], "alpha": 0.3}}
+    switched = load_config(base, ["algorithm=feddyn"])[0].algorithm
+    assert switched.lr == 0.05
+    assert switched.alpha == type(switched).model_fields["alpha"].default

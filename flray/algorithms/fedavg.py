@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from flray.core.algorithm import Algorithm, Context, Predictor
+from flray.core.algorithm import Algorithm, ClientData, Context, Predictor
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, ServerState, Update
 from flray.ops.losses import cross_entropy
@@ -119,7 +119,7 @@ class FedAvg(Algorithm, frozen=True):
         return Update(carry.w, carry.b), LocalStatistics(carry.b.clone()) if self.buffers == "local" else client
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> Predictor:
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
         w, b = self.finetune(ctx, down.w, client.b if self.buffers == "local" else down.b, batches)
         return ctx.objective.at(w, b)
 

@@ -17,6 +17,7 @@ Not here: early stopping, which needs labelled validation data on the server.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -30,14 +31,12 @@ from flray.ops.distill import Teacher, distill, ensemble_logits, proxy_logits
 from flray.ops.losses import Direction, kl
 
 
-class FedDF(FedAvg, frozen=True):
+class ServerDistillation(FedAvg, frozen=True):
+    """FedAvg whose server, from the average on, learns from the client models' logits on the proxy data (Adam, new every round)."""
+
     pool: ClassVar[Pool] = "stack"
     needs_proxy: ClassVar[bool] = True
 
-    teacher: Teacher = hp("avg_logits", doc="ensemble: mean of logits, or of probabilities")
-    temperature: float = hp(3.0, linear=(1.0, 5.0), gt=0, doc="distillation temperature (T)")
-    squared: bool = hp(True, doc="factor T^2 on the distillation loss (Algorithm 1)")
-    kl_direction: Direction = hp("forward", doc="forward: KL(teacher || student), Eq. 9; reverse: the other way round")
     distill_lr: float = hp(1e-5, log=(1e-6, 1e-2), gt=0, doc="server learning rate (Adam)")
     distill_schedule: Literal["constant", "cosine"] = hp("constant", doc="server learning rate over the distillation steps")
     distill_epochs: int = hp(1, choice=(1, 3, 5), ge=1, doc="epochs on the proxy data per round (E_d)")
@@ -47,32 +46,52 @@ class FedDF(FedAvg, frozen=True):
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         average = stacked_mean(updates, cohort.weights)
         average = average._replace(b=self.statistics(state, average.b))
-        logits = self.ensemble(ctx, updates)
-        student, metrics = self.distill(ctx, state, updates, average, logits)
-        return student, metrics
+        return self.distill(ctx, state, updates, average, self.ensemble(ctx, updates))
+
+    @abstractmethod
+    def ensemble(self, ctx: Context, updates: Any) -> Any:
+        """What the client models teach, for every proxy sample."""
+
+    @abstractmethod
+    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Any) -> tuple[Any, Metrics]:
+        """The state after training on what `ensemble` returned, from `average`."""
+
+    @property
+    def schedule(self) -> dict[str, Any]:
+        """The optimisation's options of :func:`flray.ops.distill.fit`."""
+        return {
+            "lr": self.distill_lr,
+            "epochs": self.distill_epochs,
+            "batch_size": self.distill_batch_size,
+            "cosine": self.distill_schedule == "cosine",
+            "clip": self.distill_clip,
+        }
+
+
+class FedDF(ServerDistillation, frozen=True):
+    teacher: Teacher = hp("avg_logits", doc="ensemble: mean of logits, or of probabilities")
+    temperature: float = hp(3.0, linear=(1.0, 5.0), gt=0, doc="distillation temperature (T)")
+    squared: bool = hp(True, doc="factor T^2 on the distillation loss (Algorithm 1)")
+    kl_direction: Direction = hp("forward", doc="forward: KL(teacher || student), Eq. 9; reverse: the other way round")
 
     def ensemble(self, ctx: Context, updates: Any) -> Tensor:
         """Teacher logits `[n, C]` on the proxy data."""
         return ensemble_logits(ctx.objective, updates.w, updates.b, ctx.require_proxy(), self.distill_batch_size, self.teacher)
 
-    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, logits: Tensor) -> tuple[Any, Metrics]:
-        """The state after distillation from `average`, with what it cost and what is left of the memory loss."""
+    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Tensor) -> tuple[Any, Metrics]:
+        """The state after distillation of the logits `teacher [n, C]`, with what it cost and what is left of the memory loss."""
         proxy = ctx.require_proxy()
         w, b, loss = distill(
             ctx,
             average.w,
             average.b,
-            logits,
+            teacher,
             proxy,
-            lr=self.distill_lr,
-            epochs=self.distill_epochs,
-            batch_size=self.distill_batch_size,
             temperature=self.temperature,
             squared=self.squared,
             direction=self.kl_direction,
-            cosine=self.distill_schedule == "cosine",
-            clip=self.distill_clip,
             penalty=self.penalty(state, updates, average),
+            **self.schedule,
         )
         b = self.statistics(state, b)
         student = proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size)
@@ -80,7 +99,7 @@ class FedDF(FedAvg, frozen=True):
         # spec 5.7: the loss of the new global model against the ensemble of the same round, T = 1, whole buffer
         return state._replace(w=w, b=b), {
             "distill/loss": loss,
-            "memory/drift": kl(logits, student),
+            "memory/drift": kl(teacher, student),
             "proxy_examples": float(passes * proxy.size),
         }
 

@@ -9,7 +9,7 @@ number. One exception, for speed: a `Carry` belongs to the running client, so `s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -42,6 +42,18 @@ class Proxy(Protocol):
 
     def labels(self, index: np.ndarray) -> Tensor:
         """Labels `[B]`, int64; `DataError` when there are none."""
+
+
+class ClientData(Protocol):
+    """The batches of one client's fine-tuning: E_ft epochs, cut, shuffled and augmented as in training."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    @property
+    def plain(self) -> Iterable[Batch]:
+        """The client's samples once, in their order, without augmentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +197,7 @@ class Algorithm(BaseModel, ABC, frozen=True, extra="forbid"):
         return {}
 
     @abstractmethod
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> Predictor:
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
         """The client's own predictor (inputs `[B, ...]` -> logits or probabilities `[B, C]`) after fine-tuning on `batches`.
 
         `down` is a round's broadcast, `client` the client's stored state, `ctx.round` the number of rounds done. Without a batch: no

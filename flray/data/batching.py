@@ -108,6 +108,11 @@ class Batches:
         """Samples of the client, n_k."""
         return len(self.indices)
 
+    @property
+    def plain(self) -> Batches:
+        """The same samples once, in their order, without augmentation."""
+        return Batches(self.x, self.y, self.indices, batch_size=self.batch_size, epochs=1, rng=None, normalizer=self.normalizer)
+
     def __len__(self) -> int:
         return self._steps
 

@@ -81,6 +81,12 @@ class ClientActor:
         ctx = self._bench.server_context(moment)
         return None, self._bench.evaluate(to_torch(state, self._bench.objective.device), ctx, first, last)
 
+    def personal(
+        self, job: Assignment, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int]
+    ) -> tuple[None, list[dict[str, Any]]]:
+        assert self._bench is not None
+        return None, self._bench.personal(job, down, states, finetune_epochs)
+
     def peak_gpu_memory(self, job: Assignment) -> tuple[int, int]:
         """(bytes that training the job's client took, bytes of the GPU); needs a GPU."""
         import torch

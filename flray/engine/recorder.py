@@ -98,7 +98,7 @@ class Recorder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.rounds, self.clients, self.tasks = (Table(folder / name) for name in ("rounds", "clients", "tasks"))
+        self.rounds, self.clients, self.tasks, self.personal = (Table(folder / name) for name in ("rounds", "clients", "tasks", "personal"))
         self._flushed = 0.0
         self._tensorboard: Any = None
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
@@ -114,10 +114,15 @@ class Recorder:
     def task(self, row: Mapping[str, Any]) -> None:
         self.tasks.append([row], row["done"])
 
+    def clients_tested(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The personalised test at a task's end: one row per client and number of fine-tuning epochs."""
+        if rows:
+            self.personal.append(rows, rows[0]["done"])
+
     def flush(self) -> None:
         """Everything to disk. Raises `CheckpointError` when that fails (full disk)."""
         try:
-            for table in (self.rounds, self.clients, self.tasks):
+            for table in (self.rounds, self.clients, self.tasks, self.personal):
                 table.flush()
             self._write_tensorboard()
         except OSError as error:
@@ -144,6 +149,7 @@ class Recorder:
         self.rounds.keep("done", done)
         self.clients.keep("done", done)
         self.tasks.keep("task", task - 1)
+        self.personal.keep("task", task - 1)
 
     def status(self, text: str) -> None:
         write_text(self.folder / "STATUS", text + "\n")

@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flray.core.errors import CheckpointError, ClientError, DataError, ResourceError
+from flray.core.errors import CheckpointError, ClientError, DataError, NonFiniteError, ResourceError
 from flray.core.messages import to_numpy
 from flray.data import Dataset, Partition, load_partition, partition_table
 from flray.engine import checkpoint
 from flray.engine import cohort as cohorts
-from flray.engine.actors import Recipe
-from flray.engine.cluster import Background, connect, cores, ray
-from flray.engine.pool import ObjectLostError, Piece, Pool, ServerLostError
-from flray.engine.prepare import (
-    build_data,
-    build_partition,
-    check_folder,
-    cpus_needed,
-    create_folder,
-    how_many,
-    partition_hash,
-    status_of,
-)
+from flray.engine.cluster import Background, connect
+from flray.engine.launch import launch
+from flray.engine.pool import ObjectLostError, Piece, ServerLostError
+from flray.engine.prepare import build_data, build_partition, check_folder, cpus_needed, create_folder, partition_hash, status_of
 from flray.engine.progress import Progress
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
 from flray.engine.server_actor import Plan
+from flray.engine.summary import collapsed, summarise
+from flray.engine.testing import personal_epochs, spread, test_global, test_personal
 from flray.engine.workbench import Assignment, Moment, in_folder
 from flray.experiment import Experiment, algorithm_name
+from flray.results.read import Run
 
 TASKS = 1  # task sequences build on this loop
 RESTARTS = 3  # of the server actor in one run
 LOST_RESULTS = 3  # times that one exchange is computed
-ROW_FACTS = ("client", "exchange", "position", "num_examples", "num_steps", "skipped", "time/client_s")
 
 
 def simulate(
@@ -93,7 +84,6 @@ class Simulation:
         }
         self.recorder: Recorder | None = None
         self._ahead: tuple[Moment, Any, Any] | None = None
-        self.stateful = False
 
     def check_fingerprints(self) -> None:
         """Raises `DataError` when a resume would go on with other data than the run began with."""
@@ -106,54 +96,12 @@ class Simulation:
                     "restore it, or start again with another --out"
                 )
 
-    # actors -----------------------------------------------------------------------------------
-    def _start_actors(self) -> None:
-        resources = self.experiment.resources
-        threads = cores() if resources.server.threads == "auto" else resources.server.threads
-        client_threads = max(1, int(resources.client.num_cpus))
-        gpus = resources.client.num_gpus
-        key = hashlib.blake2b((self.experiment.yaml() + str(self.fingerprints)).encode(), digest_size=16).hexdigest()
-        if gpus == "auto":
-            gpus = self._measured_gpu_share(key, client_threads)
-        client = {"num_cpus": resources.client.num_cpus, "num_gpus": gpus}
-        server = {"num_cpus": resources.server.num_cpus, "num_gpus": resources.server.num_gpus}
-        actors = how_many(resources.client_actors, client, server, self.experiment.cohort.count(self.population))
-        self.pool = Pool.acquire(actors, client, server)
-        try:
-            self.facts = self.pool.setup(self.experiment, key, client_threads, threads, str(self.folder.absolute()))
-        except ServerLostError:  # a pool whose server died with the run before
-            self.pool.kill()
-            self.pool = Pool.acquire(actors, client, server)
-            self.facts = self.pool.setup(self.experiment, key, client_threads, threads, str(self.folder.absolute()))
-        self.facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
-        self.stateful = self.facts["stateful"]
-        # what decides the bits is written down as the number it came to
-        fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": threads})})
-        self.experiment = self.experiment.model_copy(update={"resources": fixed})
-
-    def _measured_gpu_share(self, key: str, threads: int) -> float:
-        """GPU share of one client actor: how many of the costliest client fit a GPU, at 90 % of its memory."""
-        if not ray.cluster_resources().get("GPU"):
-            return 0.0
-        largest = int(np.argmax(self.partition.sizes))
-        job = cohorts.work(
-            self.partition, self.experiment.algorithm, np.array([largest]), Moment(0, 0, 0, False, self.population, 1), 1
-        ).jobs[0]
-        probe = Pool(1, {"num_cpus": self.experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0})
-        actor = probe.clients[0]
-        try:
-            ray.get(actor.setup.remote(Recipe.of(self.experiment), key, threads))
-            peak, total = ray.get(actor.peak_gpu_memory.remote(job))
-        finally:
-            probe.kill()
-        return 1.0 / max(1, int(0.9 * total / max(peak, 1)))
-
     # the run ----------------------------------------------------------------------------------
     def go(self, progress: bool, resume: bool) -> None:
         """All rounds; restarts from the last checkpoint when the server actor dies; saves on Ctrl-C."""
         label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
         for attempt in range(RESTARTS + 1):
-            self._start_actors()
+            self.pool, self.facts, self.experiment = launch(self.experiment, self.folder, self.partition, self.fingerprints)
             position = self._restore(resume or attempt > 0)
             with Progress(label, self.experiment.rounds, position[2], enabled=progress) as show:
                 try:
@@ -210,7 +158,15 @@ class Simulation:
         rounds, every = self.experiment.rounds, self.experiment.checkpoint.every
         for task in range(first_task, TASKS):
             for round in range(first_round if task == first_task else 0, rounds):
-                row, clients = self._round(task, round, done + 1)
+                try:
+                    row, clients = self._round(task, round, done + 1)
+                except NonFiniteError as error:
+                    if self.experiment.on_nonfinite != "stop":
+                        raise
+                    row, clients = {"done": done + 1, "task": task, "round": round + 1, "diverged": True}, []
+                    return self._diverged(row, clients, str(in_folder(error, self.folder)).splitlines()[0])
+                if row["diverged"] and self.experiment.on_nonfinite == "stop":
+                    return self._diverged(row, clients, "the server's state is not finite after aggregation; lower algorithm.lr")
                 done += 1
                 self.recorder.round(row, clients)
                 # nothing waits for it: the server works its calls off in order
@@ -219,13 +175,25 @@ class Simulation:
                 if every and done % every == 0 and round + 1 < rounds:
                     self._save()
             self._save()
-            if self._task_end(task, rounds, done):
+            if self._task_end(task, rounds, done, show):
                 self.pool.start("commit", task + 1, 0, done)
                 self._save(task_end=True)
-        self.pool.call("save_model")
+        self._finish(collapsed(Run(self.folder).rounds, self.dataset.test.y) or "finished")
+
+    def _finish(self, status: str) -> None:
+        assert self.recorder is not None
+        if self.experiment.algorithm.global_model:
+            self.pool.call("save_model")
         self.recorder.close()
         self._write_environment()
-        self.recorder.status("finished")
+        self.recorder.status(status)
+
+    def _diverged(self, row: dict[str, Any], clients: list[dict[str, Any]], why: str) -> None:
+        """Divergence is a result: its round is recorded, the checkpoint and the model are those of the last finite round."""
+        assert self.recorder is not None
+        self._save()
+        self.recorder.round(row, clients)
+        self._finish(f"diverged in round {row['round']}: {why}")
 
     def _round(self, task: int, round: int, done: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         started = time.perf_counter()
@@ -236,13 +204,20 @@ class Simulation:
         client_rows = self._exchanges(task, round, False, clients, row)
         every = self.experiment.evaluate.every
         if (every and (round + 1) % every == 0) or round + 1 == self.experiment.rounds:
-            row["test/acc"], row["test/loss"] = self._evaluate(Moment(task, round, 0, False, self.population, len(clients)), row)
+            self._test(Moment(task, round, 0, False, self.population, len(clients)), row)
         row["time/client_s"] = float(sum(c["time/client_s"] for c in client_rows))
         row["time/round_s"] = time.perf_counter() - started
         return row, client_rows
 
-    def _task_end(self, task: int, rounds: int, done: int) -> bool:
-        """The exchanges at the end of a task, over every client; False when the algorithm has none."""
+    def _test(self, moment: Moment, row: dict[str, Any]) -> None:
+        """Test the global model, where the algorithm has one."""
+        if self.experiment.algorithm.global_model:
+            began = time.perf_counter()
+            row["test/acc"], row["test/loss"] = test_global(self.pool, self.experiment, moment, self.facts["test_batches"])
+            row["time/evaluate_s"] = time.perf_counter() - began
+
+    def _task_end(self, task: int, rounds: int, done: int, show: Progress) -> bool:
+        """The exchanges at the end of a task and the personalised test, over every client; False when there is no exchange."""
         assert self.recorder is not None
         row: dict[str, Any] = {
             "done": done,
@@ -256,7 +231,15 @@ class Simulation:
         everyone = np.arange(self.population)
         self._exchanges(task, rounds, True, everyone, row)
         if "exchanges" in row:
-            row["test/acc"], row["test/loss"] = self._evaluate(Moment(task, rounds, 0, True, self.population, self.population), row)
+            self._test(Moment(task, rounds, 0, True, self.population, self.population), row)
+        if personal_epochs(self.experiment):
+            show.note("testing every client on its own data")
+            began = time.perf_counter()
+            people = test_personal(
+                self.pool, self.experiment, self.partition, Moment(task, rounds, 0, False, self.population, self.population)
+            )
+            row.update(spread(people), **{"time/personal_s": time.perf_counter() - began})
+            self.recorder.clients_tested([{"done": done, "task": task, **person} for person in people])
         row["time/task_end_s"] = time.perf_counter() - started
         self.recorder.task(row)
         return "exchanges" in row
@@ -322,25 +305,8 @@ class Simulation:
         return client_rows
 
     def _training(self, job: Assignment, plan: Plan, down: Any) -> Piece:
-        states = self.pool.start("states", job.clients) if self.stateful else None
+        states = self.pool.start("states", job.clients) if self.facts["stateful"] else None
         return lambda actor: actor.train.options(num_returns=2).remote(job, plan.exchange, down, states)
-
-    def _evaluate(self, moment: Moment, row: dict[str, Any]) -> tuple[float, float]:
-        """(accuracy, loss) of the global model on the whole test set; batches are summed in order, whoever computed them."""
-        began = time.perf_counter()
-        if self.experiment.evaluate.on == "server":
-            parts: Sequence[np.ndarray] = [self.pool.call("evaluate", moment)]
-        else:
-            state = self.pool.start("snapshot")
-            pieces = cohorts.runs(np.ones(self.facts["test_batches"]), len(self.pool.clients))
-            work: list[Piece] = [
-                lambda actor, r=r: actor.evaluate.options(num_returns=2).remote(state, moment, r.start, r.stop)
-                for r in pieces  # type: ignore[misc]
-            ]
-            parts = [report for _, report in self.pool.execute(work)]
-        loss, right, count = np.concatenate(parts).sum(axis=0)
-        row["time/evaluate_s"] = time.perf_counter() - began
-        return float(right / count), float(loss / count)
 
     # the end ----------------------------------------------------------------------------------
     def _save(self, task_end: bool = False) -> int:
@@ -365,20 +331,3 @@ class Simulation:
             self._save()
         except Exception as second:  # the first error is the one to show
             write_text(self.folder / "STATUS", f"failed: {error}; and no checkpoint could be written: {second}\n")
-
-
-def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict[str, float]:
-    """Mean of the clients' metrics by aggregation weight, and the 10th percentile of their own accuracy."""
-    kept = [row for row in rows if not row["skipped"]]
-    if not kept:
-        return {}
-    share = np.array([weights[row["client"]] for row in kept])
-    share = share / share.sum()
-    found = {
-        name: float(np.dot(share, [row[name] for row in kept]))
-        for name in kept[0]
-        if name not in ROW_FACTS and all(row.get(name) is not None for row in kept)
-    }
-    if "client/acc_after" in found:
-        found["client/acc_p10"] = float(np.percentile([row["client/acc_after"] for row in kept], 10))
-    return found

@@ -17,17 +17,18 @@ import torch
 from torch import Tensor
 
 from flray.core import seeding
-from flray.core.algorithm import Context, Exchange
+from flray.core.algorithm import Context, Exchange, Predictor
 from flray.core.errors import ClientError, ConfigError, DataError, NonFiniteError
 from flray.core.messages import map_tensors, tensors, to_numpy, to_torch
 from flray.core.objective import Objective
 from flray.data import Batches, Normalizer, Proxy, eval_batches, load_dataset, load_proxy
-from flray.data.config import Augment
+from flray.data.cache import Array
+from flray.data.local_test import local_test
 from flray.experiment import Experiment
 from flray.models import build_model
 from flray.ops.average import Node, TreeSum
 
-NO_AUGMENT = Augment()
+PERSONAL = 2000  # the exchange under which the personalised test draws
 
 
 class Moment(NamedTuple):
@@ -158,7 +159,7 @@ class Workbench:
             update, state, metrics = exchange.client(ctx, down, state, batches)
             row.update({name: float(value) for name, value in metrics.items()})
             problem = _nonfinite(update, row)
-            if problem and self.experiment.on_nonfinite == "fail":
+            if problem and self.experiment.on_nonfinite != "skip":
                 raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
             after = None if problem or before is None else self.algorithm.point(ctx, update)
             if after is not None:
@@ -175,10 +176,16 @@ class Workbench:
         if ctx.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def client_context(self, job: Assignment, client: int, weight: float, indices: np.ndarray) -> tuple[Context, Batches]:
-        """The context and the batches of one client in one exchange."""
+    def client_context(
+        self, job: Assignment, client: int, weight: float, indices: np.ndarray, finetune_epochs: int | None = None
+    ) -> tuple[Context, Batches]:
+        """The context and the batches of one client in one exchange, or in its fine-tuning."""
         batch_size, epochs = self.algorithm.local_batches
-        steps = int(self.algorithm.local_steps(np.array([len(indices)]))[0])
+        steps = None
+        if finetune_epochs is None:
+            steps = int(self.algorithm.local_steps(np.array([len(indices)]))[0])
+        else:
+            epochs = finetune_epochs
         address = (self.experiment.seed, job.task, job.round, job.exchange, client)
         batches = Batches(
             self.dataset.train.x,
@@ -204,16 +211,37 @@ class Workbench:
         return self.algorithm.init_client(self.context(job.task, job.round, job.exchange, job.population, job.cohort_size, client=client))
 
     # testing ----------------------------------------------------------------------------------
+    def personal(self, job: Assignment, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
+        """Every client of the run, fine-tuned for each number of epochs from the same start, on its own share of the test set."""
+        down, test, rule = to_torch(down, self.objective.device), self.dataset.test, self.experiment.evaluate
+        rows = []
+        for i, client in enumerate(job.clients):
+            indices = job.indices[job.offsets[i] : job.offsets[i + 1]]
+            state = self.client_state(job, client, states[i])
+            draws = seeding.rng(self.experiment.seed, "local test", client)
+            labels = self.dataset.train.y[indices]
+            share = local_test(labels, test.y, self.dataset.num_classes, rule.local_test, draws, rule.local_test_size)
+            for epochs in finetune_epochs:
+                ctx, batches = self.client_context(job, client, job.weights[i], indices, epochs)
+                self.seed_modules(ctx)
+                try:
+                    predictor = self.algorithm.personalize(ctx, down, state, batches)
+                    right = self.right(predictor, test.x, test.y, share)
+                except Exception as error:
+                    raise client_error(error, self.experiment, job, client) from None
+                row = {"client": client, "finetune_epochs": epochs, "num_examples": len(indices), "num_test": len(share)}
+                rows.append({**row, "test/acc": right / len(share) if len(share) else None})
+        return rows
+
     def accuracy(self, w: Tensor, b: Tensor, indices: np.ndarray) -> float:
         """Share of right predictions on training samples `indices`, without augmentation."""
-        model = self.objective.at(w, b)
-        batches = Batches(
-            self.dataset.train.x, self.dataset.train.y, indices,
-            batch_size=self.experiment.evaluate.batch_size, epochs=1, rng=None, normalizer=self.normalizer,
-        )  # fmt: skip
+        return self.right(self.objective.at(w, b), self.dataset.train.x, self.dataset.train.y, indices) / max(len(indices), 1)
+
+    def right(self, predictor: Predictor, x: Array, y: Array, indices: np.ndarray) -> float:
+        """Number of right predictions on samples `indices`."""
+        batches = Batches(x, y, indices, batch_size=self.experiment.evaluate.batch_size, epochs=1, rng=None, normalizer=self.normalizer)
         with torch.no_grad():
-            right = sum((model(batch.x).argmax(dim=1) == batch.y).sum() for batch in batches)
-        return float(right) / max(len(indices), 1)
+            return float(sum((predictor(batch.x).argmax(dim=1) == batch.y).sum() for batch in batches))
 
     def evaluate(self, state: Any, ctx: Context, first: int, last: int) -> np.ndarray:
         """Per test batch `first..last-1`: (summed cross-entropy, right predictions, samples), float64 `[batches, 3]`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from flray.core.errors import ConfigError
 
@@ -34,6 +35,12 @@ def image_shape(model: str, input_shape: tuple[int, ...], smallest: int = 1) -> 
         need = f"{smallest}x{smallest} pixels or more"
         raise ConfigError(f"model {model!r} needs {need}, the data has {height}x{width}; set the data's `resize`")
     return channels, height, width
+
+
+def enlarge(x: Tensor, smallest: int) -> Tensor:
+    """Images `x [B, K, H, W]` with sides below `smallest` stretched to it (nearest pixel)."""
+    size = [max(side, smallest) for side in x.shape[2:]]
+    return x if size == list(x.shape[2:]) else F.interpolate(x, size)
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -31,6 +31,8 @@ MODELS = Registry(
         "resnet8": "flray.models.resnet:resnet8",
         "resnet8_3stage": "flray.models.resnet:resnet8_3stage",
         "resnet18": "flray.models.resnet:resnet18",
+        "vgg11": "flray.models.vgg:VGG11",
+        "sl_vit": "flray.models.sl_vit:SLViT",
     },
 )
 

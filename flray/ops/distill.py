@@ -1,10 +1,10 @@
-"""Ensemble distillation on public data (FedDF Algorithm 1; FedProj Eq. 9 and Algorithm 1, server half)."""
+"""Ensemble distillation on public data (FedDF Algorithm 1; FedProj Eq. 9 and Algorithm 1, server half; FedET section 3.2)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from flray.core.algorithm import Context, Proxy
 from flray.core.objective import Objective
 from flray.ops.losses import Direction, kl
-from flray.ops.optim import Moments, adam_direction_
+from flray.ops.optim import Moments, adam_direction_, clip_
 
 Teacher = Literal["avg_logits", "avg_probs"]
 
@@ -41,6 +41,43 @@ def ensemble_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, ba
     return mean.clamp_min_(1e-12).log_() if teacher == "avg_probs" else mean
 
 
+def fit(
+    ctx: Context,
+    w: Tensor,
+    b: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    proxy: Proxy,
+    *,
+    lr: float,
+    epochs: int,
+    batch_size: int,
+    cosine: bool = False,
+    clip: float | None = None,
+    penalty: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Student `(w [P], b [Q])` after Adam on loss + penalty over the proxy set, and the mean loss (0-dim).
+
+    `loss(logits [B, C], index [B])` is a scalar of the student's logits on the samples `index`. The student runs in train mode, so `b`
+    moves; the optimiser is new. `penalty(w)` returns the gradient `[P]` of a regulariser of the parameters. Inputs are not changed.
+    """
+    w, b = w.clone(), b.clone()
+    moments = Moments(torch.zeros_like(w), torch.zeros_like(w), 0)
+    gradient, total = torch.zeros_like(w), torch.zeros((), device=w.device)
+    steps = epochs * math.ceil(proxy.size / batch_size)
+    for step, index in enumerate(_epochs(ctx, proxy.size, batch_size, epochs)):
+        chosen, x = torch.from_numpy(index).to(w.device), proxy.inputs(index)
+        value, g = ctx.objective.value_and_grad(lambda f, x=x, chosen=chosen: loss(f(x), chosen), w, b, out=gradient)  # type: ignore[misc]
+        if penalty is not None:
+            g.add_(penalty(w))
+        if clip is not None:
+            clip_(g, clip)
+        moments = moments._replace(steps=step)
+        rate = lr * 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else lr
+        w.add_(adam_direction_(w, g, moments, 0.0), alpha=-rate)
+        total.add_(value)
+    return w, b, total / max(steps, 1)
+
+
 def distill(
     ctx: Context,
     w: Tensor,
@@ -48,39 +85,14 @@ def distill(
     teacher: Tensor,
     proxy: Proxy,
     *,
-    lr: float,
-    epochs: int,
-    batch_size: int,
     temperature: float,
     squared: bool,
     direction: Direction = "forward",
-    cosine: bool = False,
-    clip: float | None = None,
-    penalty: Callable[[Tensor], Tensor] | None = None,
+    **how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Student `(w [P], b [Q])` after Adam on T^2 KL(teacher || student) + penalty, and the mean distillation loss (0-dim).
-
-    `teacher [n, C]` are logits on `proxy`; the student runs in train mode, so `b` moves; the optimiser is new.
-    `penalty(w)` returns the gradient `[P]` of a regulariser of the parameters. Inputs are not changed.
-    """
-    w, b = w.clone(), b.clone()
-    moments = Moments(torch.zeros_like(w), torch.zeros_like(w), 0)
-    gradient, total = torch.zeros_like(w), torch.zeros((), device=w.device)
+    """:func:`fit`, to which `how` goes, on T^2 KL(teacher || student); `teacher [n, C]` are logits on `proxy`."""
     factor = temperature**2 if squared else 1.0
-    steps = epochs * math.ceil(proxy.size / batch_size)
-    for step, index in enumerate(_epochs(ctx, proxy.size, batch_size, epochs)):
-        target = teacher[torch.from_numpy(index).to(teacher.device)]
-        x = proxy.inputs(index)
-        loss, g = ctx.objective.value_and_grad(lambda f, t=target, x=x: factor * kl(t, f(x), temperature, direction), w, b, out=gradient)  # type: ignore[misc]
-        if penalty is not None:
-            g.add_(penalty(w))
-        if clip is not None:
-            g.mul_((clip / (g.norm() + 1e-6)).clamp_max(1.0))
-        moments = moments._replace(steps=step)
-        rate = lr * 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else lr
-        w.add_(adam_direction_(w, g, moments, 0.0), alpha=-rate)
-        total.add_(loss)
-    return w, b, total / max(steps, 1)
+    return fit(ctx, w, b, lambda z, index: factor * kl(teacher[index], z, temperature, direction), proxy, **how)
 
 
 def blocks(index: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -25,3 +25,13 @@ def kl(teacher: Tensor, student: Tensor, temperature: float = 1.0, direction: Di
     if direction == "reverse":
         log_p, log_q = log_q, log_p
     return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+
+
+def not_true_kl(teacher: Tensor, student: Tensor, y: Tensor, temperature: float = 1.0) -> Tensor:
+    """T^2 KL(teacher || student) over the C - 1 classes that are not the true one (FedNTD, Lee et al. 2022, section 4).
+
+    Logits `[B, C]`, labels `y [B]`; the softmax is over the other classes, so the true class's logit gets no gradient.
+    """
+    place = torch.arange(teacher.shape[1] - 1, device=y.device)
+    others = place + (place >= y[:, None])
+    return temperature**2 * kl(teacher.gather(1, others), student.gather(1, others), temperature)

@@ -52,3 +52,8 @@ def adam_direction_(
     # v = (first / correction1) / (sqrt(second / correction2) + eps)
     denominator = g.copy_(moments.second).sqrt_().div_(math.sqrt(correction2)).add_(eps)
     return denominator.reciprocal_().mul_(moments.first).div_(correction1)
+
+
+def clip_(g: Tensor, largest: float) -> Tensor:
+    """`g [P]` scaled to a norm of at most `largest`, in place; the same numbers as `torch.nn.utils.clip_grad_norm_`."""
+    return g.mul_((largest / (g.norm() + 1e-6)).clamp_max(1.0))

@@ -29,7 +29,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """`starting`, `running`, `finished`, `interrupted after ...` or `failed: reason`; says so where the file is missing."""
+        """`starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`, `failed: reason`, or that the file is missing."""
         path = self.folder / "STATUS"
         return path.read_text().strip() if path.exists() else "unknown: no STATUS file"
 
@@ -51,6 +51,11 @@ class Run:
     def tasks(self) -> pandas.DataFrame:
         """One row a task."""
         return self._table("tasks")
+
+    @cached_property
+    def personal(self) -> pandas.DataFrame:
+        """One row per client and number of fine-tuning epochs: the personalised test (`evaluate.finetune_epochs`)."""
+        return self._table("personal")
 
     def _table(self, name: str) -> pandas.DataFrame:
         import pandas

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     import pandas
     from rich.table import Table
 
-MEASURED = ("rounds", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")  # columns of `compare`
+MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")  # columns of `compare`
 OWN = ("name", "algorithm", "seed", "folder")
-SUMMARY = ("n", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
+SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
+PERSONAL = "personal/"  # columns of the personalised test
 LAST = 10  # rounds of `test/acc_mean10` (spec 1.4)
 # keys that do not change what a run finds
 _ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "checkpoint", "imports")
@@ -34,9 +35,10 @@ _HEADS = {
 def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
     """One row a run, also while it goes on or after it failed.
 
-    Columns: `name`, `algorithm`, every configuration key whose value is not the same in all runs, `seed`, `rounds` (done), `status`,
+    Columns: `name`, `algorithm`, every configuration key whose value is not the same in all runs, `seed`, `done` (rounds), `status`,
     `test/acc` of the last tested round, `test/acc_best`, `test/acc_mean10` (mean over the last ten tested rounds), `comm/bytes` (up and
-    down, all clients), `time/s` (sum over rounds, start-up not counted), `folder`. Accuracies are in [0, 1], NaN where nothing was tested.
+    down, all clients), `time/s` (sum over rounds, start-up not counted), `folder`, and `personal/ftE/acc_mean` where clients were tested on
+    their own shares. Accuracies are in [0, 1], NaN where nothing was tested.
     A run whose tables are damaged has the reason as its status. Raises `CheckpointError` for a folder that is no run.
     """
     import pandas
@@ -49,26 +51,30 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
         row = {"name": config.get("name", run.folder.name), "algorithm": config.get("algorithm.name")}
         row.update({key: config.get(key) for key in keys}, seed=config.get("seed"), **_measured(run), folder=str(run.folder))
         rows.append(row)
-    return pandas.DataFrame(rows, columns=["name", "algorithm", *keys, "seed", *MEASURED, "folder"])
+    personal = sorted({key for row in rows for key in row if key.startswith(PERSONAL)}, key=lambda key: (len(key), key))
+    return pandas.DataFrame(rows, columns=["name", "algorithm", *keys, "seed", *MEASURED, *personal, "folder"])
 
 
 def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFrame:
     """`compare`'s table over seeds: `n` finished runs, `mean`, `std` (ddof=1), `low` and `high`, the 95 % t-interval of the mean.
 
-    The interval is mean +- t(0.975, n - 1) std / sqrt(n), not clipped to [0, 1]; NaN for n = 1. Runs that did not finish, or have no value,
-    are counted in `unfinished` and left out. Several runs of one setting with the same seed are the same experiment: the last counts.
+    The interval is mean +- t(0.975, n - 1) std / sqrt(n), not clipped to [0, 1]; NaN for n = 1. Runs that diverged, and those that did not
+    finish or have no value, are counted in `diverged` and `unfinished` and left out. Several runs of one setting with the same seed are the
+    same experiment: the last counts.
     """
     import pandas
 
     if metric not in frame.columns:
-        raise ConfigError(f"summary: no column {metric!r}; choose one of {', '.join(MEASURED[2:])}")
-    keys = [column for column in frame.columns if column not in (*MEASURED, "seed", "folder")]
+        known = [*MEASURED[2:], *(column for column in frame.columns if column.startswith(PERSONAL))]
+        raise ConfigError(f"summary: no column {metric!r}; choose one of {', '.join(known)}")
+    keys = [column for column in frame.columns if column not in (*MEASURED, "seed", "folder") and not column.startswith(PERSONAL)]
     rows = []
     for values, group in frame.groupby(keys, sort=False, dropna=False):
         done = group[(group["status"] == "finished") & group[metric].notna()].drop_duplicates("seed", keep="last")
-        left_out = group[~group["seed"].isin(done["seed"])]["seed"].nunique()
+        rest = group[~group["seed"].isin(done["seed"])]
+        diverged = rest[rest["status"].str.startswith("diverged")]["seed"].nunique()
         mean, std, low, high = interval(done[metric])
-        rows.append([*values, len(done), left_out, mean, std, low, high])
+        rows.append([*values, len(done), diverged, rest["seed"].nunique() - diverged, mean, std, low, high])
     return pandas.DataFrame(rows, columns=[*keys, *SUMMARY])
 
 
@@ -151,7 +157,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _measured(run: Run) -> dict[str, Any]:
-    nothing = dict.fromkeys(MEASURED, math.nan) | {"rounds": 0, "status": run.status.split(";")[0]}
+    status = run.status.partition(":" if run.status.startswith("diverged") else ";")[0]
+    nothing = dict.fromkeys(MEASURED, math.nan) | {"done": 0, "status": status}
     try:
         rounds = run.rounds
     except CheckpointError as error:
@@ -161,7 +168,7 @@ def _measured(run: Run) -> dict[str, Any]:
     tested = rounds["test/acc"].dropna() if "test/acc" in rounds else rounds.iloc[:0, 0]
     sums = {name: float(rounds[name].sum()) for name in ("comm/up_bytes", "comm/down_bytes", "time/round_s") if name in rounds}
     measured = nothing | {
-        "rounds": len(rounds),
+        "done": len(rounds),
         "comm/bytes": sums.get("comm/up_bytes", math.nan) + sums.get("comm/down_bytes", math.nan),
         "time/s": sums.get("time/round_s", math.nan),
     }
@@ -171,6 +178,9 @@ def _measured(run: Run) -> dict[str, Any]:
             "test/acc_best": float(tested.max()),
             "test/acc_mean10": float(tested.tail(LAST).mean()),
         }
+    if len(run.tasks):
+        end = run.tasks.iloc[-1]
+        measured |= {name: float(end[name]) for name in run.tasks if name.startswith(PERSONAL) and name.endswith("acc_mean")}
     return measured
 
 
@@ -208,8 +218,7 @@ def _common_name(frame: pandas.DataFrame) -> str:
 
 def _shown(frame: pandas.DataFrame) -> list[str]:
     hidden = {"folder"} | ({"name"} if _common_name(frame) else set())
-    if "unfinished" in frame and not frame["unfinished"].any():
-        hidden.add("unfinished")
+    hidden |= {column for column in ("diverged", "unfinished") if column in frame and not frame[column].any()}
     if "status" in frame and (frame["status"] == "finished").all():
         hidden.add("status")
     return [column for column in frame.columns if column not in hidden]
@@ -228,7 +237,7 @@ def _is_number(frame: pandas.DataFrame, column: str) -> bool:
 def _text(column: str, value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
-    if column in _SHARES:
+    if column in _SHARES or column.startswith(PERSONAL):
         return f"{100 * value:.2f}"
     if column == "comm/bytes":
         return _bytes(value)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 def config(name, actors, store="memory", rounds=4):
     resources = {"client_actors": actors, "client": {"num_cpus": 1}, "server": {"threads": 1}, "store": store}
-    return experiment(name, resources=resources, rounds=rounds, checkpoint={"every": 2, "keep": 0})
+    return experiment(name, resources=resources, rounds=rounds, checkpoint={"every": 2, "keep": 0}, evaluate={"finetune_epochs": [0, 1]})
 
 
 def records(table):
@@ -37,6 +37,7 @@ def contents(run):
         "model": {n: a.tobytes() for n, a in load_file(run.folder / "model.safetensors").items()},
         "rounds": records(run.rounds),
         "clients": records(run.clients),
+        "personal": records(run.personal),
         "server": {n: a.tobytes() for n, a in last.server.items()},
     }
 

@@ -77,9 +77,25 @@ class Scalar(FedAvg, frozen=True):
         raise ArithmeticError("no logits")
 
 
+class Overflowing(FedAvg, frozen=True):
+    """Its server state becomes infinite though every client's update is finite."""
+
+    round: int = hp(0, doc="when, from 0")
+
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> tuple[Any, Metrics]:
+        state, metrics = super().aggregate(ctx, state, updates, cohort)
+        return (state._replace(w=state.w * float("inf")), metrics) if ctx.round == self.round else (state, metrics)
+
+
 def _swap(pair: tuple[Any, Metrics], client: Any) -> tuple[Any, Any, Metrics]:
     return pair[0], client, pair[1]
 
 
-for name, kind in (("faulty", Faulty), ("faulty_stack", FaultyStack), ("faulty_own", FaultyOwn), ("unpredictable", Scalar)):
+for name, kind in (
+    ("faulty", Faulty),
+    ("faulty_stack", FaultyStack),
+    ("faulty_own", FaultyOwn),
+    ("unpredictable", Scalar),
+    ("overflowing", Overflowing),
+):
     ALGORITHMS.add(name, kind)

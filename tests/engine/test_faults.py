@@ -76,10 +76,10 @@ def finished(ray_cluster, tmp_path_factory):
 
 # clients --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["nan loss", "inf update"])
-def test_a_diverging_client_stops_the_run_and_is_named(ray_cluster, tmp_path, kind):
+def test_a_diverging_client_fails_the_run_and_is_named(ray_cluster, tmp_path, kind):
     bad = cohort(1)[2]
     with pytest.raises(NonFiniteError) as error:
-        flray.run(config({"name": "faulty", "kind": kind, "at": f"1/0/{bad}"}), out=tmp_path / "run")
+        flray.run(config({"name": "faulty", "kind": kind, "at": f"1/0/{bad}"}, on_nonfinite="fail"), out=tmp_path / "run")
     text = str(error.value)
     assert f"client {bad} failed" in text and "round 2" in text and "seed 3" in text
     assert {"nan loss": "train/loss is nan", "inf update": "update.w is not finite"}[kind] in text
@@ -93,7 +93,7 @@ def test_a_diverging_client_stops_the_run_and_is_named(ray_cluster, tmp_path, ki
 def test_the_replay_of_a_failed_client_fails_the_same_way_and_the_others_do_not(ray_cluster, tmp_path):
     bad = cohort(1)[2]
     with pytest.raises(NonFiniteError) as error:
-        flray.run(config({"name": "faulty", "kind": "inf update", "at": f"1/0/{bad}"}), out=tmp_path / "run")
+        flray.run(config({"name": "faulty", "kind": "inf update", "at": f"1/0/{bad}"}, on_nonfinite="fail"), out=tmp_path / "run")
     replay = Replay(tmp_path / "run").goto(1)
     with pytest.raises(NonFiniteError) as again:
         list(replay.clients(only=bad))

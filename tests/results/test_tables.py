@@ -67,10 +67,10 @@ def test_compare_measures_and_keeps_only_what_differs(tmp_path: Path) -> None:
     # rho is known to fedsol alone, hidden and rounds are the same everywhere, resources change no result
     assert list(frame.columns) == [
         *("name", "algorithm", "algorithm.lr", "seed"),
-        *("rounds", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s", "folder"),
+        *("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s", "folder"),
     ]
     first = frame.iloc[0]
-    assert (first["name"], first["algorithm"], first["seed"], first["rounds"], first["status"]) == ("hand", "fedavg", 0, 4, "finished")
+    assert (first["name"], first["algorithm"], first["seed"], first["done"], first["status"]) == ("hand", "fedavg", 0, 4, "finished")
     assert first["test/acc"] == 0.5
     assert first["test/acc_best"] == 0.6
     assert first["test/acc_mean10"] == pytest.approx((0.2 + 0.6 + 0.5) / 3)
@@ -116,7 +116,7 @@ def test_unfinished_starting_damaged_and_foreign_folders(tmp_path: Path) -> None
     assert frame["status"].tolist()[:3] == ["finished", "running", "failed: client 3: boom"]
     assert frame["status"][3].startswith("damaged: ") and str(torn / "rounds") in frame["status"][3]
     assert frame["status"].tolist()[4:] == ["starting", "unknown: no STATUS file"]
-    assert frame["rounds"].tolist() == [1, 2, 0, 0, 0, 1]
+    assert frame["done"].tolist() == [1, 2, 0, 0, 0, 1]
     assert frame["test/acc"].tolist()[:2] == [0.5, 0.4]
     assert frame["test/acc"][2:5].isna().all()
     with pytest.raises(CheckpointError, match="is not a run folder"):
@@ -157,10 +157,10 @@ def test_markdown_and_terminal(tmp_path: Path) -> None:
     runs = [folder(tmp_path / f"a{seed}", config(seed=seed), [0.25 + 0.5 * seed]) for seed in (0, 1)]
     frame = compare(runs)
     assert to_markdown(frame) == (
-        "| algorithm | seed | rounds | test acc % | best % | last 10 % |  sent |  time |\n"
-        "| --------- | ---: | -----: | ---------: | -----: | --------: | ----: | ----: |\n"
-        "| fedavg    |    0 |      1 |      25.00 |  25.00 |     25.00 | 250 B | 0.5 s |\n"
-        "| fedavg    |    1 |      1 |      75.00 |  75.00 |     75.00 | 250 B | 0.5 s |\n"
+        "| algorithm | seed | done | test acc % | best % | last 10 % |  sent |  time |\n"
+        "| --------- | ---: | ---: | ---------: | -----: | --------: | ----: | ----: |\n"
+        "| fedavg    |    0 |    1 |      25.00 |  25.00 |     25.00 | 250 B | 0.5 s |\n"
+        "| fedavg    |    1 |    1 |      75.00 |  75.00 |     75.00 | 250 B | 0.5 s |\n"
     )
     one = to_markdown(summary(compare(runs[:1])))
     assert one.splitlines()[2].split("|")[2:5] == ["   1 ", "      25.00 ", "   - "]
@@ -173,3 +173,34 @@ def test_markdown_and_terminal(tmp_path: Path) -> None:
     with console.capture() as shown:
         console.print(render(failed))
     assert "[red]" in shown.get()
+
+
+def test_runs_of_different_length_are_compared_side_by_side(tmp_path: Path) -> None:
+    short, long = config() | {"rounds": 2}, config() | {"rounds": 4}
+    frame = compare([folder(tmp_path / "short", short, [0.1, 0.2]), folder(tmp_path / "long", long, [0.1, 0.2, 0.3, 0.4])])
+    assert (frame["rounds"].tolist(), frame["done"].tolist()) == ([2, 4], [2, 4])
+    assert "rounds" in to_markdown(frame)
+
+
+def test_a_diverged_run_is_counted_and_not_averaged(tmp_path: Path) -> None:
+    runs = [
+        folder(tmp_path / "a", config(seed=0), [0.4, 0.6]),
+        folder(tmp_path / "b", config(seed=1), [0.4, 0.8]),
+        folder(tmp_path / "c", config(seed=2), [0.4], status="diverged in round 2: client 3 failed in task 0: update.w is not finite"),
+    ]
+    frame = compare(runs)
+    assert frame["status"].tolist() == ["finished", "finished", "diverged in round 2"]
+    (row,) = summary(frame).to_dict("records")
+    assert (row["n"], row["diverged"], row["unfinished"], row["mean"]) == (2, 1, 0, pytest.approx(0.7))
+    assert "diverged" in to_markdown(summary(frame))
+
+
+def test_personalised_accuracy_is_a_column_of_its_own(tmp_path: Path) -> None:
+    run = folder(tmp_path / "a", config(), [0.5])
+    (run / "tasks").mkdir()
+    values = {"task": [0], "personal/ft5/acc_mean": [0.9], "personal/ft5/acc_std": [0.1], "personal/ft0/acc_mean": [0.7]}
+    pandas.DataFrame(values).to_parquet(run / "tasks" / "part-0000.parquet")
+    frame = compare([run, folder(tmp_path / "b", config(seed=1), [0.5])])
+    assert frame["personal/ft5/acc_mean"].tolist()[0] == 0.9 and math.isnan(frame["personal/ft5/acc_mean"][1])
+    assert "90.00" in to_markdown(frame)
+    assert summary(frame, "personal/ft0/acc_mean")["mean"][0] == pytest.approx(0.7)

@@ -1,0 +1,110 @@
+"""How a run ends: diverged, collapsed; and the personalised test at its end."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import flray
+from flray.core.messages import to_torch
+from flray.data.local_test import local_test
+from flray.engine import checkpoint
+from flray.engine.replay import Replay
+from flray.engine.summary import collapsed
+from flray.engine.testing import spread
+from tests.engine.test_faults import cohort, config, model
+
+
+# divergence -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["nan loss", "inf update"])
+def test_divergence_of_a_client_is_a_result(ray_cluster, tmp_path, kind):
+    bad = cohort(2)[1]
+    run = flray.run(config({"name": "faulty", "kind": kind, "at": f"2/0/{bad}"}), out=tmp_path / "run")
+    assert run.status.startswith(f"diverged in round 3: client {bad} ") and "lower algorithm.lr" in run.status
+    assert run.rounds["round"].tolist() == [1, 2, 3]
+    assert run.rounds["diverged"].tolist() == [False, False, True]
+    assert math.isnan(run.rounds["test/acc"].iloc[2])
+    # the model is that of the last finite round, and so is the checkpoint
+    two = flray.run(config(rounds=2), out=tmp_path / "two")
+    assert model(run.folder) == model(two.folder)
+    assert checkpoint.latest(run.folder).done == 2
+    # going on repeats the round, and ends the same way
+    again = flray.resume(run.folder)
+    assert again.status == run.status and again.rounds["round"].tolist() == [1, 2, 3]
+
+
+def test_divergence_on_the_server_is_a_result(ray_cluster, tmp_path):
+    run = flray.run(config({"name": "overflowing", "round": 1}), out=tmp_path / "run")
+    assert run.status.startswith("diverged in round 2: the server's state is not finite")
+    assert run.rounds["diverged"].tolist() == [False, True]
+    assert checkpoint.latest(run.folder).done == 1
+    assert all(np.isfinite(np.frombuffer(a, np.float32)).all() for n, a in model(run.folder).items() if "tracked" not in n)
+
+
+def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
+    labels = np.repeat(np.arange(4), 25)
+
+    def outcome(*rounds):
+        frame = pandas.DataFrame(
+            {"round": range(1, len(rounds) + 1), "test/acc": [a for a, _ in rounds], "test/loss": [x for _, x in rounds]}
+        )
+        return collapsed(frame, labels)
+
+    assert outcome((0.25, 1.5), (0.6, 0.9)) is None
+    assert outcome((0.25, 1.39), (0.26, 1.38)) is None, "it has not learned yet: ln 4 = 1.386"
+    assert "25.00% and loss 1.39 in round 3" in outcome((0.3, 1.3), (0.6, 0.9), (0.25, 1.386))
+    assert outcome((0.25, 900.0)).startswith("diverged: ")
+    assert outcome((0.25, 900.0), (math.nan, math.nan), (0.5, 1.0)) is None
+    assert collapsed(pandas.DataFrame({"round": [1]}), labels) is None
+
+
+# personalised test ----------------------------------------------------------------------------
+def test_personalised_test_by_hand_and_with_any_number_of_actors(ray_cluster, tmp_path):
+    """E = 0 is the global model on each client's share; E = 1 is one epoch of SGD from it; both recomputed here without the engine."""
+    sections = {"rounds": 2, "evaluate": {"finetune_epochs": [0, 1], "local_test_size": 60}}
+    runs = [flray.run(config(resources={"client_actors": n}, **sections), out=tmp_path / str(n)) for n in (1, 3)]
+    assert runs[0].personal.to_dict() == runs[1].personal.to_dict()
+    run = runs[0]
+    assert len(run.personal) == 5 * 2
+    replay = Replay(run.folder).goto(2)
+    bench, state = replay.bench, to_torch(replay.state)
+    train, test = bench.dataset.train, bench.dataset.test
+    from flray.core import seeding
+
+    for client in range(5):
+        index = replay.partition.client(client)
+        share = local_test(train.y[index], test.y, 3, "proportional", seeding.rng(3, "local test", client), 60)
+        module = bench.objective.module
+        module.load_state_dict(bench.objective.state_dict(state.w, state.b), strict=False)
+        for epochs in (0, 1):
+            if epochs:
+                order = seeding.rng(3, 0, 2, 2000, client, "batches", 0).permutation(len(index))
+                optimizer = torch.optim.SGD(module.parameters(), 0.05, 0.9)
+                module.train()
+                for rows in np.array_split(index[order], range(4, len(index), 4)):
+                    optimizer.zero_grad()
+                    x = torch.tensor(np.array(train.x[rows]))
+                    torch.nn.functional.cross_entropy(module(bench.normalizer(x)), torch.tensor(train.y[rows])).backward()
+                    optimizer.step()
+            module.eval()
+            with torch.no_grad():
+                right = module(bench.normalizer(torch.tensor(np.array(test.x[share])))).argmax(1).numpy() == test.y[share]
+            (row,) = run.personal.query("client == @client and finetune_epochs == @epochs").to_dict("records")
+            assert (row["num_test"], row["num_examples"]) == (len(share), len(index))
+            assert row["test/acc"] == pytest.approx(right.mean())
+    end = run.tasks.iloc[-1]
+    values = run.personal.query("finetune_epochs == 1")["test/acc"]
+    assert end["personal/ft1/acc_mean"] == pytest.approx(values.mean()) and end["personal/ft1/acc_std"] == pytest.approx(values.std(ddof=0))
+
+
+def test_a_client_without_test_samples_does_not_count():
+    rows = [
+        {"finetune_epochs": 1, "num_test": 4, "test/acc": 0.5},
+        {"finetune_epochs": 1, "num_test": 0, "test/acc": None},
+        {"finetune_epochs": 1, "num_test": 2, "test/acc": 1.0},
+    ]
+    assert spread(rows) == {"personal/ft1/acc_mean": 0.75, "personal/ft1/acc_std": 0.25, "personal/ft1/acc_p10": 0.55}
