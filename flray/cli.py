@@ -157,28 +157,31 @@ def compare(
 
 @app.command()
 def figure(
-    kind: Annotated[str, typer.Argument(metavar="curves|decision-regions")],
+    kind: Annotated[str, typer.Argument(metavar="curves|clients|decision-regions")],
     folders: Annotated[list[Path], typer.Argument(help="run folders")],
     out: Annotated[Path, typer.Option(help="PNG file")] = Path("figure.png"),
     metric: Annotated[str, typer.Option(help="curves: a column of rounds/")] = "test/acc",
     rounds: Annotated[str, typer.Option(help="decision-regions: rounds to show")] = "1,5,20",
 ) -> None:
-    """A picture of runs: learning curves, or decision regions of clients and global model (2-D data)."""
+    """A picture of runs: learning curves, the clients' personalised accuracies, or decision regions (2-D data)."""
     from flray.core.errors import unknown
-    from flray.results import curves, decision_regions
+    from flray.results import clients, curves, decision_regions
 
     if kind == "curves":
         curves(folders, metric=metric, out=out)
+    elif kind == "clients":
+        clients(folders, out=out)
     elif kind == "decision-regions":
         decision_regions(folders, rounds=[int(r) for r in rounds.split(",")], out=out)
     else:
-        raise unknown("figure", kind, ["curves", "decision-regions"])
+        raise unknown("figure", kind, ["curves", "clients", "decision-regions"])
     print(out)
 
 
 @app.command()
 def bench(
     only: Annotated[str, typer.Option(help="workloads, by comma")] = "W1,W2,W3,step,server,startup",
+    algorithms: Annotated[str | None, typer.Option(help="instead: local steps of these (by comma, or all) beside FedAvg's")] = None,
     rounds: Annotated[int | None, typer.Option(help="rounds per measurement")] = None,
     repeats: Annotated[int, typer.Option(help="interleaved repetitions")] = 3,
     format: Annotated[str, typer.Option(help="table or json")] = "table",
@@ -186,7 +189,12 @@ def bench(
     """Speed and memory beside a bare PyTorch loop that does the same gradient steps, as ratios."""
     from flray import bench as benchmarks
 
-    rows = benchmarks.bench(tuple(only.split(",")), rounds=rounds, repeats=repeats)
+    if algorithms is None:
+        rows = benchmarks.bench(tuple(only.split(",")), rounds=rounds, repeats=repeats)
+    else:
+        from flray.bench.steps import compare_steps
+
+        rows = compare_steps(algorithms.split(","), benchmarks.W1, repeats)
     print(json.dumps(rows, indent=1, default=str)) if format == "json" else _print_rows(rows, "flray bench")
 
 

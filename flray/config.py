@@ -26,7 +26,8 @@ def load_config(
 ) -> list[Experiment]:
     """Experiments of a YAML file (or mapping) and overrides `key.sub=value`; commas and `a..b` ranges make a grid.
 
-    Order: the file that it `extends`, the file, its `preset`, what its table `algorithms` says of the chosen algorithm, the overrides.
+    Order: the file that it `extends`, the file, its `preset`, what its tables `algorithms`, `models`, `partitions`
+    say of the chosen ones, the overrides.
     Raises `ConfigError` in one line.
     """
     raw = _read(source)
@@ -116,12 +117,13 @@ def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experimen
         if preset not in presets:
             raise unknown("preset", str(preset), presets, "this configuration")
         _overlay(values, presets[preset])
-    table = values.pop("algorithms", {})
+    tables = {section: values.pop(f"{section}s", {}) for section in NAMED}
     whole = [key for key, _ in cell if key in NAMED]
     for key, value in cell:
         if key in NAMED:  # before the keys inside it, wherever it stands on the command line
             values[key] = value if isinstance(value, dict) else switch(key, values.get(key), str(value))
-    _choose(values, table)
+    for section, table in tables.items():
+        _choose(values, section, table)
     for key, value in cell:
         if key not in ("preset", *whole):
             _assign(values, key.split("."), value, key)
@@ -137,14 +139,15 @@ def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experimen
 NAMED = ("algorithm", "model", "partition")  # sections of a name and its own options
 
 
-def _choose(values: dict[str, Any], table: Mapping[str, Any]) -> None:
-    """Lay what the table `algorithms: {NAME: {...}}` says of the chosen algorithm over its section."""
-    for name in table:
-        ALGORITHMS.get(name)  # a typo is an error, not an entry that nobody reads
-    section = values.get("algorithm")
-    name = section if isinstance(section, str) else (section or {}).get("name")
+def _choose(values: dict[str, Any], section: str, table: Mapping[str, Any]) -> None:
+    """Lay what the table `algorithms: {NAME: {...}}` (or `models`, `partitions`) says of the chosen name over its section."""
+    if section == "algorithm":
+        for name in table:
+            ALGORITHMS.get(name)  # a typo is an error, not an entry that nobody reads
+    current = values.get(section)
+    name = current if isinstance(current, str) else (current or {}).get("name")
     if table.get(name):
-        values["algorithm"] = {**({"name": name} if isinstance(section, str) else section), **table[name]}
+        values[section] = {**({"name": name} if isinstance(current, str) else current), **table[name]}
 
 
 def _overlay(values: dict[str, Any], other: Mapping[str, Any]) -> None:

@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.flop_counter import FlopCounterMode
 
 from flray import bench
 from flray.bench import BarePool, Workload
+from flray.bench.steps import flray_algorithms, local_training, step_cost
 from flray.core.errors import ConfigError
 from flray.core.seeding import torch_seed
 from flray.engine.simulation import simulate
 from flray.models import build_model
 
 TINY = Workload(6, 10, (8, 8, 1), 3, 4, {"name": "mlp", "hidden": [8]}, epochs=2)
+CONVOLUTIONS = Workload(1, 100, (16, 16, 3), 1, 20, {"name": "fedavg_cnn"})
 KEYS = {"name", "value", "unit", "must", "aim", "met", "detail"}
 
 
@@ -67,6 +70,20 @@ def test_memory_of_this_process():
 def test_step_row():
     row = bench.step(TINY, repeats=1)
     assert set(row) == KEYS and row["value"] > 0
+
+
+@pytest.mark.parametrize("name", flray_algorithms())
+def test_the_declared_cost_of_a_step_is_what_torch_counts(name):
+    """FLOPs of matrix products and convolutions in one step over FedAvg's. The first layer has no gradient for its input and the head costs
+    next to nothing, so thirds are off by a few per cent."""
+
+    def flops(which: str) -> float:
+        train = local_training(which, CONVOLUTIONS)
+        with FlopCounterMode(display=False) as counter:
+            train()
+        return counter.get_total_flops()
+
+    assert flops(name) / flops("fedavg") == pytest.approx(step_cost(name, CONVOLUTIONS), rel=0.06)
 
 
 def test_population_shares_the_samples():

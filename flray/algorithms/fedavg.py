@@ -1,14 +1,19 @@
 """FedAvg (McMahan et al., AISTATS 2017, Algorithm 1): several local epochs, then weighted averaging. The base of the others.
 
-| paper | field | default |
-|---|---|---|
-| eta | `lr` | 0.01 |
-| E | `local_epochs` | 5 |
-| B | `batch_size` | 50 |
-| n_k / n | `weighting` | examples, over the sampled clients |
+w_k: `local_epochs` of the optimiser on the cross-entropy from w_g; then w_g <- sum_k p_k w_k with p_k = n_k / n over the sampled clients.
 
-Down: P + Q numbers. Up: P + Q. State: none (with `buffers: local`, Q on each client). The optimiser is new every round.
+| paper | field | default | searched |
+|---|---|---|---|
+| eta | `lr`, `lr_decay` per round | 0.01, none | 1e-4 to 1 |
+| E | `local_epochs` | 5 | 1 to 20 |
+| B | `batch_size` | 50 | 10 to 256 |
+| n_k / n | `weighting` | examples, over the sampled clients | - |
+| - | `optimizer`, `momentum`, `weight_decay`: new every round | sgd, 0.9, 0 | - |
+| - | `buffers`: batch-norm statistics | average (a plain weighted mean, the variances too) | - |
+
+Down: P + Q numbers. Up: P + Q. State: none (with `buffers: local`, Q on each client). Cost per step: 1, the unit of the others.
 Official code: FedSOL's engine multiplies the rate by 0.99 a round (`lr_decay`), FedZoo-Bench uses Adam 1e-3 without decay.
+Known failures: with skewed labels a local model forgets the classes its client has not, and the average with it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ Client: FedAvg. Server: start at the average, minimise T^2 KL(sigma(mean_k f_k(x
 | - | `distill_clip` | none | 5 |
 
 Defaults are those of FedProj's tables, so that FedDF = FedProj with projection_rate 0 and alpha 0 (spec 9.1).
-Down: P + Q. Up: P + Q. State: none besides the public data. Server cost: K forward passes and E_d epochs on the public data.
+Down: P + Q. Up: P + Q. State: none besides the public data. Cost per step: 1 FedAvg step.
+Server cost: K forward passes and E_d epochs on the public data.
 Not here: early stopping, which needs labelled validation data on the server.
 """
 

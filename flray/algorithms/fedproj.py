@@ -1,4 +1,4 @@
-"""FedProj: client gradients projected so that a distillation loss on public memory cannot rise, then ensemble distillation.
+"""FedProj (journal version and preprint): client gradients projected so that a memory loss cannot rise, then ensemble distillation.
 
 Journal version (seed 000: sections 4, A.2, A.4, Algorithm 1) by default; the preprint (seed 001) by option.
 
@@ -16,7 +16,7 @@ Journal version (seed 000: sections 4, A.2, A.4, Algorithm 1) by default; the pr
 Constraint <g, g_mem> >= 0; g = g_local - (<g_local, g_mem> / ||g_mem||^2) g_mem where it is violated. The projected gradient goes
 to the optimiser (`project_stage: update` projects the optimiser's direction instead). One inner product over all parameters.
 Down: P + Q + |M| C logits (the memory's inputs are public and already there). Up: P + Q. State: server keeps Z, the ensemble's logits.
-Cost per step: 2 FedAvg steps. Known failure: with public data far from the private ones g_mem is small, and delta decides.
+Cost per step: 2 FedAvg steps (1 + r). Known failure: with public data far from the private ones g_mem is small, and delta decides.
 """
 
 from __future__ import annotations
@@ -155,6 +155,9 @@ class FedProj(FedDF, frozen=True):
             draws=ctx.rng("projection").random(ctx.num_steps),
             tally=Tally(*torch.zeros(5, device=base.w.device).unbind()),
         )
+
+    def step_cost(self) -> float:
+        return 1 + self.projection_rate
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)

@@ -13,17 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-import torch
-
 from flray.bench.bare import WARM_UP, BarePool, Measured, Workload, measure
-from flray.config import load_config
 from flray.core.errors import ConfigError, FlrayError, unknown
 
 Row = dict[str, Any]
@@ -206,39 +202,11 @@ def _gone() -> Iterator[None]:
 
 def step(workload: Workload, repeats: int) -> Row:
     """Seconds of a local step of FedProj (memory batch = local batch) and FedAvg: one client in this process on one thread."""
-    from flray.engine.workbench import Assignment, Workbench
+    from flray.bench.steps import compare_steps
 
-    base = workload.experiment(1)
-    shared = {"lr": 0.01, "momentum": 0.9, "local_epochs": 1, "batch_size": workload.batch}
-    proxy = {"source": "holdout", "size": min(2000, workload.clients * workload.images // 2), "labelled": False}
-    fedproj = load_config(base, {"algorithm": {"name": "fedproj", "round0": "kl_init", **shared}, "proxy": proxy})[0]
-    index = np.arange(min(5 * workload.batch, workload.images))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        job = Assignment(0, 0, 0, 0, (0,), (1.0,), index, np.array([0, len(index)]), 1, 1)
-        trains = [_local_training(Workbench(experiment), job) for experiment in (base, fedproj)]
-        pairs = [[train() for train in trains] for _ in range(1 + 5 * repeats)][1:]
-    finally:
-        torch.set_num_threads(threads)
-    one, two = (min(times) for times in zip(*pairs, strict=True))
-    ratio = median(b / a for a, b in pairs)
-    return _row("FedProj/FedAvg step", two / one, f"{two * 1e3:.2f} and {one * 1e3:.2f} ms on one thread; median ratio {ratio:.2f}")
-
-
-def _local_training(bench: Any, job: Any) -> Callable[[], float]:
-    """Seconds of one local step, each time it is called."""
-    ctx = bench.context(0, 0, 0, 1, 1)
-    algorithm = bench.algorithm
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *bench.objective.initial()))
-
-    def train() -> float:
-        ctx, batches = bench.client_context(job, 0, 1.0, job.indices)
-        started = time.perf_counter()
-        algorithm.train(ctx, down, (), batches)
-        return (time.perf_counter() - started) / len(batches)
-
-    return train
+    one, two = compare_steps(["fedproj"], workload, repeats)
+    detail = f"{two['ms/step']:.2f} and {one['ms/step']:.2f} ms on one thread; median ratio"
+    return _row("FedProj/FedAvg step", two["time / fedavg"], detail)
 
 
 def startup(home: Path, repeats: int) -> Row:

@@ -159,6 +159,10 @@ class Algorithm(BaseModel, ABC, frozen=True, extra="forbid"):
     def local_batches(self) -> tuple[int, int]:
         """(batch size, number of local epochs): how the engine cuts a client's data."""
 
+    def step_cost(self) -> float:
+        """FLOPs of a local step in units of FedAvg's: of 3 parts, a forward pass is 1 and a backward pass 2; vectors `[P]` do not count."""
+        return 1.0
+
     def local_steps(self, num_examples: np.ndarray) -> np.ndarray:
         """Batches `[K]` that clients with `num_examples [K]` samples get; by default those of whole epochs, the short last one kept."""
         size, epochs = self.local_batches

@@ -3,7 +3,8 @@
 from flray.data.batching import Batch, Batches, Normalizer, eval_batches
 from flray.data.config import Augment, Constants, DataConfig, ProxyConfig
 from flray.data.dataset import Dataset, LeakWarning, load_dataset
-from flray.data.partition import PARTITIONS, Partition, PartitionConfig, load_partition, make_partition
+from flray.data.local_test import local_test
+from flray.data.partition import PARTITIONS, Partition, PartitionConfig, PartitionWarning, load_partition, make_partition
 from flray.data.partition import figure as partition_figure
 from flray.data.partition import table as partition_table
 from flray.data.proxy import Proxy, load_proxy
@@ -22,6 +23,7 @@ __all__ = [
     "Normalizer",
     "Partition",
     "PartitionConfig",
+    "PartitionWarning",
     "Proxy",
     "ProxyConfig",
     "Split",
@@ -30,6 +32,7 @@ __all__ = [
     "load_dataset",
     "load_partition",
     "load_proxy",
+    "local_test",
     "make_partition",
     "partition_figure",
     "partition_table",

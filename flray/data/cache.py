@@ -89,6 +89,15 @@ def file_digest(paths: Sequence[Path]) -> str:
     return digest(out)
 
 
+def listing_digest(paths: Sequence[str]) -> str:
+    """Hash of the names, sizes and times of many small files: what `file_digest` trusts, without reading any of them."""
+    state = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        stat = os.stat(path)
+        state.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return state.hexdigest()
+
+
 def array_digest(*arrays: Array | None) -> str:
     """Hash of contents, dtypes and shapes of arrays."""
     state = hashlib.blake2b(digest_size=16)

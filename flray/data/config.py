@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from flray.core.errors import ConfigError
+from flray.data.published import augmentation
 
 
 class Augment(BaseModel, frozen=True, extra="forbid"):
@@ -14,13 +16,13 @@ class Augment(BaseModel, frozen=True, extra="forbid"):
 
     The crop works on raw uint8 pixels before normalisation (as torchvision's RandomCrop does, so the
     padding is black, not the mean colour); cutout works after it, on a square clipped at the border
-    (DeVries and Taylor 2017; the FedSOL code uses `crop_padding=4, flip=True, cutout=16`).
+    (DeVries and Taylor 2017).
     """
 
-    crop_padding: int = Field(default=0, ge=0)
-    crop_mode: Literal["constant", "reflect"] = "constant"
-    flip: bool = False
-    cutout: int = Field(default=0, ge=0)
+    crop_padding: int = Field(default=0, ge=0, description="pixels around the image before a random crop of its size; 0: no crop")
+    crop_mode: Literal["constant", "reflect"] = Field(default="constant", description="padding: black, or mirrored about the edge pixel")
+    flip: bool = Field(default=False, description="horizontally, with probability 1/2")
+    cutout: int = Field(default=0, ge=0, description="side of the square that is set to 0; 0: none")
 
     @property
     def active(self) -> bool:
@@ -49,9 +51,9 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
     `source` is a registered name, the name of a folder of Parquet files below `root`, or `hf:<id or folder>`.
     """
 
-    source: str
+    source: str = Field(description="name in `flray list datasets`, folder of Parquet files below root, or hf:<id or folder>")
     root: str | None = Field(default=None, description="folder of data sets; default: the environment variable FLRAY_DATA")
-    download: bool = Field(default=False, description="let torchvision download what is not below root")
+    download: bool = Field(default=False, description="let torchvision or medmnist download what is not below root")
     label: str | None = Field(default=None, description="label column; default: label, fine_label, or the only ClassLabel")
     input: str | None = Field(default=None, description="image or feature column; default: the image column, or all numbers")
     group: str | None = Field(default=None, description="column of natural client ids, for the `natural` partition")
@@ -63,10 +65,22 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
     channels: Literal[1, 3] | None = Field(default=None, description="grey to 3 equal channels, or colour to grey")
     pca: int | None = Field(default=None, gt=0, description="tabular: project on the first components of the train split")
     standardize: bool = Field(default=False, description="tabular: train mean 0, std 1, before PCA")
-    normalize: Literal["dataset", "fedzoo", "half", "unit"] | Constants = "dataset"
-    augment: Augment = Augment()
-    leak_check: bool = True
-    options: dict[str, Any] = Field(default={}, description="what a source itself reads (synthetic, hf, your own)")
+    normalize: Literal["dataset", "fedzoo", "half", "unit"] | Constants = Field(
+        default="dataset", description="published constants (FedSOL's) or those of the train split; FedZoo-Bench's; 0.5; none; mean and std"
+    )
+    augment: Augment = Field(
+        default=Augment(), description="crop_padding, crop_mode, flip, cutout; or fedsol: what FedSOL's code does to this data set"
+    )
+    leak_check: bool = Field(default=True, description="refuse test samples that are also train samples (above 1 %; below: a warning)")
+    options: dict[str, Any] = Field(default={}, description="what a source itself reads (synthetic, hf, cinic10, your own)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_out(cls, data: Any) -> Any:
+        """A preset's name becomes the record it stands for: the saved configuration is explicit."""
+        if isinstance(data, Mapping) and isinstance(data.get("augment"), str) and isinstance(data.get("source"), str):
+            return {**data, "augment": augmentation(data["augment"], data["source"])}
+        return data
 
 
 class ProxyConfig(DataConfig, frozen=True, extra="forbid"):

@@ -12,25 +12,10 @@ from flray.core.errors import ConfigError, DataError
 from flray.core.seeding import rng
 from flray.data.cache import Array, Entry, array_digest, digest, fetch
 from flray.data.config import Augment, Constants, DataConfig
+from flray.data.published import CONSTANTS, FEDZOO, plain_name
 from flray.data.sources import Split, Splits, load_splits, pack, unpack
 
 LEAK_LIMIT = 0.01  # of the test split; CIFAR-100 as published shares 10 images of 10,000
-
-# published train constants, as in Lee-Gihun/FedSOL (CIFAR-100: of all 50,000 train images)
-CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "mnist": ((0.1307,), (0.3081,)),
-    "cifar10": ((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768)),
-    "cifar100": ((0.50707516, 0.48654887, 0.44091784), (0.26733429, 0.25643846, 0.27615047)),
-    "svhn": ((0.4376821, 0.4437697, 0.47280442), (0.19803012, 0.20101562, 0.19703614)),
-    "cinic10": ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)),
-    "pathmnist": ((0.5,) * 3, (0.5,) * 3),
-    "tissuemnist": ((0.5,) * 3, (0.5,) * 3),
-}
-# MMorafah/FedZoo-Bench
-FEDZOO: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
-}
 
 
 class LeakWarning(UserWarning):
@@ -116,6 +101,9 @@ def check_splits(splits: Splits, config: DataConfig) -> None:
             raise DataError(f"{what}.y is {split.y.dtype} {split.y.shape}; make it int64 [{len(split.x)}]")
         if not len(split.y):
             raise DataError(f"{what} has no samples")
+        low, high = int(split.y.min()), int(split.y.max())
+        if low < 0 or high >= len(splits.classes):
+            raise DataError(f"{what}.y holds class {low if low < 0 else high}, which is none of 0..{len(splits.classes) - 1}")
         if split.x.shape[1:] != splits.train.x.shape[1:]:
             raise DataError(f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}")
 
@@ -272,7 +260,7 @@ def _constants(config: DataConfig, train: Split, meta: Any) -> tuple[tuple[float
     if train.x.ndim == 2:
         return (), ()
     channels = train.x.shape[3]
-    name = config.source.rstrip("/").rsplit("/", 1)[-1].removeprefix("hf:")
+    name = plain_name(config.source)
     if isinstance(config.normalize, Constants):
         mean, std = config.normalize.mean, config.normalize.std
     elif config.normalize == "half":
@@ -283,8 +271,8 @@ def _constants(config: DataConfig, train: Split, meta: Any) -> tuple[tuple[float
         if name not in FEDZOO:
             raise ConfigError(f"data.normalize: fedzoo has constants for {', '.join(FEDZOO)}, not for {name!r}; use dataset")
         mean, std = FEDZOO[name]
-    elif name in CONSTANTS and len(CONSTANTS[name][0]) == channels:
-        mean, std = CONSTANTS[name]
+    elif name in CONSTANTS and len(CONSTANTS[name][0]) in (1, channels):
+        mean, std = (values * (channels // len(values)) for values in CONSTANTS[name])
     else:
         mean, std = tuple(meta["mean"]), tuple(s or 1.0 for s in meta["std"])
     if len(mean) != channels:

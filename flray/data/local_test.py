@@ -1,4 +1,4 @@
-"""A client's own share of the test set (spec 2.5), for personalised evaluation. Different clients may share test samples."""
+"""The share of the global test set on which one client is tested (spec 2.5). Shares of different clients may overlap."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ import numpy as np
 
 from flray.data.cache import Array
 
-Rule = Literal["proportional", "classes"]
 
+def local_test(
+    labels: Array,
+    test_labels: Array,
+    num_classes: int,
+    rule: Literal["proportional", "classes"],
+    rng: np.random.Generator,
+    size: int = 1000,
+) -> Array:
+    """Ascending sample numbers (int64) of the test share of a client with training `labels [n_k]`; `test_labels [n_test]`.
 
-def local_test(labels: Array, test_labels: Array, num_classes: int, rule: Rule, rng: np.random.Generator, size: int = 1000) -> Array:
-    """Test sample numbers (int64, ascending) of a client with training `labels [n_k]`.
-
-    `proportional` (Lee-Gihun/FedSOL): min(available, int(size * f_c)) samples of class c without replacement, f_c the share of c
-    among `labels`. `classes` (FedZoo-Bench): every test sample of every class in `labels`; draws nothing.
+    `proportional` (Lee-Gihun/FedSOL): of every class c, floor(size * n_kc / n_k) samples drawn without replacement, or all
+    there are. `classes` (FedZoo-Bench): every sample of every class the client holds; nothing is drawn.
     """
-    counts = np.bincount(np.asarray(labels), minlength=num_classes)
-    test = np.asarray(test_labels)
-    chosen = []
-    for c in np.flatnonzero(counts):
-        pool = np.flatnonzero(test == c)
-        if rule == "proportional":
-            pool = rng.choice(pool, min(len(pool), int(size * counts[c] / len(labels))), replace=False)
-        chosen.append(pool)
-    return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
+    held = np.bincount(labels, minlength=num_classes)
+    if rule == "classes":
+        return np.flatnonzero(held[test_labels])
+    # whole numbers: floor(size * (n_kc / n_k)) in floating point can come out one too low
+    wanted = size * held // max(len(labels), 1)
+    shares = [np.zeros(0, np.int64)]
+    for c in np.flatnonzero(wanted):
+        there = np.flatnonzero(test_labels == c)
+        shares.append(rng.choice(there, min(int(wanted[c]), len(there)), replace=False))
+    return np.sort(np.concatenate(shares))

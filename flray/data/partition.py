@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import uuid
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -68,6 +69,9 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
     shards_per_client: int | None = Field(default=None, description="shards: s")
     classes_per_client: int | None = Field(default=None, description="label_skew: q")
     table: tuple[tuple[int, ...], ...] | None = Field(default=None, description="samples, one row a client, one column a class")
+    empty: Literal["error", "drop"] = Field(
+        default="error", description="clients without samples: an error, or left out of the population (the others keep their order)"
+    )
     options: dict[str, Any] = Field(default={}, description="for a partition of your own")
     seed: int | None = Field(default=None, description="default: the run's seed")
     seed_mode: Literal["addressed", "numpy_legacy"] = Field(
@@ -119,11 +123,19 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
+class PartitionWarning(UserWarning):
+    """Clients without samples that were left out."""
+
+
 class Partition(NamedTuple):
-    """Sample numbers of client k: `indices[offsets[k]:offsets[k + 1]]` (int32 or int64; offsets int64 [N + 1])."""
+    """Sample numbers of client k: `indices[offsets[k]:offsets[k + 1]]` (int32 or int64; offsets int64 [N + 1]).
+
+    `dropped` clients had no samples and are not among the N.
+    """
 
     indices: Array
     offsets: Array
+    dropped: int = 0
 
     @property
     def num_clients(self) -> int:
@@ -139,7 +151,7 @@ class Partition(NamedTuple):
     def hash(self) -> str:
         """blake2b of both arrays, 32 hex digits."""
         state = hashlib.blake2b(digest_size=16)
-        for array in self:
+        for array in (self.indices, self.offsets):
             state.update(np.ascontiguousarray(array).view(np.uint8).data)
         return state.hexdigest()
 
@@ -157,6 +169,7 @@ class Partition(NamedTuple):
         note = {
             "hash": self.hash,
             "clients": self.num_clients,
+            "dropped": self.dropped,
             "samples": len(self.indices),
             "config": config.model_dump(mode="json") if config else None,
         }
@@ -196,7 +209,7 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
         raise DataError(f"no partition in {folder}: {Path(error.filename).name} is missing; is it a run's folder?") from error
     except (ValueError, EOFError, OSError) as error:
         raise DataError(f"partition in {folder} is damaged ({error}); delete it and make it again") from error
-    partition = Partition(*arrays)
+    partition = Partition(arrays[0], arrays[1], note.get("dropped", 0))
     if verify and partition.hash != note.get("hash"):
         raise DataError(
             f"partition in {folder} was changed: its hash is {partition.hash} and partition.json says "
@@ -233,20 +246,27 @@ def make_partition(
     num_classes = num_classes or (int(y.max()) + 1 if len(y) else 0)
     made = PARTITIONS.get(config.name)(y, num_classes, config, generator(config, seed), ids)
     partition = made if isinstance(made, Partition) else from_lists(made)
-    empty = np.flatnonzero(partition.sizes == 0)
-    if len(empty):
+    partition = _without_empty(partition, config, num_classes)
+    indices = partition.indices if rows is None else rows[partition.indices]
+    small = np.int32 if len(labels) < 2**31 else np.int64
+    return Partition(np.ascontiguousarray(indices, small), np.ascontiguousarray(partition.offsets, np.int64), partition.dropped)
+
+
+def _without_empty(partition: Partition, config: PartitionConfig, num_classes: int) -> Partition:
+    sizes = partition.sizes
+    empty = np.flatnonzero(sizes == 0)
+    if not len(empty):
+        return partition
+    text = f"partition {config.name}: {len(empty)} of {partition.num_clients} clients have no samples"
+    if config.empty == "error" or len(empty) == partition.num_clients:
         what = {
             "dirichlet": "set min_size: 1 or more, or a larger alpha",
             "table": "give every row a sample",
             "shards": f"make clients x shards_per_client a multiple of {num_classes}, the number of classes",
         }.get(config.name, "use fewer clients")
-        raise DataError(
-            f"partition {config.name}: {len(empty)} of {partition.num_clients} clients have no samples "
-            f"(the first is client {empty[0]}); {what}"
-        )
-    indices = partition.indices if rows is None else rows[partition.indices]
-    small = np.int32 if len(labels) < 2**31 else np.int64
-    return Partition(np.ascontiguousarray(indices, small), np.ascontiguousarray(partition.offsets, np.int64))
+        raise DataError(f"{text} (the first is client {empty[0]}); {what}; or leave them out with partition.empty: drop")
+    warnings.warn(f"{text} and are left out; the population is {partition.num_clients - len(empty)}", PartitionWarning, stacklevel=3)
+    return Partition(partition.indices, np.concatenate([[0], np.cumsum(sizes[sizes > 0])]), len(empty))
 
 
 def from_lists(clients: Sequence[Array]) -> Partition:

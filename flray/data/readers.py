@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,38 +185,49 @@ def _inputs(config: DataConfig, table: Table, columns: Columns, where: str) -> A
 
 
 def decode_images(column: Any, resize: int | None, where: str) -> Array:
-    """Encoded images -> uint8 [n, H, W, C], C = 1 where the first image is grey, else 3.
-
-    Threads, because Pillow's decoders let go of the interpreter lock; 60,000 WebP images of 32x32 take seconds.
-    """
+    """Encoded images -> uint8 [n, H, W, C], C = 1 where the first image is grey, else 3."""
     import pyarrow as pa
-    from PIL import Image
 
     struct = pa.types.is_struct(column.type)
     blobs = column.field("bytes") if struct else column
     paths = column.field("path") if struct else None
 
-    def opened(i: int) -> Any:
+    def content(i: int) -> Any:
         blob = blobs[i].as_buffer()
         path = paths[i].as_py() if blob is None and paths is not None else None
         if blob is None and path is None:
             raise DataError(f"{where}: row {i} is empty")
-        try:
-            image = Image.open(path or io.BytesIO(blob))
-            image.load()
-        except OSError as error:
-            raise DataError(f"{where}: row {i} is not a readable image ({error})") from error
-        return image
+        return path or io.BytesIO(blob)
 
-    if not len(column):
+    return decode(content, len(column), resize, where)
+
+
+def decode(content: Callable[[int], Any], n: int, resize: int | None, where: str, mode: str | None = None) -> Array:
+    """`n` images, `content(i)` a path or a binary file -> uint8 [n, H, W, C]; `mode` L or RGB, default: the first image's.
+
+    Threads, because Pillow's decoders let go of the interpreter lock; 60,000 WebP images of 32x32 take seconds.
+    """
+    from PIL import Image
+
+    def opened(i: int) -> Any:
+        source = content(i)
+        try:
+            with Image.open(source) as image:
+                image.load()
+                return image
+        except OSError as error:
+            name = source if isinstance(source, str) else f"{where}: row {i}"
+            raise DataError(f"{name} is not a readable image ({error})") from error
+
+    if not n:
         raise DataError(f"{where}: no rows")
     first = opened(0)
-    mode = "L" if first.mode in ("L", "1", "LA") else "RGB"
+    mode = mode or ("L" if first.mode in ("L", "1", "LA") else "RGB")
     size = (resize, resize) if resize else first.size
-    out = np.empty((len(column), size[1], size[0], len(mode)), np.uint8)
+    out = np.empty((n, size[1], size[0], len(mode)), np.uint8)
 
     def work(start: int) -> None:
-        for i in range(start, min(start + 500, len(column))):
+        for i in range(start, min(start + 500, n)):
             image = opened(i)
             if image.mode != mode:
                 image = image.convert(mode)
@@ -229,7 +240,7 @@ def decode_images(column: Any, resize: int | None, where: str) -> Array:
             out[i] = np.asarray(image).reshape(out.shape[1:])
 
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        list(pool.map(work, range(0, len(column), 500)))
+        list(pool.map(work, range(0, n, 500)))
     return out
 
 

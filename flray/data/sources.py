@@ -8,6 +8,7 @@ their contents.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,9 @@ SOURCES = Registry(
         "digits": "flray.data.sources:digits",
         "synthetic": "flray.data.sources:synthetic",
         **{name: "flray.data.sources:by_name" for name in TORCHVISION},
+        "cinic10": "flray.data.image_sets:cinic10",
+        "pathmnist": "flray.data.image_sets:pathmnist",
+        "tissuemnist": "flray.data.image_sets:tissuemnist",
     },
 )
 
@@ -65,15 +69,20 @@ def data_root(config: DataConfig) -> Path | None:
     return Path(root).expanduser() if root else None
 
 
+def parquet_folder(config: DataConfig) -> Path | None:
+    """`root/source`, where that folder holds Parquet files."""
+    root = data_root(config)
+    return root / config.source if root is not None and any((root / config.source).glob("*.parquet")) else None
+
+
 def by_name(config: DataConfig) -> Splits:
-    """Parquet folder `root/name`, else torchvision's files below `root`, else an error that lists both."""
+    """Parquet folder `root/name`, else torchvision's files below `root` (SVHN: without its extra split)."""
+    check_options(config, {})
     name, root = config.source, data_root(config)
-    looked = []
-    if root is not None:
-        folder = root / name
-        if any(folder.glob("*.parquet")):
-            return parquet(config, folder)
-        looked.append(f"Parquet files in {folder}")
+    folder = parquet_folder(config)
+    if folder is not None:
+        return parquet(config, folder)
+    looked = [] if root is None else [f"Parquet files in {root / name}"]
     if name in TORCHVISION:
         if root is None and config.download:
             raise DataError(f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA")
@@ -83,14 +92,19 @@ def by_name(config: DataConfig) -> Splits:
             files = torchvision_files(name, root, config.download)
             if files:
                 key = digest("torchvision", name, file_digest(files))
-                return _cached(key, lambda: torchvision_splits(name, root))
+                return cached(key, lambda: torchvision_splits(name, root))
             looked.append(f"torchvision's {name} files in {root}")
         what = "set `root` or FLRAY_DATA to the folder that holds it, or `download: true`"
     else:
         folders = [p.name for p in root.iterdir() if p.is_dir()] if root is not None and root.is_dir() else []
         what = "set `root` or FLRAY_DATA to the folder that holds it" + nearest(name, {*SOURCES.names(), *folders})
+    raise not_found(config, looked, what)
+
+
+def not_found(config: DataConfig, looked: Sequence[str], what: str) -> DataError:
+    """The error of a data set that is nowhere: where it was `looked` for (nowhere: no root is set), `what` to do."""
     place = "; looked for " + " and ".join(looked) if looked else "; neither `root` nor FLRAY_DATA is set"
-    raise DataError(f"data set {name!r} not found{place}; {what}")
+    return DataError(f"data set {config.source!r} not found{place}; {what}")
 
 
 def parquet(config: DataConfig, folder: Path) -> Splits:
@@ -107,14 +121,14 @@ def parquet(config: DataConfig, folder: Path) -> Splits:
         config.group,
         config.resize,
     )
-    return _cached(key, lambda: parquet_splits(config, folder, files))
+    return cached(key, lambda: parquet_splits(config, folder, files))
 
 
 def hub(config: DataConfig) -> Splits:
     """`hf:<folder>` or `hf:<hub id>`; options: config, revision, train, test (names of splits)."""
     name = config.source.removeprefix("hf:")
     folder = Path(name).expanduser()
-    options = _options(config, {"config": None, "revision": None, "train": None, "test": None})
+    options = check_options(config, {"config": None, "revision": None, "train": None, "test": None})
     if folder.is_dir() and any(folder.glob("*.parquet")) and not any(options.values()):
         return parquet(config, folder)
     from flray.data.readers import hub_splits, hub_tables
@@ -130,7 +144,7 @@ def hub(config: DataConfig) -> Splits:
         config.group,
         config.resize,
     )
-    return _cached(key, lambda: hub_splits(config, tables))
+    return cached(key, lambda: hub_splits(config, tables))
 
 
 def iris(config: DataConfig) -> Splits:
@@ -144,8 +158,8 @@ def digits(config: DataConfig) -> Splits:
 
 
 def _sklearn(config: DataConfig, name: str) -> Splits:
-    _options(config, {})
-    _no_columns(config)
+    check_options(config, {})
+    no_columns(config)
 
     def build() -> Splits:
         import sklearn.datasets
@@ -156,7 +170,7 @@ def _sklearn(config: DataConfig, name: str) -> Splits:
             x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
         return Splits(Split(x, bunch.target.astype(np.int64)), None, tuple(str(c) for c in bunch.target_names))
 
-    return _cached(digest("sklearn", name), build)
+    return cached(digest("sklearn", name), build)
 
 
 def synthetic(config: DataConfig) -> Splits:
@@ -166,8 +180,8 @@ def synthetic(config: DataConfig) -> Splits:
     Labels are balanced (sample i has class i mod num_classes). Learnable, not meaningful.
     """
     default = {"num_train": 2000, "num_test": 500, "shape": [28, 28, 1], "num_classes": 10, "noise": 0.5}
-    options = _options(config, default)
-    _no_columns(config)
+    options = check_options(config, default)
+    no_columns(config)
     shape = tuple(options["shape"]) if isinstance(options["shape"], (list, tuple)) else (options["shape"],)
     if len(shape) not in (1, 3) or not all(isinstance(s, int) and s > 0 for s in shape):
         raise DataError(f"synthetic: shape {list(shape)} is neither [H, W, C] nor [d]; example: shape: [28, 28, 1]")
@@ -188,27 +202,29 @@ def synthetic(config: DataConfig) -> Splits:
         test = split("test", options["num_test"]) if options["num_test"] else None
         return Splits(split("train", options["num_train"]), test, tuple(str(c) for c in range(classes)))
 
-    return _cached(digest("synthetic", options, config.split_seed), build)
+    return cached(digest("synthetic", options, config.split_seed), build)
 
 
-def _options(config: DataConfig, default: dict[str, Any]) -> dict[str, Any]:
+def check_options(config: DataConfig, default: dict[str, Any]) -> dict[str, Any]:
+    """`data.options` over the `default` of a source; one that it does not read is an error."""
     for name in config.options:
         if name not in default:
             raise DataError(f"data.options: {config.source} does not read {name!r}{nearest(name, default)}")
     return {**default, **config.options}
 
 
-def _no_columns(config: DataConfig) -> None:
+def no_columns(config: DataConfig) -> None:
+    """Label, input and group column are for tables only."""
     for name in ("label", "input", "group"):
         if getattr(config, name) is not None:
             raise DataError(f"data.{name}: {config.source} has no columns to choose from; leave it out")
 
 
-def _cached(key: str, build: Any) -> Splits:
+def cached(key: str, build: Callable[[], Splits]) -> Splits:
     """Splits as one cache entry: what `build` returns, memory-mapped."""
 
     def make() -> Entry:
-        splits: Splits = build()
+        splits = build()
         return Entry(pack(splits.train, splits.test), {"classes": list(splits.classes)})
 
     entry = fetch(key, make)

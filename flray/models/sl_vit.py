@@ -17,10 +17,11 @@ SIDE = 32
 
 
 class SLViT(Classifier):
-    """Patches of side `min(H // 4, 16)`, class token, learned positions, nine pre-norm blocks of width 192.
+    """Small vision transformer: shifted patches, class token, learned positions, nine pre-norm blocks of width 192 with 12 heads of 64.
 
-    `x [B, K, H, H]` -> `z [B, 192]`, the class token after the last block -> logits `[B, C]`. The head is LayerNorm and a linear
-    layer. No dropout. Token and positions start at N(0, 1), the rest at PyTorch's default. Parameters at 3x32x32, C=10: 6,176,275.
+    `x [B, K, H, H]` -> `z [B, 192]`, the class token after the last block -> logits `[B, C]`. Patches have sides of
+    `min(H // 4, 16)`; the head is LayerNorm and a linear layer; no dropout. Token and positions start at N(0, 1), the rest at
+    PyTorch's default. Parameters at 3x32x32, C=10: 6,176,275.
     Lee et al. 2021, "Vision Transformer for Small-Size Datasets" (arXiv:2112.13492), in the variant of vit-pytorch (shifts of one
     pixel, one temperature for all heads); Lee et al. 2024 (FedSOL), CVPR, Table 3: the paper resizes 28x28 to 32x32, the code does
     not and has patches of 7x7.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,7 +15,7 @@ SIDE = 32  # halved five times
 
 
 class VGG11(Classifier):
-    """Eight 3x3 convolutions in five stages with max-pool 2 after each, two linear layers of 512, ReLU after every layer.
+    """Eight 3x3 convolutions in five stages, max-pool 2 after each stage, two linear layers of 512; ReLU after every layer.
 
     `x [B, K, H, W]` -> `z [B, 512]` -> logits `[B, C]`. No normalisation, no dropout. Sides below 32 are upsampled to 32 (nearest).
     Kernels start at N(0, 2 / (9 out)) and their biases at 0, linear layers at PyTorch's default. Parameters at K=3, C=10: 9,750,922.
@@ -23,8 +25,8 @@ class VGG11(Classifier):
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
         channels, height, width = image_shape("vgg11", input_shape)
-        widths = [channels, *(width for stage in STAGES for width in stage)]
-        self.convolutions = nn.ModuleList(nn.Conv2d(n, m, 3, padding=1) for n, m in zip(widths, widths[1:], strict=False))
+        widths = [channels, *(out for stage in STAGES for out in stage)]
+        self.convolutions = nn.ModuleList(nn.Conv2d(n, m, 3, padding=1) for n, m in pairwise(widths))
         pixels = (max(height, SIDE) // SIDE) * (max(width, SIDE) // SIDE)
         self.linears = nn.ModuleList([nn.Linear(512 * pixels, 512), nn.Linear(512, 512)])
         self.head = nn.Linear(512, num_classes)

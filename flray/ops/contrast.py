@@ -22,9 +22,9 @@ def info_nce(similarities: Tensor, tau: float) -> Tensor:
 
 
 def model_contrast(z: Tensor, positive: Tensor, negatives: Sequence[Tensor], tau: float) -> Tensor:
-    """MOON's term (Li et al. 2021, section 3): `z [B, F]` of the local model, of the global one and of earlier local ones; cosine similarity.
+    """MOON's term (Li et al. 2021, section 3) of representations `[B, F]`: the local, the global, earlier local models'.
 
-    Every norm is at least 1e-8. Without negatives the term and its gradient are 0.
+    By cosine; every norm is at least 1e-8. Without negatives the term and its gradient are 0.
     """
     return info_nce(torch.stack([F.cosine_similarity(z, other, dim=1, eps=1e-8) for other in (positive, *negatives)], dim=1), tau)
 

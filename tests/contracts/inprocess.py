@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from flray.core.messages import flatten, is_message, to_numpy, to_torch
 from flray.engine import cohort as cohorts
 from flray.engine.prepare import build_data, build_partition
-from flray.engine.server_actor import Moment, Server
+from flray.engine.server_actor import Server
+from flray.engine.workbench import PERSONAL, Moment
 
 
 class Local:
@@ -75,6 +77,22 @@ class Local:
         row["down"] += plan.down_bytes * len(clients)
         row["up"] += metrics["comm/up_bytes"]
         row.update({name: value for name, value in metrics.items() if name != "comm/up_bytes"})
+
+    def personal(self, finetune_epochs: int = 1) -> Any:
+        """Scores of every client's own predictor on the whole test set, `[N, n, C]`, as the engine's personalised evaluation makes it."""
+        bench, clients = self.server.bench, np.arange(self.partition.num_clients)
+        moment = Moment(0, len(self.rows), PERSONAL, False, len(clients), len(clients))
+        (job,) = cohorts.work(self.partition, self.experiment.algorithm, clients, moment, 1).jobs
+        down, _ = self.server.plan(moment._replace(exchange=0))
+        x, scores = torch.from_numpy(np.array(bench.dataset.test.x)), []
+        for client, stored in enumerate(self.server.states(job.clients)):
+            indices = self.partition.client(client)
+            ctx, batches = bench.client_context(job, client, job.weights[client], indices, finetune_epochs)
+            state = bench.client_state(job, client, stored)
+            predictor = self.watch("personalize", self.experiment.algorithm.personalize, ctx, to_torch(down), state, batches)
+            with torch.no_grad():
+                scores.append(predictor(x))
+        return torch.stack(scores)
 
     def client_states(self) -> dict[int, Any]:
         everyone = range(self.partition.num_clients)

@@ -6,16 +6,20 @@ Adding an algorithm: its file, its line in `flray/algorithms/__init__.py`, and a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Change:
-    """A value that must change the outcome, under `base` (other hyper-parameters that make it matter)."""
+    """A value that must change the outcome, under `base` (other hyper-parameters that make it matter).
+
+    The outcome is the server's state; `personal`: the scores of the clients' own predictors.
+    """
 
     value: Any
     base: Mapping[str, Any] = field(default_factory=dict)
+    personal: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Row:
     reductions: tuple[Reduction, ...] = ()
     grows: frozenset[str] = frozenset()  # state fields whose shape may differ after the first round
     imports: tuple[str, ...] = ()
+    silent: bool = False  # nothing travels
 
 
 FEDAVG_OPTIONS = {"lr": 0.05, "local_epochs": 2, "batch_size": 4}
@@ -50,18 +55,22 @@ FEDAVG_CHANGES = {
     "buffers": Change("keep"),
 }
 FEDDF_OPTIONS = {**FEDAVG_OPTIONS, "distill_lr": 1e-3, "distill_batch_size": 8}
-FEDDF_CHANGES = {
+SERVER_CHANGES = {
     **FEDAVG_CHANGES,
-    "teacher": Change("avg_probs"),
-    "temperature": Change(1.0),
-    "squared": Change(False, {"distill_clip": 1e-3, "temperature": 0.1}),
-    "kl_direction": Change("reverse"),
     "distill_lr": Change(2e-3),
     "distill_schedule": Change("cosine"),
     "distill_epochs": Change(2),
     "distill_batch_size": Change(10),
     "distill_clip": Change(1e-3),
 }
+FEDDF_CHANGES = {
+    **SERVER_CHANGES,
+    "teacher": Change("avg_probs"),
+    "temperature": Change(1.0),
+    "squared": Change(False, {"distill_clip": 1e-3, "temperature": 0.1}),
+    "kl_direction": Change("reverse"),
+}
+FEDET_CHANGES = {**SERVER_CHANGES, "fedet": Change("paper"), "diversity": Change(0.5), "temperature": Change(1.0)}
 FEDPROJ_CHANGES = {
     **FEDDF_CHANGES,
     "projection_rate": Change(0.5),
@@ -80,6 +89,8 @@ FEDPROJ_CHANGES = {
     "wd_anchor": Change("average", {"alpha": 0.3}),
 }
 
+FEDSAM_CHANGES = {**FEDAVG_CHANGES, "rho": Change(0.5), "eps": Change(1.0), "bn_passes": Change("both")}
+
 TABLE: dict[str, Row] = {
     "fedavg": Row(FEDAVG_OPTIONS, FEDAVG_CHANGES),
     "feddf": Row(FEDDF_OPTIONS, FEDDF_CHANGES),
@@ -92,6 +103,107 @@ TABLE: dict[str, Row] = {
             Reduction({"projection_rate": 0.0, "alpha": 0.0}, "feddf", {"projection_rate": 0.0, "alpha": 0.3}),
         ),
         grows=frozenset({"logits"}),
+    ),
+    "fedsam": Row(FEDAVG_OPTIONS, FEDSAM_CHANGES, (Reduction({"rho": 0.0}, "fedavg", {"rho": 0.1}),)),
+    "fedasam": Row(
+        FEDAVG_OPTIONS,
+        {**FEDSAM_CHANGES, "eta": Change(0.2), "scaled": Change("weights")},
+        (
+            Reduction({"rho": 0.0}, "fedavg", {"rho": 1.0}),
+            Reduction({"rho": 0.0, "eta": 0.2, "scaled": "weights"}, "fedavg", {"rho": 0.7, "eta": 0.2, "scaled": "weights"}),
+        ),
+    ),
+    "fedsol": Row(
+        FEDAVG_OPTIONS,
+        {
+            **FEDAVG_CHANGES,
+            "rho": Change(0.5),
+            "adaptive": Change("tensor"),
+            "perturb": Change("all"),
+            "temperature": Change(1.0),
+            "proximal": Change("l2"),
+            "strategy": Change("S3"),
+            "beta": Change(2.0, {"strategy": "S3"}),
+            "min_gp_norm": Change(10.0),
+            "alpha": Change(0.5, {"proximal": "feddyn"}),
+            "tau": Change(5.0, {"proximal": "moon", "perturb": "all"}),
+        },
+        (
+            Reduction({"rho": 0.0}, "fedavg", {"rho": 1.5}),
+            Reduction({"rho": 0.0, "perturb": "all"}, "fedavg", {"rho": 1.5, "perturb": "all"}),
+            Reduction({"rho": 0.0, "proximal": "l2"}, "fedavg", {"rho": 1.5, "proximal": "l2"}),
+            Reduction({"rho": 0.0, "proximal": "moon", "perturb": "body"}, "fedavg", {"proximal": "moon", "perturb": "body"}),
+            Reduction({"strategy": "S0"}, "fedavg", {"strategy": "S1"}),
+            Reduction({"strategy": "S5", "beta": 0.0}, "fedavg", {"strategy": "S5", "beta": 1.0}),
+            Reduction({"strategy": "S3", "beta": 0.0, "perturb": "all"}, "fedsol", {"strategy": "S3"}, {"perturb": "all"}),
+            # SAM: the loss that is climbed is the local one alone
+            Reduction(
+                {"strategy": "S4", "beta": 0.0, "adaptive": "none", "perturb": "all", "rho": 0.1},
+                "fedsam",
+                {"strategy": "S4", "adaptive": "none", "perturb": "all", "rho": 0.1},
+            ),
+            Reduction({"strategy": "S5", "proximal": "l2", "beta": 0.5}, "fedprox", {"proximal": "l2"}, {"mu": 0.5}),
+        ),
+    ),
+    "moon": Row(
+        FEDAVG_OPTIONS,
+        {**FEDAVG_CHANGES, "mu": Change(5.0), "tau": Change(0.1), "first_negative": Change("none")},
+        (Reduction({"mu": 0.0}, "fedavg", {"mu": 1.0}),),
+    ),
+    "fedntd": Row(
+        FEDAVG_OPTIONS,
+        {**FEDAVG_CHANGES, "beta": Change(0.3), "tau": Change(3.0)},
+        (Reduction({"beta": 0.0}, "fedavg", {"beta": 1.0}),),
+    ),
+    "fedrcl": Row(
+        FEDAVG_OPTIONS,
+        {
+            **FEDAVG_CHANGES,
+            "rcl": Change("paper"),
+            "tau": Change(0.1),
+            "threshold": Change(0.99),
+            "scl_weight": Change(0.5),
+            "penalty_weight": Change(0.5),
+            "levels": Change([1]),
+            "clip": Change(0.1),
+        },
+        (
+            Reduction({"scl_weight": 0.0, "penalty_weight": 0.0}, "fedavg", {"penalty_weight": 0.0}),
+            Reduction({"scl_weight": 0.0, "penalty_weight": 0.0}, "fedavg", {"scl_weight": 0.0}),
+        ),
+    ),
+    "fedet": Row(FEDDF_OPTIONS, FEDET_CHANGES),
+    "perfedavg": Row(
+        FEDAVG_OPTIONS,
+        {
+            **FEDAVG_CHANGES,
+            "form": Change("code"),
+            "beta": Change(0.02),
+            "hf": Change(True),
+            "delta": Change(0.1, {"hf": True}),
+        },
+    ),
+    "fedbabu": Row(FEDAVG_OPTIONS, FEDAVG_CHANGES),
+    "knnper": Row(
+        {**FEDAVG_OPTIONS, "capacity": 10},
+        {
+            **FEDAVG_CHANGES,
+            "k": Change(3, personal=True),
+            "lam": Change(0.3, personal=True),
+            "capacity": Change(6, personal=True),
+            "scale": Change(0.5, personal=True),
+            "mix": Change("logits", personal=True),
+            "store_augment": Change(True, personal=True),
+        },
+    ),
+    "ditto": Row(
+        FEDAVG_OPTIONS,
+        {**FEDAVG_CHANGES, "lam": Change(0.1, personal=True), "personal_epochs": Change(3, personal=True)},
+    ),
+    "local": Row(
+        FEDAVG_OPTIONS,
+        {name: replace(change, personal=True) for name, change in FEDAVG_CHANGES.items() if name not in ("weighting", "buffers")},
+        silent=True,
     ),
     # not of flray: tests/contracts/own.py
     "own": Row(

@@ -37,6 +37,14 @@ def make(name, shape=CIFAR, classes=10, seed=0, **options):
         ("resnet18", CIFAR, 10, {"norm": "group"}, 11_173_962),
         ("resnet18", CIFAR, 100, {"stem": "cifar_pool"}, 11_220_132),
         ("resnet18", CIFAR, 10, {"stem": "imagenet"}, 11_173_962 + 64 * 3 * (49 - 9)),
+        ("vgg11", CIFAR, 10, {}, 9_750_922),
+        ("vgg11", RGB28, 10, {}, 9_750_922),
+        ("vgg11", MNIST, 10, {}, 9_750_922 - 2 * 64 * 9),
+        ("vgg11", (3, 64, 64), 10, {}, 9_750_922 + 3 * 512 * 512),
+        ("sl_vit", CIFAR, 10, {}, 6_176_275),
+        ("sl_vit", RGB28, 10, {}, 6_176_275),
+        ("sl_vit", RGB28, 10, {"upsample": False}, 6_176_275 - (2 + 192) * 15 * (64 - 49)),  # patches of 7x7 instead of 8x8
+        ("sl_vit", CIFAR, 100, {}, 6_176_275 + 90 * 193),
         ("mlp", MNIST, 10, {}, 785 * 200 + 201 * 10),
         ("mlp", MNIST, 10, {"hidden": [200, 200]}, 199_210),
         ("mlp", (2,), 3, {"hidden": [16, 16]}, 3 * 16 + 17 * 16 + 17 * 3),
@@ -58,6 +66,12 @@ def test_parameter_count(name, shape, classes, options, parameters):
         ("resnet8_3stage", MNIST, {"norm": "none_tracked"}, 256),
         ("resnet18", (3, 16, 16), {"norm": "group"}, 512),
         ("resnet18", (3, 64, 64), {"stem": "imagenet"}, 512),
+        ("vgg11", CIFAR, {}, 512),
+        ("vgg11", MNIST, {}, 512),
+        ("vgg11", (3, 64, 40), {}, 512),
+        ("sl_vit", CIFAR, {}, 192),
+        ("sl_vit", MNIST, {}, 192),
+        ("sl_vit", RGB28, {"upsample": False}, 192),
     ],
 )
 @torch.no_grad()
@@ -66,7 +80,7 @@ def test_forward_is_head_of_features(name, shape, options, width):
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
     z = model.features(x)
     assert z.shape == (3, width)
-    assert model.head.in_features == width
+    assert [m for m in model.head.modules() if isinstance(m, nn.Linear)][-1].in_features == width
     logits = model(x)
     assert logits.shape == (3, 7)
     assert torch.equal(model.head(z), logits)
@@ -116,6 +130,164 @@ def test_pool_before_relu_is_the_textbook_order(name):
     expected.square().sum().backward()
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def before_the_activation(model, name, x):
+    """What enters every activation, collected by hooks while the model's own forward runs: one list entry a level."""
+    seen = {}
+    hooks = [m.register_forward_hook(lambda m, _, out: seen.update({m: out.clone()})) for m in model.modules()]
+    logits = model(x)
+    for hook in hooks:
+        hook.remove()
+    if name == "mlp":
+        return [seen[m] for m in model.layers], logits
+    if name == "fedavg_cnn":
+        return [seen[model.conv1].mean((2, 3)), seen[model.conv2].mean((2, 3)), seen[model.linear]], logits
+    if name == "vgg11":
+        return [*(seen[m].mean((2, 3)) for m in model.convolutions), *(seen[m] for m in model.linears)], logits
+    if name == "sl_vit":
+        return [seen[block][:, 0] for block in model.blocks], logits
+    last = {"resnet8": range(4), "resnet18": (1, 3, 5, 7)}[name]
+    sums = [seen[model.blocks[i].norm2] + seen[model.blocks[i].shortcut] for i in last]
+    return [t.mean((2, 3)) for t in (seen[model.stem_norm], *sums)], logits
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "widths"),
+    [
+        ("mlp", (1, 4, 5), {"hidden": [20, 7]}, [20, 7]),
+        ("mlp", (6,), {"hidden": [5], "activation": "tanh"}, [5]),
+        ("mlp", (6,), {"hidden": []}, []),
+        ("fedavg_cnn", MNIST, {}, [32, 64, 512]),
+        ("resnet8", (3, 16, 16), {}, [64, 64, 128, 256, 512]),
+        ("resnet8", (3, 16, 16), {"stem": "cifar", "norm": "none_tracked"}, [64, 64, 128, 256, 512]),
+        ("resnet18", (3, 16, 16), {"norm": "group"}, [64, 64, 128, 256, 512]),
+        ("vgg11", RGB28, {}, [64, 128, 256, 256, 512, 512, 512, 512, 512, 512]),
+        ("sl_vit", RGB28, {}, [192] * 9),
+    ],
+)
+@torch.no_grad()
+def test_levels_are_what_enters_the_activations(name, shape, options, widths):
+    model = make(name, shape, 7, **options)
+    model(torch.randn(8, *shape) + 1)  # in training mode: statistics move away from their start
+    x = torch.randn(3, *shape)
+    levels, logits = model.eval().levels(x)
+    expected, forward = before_the_activation(model, name, x)
+    assert [tuple(level.shape) for level in levels] == [(3, width) for width in widths]
+    for level, wanted in zip(levels, expected, strict=True):
+        torch.testing.assert_close(level, wanted)
+    assert torch.equal(logits, forward)
+    assert torch.equal(logits, model(x))
+
+
+@pytest.mark.parametrize("name", MODELS.names())
+def test_every_model_has_levels(name):
+    model = make(name, classes=4).eval()
+    x = torch.randn(2, *CIFAR)
+    with torch.no_grad():
+        levels, logits = model.levels(x)
+        assert levels
+        assert torch.equal(logits, model(x))
+
+
+def nearest(x, side):
+    """Pixel i of the larger image is pixel floor(i * small / large) of the smaller one."""
+    i = torch.arange(side) * x.shape[-1] // side
+    return x[:, :, i][:, :, :, i]
+
+
+@pytest.mark.parametrize("side", [28, 32])
+def test_vgg11_is_the_textbook(side):
+    """Configuration A of the paper, a module per layer: values and gradients, with 28x28 stretched to 32x32."""
+    model = make("vgg11", (3, side, side), seed=3).double()
+    twin, layers = iter(copy.deepcopy(model).children()), []
+    convolutions, linears, head = iter(next(twin)), next(twin), next(twin)
+    for width in [64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M"]:
+        if width == "M":
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += [next(convolutions), nn.ReLU()]
+            assert layers[-2].out_channels == width
+    plain = nn.Sequential(*layers, nn.Flatten(), linears[0], nn.ReLU(), linears[1], nn.ReLU(), head)
+    x = torch.randn(2, 3, side, side, dtype=torch.float64)
+    logits, expected = model(x), plain(nearest(x, 32))
+    torch.testing.assert_close(logits, expected)
+    logits.square().sum().backward()
+    expected.square().sum().backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_vgg11_initialisation():
+    model = make("vgg11")
+    for conv in model.convolutions:
+        assert conv.weight.std().item() == pytest.approx((2 / (9 * conv.out_channels)) ** 0.5, rel=0.05)
+        assert (conv.bias == 0).all()
+    for linear in (*model.linears, model.head):
+        assert linear.weight.abs().max() <= 512**-0.5
+
+
+def attended(attention, x):
+    """Locality self-attention of one sample `x [n, 192]`, head by head and token by token: softmax over the other tokens."""
+    n, temperature = len(x), attention.temperature.exp()
+    heads = []
+    for h in range(12):
+        q, k, v = (x @ attention.qkv.weight[part * 768 + h * 64 : part * 768 + (h + 1) * 64].T for part in range(3))
+        rows = []
+        for i in range(n):
+            others = [j for j in range(n) if j != i]
+            weight = torch.stack([temperature * (q[i] @ k[j]) for j in others]).exp()
+            rows.append((weight / weight.sum()) @ v[others])
+        heads.append(torch.stack(rows))
+    return torch.cat(heads, dim=1) @ attention.out.weight.T + attention.out.bias
+
+
+def test_sl_vit_is_its_formula():
+    """Shifts, patches, blocks and head written out for one image in float64, with weights of a usual size."""
+    model = make("sl_vit", RGB28, seed=1).double()
+    # the head's start is too small to show an error in what it reads
+    nn.init.normal_(model.head[1].weight)
+    model.blocks[2].attention.temperature.data.fill_(-1.0)
+    x = torch.randn(1, 3, 28, 28, dtype=torch.float64)
+    with torch.no_grad():
+        image = F.pad(nearest(x, 32)[0], (1, 1, 1, 1))  # a border of zeros: a shift is another window
+        rows, columns = [1, 1, 1, 0, 2], [1, 0, 2, 1, 1]  # none; content to the right, left, down, up
+        shifted = torch.cat([image[:, r : r + 32, c : c + 32] for r, c in zip(rows, columns, strict=True)])
+        tokens = [model.token[0, 0]]
+        for r in range(4):
+            for c in range(4):
+                patch = shifted[:, 8 * r : 8 * r + 8, 8 * c : 8 * c + 8]
+                flat = torch.stack([patch[:, i, j] for i in range(8) for j in range(8)]).flatten()
+                tokens.append(model.patches.linear(model.patches.norm(flat)))
+        z = torch.stack(tokens) + model.positions[0]
+        for block in model.blocks:
+            z = z + attended(block.attention, F.layer_norm(z, (192,), block.attention_norm.weight, block.attention_norm.bias))
+            hidden = F.gelu(block.mlp[0](F.layer_norm(z, (192,), block.mlp_norm.weight, block.mlp_norm.bias)))
+            z = z + block.mlp[2](hidden)
+        torch.testing.assert_close(model.features(x)[0], z[0])
+        torch.testing.assert_close(model(x)[0], model.head(z[0]))
+
+
+def test_sl_vit_initialisation():
+    model = make("sl_vit")
+    assert model.blocks[0].attention.temperature.exp().item() == pytest.approx(1 / 8)
+    assert model.positions.shape == (1, 17, 192)
+    assert model.positions.std().item() == pytest.approx(1, abs=0.05)
+    assert model.token.std().item() == pytest.approx(1, abs=0.15)
+
+
+def test_a_scalar_parameter_has_its_place_in_the_flat_vector():
+    """SL-ViT's temperatures are 0-dimensional: value and gradient are those of a plain backward pass."""
+    from flray.core.objective import Objective
+
+    x, y = torch.randn(4, *CIFAR), torch.arange(4)
+    plain, objective = make("sl_vit"), Objective(make("sl_vit"))
+    F.cross_entropy(plain(x), y).backward()
+    _, gradient = objective.value_and_grad(lambda model: F.cross_entropy(model(x), y), *objective.initial())
+    for name, found in objective.views(gradient).items():
+        torch.testing.assert_close(found, plain.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
+    assert objective.views(gradient)["blocks.0.attention.temperature"] != 0
+    assert objective.mask("head").sum() == 2 * 192 + 193 * 10  # LayerNorm and linear
 
 
 def test_resnet18_is_torchvisions():
@@ -173,8 +345,18 @@ def test_norm_variants(norm):
         ("fedavg_cnn", (12,), r"'fedavg_cnn' reads images \[K, H, W\], the data has shape \[12\]"),
         ("resnet18", (12,), r"'resnet18' reads images"),
         ("fedavg_cnn", (1, 3, 9), r"needs 4x4 pixels or more, the data has 3x9"),
+        ("vgg11", (12,), r"'vgg11' reads images"),
+        ("sl_vit", (3, 32, 40), r"needs square images with sides of a multiple of 8 pixels, the data has 32x40; set the data's `resize`"),
+        ("sl_vit", (3, 70, 70), r"a multiple of 16 pixels, the data has 70x70"),
     ],
 )
 def test_inputs_that_do_not_fit(name, shape, says):
     with pytest.raises(ConfigError, match=says):
         make(name, shape)
+
+
+def test_sl_vit_of_small_images_as_they_are():
+    with pytest.raises(ConfigError, match=r"a multiple of 7 pixels, the data has 30x30"):
+        make("sl_vit", (3, 30, 30), upsample=False)
+    with pytest.raises(ConfigError, match=r"needs 4x4 pixels or more"):
+        make("sl_vit", (3, 3, 3), upsample=False)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.ops.losses import cross_entropy, kl
+from flray.ops.losses import cross_entropy, kl, not_true_kl
 from tests.ops.support import normal
 
 
@@ -57,3 +57,16 @@ def test_cross_entropy_is_the_mean_of_minus_log_p_over_the_classes_in_use():
     assert float(cross_entropy(z, y)) == pytest.approx(every, rel=1e-5)
     two = -np.log(softmax(z[:, :2].double().numpy())[np.arange(5), y.numpy()]).mean()
     assert float(cross_entropy(z, y, torch.tensor([True, True, False, False]))) == pytest.approx(two, rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_not_true_kl_drops_the_true_class_on_both_sides(temperature):
+    """NumPy: np.delete(row, y), T^2 mean_rows sum_c P (log P - log Q); the gradient T (Q - P) / B, 0 at the true class."""
+    teacher, student, y = 3 * normal(5, 4), normal(5, 4, seed=1).requires_grad_(), [2, 0, 3, 3, 1]
+    rest = [np.stack([np.delete(row, c) for row, c in zip(t.detach().double().numpy(), y, strict=True)]) for t in (teacher, student)]
+    p, q = (softmax(z / temperature) for z in rest)
+    value = not_true_kl(teacher, student, torch.tensor(y), temperature)
+    assert float(value) == pytest.approx(temperature**2 * (p * (np.log(p) - np.log(q))).sum() / 5, rel=1e-5)
+    value.backward()
+    expected = np.stack([np.insert(row, c, 0.0) for row, c in zip(temperature * (q - p) / 5, y, strict=True)])
+    np.testing.assert_allclose(student.grad.numpy(), expected, atol=1e-6)

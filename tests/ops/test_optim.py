@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flray.ops.optim import Moments, adam_direction_, sgd_direction_
+from flray.ops.optim import Moments, adam_direction_, clip_, sgd_direction_
 from tests.ops.support import normal
 
 STEPS = 7
@@ -60,3 +60,13 @@ def test_weights_are_not_touched():
     sgd_direction_(w, normal(5, seed=1), moments, 0.9, 0.1)
     adam_direction_(w, normal(5, seed=1), moments, 0.1)
     assert torch.equal(w, before)
+
+
+@pytest.mark.parametrize("largest", [0.5, 100.0])
+def test_clip_has_the_numbers_of_torch(largest):
+    parameters = [torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(3, 2))]
+    g = 2 * normal(10)
+    parameters[0].grad, parameters[1].grad = g[:4].clone(), g[4:].clone().view(3, 2)
+    torch.nn.utils.clip_grad_norm_(parameters, largest)
+    clip_(g, largest)
+    torch.testing.assert_close(g, torch.cat([p.grad.flatten() for p in parameters]), rtol=1e-6, atol=0)

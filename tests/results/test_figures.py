@@ -15,7 +15,8 @@ from flray.config import load_config
 from flray.core.errors import ConfigError
 from flray.engine.replay import Replay
 from flray.results import Run, load
-from flray.results.figures import _panels, _samples, curves, decision_regions, metric_bands
+from flray.results.figures import clients, curves, metric_bands
+from flray.results.regions import _panels, _samples, decision_regions
 from tests.results.test_tables import config, folder
 
 PILOT = Path(__file__).parents[2] / "configs" / "fedproj" / "pilot_iris.yaml"
@@ -106,3 +107,18 @@ def test_bands_by_hand(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no round in which all seeds"):
         pandas.DataFrame({"done": [9], "test/acc": [0.5]}).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
         metric_bands([runs[0], load(tmp_path / "b")], "test/acc")
+
+
+def test_clients_png(pilots: list[Run], tmp_path: Path) -> None:
+    tables = {"client": [0, 1, 0, 1], "finetune_epochs": [0, 0, 5, 5], "test/acc": [0.2, 0.4, 0.9, None]}
+    runs = [folder(tmp_path / name, config(seed=seed), [0.5]) for seed, name in enumerate("ab")]
+    for run in runs:
+        (run / "personal").mkdir()
+        pandas.DataFrame(tables).to_parquet(run / "personal" / "part-0000.parquet")
+    path = clients(runs, tmp_path / "clients.png")
+    image = matplotlib.image.imread(path)
+    assert image.shape[0] == 660
+    for colour in ((0, 0x72, 0xB2), (0xE6, 0x9F, 0)):  # both runs are drawn
+        assert (np.abs(255 * image[..., :3] - colour).max(axis=2) < 3).sum() > 50
+    with pytest.raises(ConfigError, match=r"no personalised test.*finetune_epochs"):
+        clients(pilots[:1], tmp_path / "no.png")

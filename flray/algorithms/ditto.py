@@ -1,0 +1,105 @@
+"""Ditto (Li et al., ICML 2021, Algorithm 1): beside FedAvg's model each client keeps its own, held near the global one.
+
+    min_v h_k(v; w*) = F_k(v) + lambda / 2 norm(v - w*)^2;   v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w^t))
+
+| paper | field | default | searched |
+|---|---|---|---|
+| lambda | `lam` | 1 (the authors' scripts) | 0.05, 0.1, 0.2 under attack, 0.1, 1, 2 otherwise |
+| eta | `lr` | as FedAvg, for both models | as FedAvg |
+| s, local steps of v_k | `personal_epochs` | none: as many as `local_epochs` | - |
+
+w^t is the broadcast. Both models step on the same batch, v_k first, as in the authors' code; momentum, Adam's moments and weight
+decay are each model's own, new every round. The global model is FedAvg's to the bit. A client's predictor is v_k (the initial
+parameters where it never took part), fine-tuned without the penalty.
+Down: P + Q numbers. Up: P + Q. State: P + Q on each client (Q more with `buffers: local`). Cost per step: 2 FedAvg steps.
+Official code (litian96/ditto, TensorFlow): plain SGD, momentum 0, an unweighted mean (`weighting: uniform`) over clients drawn by size;
+its `dynamic_lam` (lambda of 0.1, 1, 2 by validation loss) and its attacks and robust means are not here.
+Known failure: lr lambda > 2 makes v_k diverge from the penalty alone (sooner with momentum); a client seen seldom lags far behind w.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flray.algorithms.fedavg import Carry, FedAvg
+from flray.core.algorithm import ClientData, Context, Predictor
+from flray.core.hp import hp
+from flray.core.messages import Batch, Metrics
+from flray.ops.optim import Moments
+
+
+class DittoClient(NamedTuple):
+    """The personal model's parameters `v [P]` and `statistics [Q]`; `b [Q]`: the global model's, with `buffers: local`, else `[0]`."""
+
+    v: Tensor
+    statistics: Tensor
+    b: Tensor
+
+
+class DittoCarry(NamedTuple):
+    """FedAvg's carry for the global model, and one for the personal model."""
+
+    w: Tensor
+    b: Tensor
+    grad: Tensor
+    moments: Moments
+    loss: Tensor
+    personal: Carry
+
+
+class Ditto(FedAvg, frozen=True):
+    lam: float = hp(1.0, choice=(0.05, 0.1, 0.2, 1.0, 2.0), ge=0, doc="pull of v_k towards the global model (lambda); 0: v_k alone")
+    personal_epochs: int | None = hp(None, ge=1, doc="epochs of v_k per round; none: as many as local_epochs")
+
+    @property
+    def epochs(self) -> tuple[int, int]:
+        """Local epochs of (the global model, the personal model)."""
+        return self.local_epochs, self.local_epochs if self.personal_epochs is None else self.personal_epochs
+
+    @property
+    def local_batches(self) -> tuple[int, int]:
+        return self.batch_size, max(self.epochs)
+
+    def init_client(self, ctx: Context) -> Any:
+        w, b = ctx.objective.initial()
+        return DittoClient(w, b, b.clone() if self.buffers == "local" else b[:0].clone())
+
+    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
+        carry, scratch = super().begin(ctx, down, client), ctx.objective.scratch
+        first, second, _ = carry.moments
+        moments = Moments(scratch("personal first moment", first).zero_(), scratch("personal second moment", second).zero_(), 0)
+        # copies, not scratch: they become the client's state
+        personal = Carry(client.v.clone(), client.statistics.clone(), carry.grad, moments, torch.zeros_like(carry.loss))
+        return DittoCarry(carry.w, carry.b, carry.grad, carry.moments, carry.loss, personal)
+
+    def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:
+        done = max(carry.moments.steps, carry.personal.moments.steps)
+        per_epoch = ctx.num_steps // max(self.epochs)
+        if done < per_epoch * self.epochs[1]:
+            carry = carry._replace(personal=self.personal_step(ctx, down, client, carry.personal, batch))
+        if done < per_epoch * self.epochs[0]:
+            carry = super().step(ctx, down, client, carry, batch)
+        return carry
+
+    def personal_step(self, ctx: Context, down: Any, client: Any, personal: Carry, batch: Batch) -> Carry:
+        """v <- v - eta direction(grad F(v) + lam (v - w^t))."""
+        loss, g = self.gradient(ctx, down, client, personal, batch)
+        personal.loss.add_(loss)
+        g.add_(personal.w, alpha=self.lam).add_(down.w, alpha=-self.lam)
+        personal.w.add_(self.direction(ctx, down, personal, g), alpha=-self.learning_rate(ctx))
+        return personal._replace(moments=personal.moments._replace(steps=personal.moments.steps + 1))
+
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+        update, _ = super().end(ctx, down, client, carry)
+        return update, DittoClient(carry.personal.w, carry.personal.b, carry.b.clone() if self.buffers == "local" else client.b)
+
+    def report(self, ctx: Context, carry: Any) -> Metrics:
+        personal = carry.personal
+        return {**super().report(ctx, carry), "ditto/personal_loss": personal.loss / max(personal.moments.steps, 1)}
+
+    # personalised evaluation ------------------------------------------------------------------
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
+        return ctx.objective.at(*self.finetune(ctx, client.v, client.statistics, batches))

@@ -1,0 +1,87 @@
+"""FedBABU (Oh et al., ICLR 2022, Algorithm 1): the clients train and share the body alone; the head stays as it was initialised.
+
+    body_k: SGD on L_k(body, head_0);   body <- sum_k p_k body_k;   afterwards each client fine-tunes body and head
+
+| paper | field | default |
+|---|---|---|
+| alpha, tau, B | `lr`, `local_epochs`, `batch_size` | as FedAvg |
+| n_k / n, or 1 / m in the authors' code | `weighting` | examples (FedSOL); uniform reproduces the authors' |
+
+The head is the model's `head` module; it gets no gradient, no weight decay and no momentum (the authors: learning rate 0).
+Down: P - P_head + Q numbers. Up: the same. State: none. Cost per step: 1 FedAvg step.
+Official code (jhoon-oh/FedBABU): momentum 0.9, rate x0.1 after half and after three quarters of the rounds (here `lr_decay` per round),
+and finds the head by a substring of its parameters' names; FedSOL's takes the last registered child.
+Known failure: the global model's own accuracy depends on the random head; the method is meant to be read after fine-tuning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flray.algorithms.fedavg import FedAvg
+from flray.core.algorithm import ClientData, Context, Predictor
+from flray.core.messages import Broadcast, Cohort, Metrics, ServerState
+from flray.core.objective import Objective
+from flray.core.params import Entry
+
+
+class BodyMessage(NamedTuple):
+    """What travels, both ways: the parameters outside the head `body [P - P_head]`, without gaps, and the statistics `b [Q]`."""
+
+    body: Tensor
+    b: Tensor
+
+
+class FedBABU(FedAvg, frozen=True):
+    # server -----------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        ctx.mask("body")  # an error where the model declares no head
+        return ServerState(w, b)
+
+    def broadcast(self, ctx: Context, state: Any) -> Any:
+        return BodyMessage(body_of(ctx.objective, state.w), state.b)
+
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        return state._replace(w=self.whole(ctx, updates.body), b=self.statistics(state, updates.b)), {}
+
+    # client -----------------------------------------------------------------------------------
+    def whole(self, ctx: Context, body: Tensor) -> Tensor:
+        """All parameters `[P]`: `body [P - P_head]` with the initial head, which every process has."""
+        w, _ = ctx.objective.initial()
+        places = parts(ctx.objective, head=False)
+        for place, part in zip(places, torch.split(body, [p.numel for p in places]), strict=True):
+            w.narrow(0, place.offset, place.numel).copy_(part)
+        return w
+
+    def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor]:
+        return self.whole(ctx, message.body), message.b
+
+    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
+        return super().begin(ctx, Broadcast(*self.point(ctx, down)), client)
+
+    def direction(self, ctx: Context, down: Any, carry: Any, g: Tensor) -> Tensor:
+        v = super().direction(ctx, down, carry, g)
+        for place in parts(ctx.objective, head=True):
+            v.narrow(0, place.offset, place.numel).zero_()
+        return v
+
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+        update, client = super().end(ctx, down, client, carry)
+        return BodyMessage(body_of(ctx.objective, update.w), update.b), client
+
+    # personalised evaluation ------------------------------------------------------------------
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
+        return super().personalize(ctx, Broadcast(*self.point(ctx, down)), client, batches)  # finetune moves the head as well
+
+
+def parts(objective: Objective, head: bool) -> list[Entry]:
+    """Places of the tensors in the head, or of all others, in the order of `w`."""
+    return [entry for entry, inside in zip(objective.layout.entries, objective.in_head, strict=True) if inside is head]
+
+
+def body_of(objective: Objective, w: Tensor) -> Tensor:
+    """A new vector `[P - P_head]` of the parameters of `w [P]` outside the head, tensor after tensor."""
+    return torch.cat([w.narrow(0, place.offset, place.numel) for place in parts(objective, head=False)])

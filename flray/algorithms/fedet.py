@@ -1,0 +1,94 @@
+"""Fed-ET (Cho et al., IJCAI 2022, section 3.2): the server learns a variance-weighted consensus of the clients, and their dissent.
+
+Client: FedAvg. Server, from the average on, for every public x with the clients' logits s_k, v_k = the variance of s_k over the classes:
+y = argmax sum_k a_k s_k, a_k = v_k / sum_j v_j;  D = clients whose argmax is not y;
+s_div = sum_{k in D} b_k s_k, b_k = v_k / sum_{j in D} v_j;
+loss = mean_x [ CE(f, y) + lambda T^2 1[D not empty] KL( sigma(s_div / T) || sigma(f / T) ) ].
+
+| paper | field | `fedet: takfl` (default) | `fedet: paper` |
+|---|---|---|---|
+| lambda, T | `diversity`, `temperature` | 0.1, 3 | 0.05, 1 |
+| a_k, b_k | - | over the mean of v_j, so that they sum to the number of clients | over the sum |
+| D empty | - | s_div = 0: KL from the uniform distribution | no second term |
+| eta | `distill_lr`, `distill_schedule` | Adam 1e-5, constant | not known |
+| steps | `distill_epochs`, `distill_batch_size` | 1 epoch, 256 (TAKFL: 128) | not known |
+| - | `distill_clip` | none | not known |
+
+takfl is the TAKFL code's Fed-ET, by FedProj's group (spec 9.2); no official code was found. Denominators get 1e-12: a client with
+constant logits has v = 0. Down: P + Q. Up: P + Q. State: none besides the public data.
+Cost per step: 1 FedAvg step. Server cost: K forward passes and E_d epochs on the public data.
+Not here: clients with networks of different architectures.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.algorithms.feddf import ServerDistillation
+from flray.core.algorithm import Context
+from flray.core.hp import hp
+from flray.core.messages import Metrics
+from flray.ops.distill import blocks, fit
+from flray.ops.losses import cross_entropy, kl
+
+FORMS = {"takfl": (0.1, 3.0), "paper": (0.05, 1.0)}  # lambda, T
+
+
+class Consensus(NamedTuple):
+    """Of every proxy sample: the ensemble's `labels [n]`, the logits `diverse [n, C]` of those who dissent, and whether any does `[n]`."""
+
+    labels: Tensor
+    diverse: Tensor
+    disputed: Tensor
+
+
+class FedET(ServerDistillation, frozen=True):
+    fedet: Literal["takfl", "paper"] = hp("takfl", doc="form of the weights and of samples on which all clients agree")
+    diversity: float | None = hp(None, log=(0.01, 1.0), ge=0, doc="weight of the diversity term (lambda); none: the form's own")
+    temperature: float | None = hp(None, linear=(1.0, 5.0), gt=0, doc="temperature of the diversity term (T); none: the form's own")
+
+    def ensemble(self, ctx: Context, updates: Any) -> Consensus:
+        """The consensus over the proxy data, block by block: K B C logits at a time."""
+        proxy, parts = ctx.require_proxy(), []
+        with torch.no_grad():
+            for index in blocks(np.arange(proxy.size), self.distill_batch_size):
+                x = proxy.inputs(index)
+                parts.append(self.consensus(torch.stack([ctx.objective.at(w, b)(x) for w, b in zip(updates.w, updates.b, strict=True)])))
+        return Consensus(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def consensus(self, logits: Tensor) -> Consensus:
+        """The consensus of the clients' `logits [K, B, C]`."""
+        variance = logits.var(dim=2, correction=0)
+        labels = self.weighted(logits, variance, torch.ones_like(variance)).argmax(1)
+        dissent = logits.argmax(2) != labels
+        return Consensus(labels, self.weighted(logits, variance, dissent), dissent.any(0))
+
+    def weighted(self, logits: Tensor, variance: Tensor, members: Tensor) -> Tensor:
+        """`[B, C]`: sum of the members' `logits [K, B, C]`, weighted by their variance `[K, B]` over its sum or (takfl) its mean.
+
+        `members [K, B]` are 0 or 1; where there is none the result is 0.
+        """
+        v = variance * members
+        total = v.sum(0) if self.fedet == "paper" else v.sum(0) / members.sum(0).clamp_min(1)
+        return torch.einsum("kb,kbc->bc", v / (total + 1e-12), logits)
+
+    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Consensus) -> tuple[Any, Metrics]:
+        """The state after training on the consensus and the dissent, with what it cost."""
+        proxy = ctx.require_proxy()
+        w, b, loss = fit(ctx, average.w, average.b, lambda z, index: self.loss(z, teacher, index), proxy, **self.schedule)
+        passes = len(updates.w) + self.distill_epochs
+        return state._replace(w=w, b=self.statistics(state, b)), {"distill/loss": loss, "proxy_examples": float(passes * proxy.size)}
+
+    def loss(self, z: Tensor, teacher: Consensus, index: Tensor) -> Tensor:
+        """The server's loss, 0-dim, of the student's logits `z [B, C]` on the samples `index [B]`."""
+        diversity, temperature = FORMS[self.fedet]
+        diversity = diversity if self.diversity is None else self.diversity
+        temperature = temperature if self.temperature is None else self.temperature
+        diverse = teacher.diverse[index]
+        if self.fedet == "paper":  # where nobody dissents the student teaches itself: KL 0
+            diverse = torch.where(teacher.disputed[index, None], diverse, z)
+        return cross_entropy(z, teacher.labels[index]) + diversity * temperature**2 * kl(diverse, z, temperature)

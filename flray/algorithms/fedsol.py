@@ -1,0 +1,189 @@
+"""FedSOL (Lee et al., CVPR 2024, Algorithm 1): the local gradient at weights shifted along the proximal gradient, to spare the global model.
+
+e_p = rho Lambda (*) g_p(w) / (norm(g_p(w)) + 1e-12), Lambda = abs(w - w_g) normalised (Eq. 5, 7, 8); then the optimiser steps from the
+unperturbed w, which weight decay reads, with g_l(w + e_p) (Eq. 6). g_l, g_p: gradients of the local cross-entropy L_l and of
+L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), the teacher in eval mode, no factor T^2. Norm and shift cover the perturbed part only.
+
+| paper | field | default | paper or code |
+|---|---|---|---|
+| rho | `rho` | 1.5, for the head (Table 5) | shipped 1.0 on the whole model; 0.5 to 2.0 works; not comparable between values of `adaptive` |
+| Lambda (Eq. 7) | `adaptive` | columnwise: along dimension 0 of each tensor (code) | tensor or layer (Eq. 7, weight and bias joined); none: fixed rho |
+| head, body | `perturb` | head | all in Table 4 and in the shipped configuration |
+| T | `temperature` | 3 | 3 |
+| L_p | `proximal` | kl | Table 4, the base method's server and state: l2 (FedProx), scaffold, fednova (`ccvr: fixed`), feddyn, moon |
+| alpha, tau | `alpha`, `tau` | of FedDyn and MOON themselves | 0.1; 0.5 (shipped 1) |
+| Table 10 | `strategy` | S1 | S0 is FedAvg, S5 the proximal objective of Eq. 2, `projection` is Eq. 3 (Table 1) |
+| beta | `beta` | 1; S1 and `projection` do not read it | - |
+| - | `min_gp_norm` | 0 (code) | with `adaptive: none` a g_p that is only rounding is blown up to length rho; this guards against it |
+
+S2: g_l(w) + beta g_p(w + e_p). S3: (g_l + beta g_p)(w + e_p). S4: (g_l + beta g_p)(w + e_c), e_c from g_l + beta g_p at w.
+S5: (g_l + beta g_p)(w). S6: g_l(w + e_p) + beta g_p(w). The configurations of the paper set lr_decay 0.99 and weight_decay 1e-5.
+In the first step of a round w = w_g, so Lambda = 0 and the step is FedAvg's; rho = 0 is FedAvg.
+Batch-norm statistics move in the step's first pass only; where L_p is not kl (no code exists) in the first pass of L_l.
+Down: P + Q. Up: P + Q. State: none (with another `proximal` those of the base method). `train/loss` is L_l where g_l is taken.
+Cost per step: 1.33 FedAvg steps for the head (one pass through the body, and the global model's forward), 2.33 for body or all.
+Known failures: a tensor whose dimension 0 has size 1 gets Lambda = 1 column-wise (SL-ViT's class token); a head that shares parameters
+with the body is refused. Table 10's rows S2 to S6 are matched to their names by order only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.moon import Moon
+from flray.core.algorithm import ClientData, Context, Predictor
+from flray.core.hp import hp
+from flray.core.messages import Batch, Cohort, Metrics
+from flray.core.objective import Model
+from flray.ops.losses import cross_entropy, kl
+from flray.ops.perturb import Adaptive, PartName, ascend, check_head, distance, part, part_gradient, still
+from flray.ops.project import project
+
+# of a strategy: gradients of L_l, gradients of L_p, and how many of them are at one point and weighted alike
+PASSES = {"S0": (1, 0, 0), "S1": (1, 1, 0), "S2": (1, 2, 0), "S3": (1, 2, 1), "S4": (2, 2, 2), "S5": (1, 1, 1), "S6": (1, 1, 0)}
+PASSES["projection"] = (1, 1, 0)
+BASES: dict[str, type[FedAvg]] = {"moon": Moon}
+
+
+class FedSOL(FedAvg, frozen=True):
+    rho: float = hp(1.5, log=(0.05, 5.0), ge=0, doc="perturbation strength (rho, Eq. 5); 0: FedAvg")
+    adaptive: Adaptive = hp("columnwise", doc="Lambda (Eq. 7): |w - w_g| normalised per column (code), tensor or layer, or 1")
+    perturb: PartName = hp("head", doc="what is perturbed; the norm of g_p is that of this part")
+    temperature: float = hp(3.0, linear=(1.0, 5.0), gt=0, doc="temperature of the KL (T)")
+    proximal: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = hp("kl", doc="L_p, with the server of its method (Table 4)")
+    strategy: Literal["S0", "S1", "S2", "S3", "S4", "S5", "S6", "projection"] = hp("S1", doc="update direction (Table 10; Eq. 3)")
+    beta: float = hp(1.0, log=(0.01, 10.0), ge=0, doc="weight of L_p (Eq. 2; strategies S2 to S6)")
+    min_gp_norm: float = hp(0.0, ge=0, doc="smallest norm of g_p that perturbs")
+    alpha: float | None = hp(None, gt=0, doc="FedDyn's alpha (proximal: feddyn); none: its default")
+    tau: float | None = hp(None, gt=0, doc="MOON's temperature (proximal: moon); none: its default")
+
+    @model_validator(mode="after")
+    def _head_is_read(self) -> FedSOL:
+        if self.proximal == "moon" and self.perturb == "head" and self.strategy not in ("S0", "S4", "S5", "projection"):
+            raise ValueError("proximal: moon does not depend on the head, so perturb: head changes nothing; set perturb: all or body")
+        return self
+
+    @property
+    def base(self) -> FedAvg:
+        """The method that L_p, the server and the state are taken from (Table 4); for kl FedAvg's own methods."""
+        if self.proximal == "kl":
+            return super()  # type: ignore[return-value]
+        own = {"fednova": {"ccvr": "fixed"}, "feddyn": {"alpha": self.alpha}, "moon": {"tau": self.tau}}.get(self.proximal, {})
+        shared = {name: getattr(self, name) for name in FedAvg.model_fields}
+        return BASES[self.proximal](**shared, **{name: value for name, value in own.items() if value is not None})  # type: ignore[attr-defined]
+
+    def step_cost(self) -> float:
+        local, near, joint = PASSES[self.strategy]
+        if self.proximal != "kl":
+            return local + (near * self.base.step_cost() if self.proximal == "moon" else 0.0)
+        return local + near - joint - (self.strategy == "S1" and self.perturb == "head") + (near > 0) / 3
+
+    # the gradient -----------------------------------------------------------------------------
+    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(loss, update direction `[P]`) of Table 10."""
+        strategy, beta, target = self.strategy, self.beta, None
+        if self.proximal == "kl" and strategy != "S0":
+            with torch.no_grad():
+                target = ctx.objective.at(down.w, down.b)(batch.x)
+            if strategy == "S1" and self.perturb == "head":
+                return self.head_only(ctx, down, carry, batch, target)
+
+        def at(point: Any, local: bool, proximal: float, out: Tensor) -> tuple[Tensor, Tensor]:
+            return self.mixture(ctx, down, client, point, batch, target, local, proximal, out)
+
+        if strategy in ("S0", "S5"):
+            return at(carry, True, beta if strategy == "S5" else 0.0, carry.grad)
+        kept = ctx.objective.scratch("proximal gradient", carry.w) if strategy in ("S2", "S6", "projection") else carry.grad
+        _, g_p = at(carry, True, beta, kept) if strategy == "S4" else at(carry, False, 1.0, kept)
+        # the statistics move once a step: later passes get a copy, unless no pass has moved them yet
+        later = carry._replace(b=still(ctx.objective, carry.b)) if self.proximal == "kl" or strategy == "S4" else carry
+        if strategy == "projection":
+            loss, g = at(later, True, 0.0, carry.grad)
+            return loss, project(g, g_p, "threshold", delta=0.0, out=g)[0]
+        point = ctx.objective.scratch("perturbed", carry.w)
+        there = later._replace(w=self.perturbed(ctx, down, carry, g_p, point if self.perturb == "all" else point.copy_(carry.w)))
+        if strategy == "S2":
+            loss, g = at(later, True, 0.0, carry.grad)
+            return loss, g.add_(at(there, False, 1.0, kept)[1], alpha=beta)
+        loss, g = at(there, True, beta if strategy in ("S3", "S4") else 0.0, carry.grad)
+        return loss, g.add_(g_p, alpha=beta) if strategy == "S6" else g
+
+    def perturbed(self, ctx: Context, down: Any, carry: Any, g_p: Tensor, out: Tensor) -> Tensor:
+        """w + e_p `[P]` (Eq. 8) in `out`, which is written in the perturbed part alone."""
+        chosen = part(ctx.objective, self.perturb)
+        scale = None if self.adaptive == "none" else distance(carry.w, down.w, chosen, self.adaptive, out)
+        return ascend(carry.w, g_p, self.rho, chosen.spans, scale, min_norm=self.min_gp_norm, out=out)
+
+    def mixture(
+        self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch, target: Any, local: bool, proximal: float, out: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Value and gradient `[P]` (in `out`, or in the base's scratch) of [local] L_l + proximal L_p at the carry's point.
+
+        One pass of the network for both; what has weight 0 costs nothing. `target [B, C]`: the global model's logits, for kl.
+        """
+        if self.proximal == "kl":
+
+            def loss(f: Model) -> Tensor:
+                logits = f(batch.x)
+                terms = [cross_entropy(logits, batch.y, ctx.classes)] if local else []
+                terms += [proximal * kl(target, logits, self.temperature)] if proximal else []
+                return torch.stack(terms).sum()
+
+            return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=out)
+        if local:
+            value, g = super().gradient(ctx, down, client, carry._replace(grad=out), batch)
+        if proximal:
+            frozen = carry._replace(b=still(ctx.objective, carry.b))
+            near, g_p = self.base.proximal(ctx, down, client, frozen, batch)  # type: ignore[attr-defined]
+            value, g = (value + proximal * near, g.add_(g_p, alpha=proximal)) if local else (near, g_p)
+        return value, g
+
+    def head_only(self, ctx: Context, down: Any, carry: Any, batch: Batch, target: Tensor) -> tuple[Tensor, Tensor]:
+        """S1 with the KL and a perturbed head: both passes share their body, so it runs once."""
+        objective = ctx.objective
+        here = objective.at(carry.w, carry.b, "train", grad=True)
+        z = here.features(batch.x)
+        g_p = part_gradient(kl(target, here.head(z.detach()), self.temperature), here, part(objective, "head"), carry.grad)
+        point = self.perturbed(ctx, down, carry, g_p, objective.scratch("perturbed", carry.w))
+        there = objective.at(point, carry.b, "train_frozen", grad=True)
+        loss = cross_entropy(there.head(z), batch.y, ctx.classes)
+        leaves = [t if in_head else h for h, t, in_head in zip(here.leaves, there.leaves, objective.in_head, strict=True)]
+        return loss.detach(), objective.gradient(loss, leaves, carry.grad)
+
+    # server and state: those of the method that L_p is taken from --------------------------------
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        if self.perturb != "all":
+            check_head(ctx.objective)
+        return self.base.init_server(ctx, w, b)
+
+    def broadcast(self, ctx: Context, state: Any) -> Any:
+        return self.base.broadcast(ctx, state)
+
+    def weights(self, num_examples: Tensor) -> Tensor:
+        return self.base.weights(num_examples)
+
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        return self.base.aggregate(ctx, state, updates, cohort)
+
+    def init_client(self, ctx: Context) -> Any:
+        return self.base.init_client(ctx)
+
+    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
+        return self.base.begin(ctx, down, client)
+
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+        return self.base.end(ctx, down, client, carry)
+
+    def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor] | None:
+        return self.base.point(ctx, message)
+
+    def predict(self, ctx: Context, state: Any, x: Tensor) -> Tensor:
+        return self.base.predict(ctx, state, x)
+
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
+        return self.base.personalize(ctx, down, client, batches)

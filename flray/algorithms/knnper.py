@@ -1,0 +1,92 @@
+"""kNN-Per (Marfoq et al., ICML 2022, section 4): FedAvg, then each client mixes the global model with its nearest training samples.
+
+    q_c(z) = sum_j [y_j = c] e^(-D_j / (F scale)) / sum_j e^(-D_j / (F scale)),   prediction: argmax lam q + (1 - lam) h
+
+over the k stored samples j nearest to the query's feature z `[F]` by squared Euclidean distance D_j.
+
+| paper | field | default (FedSOL) | authors' code |
+|---|---|---|---|
+| k | `k` | 5 | 7 for CIFAR; 1, 3, 5, 7, 10 compared |
+| lambda_m | `lam` | 0.5 | tuned per client, 0 to 1 |
+| datastore size | `capacity` | 500, drawn uniformly | all samples |
+| kernel's sigma | `scale` | 1 | 1 |
+| h | `mix` | probabilities; FedSOL's code: logits | probabilities (logits optional) |
+| datastore's images | `store_augment` | false; FedSOL's code: true | false |
+
+Training is FedAvg's to the bit; the fields above act in the personalised evaluation alone. There a client fine-tunes (FedSOL; the
+authors do not), passes its training data through the network in eval mode and stores (feature, label): the feature enters the head.
+A client with fewer samples than k uses them all. The search is exact: faiss `IndexFlatL2` where faiss is installed, as in both codes, else
+scikit-learn's brute force, with the same neighbours up to ties.
+Down: P + Q numbers. Up: P + Q. State: none (the store is rebuilt). Cost per step: 1 FedAvg step.
+Known failure: logits outweigh q, which is at most 1, so `mix: logits` rarely differs from the model alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.algorithms.fedavg import FedAvg
+from flray.core.algorithm import ClientData, Context, Predictor
+from flray.core.hp import hp
+from flray.core.objective import Model
+
+
+class KNNPer(FedAvg, frozen=True):
+    k: int = hp(5, choice=(1, 3, 5, 7, 10), ge=1, doc="number of neighbours")
+    lam: float = hp(0.5, linear=(0.0, 1.0), ge=0, le=1, doc="weight of the neighbours (lambda); 0: the fine-tuned model alone")
+    capacity: int = hp(500, choice=(50, 100, 200, 500, 1000), ge=1, doc="samples in a client's store, drawn uniformly")
+    scale: float = hp(1.0, log=(0.01, 100.0), gt=0, doc="width of the kernel e^(-D / (F scale))")
+    mix: Literal["probabilities", "logits"] = hp("probabilities", doc="what of the model is mixed with q (h)")
+    store_augment: bool = hp(False, doc="store augmented images, the first epoch of fine-tuning; plain ones where there is none")
+
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
+        model = cast(Model, super().personalize(ctx, down, client, batches))
+        keys, labels = self.store(ctx, model, batches)
+
+        def predictor(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                z = model.features(x)
+                logits = model.head(z)
+                h = logits if self.mix == "logits" else torch.softmax(logits, dim=1)
+                q = neighbour_probabilities(z, keys, labels, self.k, self.scale, h.shape[1])
+                return self.lam * q + (1 - self.lam) * h
+
+        return predictor
+
+    def store(self, ctx: Context, model: Model, batches: ClientData) -> tuple[Tensor, Tensor]:
+        """(features `[n, F]`, labels `[n]`) of at most `capacity` training samples of the client."""
+        epoch = -(-ctx.num_examples // self.batch_size)
+        source = itertools.islice(batches, epoch) if self.store_augment and len(batches) else batches.plain
+        with torch.no_grad():
+            keys, labels = (torch.cat(parts) for parts in zip(*((model.features(b.x), b.y) for b in source), strict=True))
+        if len(keys) > self.capacity:
+            kept = torch.from_numpy(ctx.rng("store").choice(len(keys), self.capacity, replace=False)).to(keys.device)
+            keys, labels = keys[kept], labels[kept]
+        return keys, labels
+
+
+def neighbour_probabilities(z: Tensor, keys: Tensor, labels: Tensor, k: int, scale: float, classes: int) -> Tensor:
+    """q `[B, C]` of queries `z [B, F]` from the stored `keys [n, F]`, `labels [n]`; min_j D_j is taken off before exp (same q)."""
+    distances, nearest = search(z.cpu().contiguous().numpy(), keys.cpu().numpy(), min(k, len(keys)))
+    similar = np.exp(-(distances - distances[:, :1]) / (z.shape[1] * scale))
+    share = torch.from_numpy(similar / similar.sum(axis=1, keepdims=True)).to(z)
+    return z.new_zeros(len(z), classes).scatter_add_(1, labels[torch.from_numpy(nearest).to(labels.device)], share)
+
+
+def search(queries: np.ndarray, keys: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """(squared Euclidean distances, row numbers in `keys`), both `[B, k]`, nearest first."""
+    try:
+        import faiss  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        from sklearn.neighbors import NearestNeighbors
+
+        found = NearestNeighbors(n_neighbors=k, algorithm="brute", metric="sqeuclidean").fit(keys).kneighbors(queries)
+        return found[0], found[1]
+    index = faiss.IndexFlatL2(keys.shape[1])
+    index.add(keys)
+    return index.search(queries, k)  # type: ignore[no-any-return, unused-ignore]

@@ -1,0 +1,113 @@
+"""Per-FedAvg (Fallah et al., NeurIPS 2020, Algorithm 1): an initial model that adapts to a client in one gradient step.
+
+    w' = w - gamma grad L(w; B1);   w <- w - beta [I - gamma H(w; B1)] grad L(w'; B2)
+
+| paper | field | default | searched |
+|---|---|---|---|
+| alpha (inner rate; gamma above) | `lr` | 0.01, times `lr_decay` every round | as FedAvg |
+| beta (outer rate) | `beta` | 0.01 (FedSOL; 0.001 in FedBABU), never decayed | 1e-4 to 1 |
+| FO or HF | `hf` | false: first order, H dropped | - |
+| delta (HF) | `delta` | 1e-3 | 1e-4 to 0.1 |
+
+HF: H v is (grad L(w + delta v; B1) - grad L(w - delta v; B1)) / (2 delta) at v = grad L(w'; B2): the exact meta-gradient of the step
+that was made. The paper draws a third batch for it.
+`form: clean`: the inner step is plain SGD without momentum, `optimizer` and `momentum` see the outer gradients alone; `local_epochs`
+passes over the data in pairs of batches, a last one completed by a batch of the next epoch.
+`form: code` (Lee-Gihun/FedSOL, jhoon-oh/FedBABU): one optimiser makes both steps, so its momentum mixes both gradients; there are
+E ceil(n_b / E) pairs of consecutive batches, about 2 passes over the data in all, not E (n_b batches an epoch).
+In both, the weight decay of the outer step is that of w, not of w'; batch-norm statistics move in both steps; fine-tuning repeats
+the same procedure (with `code`: ceil(n_b / E) pairs for each of its epochs, which read those epochs again where they are too short).
+
+Down: P + Q numbers. Up: P + Q. State: none. Cost per step: 1 FedAvg step per batch, 2 with `hf`; steps as above.
+Known failure: with `form: code` and momentum 0.9 nearly half of the outer step is inner gradients: much of it is FedAvg at rate beta.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.algorithms.fedavg import FedAvg
+from flray.core.algorithm import ClientData, Context, Predictor
+from flray.core.hp import hp
+from flray.core.messages import Batch
+from flray.ops.optim import Moments, sgd_direction_
+
+
+class MetaCarry(NamedTuple):
+    """FedAvg's carry, whose `moments.steps` counts batches, the adapted point `ahead [P]` (w') and the batch that led there (B1)."""
+
+    w: Tensor
+    b: Tensor
+    grad: Tensor
+    moments: Moments
+    loss: Tensor
+    ahead: Tensor
+    first: Batch | None
+
+
+class PerFedAvg(FedAvg, frozen=True):
+    form: Literal["clean", "code"] = hp("clean", doc="clean: momentum of outer gradients alone; code: one optimiser makes both steps")
+    beta: float = hp(0.01, log=(1e-4, 1.0), gt=0, doc="learning rate of the outer step (beta)")
+    hf: bool = hp(False, doc="Hessian-vector term by finite differences (HF); false: first order (FO)")
+    delta: float = hp(1e-3, log=(1e-4, 0.1), gt=0, doc="half width of the finite difference (hf)")
+
+    # how much data -----------------------------------------------------------------------------
+    @property
+    def local_batches(self) -> tuple[int, int]:
+        return self.batch_size, 2 * self.local_epochs  # more than any client needs: local_steps ends it
+
+    def local_steps(self, num_examples: np.ndarray) -> np.ndarray:
+        return 2 * self.pairs(-(-num_examples // self.batch_size), self.local_epochs)
+
+    def pairs(self, per_epoch: np.ndarray, epochs: int) -> np.ndarray:
+        """Pairs of batches `[K]` in `epochs` epochs of clients with `per_epoch [K]` batches."""
+        return np.asarray(epochs * -(-per_epoch // self.local_epochs) if self.form == "code" else -(-per_epoch * epochs // 2))
+
+    # client -----------------------------------------------------------------------------------
+    def start(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        carry = super().start(ctx, w, b)
+        return MetaCarry(*carry, ctx.objective.scratch("ahead", w), None)
+
+    def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:
+        steps = carry.moments.steps
+        inner = steps % 2 == 0
+        loss, g = self.gradient(ctx, down, client, carry if inner else carry._replace(w=carry.ahead), batch)
+        carry.loss.add_(loss)
+        if inner:
+            if self.form == "code":
+                v = self.direction(ctx, down, carry, g)
+            else:
+                v = sgd_direction_(carry.w, g, carry.moments, 0, self.weight_decay)
+            torch.add(carry.w, v, alpha=-self.learning_rate(ctx), out=carry.ahead)
+        else:
+            if self.hf:
+                self.curve_(ctx, down, client, carry, g)
+            seen = steps if self.form == "code" else steps // 2
+            optimizer = carry._replace(moments=carry.moments._replace(steps=seen))
+            carry.w.add_(self.direction(ctx, down, optimizer, g), alpha=-self.beta)
+        return carry._replace(moments=carry.moments._replace(steps=steps + 1), first=batch if inner else None)
+
+    def curve_(self, ctx: Context, down: Any, client: Any, carry: Any, v: Tensor) -> None:
+        """v <- v - gamma H(w; B1) v, by a central difference of gradients (HF); batch-norm statistics stay."""
+        scratch = ctx.objective.scratch
+        point, b, grad, bend = scratch("probe", v), scratch("probe statistics", carry.b), scratch("probe gradient", v), scratch("bend", v)
+        bend.zero_()
+        for sign in (1, -1):
+            torch.add(carry.w, v, alpha=sign * self.delta, out=point)
+            probe = carry._replace(w=point, b=b.copy_(carry.b), grad=grad)
+            bend.add_(self.gradient(ctx, down, client, probe, carry.first)[1], alpha=sign)
+        v.add_(bend, alpha=-self.learning_rate(ctx) / (2 * self.delta))
+
+    # personalised evaluation ------------------------------------------------------------------
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
+        per_epoch = max(-(-ctx.num_examples // self.batch_size), 1)
+        steps = 2 * int(self.pairs(np.array(per_epoch), len(batches) // per_epoch))
+        carry = self.begin(ctx, down, client)
+        for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(batches)), steps):
+            carry = self.step(ctx, down, client, carry, batch)
+        return ctx.objective.at(carry.w, carry.b)

@@ -1,0 +1,91 @@
+"""`flray bench --algorithms`: the time of each algorithm's local step beside FedAvg's, and the ratio that its FLOPs give."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from flray.algorithms import ALGORITHMS
+from flray.bench.bare import Workload
+from flray.config import load_config
+from flray.engine.workbench import Assignment, Workbench
+
+MOST = 1.3  # times its theory: beyond that an algorithm gets profiled
+BATCHES = 5  # steps of one measurement
+# options under which the first round already does what the later ones do
+STEADY = {"fedproj": {"round0": "kl_init"}}
+
+
+def compare_steps(names: Sequence[str], workload: Workload, repeats: int) -> list[dict[str, Any]]:
+    """One row per algorithm: ms a step (best), time and FLOPs relative to FedAvg (median over interleaved measurements), their ratio.
+
+    One client in this process on one thread; `names` are registered algorithms, `["all"]` every one of flray.
+    """
+    chosen = flray_algorithms() if list(names) == ["all"] else list(names)
+    kinds = list(dict.fromkeys(["fedavg", *chosen]))
+    with one_thread():
+        trains = {name: local_training(name, workload) for name in kinds}
+        times = [{name: train() for name, train in trains.items()} for _ in range(1 + BATCHES * repeats)][1:]
+    rows = []
+    for name in kinds:
+        ratio = median(row[name] / row["fedavg"] for row in times)
+        theory = step_cost(name, workload)
+        rows.append(
+            {
+                "algorithm": name,
+                "ms/step": 1e3 * min(row[name] for row in times),
+                "time / fedavg": ratio,
+                "FLOPs / fedavg": theory,
+                "time / FLOPs": ratio / theory,
+                "verdict": "ok" if ratio <= MOST * theory else f"above {MOST}",
+            }
+        )
+    return rows
+
+
+def flray_algorithms() -> list[str]:
+    return [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).__module__.startswith("flray.")]
+
+
+def step_cost(name: str, workload: Workload) -> float:
+    return float(_experiment(name, workload).algorithm.step_cost())
+
+
+def local_training(name: str, workload: Workload) -> Callable[[], float]:
+    """Seconds of one local step of an algorithm, the mean over a client's round, each time it is called."""
+    bench = Workbench(_experiment(name, workload))
+    index = np.arange(min(BATCHES * workload.batch, workload.images))
+    job = Assignment(0, 0, 0, 0, (0,), (1.0,), index, np.array([0, len(index)]), 1, 1)
+    ctx, algorithm = bench.context(0, 0, 0, 1, 1), bench.algorithm
+    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *bench.objective.initial()))
+
+    def train() -> float:
+        ctx, batches = bench.client_context(job, 0, 1.0, job.indices)
+        client = algorithm.init_client(ctx)
+        started = time.perf_counter()
+        algorithm.train(ctx, down, client, batches)
+        return (time.perf_counter() - started) / len(batches)
+
+    return train
+
+
+def _experiment(name: str, workload: Workload) -> Any:
+    options = {"name": name, "lr": 0.01, "momentum": 0.9, "local_epochs": 1, "batch_size": workload.batch, **STEADY.get(name, {})}
+    proxy = {"source": "holdout", "size": min(2000, workload.clients * workload.images // 2), "labelled": False}
+    return load_config(workload.experiment(1), {"algorithm": options, "proxy": proxy})[0]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

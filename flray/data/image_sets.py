@@ -1,0 +1,173 @@
+"""Image sets in the layout in which their authors publish them: folders of PNG files (CINIC-10), `.npz` archives (MedMNIST)."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from flray.core.errors import DataError
+from flray.data.cache import Array, digest, file_digest, listing_digest
+from flray.data.config import DataConfig
+from flray.data.sources import Split, Splits, cached, check_options, data_root, no_columns, not_found, parquet, parquet_folder
+
+MEDMNIST = {  # name of the class in the package medmnist, class names
+    "pathmnist": (
+        "PathMNIST",
+        (
+            "adipose",
+            "background",
+            "debris",
+            "lymphocytes",
+            "mucus",
+            "smooth muscle",
+            "normal colon mucosa",
+            "cancer-associated stroma",
+            "colorectal adenocarcinoma epithelium",
+        ),
+    ),
+    "tissuemnist": (
+        "TissueMNIST",
+        (
+            "Collecting Duct, Connecting Tubule",
+            "Distal Convoluted Tubule",
+            "Glomerular endothelial cells",
+            "Interstitial endothelial cells",
+            "Leukocytes",
+            "Podocytes",
+            "Proximal Tubule Segments",
+            "Thick Ascending Limb",
+        ),
+    ),
+}
+
+
+# CINIC-10 --------------------------------------------------------------------------------------
+def cinic10(config: DataConfig) -> Splits:
+    """CINIC-10 (Darlow et al. 2018): 90,000 train and 90,000 test images of 32x32 in CIFAR-10's classes.
+
+    Read from `root/cinic10/{train,test}/<class>/*.png`, as published, or from Parquet files in `root/cinic10`. The validation part
+    (another 90,000) is not used, as in FedSOL's code; `options: {include_valid: true}` adds it to the train split.
+    """
+    options = check_options(config, {"include_valid": False})
+    folder = parquet_folder(config)
+    if folder is not None:
+        if options["include_valid"]:
+            raise DataError(f"data.options.include_valid: {folder} holds Parquet files, whose train split is taken as it is; leave it out")
+        return parquet(config, folder)
+    no_columns(config)
+    root = data_root(config)
+    folder = None if root is None else root / "cinic10"
+    if folder is None or not (folder / "train").is_dir():
+        looked = [] if folder is None else [f"Parquet files in {folder}", f"images {folder}/{{train,test}}/<class>/*.png"]
+        get = "unpack CINIC-10.tar.gz (https://datashare.is.ed.ac.uk/handle/10283/3192) into the folder cinic10"
+        raise not_found(config, looked, f"{get} below `root` or FLRAY_DATA")
+    names = ["train", "valid", "test"] if options["include_valid"] else ["train", "test"]
+    parts = {name: _listing(folder / name) for name in names}
+    for name, files in parts.items():
+        if files.keys() != parts["train"].keys():
+            odd = sorted(files.keys() ^ parts["train"].keys())
+            raise DataError(f"{folder}: {name} and train have different class folders ({', '.join(odd[:5])}); unpack the archive again")
+    key = digest("images", listing_digest([path for files in parts.values() for paths in files.values() for path in paths]), config.resize)
+    return cached(key, lambda: _image_splits(parts, str(folder), config.resize))
+
+
+def _listing(folder: Path) -> dict[str, list[str]]:
+    """PNG files of every class folder, classes and files by name: the order of torchvision's ImageFolder."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is missing; unpack the archive again")
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    files = {name: sorted(e.path for e in os.scandir(folder / name) if e.name.lower().endswith(".png")) for name in classes}
+    empty = [name for name, paths in files.items() if not paths]
+    if empty or not files:
+        raise DataError(f"{folder / empty[0] if empty else folder} holds no PNG images; unpack the archive again")
+    return files
+
+
+def _image_splits(parts: dict[str, dict[str, list[str]]], where: str, resize: int | None) -> Splits:
+    from flray.data.readers import decode
+
+    def split(*names: str) -> Split:
+        files = [path for name in names for paths in parts[name].values() for path in paths]
+        y = [label for name in names for label, paths in enumerate(parts[name].values()) for _ in paths]
+        # a few of the images are grey: every one is read as RGB
+        return Split(decode(files.__getitem__, len(files), resize, where, "RGB"), np.array(y, np.int64))
+
+    return Splits(split(*(name for name in parts if name != "test")), split("test"), tuple(parts["train"]))
+
+
+# MedMNIST --------------------------------------------------------------------------------------
+def pathmnist(config: DataConfig) -> Splits:
+    """PathMNIST (MedMNIST, Yang et al. 2023): 100,000 train and 7,180 test images of colon tissue, 28x28, colour, 9 classes.
+
+    Read from `root/pathmnist.npz` or `root/medmnist/pathmnist.npz`, as published, or from Parquet files in `root/pathmnist`. The
+    archive's train and validation part together are the train split, as in FedSOL's code. `download: true` needs the package medmnist.
+    """
+    return _medmnist(config)
+
+
+def tissuemnist(config: DataConfig) -> Splits:
+    """TissueMNIST (MedMNIST, Yang et al. 2023): 189,106 train and 47,280 test images of kidney cells, 28x28, grey, 8 classes.
+
+    Read from `root/tissuemnist.npz` or `root/medmnist/tissuemnist.npz`, as published, or from Parquet files in `root/tissuemnist`. The
+    archive's train and validation part together are the train split, as in FedSOL's code, which also makes RGB of it: `channels: 3`.
+    `download: true` needs the package medmnist.
+    """
+    return _medmnist(config)
+
+
+def _medmnist(config: DataConfig) -> Splits:
+    check_options(config, {})
+    folder = parquet_folder(config)
+    if folder is not None:
+        return parquet(config, folder)
+    no_columns(config)
+    name, root = config.source, data_root(config)
+    places = [] if root is None else [root / f"{name}.npz", root / "medmnist" / f"{name}.npz"]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        if config.download:
+            path = _download(name, root)
+        else:
+            looked = [] if root is None else [f"Parquet files in {root / name}", *map(str, places)]
+            get = f"put {name}.npz (https://medmnist.com) into the folder that `root` or FLRAY_DATA names"
+            raise not_found(config, looked, f"{get}, or set `download: true`")
+    return cached(digest("medmnist", name, file_digest([path])), lambda: _archive(name, path))
+
+
+def _download(name: str, root: Path | None) -> Path:
+    if root is None:
+        raise DataError(f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA")
+    try:
+        import medmnist as package
+    except ImportError as error:
+        raise DataError(
+            f"data set {name!r}: `download: true` needs the package medmnist (pip install 'flray[medmnist]'); "
+            f"or put {name}.npz (https://medmnist.com) into {root}"
+        ) from error
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        getattr(package, MEDMNIST[name][0])(split="test", download=True, root=str(root))
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"medmnist cannot download {name} to {root} ({error}); is there a network?") from error
+    return root / f"{name}.npz"
+
+
+def _archive(name: str, path: Path) -> Splits:
+    parts: dict[str, Array] = {}
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            for part in ("train", "val", "test"):
+                parts[part], parts[f"{part}_y"] = found[f"{part}_images"], found[f"{part}_labels"]
+    except KeyError as error:
+        raise DataError(f"{path} is no MedMNIST archive: it holds no {error.args[0].split()[0]}; download it again") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is not a readable .npz archive ({error}); download it again") from error
+
+    def split(*names: str) -> Split:
+        x, y = (np.concatenate([parts[n + suffix] for n in names]) for suffix in ("", "_y"))
+        return Split(x if x.ndim == 4 else x[..., None], y.reshape(-1).astype(np.int64))
+
+    return Splits(split("train", "val"), split("test"), MEDMNIST[name][1])

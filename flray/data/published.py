@@ -1,0 +1,50 @@
+"""What the papers' code does to a data set's images, by its name: normalisation constants and training augmentation (spec 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flray.core.errors import ConfigError, nearest
+
+# per-channel mean and std of the train split, as in Lee-Gihun/FedSOL (CIFAR-100: of all 50,000 images); one number serves every channel
+CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "cifar10": ((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768)),
+    "cifar100": ((0.50707516, 0.48654887, 0.44091784), (0.26733429, 0.25643846, 0.27615047)),
+    "svhn": ((0.4376821, 0.4437697, 0.47280442), (0.19803012, 0.20101562, 0.19703614)),
+    "cinic10": ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)),
+    "pathmnist": ((0.5,), (0.5,)),
+    "tissuemnist": ((0.5,), (0.5,)),
+}
+# MMorafah/FedZoo-Bench
+FEDZOO: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+}
+# Lee-Gihun/FedSOL; the cutout is in its code and not in the paper
+_CROP_FLIP: dict[str, Any] = {"crop_padding": 4, "flip": True}
+AUGMENT: dict[str, dict[str, dict[str, Any]]] = {
+    "fedsol": {
+        "mnist": {**_CROP_FLIP, "cutout": 16},
+        "cifar10": {**_CROP_FLIP, "cutout": 16},
+        "svhn": _CROP_FLIP,
+        "cinic10": {**_CROP_FLIP, "crop_mode": "reflect"},
+        "pathmnist": {"flip": True},
+        "tissuemnist": {"flip": True},
+    }
+}
+
+
+def plain_name(source: str) -> str:
+    """`cifar10` of `cifar10`, `hf:user/cifar10` and `hf:/folder/cifar10`."""
+    return source.removeprefix("hf:").rstrip("/").rsplit("/", 1)[-1]
+
+
+def augmentation(preset: str, source: str) -> dict[str, Any]:
+    """The options of `Augment` that a preset's name stands for; raises `ConfigError` where it says nothing of the data set."""
+    if preset not in AUGMENT:
+        raise ConfigError(f"data.augment: unknown preset {preset!r}{nearest(preset, AUGMENT)}; or write crop_padding, flip, cutout")
+    table, name = AUGMENT[preset], plain_name(source)
+    if name not in table:
+        raise ConfigError(f"data.augment: {preset} is known for {', '.join(table)}, not for {name!r}; write crop_padding, flip, cutout")
+    return table[name]

@@ -1,0 +1,155 @@
+"""FedET's consensus against NumPy loops over samples, and its server half against the same in plain torch."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+
+from flray.algorithms.fedet import FedET
+from flray.core.objective import Objective
+from flray.core.seeding import rng
+from tests.algorithms.rounds import play
+from tests.core.networks import Mlp, Norm, build, inputs
+from tests.ops.support import ListProxy, normal
+
+LOCAL = {"lr": 0.2, "local_epochs": 2, "batch_size": 4}
+SERVER = {"distill_lr": 0.01, "distill_epochs": 2, "distill_batch_size": 4}
+
+
+def world(kind):
+    x, y = inputs(kind, 16)
+    return Objective(build(kind)), [(x[:4], y[:4]), (2 * x[4:], y[4:])], ListProxy(inputs(kind, 12, seed=7)[0])
+
+
+def by_samples(logits, form):
+    """(labels, s_div, whether D is not empty) of `logits [K, n, C]`, one sample after the other, as the TAKFL code makes them."""
+    labels, diverse, disputed = [], [], []
+    for x in range(logits.shape[1]):
+        every = [logits[k, x] for k in range(len(logits))]
+
+        def weighted(rows):
+            v = np.array([np.mean((row - row.mean()) ** 2) for row in rows])
+            v = v / (np.mean(v) if form == "takfl" else np.sum(v))
+            return np.sum([v[k] * rows[k] for k in range(len(rows))], axis=0)
+
+        labels.append(int(np.argmax(weighted(every))))
+        dissent = [row for row in every if np.argmax(row) != labels[-1]]
+        diverse.append(weighted(dissent) if dissent else np.zeros(logits.shape[2]))
+        disputed.append(bool(dissent))
+    return np.array(labels), np.array(diverse), np.array(disputed)
+
+
+@pytest.mark.parametrize("form", ["takfl", "paper"])
+def test_consensus_sample_by_sample(form):
+    logits = 2 * normal(4, 40, 3)
+    logits[:, :3] = logits[:1, :3]  # on three samples all agree
+    labels, diverse, disputed = by_samples(logits.double().numpy(), form)
+    found = FedET(fedet=form).consensus(logits)
+    np.testing.assert_array_equal(found.labels.numpy(), labels)
+    np.testing.assert_array_equal(found.disputed.numpy(), disputed)
+    np.testing.assert_allclose(found.diverse.numpy(), diverse, rtol=1e-5, atol=1e-6)
+    assert 0 < disputed.sum() <= 37
+
+
+def test_two_clients_by_hand():
+    """s_1 = (3, 0, 0), s_2 = (0, 1, 0): v = (2, 2/9), a = (0.9, 0.1) in the paper's form and twice that in TAKFL's.
+
+    a_1 s_1 + a_2 s_2 = (2.7, 0.1, 0) -> label 0; only client 2 dissents, b_2 = 1: s_div = s_2 in both.
+    """
+    logits = torch.tensor([[[3.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]]])
+    for form, scale in (("paper", 1.0), ("takfl", 2.0)):
+        algorithm = FedET(fedet=form)
+        variance = logits.var(dim=2, correction=0)
+        whole = algorithm.weighted(logits, variance, torch.ones(2, 1))
+        torch.testing.assert_close(whole, scale * torch.tensor([[2.7, 0.1, 0.0]]))
+        found = algorithm.consensus(logits)
+        assert found.labels.tolist() == [0] and found.disputed.tolist() == [True]
+        torch.testing.assert_close(found.diverse, logits[1])
+
+
+@pytest.mark.parametrize("form", ["takfl", "paper"])
+def test_clients_with_constant_logits_weigh_nothing(form):
+    """v = 0; alone in D it leaves s_div = 0, not a NaN."""
+    logits = torch.stack([torch.tensor([[0.0, 4.0, 1.0]]), torch.full((1, 3), 5.0)])
+    found = FedET(fedet=form).consensus(logits)
+    assert found.labels.tolist() == [1] and found.disputed.tolist() == [True]
+    assert found.diverse.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def transcription(kind, locals_, share, public, round, form, diversity, temperature):
+    """The server half of one round, per-sample losses: CE + lambda T^2 KL, the second (paper) only where D is not empty."""
+    with torch.no_grad():
+        logits = torch.stack([m.eval()(public) for m in locals_])
+    labels, diverse, disputed = (torch.from_numpy(a) for a in by_samples(logits.double().numpy(), form))
+    student = copy.deepcopy(locals_[0])
+    student.load_state_dict(
+        {
+            n: sum(p * m.state_dict()[n] for p, m in zip(share, locals_, strict=True))
+            for n, t in student.state_dict().items()
+            if t.is_floating_point()
+        },
+        strict=False,
+    )
+    student.train()
+    optimizer = torch.optim.Adam(student.parameters(), lr=SERVER["distill_lr"])
+    for epoch in range(SERVER["distill_epochs"]):
+        order = rng(0, 0, round, 0, -1, "distill", epoch).permutation(len(public))
+        for i in range(0, len(public), SERVER["distill_batch_size"]):
+            index = order[i : i + SERVER["distill_batch_size"]]
+            z = student(public[index])
+            target = softmax(diverse[index].float() / temperature, dim=1)
+            each = kl_div(log_softmax(z / temperature, dim=1), target, reduction="none").sum(1)
+            if form == "paper":
+                each = each * disputed[index]
+            loss = cross_entropy(z, labels[index]) + diversity * temperature**2 * each.mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return student, disputed
+
+
+@pytest.mark.parametrize("kind", [Mlp, Norm])
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ({}, ("takfl", 0.1, 3.0)),
+        ({"fedet": "paper"}, ("paper", 0.05, 1.0)),
+        ({"fedet": "paper", "diversity": 0.7, "temperature": 2.0}, ("paper", 0.7, 2.0)),
+    ],
+    ids=["takfl", "paper", "paper-weights"],
+)
+def test_the_server_half_against_the_transcription(kind, options, numbers):
+    objective, data, proxy = world(kind)
+    states, updates, _ = play(FedET(**LOCAL, **SERVER, **options), objective, data, 2, proxy)
+    for round in range(2):
+        locals_ = []
+        for update in updates[round]:
+            module = build(kind)
+            module.load_state_dict(objective.state_dict(update.w, update.b), strict=False)
+            locals_.append(module)
+        student, disputed = transcription(kind, locals_, [4 / 16, 12 / 16], proxy.x, round, *numbers)
+        assert 0 < disputed.sum() < 12, "samples of both kinds"
+        found = objective.state_dict(*states[round + 1][:2])
+        for name, tensor in student.state_dict().items():
+            if tensor.is_floating_point():
+                torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_blocks_of_proxy_samples_do_not_change_the_consensus():
+    objective, data, proxy = world(Norm)
+    _, updates, _ = play(FedET(**LOCAL, **SERVER), objective, data, 1, proxy)
+    from flray.ops.average import stack
+    from tests.ops.support import context
+
+    ctx, stacked = context(objective, proxy), stack(updates[0])
+    small, large = (FedET(distill_batch_size=size).ensemble(ctx, stacked) for size in (3, 100))
+    assert torch.equal(small.labels, large.labels) and torch.equal(small.disputed, large.disputed)
+    torch.testing.assert_close(small.diverse, large.diverse)
+
+
+def test_it_has_no_option_of_feddf_that_it_does_not_read():
+    assert not {"teacher", "squared", "kl_direction"} & set(FedET.model_fields)

@@ -1,0 +1,108 @@
+"""FedNTD in closed form, and against the authors' criterion in a plain loop."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, log_softmax
+
+from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedntd import FedNTD
+from flray.core.messages import Batch, Broadcast, equal
+from flray.core.objective import Objective
+from flray.models.mlp import MLP
+from tests.algorithms.rounds import play
+from tests.core.networks import Mlp, Norm, build, inputs
+from tests.ops.support import context
+
+LOCAL = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 4}
+
+
+def world(kind):
+    x, y = inputs(kind, 16)  # no batch of two, in which batch norm enlarges a rounding error a thousandfold
+    return Objective(build(kind)), [(x[:4], y[:4]), (2 * x[4:], y[4:])]
+
+
+def not_true(logits, targets):
+    """The entries of every row but the target's, by a boolean mask, as `refine_as_not_true` selects them."""
+    keep = torch.arange(logits.size(1)).repeat(logits.size(0), 1) != targets.view(-1, 1)
+    return logits[keep].view(-1, logits.size(1) - 1)
+
+
+def ntd_loss(logits, targets, teacher, beta, tau):
+    """The authors' NTD_Loss: KLDivLoss (batchmean) of log-probabilities and probabilities, times tau^2."""
+    probabilities = torch.softmax(not_true(teacher, targets) / tau, dim=1)
+    divergence = nn.KLDivLoss(reduction="batchmean")(log_softmax(not_true(logits, targets) / tau, dim=1), probabilities)
+    return cross_entropy(logits, targets) + beta * tau**2 * divergence
+
+
+@pytest.mark.parametrize("kind", [Mlp, Norm])
+@pytest.mark.parametrize(("beta", "tau"), [(1.0, 1.0), (0.3, 3.0)])
+def test_two_rounds_against_the_authors_criterion(kind, beta, tau):
+    objective, data = world(kind)
+    states, _, _ = play(FedNTD(**LOCAL, beta=beta, tau=tau), objective, data, 2)
+    server = build(kind)
+    for _ in range(2):
+        local = []
+        for x, y in data:
+            net, frozen = copy.deepcopy(server).train(), copy.deepcopy(server).eval()
+            optimizer = torch.optim.SGD(net.parameters(), LOCAL["lr"], LOCAL["momentum"])
+            for _ in range(LOCAL["local_epochs"]):
+                for i in range(0, len(x), LOCAL["batch_size"]):
+                    batch, target = x[i : i + LOCAL["batch_size"]], y[i : i + LOCAL["batch_size"]]
+                    with torch.no_grad():
+                        teacher = frozen(batch)
+                    optimizer.zero_grad()
+                    ntd_loss(net(batch), target, teacher, beta, tau).backward()
+                    optimizer.step()
+            local.append(net)
+        averaged = {
+            n: 4 / 16 * t + 12 / 16 * local[1].state_dict()[n] for n, t in local[0].state_dict().items() if t.is_floating_point()
+        }
+        server = copy.deepcopy(server)
+        server.load_state_dict(averaged, strict=False)
+    found = objective.state_dict(*states[-1][:2])
+    for name, tensor in server.state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_gradient_of_softmax_regression():
+    """Logits W x + c; dL/dz_j = p_j - [j = y] + beta tau (q_j - t_j) for j != y, q and t the not-true softmaxes at tau; dL/dW = dL/dz x^T.
+
+    NumPy, one sample with y = 1, 4 classes.
+    """
+    objective = Objective(MLP((2,), 4, hidden=()))
+    w, b = objective.initial()
+    generator = torch.Generator().manual_seed(0)
+    down, here = Broadcast(torch.randn(w.shape, generator=generator), b), torch.randn(w.shape, generator=generator)
+    algorithm, ctx = FedNTD(beta=0.6, tau=2.0), context(objective)
+    x = np.array([0.5, -1.5])
+    batch = Batch(torch.tensor([[0.5, -1.5]]), torch.tensor([1]))
+    _, g = algorithm.gradient(ctx, down, (), algorithm.start(ctx, here, b), batch)
+
+    def logits(point):
+        views = {n: t.double().numpy() for n, t in objective.views(point).items()}
+        return views["head.weight"] @ x + views["head.bias"]
+
+    def softmax(v):
+        e = np.exp(v - v.max())
+        return e / e.sum()
+
+    z, z_g = logits(here), logits(down.w)
+    others = [0, 2, 3]
+    expected = softmax(z) - np.array([0, 1, 0, 0])
+    expected[others] += 0.6 * 2.0 * (softmax(z[others] / 2) - softmax(z_g[others] / 2))
+    np.testing.assert_allclose(objective.views(g)["head.bias"].numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(objective.views(g)["head.weight"].numpy(), np.outer(expected, x), atol=1e-6)
+
+
+def test_beta_0_has_the_bits_of_fedavg():
+    objective, data = world(Norm)
+    zero, plain, on = (play(a, objective, data, 2) for a in (FedNTD(**LOCAL, beta=0), FedAvg(**LOCAL), FedNTD(**LOCAL)))
+    assert all(equal(a, b) for a, b in zip(zero[0], plain[0], strict=True))
+    assert not torch.equal(on[0][-1].w, plain[0][-1].w)

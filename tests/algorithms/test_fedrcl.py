@@ -1,0 +1,114 @@
+"""FedRCL against a plain loop in which every sample's terms are computed one by one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedrcl import FedRCL
+from flray.core.errors import ConfigError
+from flray.core.messages import Batch, equal
+from flray.core.objective import Objective
+from flray.models.mlp import MLP
+from tests.algorithms.rounds import play
+from tests.core.networks import Mlp, build, inputs
+from tests.ops.support import context
+from tests.ops.test_contrast import by_loops
+
+LOCAL = {"lr": 0.05, "momentum": 0.9, "local_epochs": 2, "batch_size": 6}
+
+
+def network():
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        return MLP((5,), 3, hidden=(7, 4))
+
+
+def world():
+    x, y = inputs(Mlp, 18)
+    return Objective(network()), [(x[:6], y[:6]), (2 * x[6:], y[6:])]
+
+
+def transcription(data, rounds, levels=(0, 1), clip=None, tau=0.05, threshold=0.7, rcl="code", weights=(1.0, 1.0)):
+    """Hooks take what the hidden layers return, before the activation; the terms of :func:`by_loops`, mean over levels."""
+    server = network()
+    for _ in range(rounds):
+        local = []
+        for x, y in data:
+            net, seen = copy.deepcopy(server).train(), []
+            for level in levels:
+                net.layers[level].register_forward_hook(lambda module, taken, given, seen=seen: seen.append(given))
+            optimizer = torch.optim.SGD(net.parameters(), LOCAL["lr"], LOCAL["momentum"])
+            for _ in range(LOCAL["local_epochs"]):
+                for i in range(0, len(x), LOCAL["batch_size"]):
+                    batch, target = x[i : i + LOCAL["batch_size"]], y[i : i + LOCAL["batch_size"]]
+                    seen.clear()
+                    optimizer.zero_grad()
+                    loss = cross_entropy(net(batch), target)
+                    for z in seen:
+                        terms = by_loops(z.double(), target.tolist(), tau, threshold, rcl)
+                        loss = loss + sum(weight * term for weight, term in zip(weights, terms, strict=True)) / len(seen)
+                    loss.backward()
+                    if clip is not None:
+                        torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+                    optimizer.step()
+            local.append(net)
+        share = [6 / 18, 12 / 18]
+        averaged = {n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True)) for n in server.state_dict()}
+        server = copy.deepcopy(server)
+        server.load_state_dict(averaged)
+    return server
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({}, {}),
+        ({"levels": (1,), "clip": 0.5}, {"levels": (1,), "clip": 0.5}),
+        ({"rcl": "paper", "tau": 0.3, "threshold": 0.4}, {"rcl": "paper", "tau": 0.3, "threshold": 0.4}),
+        ({"scl_weight": 0.5, "penalty_weight": 2.0, "threshold": 0.2}, {"weights": (0.5, 2.0), "threshold": 0.2}),
+    ],
+    ids=["code", "one level, clipped", "paper", "weights"],
+)
+def test_two_rounds_against_loops_over_samples(options, plain):
+    objective, data = world()
+    states, _, _ = play(FedRCL(**LOCAL, **options), objective, data, 2)
+    found = objective.state_dict(*states[-1][:2])
+    for name, tensor in transcription(data, 2, **plain).state_dict().items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_batches_of_one_class_train_without_nan():
+    objective, data = world()
+    data = [(x, torch.full_like(y, k)) for k, (x, y) in enumerate(data)]
+    for rcl in ("code", "paper"):
+        states, _, reports = play(FedRCL(**LOCAL, rcl=rcl), objective, data, 2)
+        assert torch.isfinite(states[-1].w).all()
+        assert all(torch.isfinite(torch.tensor(r["train/loss"])) for r in reports)
+
+
+def test_weights_0_have_the_bits_of_fedavg():
+    objective, data = world()
+    zero, plain = (play(a, objective, data, 2) for a in (FedRCL(**LOCAL, scl_weight=0, penalty_weight=0), FedAvg(**LOCAL)))
+    assert all(equal(a, b) for a, b in zip(zero[0], plain[0], strict=True))
+    for one in ({"scl_weight": 0}, {"penalty_weight": 0}):
+        assert not torch.equal(play(FedRCL(**LOCAL, threshold=-1, **one), objective, data, 2)[0][-1].w, plain[0][-1].w)
+
+
+@pytest.mark.parametrize("levels", [(0, 2), (-1,), ()])
+def test_levels_that_the_model_does_not_have_are_named(levels):
+    objective, data = world()
+    algorithm, ctx = FedRCL(**LOCAL, levels=levels), context(objective)
+    with pytest.raises(ConfigError, match="at least one of the 2 levels"):
+        algorithm.gradient(ctx, None, (), algorithm.start(ctx, *objective.initial()), Batch(*data[0]))
+
+
+def test_a_model_without_levels_is_named():
+    objective = Objective(build(Mlp))
+    algorithm, ctx = FedRCL(**LOCAL), context(objective)
+    with pytest.raises(ConfigError, match="Mlp declares no levels"):
+        algorithm.gradient(ctx, None, (), algorithm.start(ctx, *objective.initial()), Batch(*inputs(Mlp, 4)))

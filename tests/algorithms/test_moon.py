@@ -1,0 +1,180 @@
+"""MOON in closed form, and against plain loops as FedSOL's and the original code train it."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.moon import Moon, MoonClient
+from flray.core.messages import Batch, Broadcast, equal
+from flray.core.objective import Objective
+from flray.models.base import Classifier
+from tests.algorithms.rounds import play
+from tests.core.networks import Mlp, Norm, build, inputs
+from tests.ops.support import context
+
+LOCAL = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 4}
+
+
+def world(kind):
+    x, y = inputs(kind, 16)  # no batch of two, in which batch norm enlarges a rounding error a thousandfold
+    return Objective(build(kind)), [(x[:4], y[:4]), (2 * x[4:], y[4:])]
+
+
+def transcription(kind, data, rounds, mu, tau, original=False):
+    """`train_net_fedcon` (original code) and ModelContrastiveLoss (FedSOL's): CosineSimilarity, logits over tau, label 0.
+
+    FedSOL: the previous local of round 1 is the initial global model; original: the pool of previous models is empty then.
+    """
+    server, cosine = build(kind), nn.CosineSimilarity(dim=-1)
+    previous = [None if original else copy.deepcopy(server) for _ in data]
+    for _ in range(rounds):
+        local = []
+        for k, (x, y) in enumerate(data):
+            net, frozen = copy.deepcopy(server).train(), copy.deepcopy(server).eval()
+            pool = [] if previous[k] is None else [previous[k].eval()]
+            optimizer = torch.optim.SGD(net.parameters(), LOCAL["lr"], LOCAL["momentum"])
+            for _ in range(LOCAL["local_epochs"]):
+                for i in range(0, len(x), LOCAL["batch_size"]):
+                    batch, target = x[i : i + LOCAL["batch_size"]], y[i : i + LOCAL["batch_size"]]
+                    optimizer.zero_grad()
+                    z = net.features(batch)
+                    logits = cosine(z, frozen.features(batch).detach()).reshape(-1, 1)
+                    for old in pool:
+                        logits = torch.cat((logits, cosine(z, old.features(batch).detach()).reshape(-1, 1)), dim=1)
+                    loss = cross_entropy(net.head(z), target) + mu * cross_entropy(logits / tau, torch.zeros(len(batch)).long())
+                    loss.backward()
+                    optimizer.step()
+            local.append(net)
+        previous = local
+        share = [4 / 16, 12 / 16]
+        averaged = {
+            n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True))
+            for n, t in server.state_dict().items()
+            if t.is_floating_point()
+        }
+        server = copy.deepcopy(server)
+        server.load_state_dict(averaged, strict=False)
+    return server
+
+
+@pytest.mark.parametrize("kind", [Mlp, Norm])
+@pytest.mark.parametrize(("first", "mu", "tau"), [("initial_global", 1.0, 0.5), ("initial_global", 0.1, 1.0), ("none", 5.0, 0.5)])
+def test_three_rounds_against_the_authors_loops(kind, first, mu, tau):
+    objective, data = world(kind)
+    states, _, _ = play(Moon(**LOCAL, mu=mu, tau=tau, first_negative=first), objective, data, 3)
+    found = objective.state_dict(*states[-1][:2])
+    for name, tensor in transcription(kind, data, 3, mu, tau, first == "none").state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_round_1_without_a_negative_is_fedavg():
+    objective, data = world(Norm)
+    first = play(Moon(**LOCAL, first_negative="none"), objective, data, 1)[0][-1]
+    plain = play(FedAvg(**LOCAL), objective, data, 1)[0][-1]
+    torch.testing.assert_close(first.w, plain.w, rtol=0, atol=1e-7)
+
+
+# closed form ----------------------------------------------------------------------------------
+class Scaled(Classifier):
+    """z = w * x with two weights; a head that gives every class the same logit, so that cross-entropy has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.head = nn.Linear(2, 3)
+        for parameter in self.head.parameters():
+            parameter.data.zero_()
+            parameter.requires_grad_(False)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * x
+
+
+def test_gradient_in_two_weights():
+    """One sample x = (1, 1), so z = w. With grad cos(z, a) = a / (|z| |a|) - cos z / |z|^2 and q = sigmoid((cos_p - cos_g) / tau):
+
+    grad l_con = q / tau * (grad cos(z, z_p) - grad cos(z, z_g)); l_con = log(1 + e^{(cos_p - cos_g) / tau}).
+    """
+    objective = Objective(Scaled())
+    template = objective.initial()[0]
+
+    def point(values):
+        return objective.layout.flatten({"scale": torch.tensor(values)}, objective.device), template[:0]
+
+    ctx, mu, tau = context(objective), 2.0, 0.4
+    down, client = Broadcast(*point([1.0, 0.5])), MoonClient(*point([-0.3, 1.0]))
+    algorithm = Moon(mu=mu, tau=tau)
+    carry = algorithm.start(ctx, *point([0.8, 0.9]))
+    batch = Batch(torch.ones(1, 2), torch.tensor([1]))
+    z, z_g, z_p = np.array([0.8, 0.9]), np.array([1.0, 0.5]), np.array([-0.3, 1.0])
+
+    def cosine(a):
+        c = z @ a / (np.linalg.norm(z) * np.linalg.norm(a))
+        return c, a / (np.linalg.norm(z) * np.linalg.norm(a)) - c * z / (z @ z)
+
+    (cos_g, grad_g), (cos_p, grad_p) = cosine(z_g), cosine(z_p)
+    term = np.log1p(np.exp((cos_p - cos_g) / tau))
+    expected = (grad_p - grad_g) / tau / (1 + np.exp((cos_g - cos_p) / tau))
+
+    loss, g = algorithm.gradient(ctx, down, client, carry, batch)
+    np.testing.assert_allclose(objective.views(g)["scale"].numpy(), mu * expected, rtol=1e-5)
+    assert float(loss) == pytest.approx(np.log(3) + mu * term, rel=1e-6)
+    loss, g = algorithm.proximal(ctx, down, client, carry, batch)
+    np.testing.assert_allclose(objective.views(g)["scale"].numpy(), expected, rtol=1e-5)
+    assert float(loss) == pytest.approx(term, rel=1e-6)
+
+
+# what FedSOL composes -------------------------------------------------------------------------
+def test_the_proximal_term_is_the_loss_without_cross_entropy():
+    """g_moon = g_CE + mu g_p at the same weights; g_p lies in its own scratch, and batch norm sees the batch once."""
+    objective, data = world(Norm)
+    ctx, batch = context(objective), Batch(*data[0])
+    w, b = objective.initial()
+    down, client = Broadcast(w, b), MoonClient(w + 0.3 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1)), b)
+    moon = Moon(**LOCAL, mu=0.7)
+    away = w + 0.2 * torch.randn(w.shape, generator=torch.Generator().manual_seed(2))
+    gradients, statistics = [], []
+    for method in (moon.gradient, FedAvg(**LOCAL).gradient, moon.proximal):
+        carry = moon.start(ctx, away, b)
+        _, g = method(ctx, down, client, carry, batch)
+        assert torch.equal(carry.w, away)
+        gradients.append(g.clone())
+        statistics.append(carry.b.clone())
+    whole, plain, term = gradients
+    assert term.norm() > 1e-3
+    torch.testing.assert_close(whole, plain + 0.7 * term, rtol=1e-5, atol=1e-6)
+    assert torch.equal(statistics[0], statistics[1]) and torch.equal(statistics[0], statistics[2])
+    assert g.data_ptr() != carry.grad.data_ptr(), "the local gradient of the same step is kept"
+
+
+# state ----------------------------------------------------------------------------------------
+def test_a_client_keeps_its_own_last_model_in_tensors_of_its_own():
+    objective, data = world(Norm)
+    algorithm = Moon(**LOCAL)
+    ctx = context(objective)
+    assert equal(algorithm.init_client(ctx), MoonClient(*objective.initial()))
+    carry = algorithm.start(ctx, *objective.initial())
+    update, state = algorithm.end(ctx, None, algorithm.init_client(ctx), carry)
+    kept = state.w.clone(), state.b.clone()
+    carry.w.add_(1)
+    carry.b.add_(1)
+    assert torch.equal(update.w, carry.w) and torch.equal(state.w, kept[0]) and torch.equal(state.b, kept[1])
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_mu_0_has_the_bits_of_fedavg(buffers):
+    """With `buffers: local` the statistics of the kept model are the client's own."""
+    objective, data = world(Norm)
+    zero, plain, on = (
+        play(a, objective, data, 3) for a in (Moon(**LOCAL, mu=0, buffers=buffers), FedAvg(**LOCAL, buffers=buffers), Moon(**LOCAL))
+    )
+    assert all(equal(a, b) for a, b in zip(zero[0], plain[0], strict=True))
+    assert not torch.equal(on[0][-1].w, plain[0][-1].w)

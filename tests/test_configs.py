@@ -1,0 +1,69 @@
+"""Every file in configs/: it loads, with every algorithm, in full and small, and says what the papers' tables print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flray.bench.steps import flray_algorithms
+from flray.config import load_config
+
+HOME = Path(__file__).parents[1] / "configs"
+FILES = sorted(path for path in HOME.rglob("*.yaml") if not path.name.startswith("_"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOME)))
+def test_it_loads_with_every_algorithm_that_has_what_it_needs(path):
+    config = load_config(path)[0]
+    assert path.parent == HOME or config.name == path.stem
+    names = ",".join(name for name in flray_algorithms() if config.proxy is not None or name not in ("feddf", "fedet", "fedproj"))
+    cells = load_config(path, [f"algorithm={names}"])
+    assert {type(cell.algorithm) for cell in cells} and len({cell.partition for cell in cells}) == 1
+    if path.parent != HOME and "pilot" not in path.name:
+        small = load_config(path, ["preset=small"])[0]
+        assert small.rounds < config.rounds and small.data.train_size is not None
+        assert (small.partition.name, small.partition.alpha) == (config.partition.name, config.partition.alpha)
+
+
+# fed_experiment_settings.csv of the specification: clients, clients per round, rounds
+SETTINGS = {
+    "fedproj/cifar10": (100, 10, 100), "fedproj/cifar100": (50, 5, 100), "fedproj/cinic10": (100, 10, 60),
+    "fedsol/mnist": (100, 10, 200), "fedsol/cifar10": (100, 10, 300), "fedsol/svhn": (100, 10, 200),
+    "fedsol/cinic10": (200, 10, 300), "fedsol/pathmnist": (200, 10, 200), "fedsol/tissuemnist": (200, 10, 200),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p.parent != HOME and "pilot" not in p.name], ids=lambda path: str(path.relative_to(HOME))
+)
+def test_it_has_the_papers_setting(path):
+    config = load_config(path)[0]
+    data, _, cell = path.stem.rpartition("_")
+    clients, cohort, rounds = SETTINGS[f"{path.parent.name}/{data}"]
+    assert (config.partition.clients, config.cohort.count(clients), config.rounds) == (clients, cohort, rounds)
+    kind, digits = cell.rstrip("0123456789"), cell.lstrip("abcdefghijklmnopqrstuvwxyz")
+    if kind == "shards":
+        assert (config.partition.name, config.partition.shards_per_client) == ("shards", int(digits))
+    else:
+        assert (config.partition.name, config.partition.alpha) == ("dirichlet", float(f"{digits[0]}.{digits[1:]}"))
+        assert config.partition.variant == {"lda": "fedml", "dir": "fedzoo"}[kind]
+    a = config.algorithm
+    if path.parent.name == "fedsol":
+        assert (a.lr, a.lr_decay, a.momentum, a.weight_decay, a.local_epochs, a.batch_size) == (0.01, 0.99, 0.9, 1e-5, 5, 50)
+        assert (a.rho, a.perturb) == (1.5, "head")
+    else:
+        assert (a.optimizer, a.lr, a.local_epochs, a.batch_size, a.temperature) == ("adam", 1e-3, 20, 256, 3.0)
+
+
+def test_the_table_of_hyper_parameters_reaches_the_algorithms():
+    """FedSOL Table 8; FedZoo-Bench's values in FedProj's comparison."""
+    sol = {
+        c.yaml().split("algorithm:\n  name: ")[1].split()[0]: c.algorithm
+        for c in load_config(HOME / "fedsol/cifar10_lda01.yaml", ["algorithm=fedprox,fedntd,fedsam,fedasam,moon,feddyn"])
+    }
+    assert (sol["fedprox"].mu, sol["fedntd"].beta, sol["fedntd"].tau) == (1.0, 1.0, 1.0)
+    assert (sol["fedsam"].rho, sol["fedasam"].rho, sol["moon"].mu, sol["moon"].tau, sol["feddyn"].alpha) == (0.1, 1.0, 0.1, 0.5, 0.1)
+    proj = load_config(HOME / "fedproj/cifar10_dir05.yaml", ["algorithm=fedprox,moon,fedproj"])
+    assert (proj[0].algorithm.mu, proj[1].algorithm.mu, proj[2].algorithm.alpha) == (0.001, 1.0, 0.3)
+    assert load_config(HOME / "fedsol/cifar10_lda01.yaml", ["model=resnet18"])[0].model.options["norm"] == "none_tracked"
