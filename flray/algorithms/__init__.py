@@ -6,6 +6,10 @@ ALGORITHMS = Registry(
     "algorithm",
     {
         "fedavg": "flray.algorithms.fedavg:FedAvg",
+        "fedprox": "flray.algorithms.fedprox:FedProx",
+        "fednova": "flray.algorithms.fednova:FedNova",
+        "scaffold": "flray.algorithms.scaffold:Scaffold",
+        "feddyn": "flray.algorithms.feddyn:FedDyn",
         "perfedavg": "flray.algorithms.perfedavg:PerFedAvg",
         "fedbabu": "flray.algorithms.fedbabu:FedBABU",
         "knnper": "flray.algorithms.knnper:KNNPer",

@@ -31,6 +31,9 @@ class FedNTD(FedAvg, frozen=True):
     beta: float = hp(1.0, log=(0.01, 10.0), ge=0, doc="weight of the not-true distillation; 0: FedAvg")
     tau: float = hp(1.0, linear=(1.0, 5.0), gt=0, doc="temperature of the not-true distillation")
 
+    def step_cost(self) -> float:
+        return 1 + 1 / 3 if self.beta else 1.0
+
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         if not self.beta:
             return super().gradient(ctx, down, client, carry, batch)

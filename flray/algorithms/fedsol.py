@@ -1,27 +1,27 @@
-"""FedSOL (Lee et al., CVPR 2024, Algorithm 1): the local gradient at weights shifted along the proximal gradient, to spare the global model.
+"""FedSOL (Lee et al., CVPR 2024, Algorithm 1): the local gradient at weights that are shifted along the proximal gradient.
 
-e_p = rho Lambda (*) g_p(w) / (norm(g_p(w)) + 1e-12), Lambda = abs(w - w_g) normalised (Eq. 5, 7, 8); then the optimiser steps from the
-unperturbed w, which weight decay reads, with g_l(w + e_p) (Eq. 6). g_l, g_p: gradients of the local cross-entropy L_l and of
-L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), the teacher in eval mode, no factor T^2. Norm and shift cover the perturbed part only.
+e_p = rho Lambda (*) g_p(w) / (norm(g_p(w)) + 1e-12), Lambda = abs(w - w_g) normalised (Eq. 5, 7, 8). The optimiser then steps from the
+unperturbed w, which weight decay reads, with g_l(w + e_p) of all parameters (Eq. 6). g_l: gradient of the local cross-entropy L_l; g_p: of
+L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), teacher in eval mode, no factor T^2. Norm and shift are those of the perturbed part.
 
-| paper | field | default | paper or code |
+| paper | field | default | paper and code |
 |---|---|---|---|
-| rho | `rho` | 1.5, for the head (Table 5) | shipped 1.0 on the whole model; 0.5 to 2.0 works; not comparable between values of `adaptive` |
-| Lambda (Eq. 7) | `adaptive` | columnwise: along dimension 0 of each tensor (code) | tensor or layer (Eq. 7, weight and bias joined); none: fixed rho |
+| rho | `rho` | 1.5, for the head (Table 5) | shipped 1.0, whole model; 0.5 to 2.0 works; values of `adaptive` need rhos of their own |
+| Lambda (Eq. 7) | `adaptive` | columnwise: along dimension 0 of each tensor (code) | tensor; layer (weight and bias in one); none: fixed |
 | head, body | `perturb` | head | all in Table 4 and in the shipped configuration |
 | T | `temperature` | 3 | 3 |
-| L_p | `proximal` | kl | Table 4, the base method's server and state: l2 (FedProx), scaffold, fednova (`ccvr: fixed`), feddyn, moon |
-| alpha, tau | `alpha`, `tau` | of FedDyn and MOON themselves | 0.1; 0.5 (shipped 1) |
-| Table 10 | `strategy` | S1 | S0 is FedAvg, S5 the proximal objective of Eq. 2, `projection` is Eq. 3 (Table 1) |
-| beta | `beta` | 1; S1 and `projection` do not read it | - |
-| - | `min_gp_norm` | 0 (code) | with `adaptive: none` a g_p that is only rounding is blown up to length rho; this guards against it |
+| L_p | `proximal` | kl | Table 4: l2 (FedProx), scaffold, fednova (`ccvr: fixed`), feddyn, moon, with their server and state |
+| alpha, tau | `alpha`, `tau` | those of FedDyn and of MOON | 0.1; 0.5 (shipped 1) |
+| Table 10 | `strategy` | S1 | S0: FedAvg; S5: proximal objective (Eq. 2); projection: Eq. 3 (Table 1) |
+| beta | `beta` | 1, read by S2 to S6 | - |
+| - | `min_gp_norm` | 0 (code) | with `adaptive: none` a g_p that is mere rounding is blown up to length rho: this guards against it |
 
-S2: g_l(w) + beta g_p(w + e_p). S3: (g_l + beta g_p)(w + e_p). S4: (g_l + beta g_p)(w + e_c), e_c from g_l + beta g_p at w.
+S2: g_l(w) + beta g_p(w + e_p). S3: (g_l + beta g_p)(w + e_p). S4: (g_l + beta g_p)(w + e_c), e_c from (g_l + beta g_p)(w).
 S5: (g_l + beta g_p)(w). S6: g_l(w + e_p) + beta g_p(w). The configurations of the paper set lr_decay 0.99 and weight_decay 1e-5.
-In the first step of a round w = w_g, so Lambda = 0 and the step is FedAvg's; rho = 0 is FedAvg.
-Batch-norm statistics move in the step's first pass only; where L_p is not kl (no code exists) in the first pass of L_l.
-Down: P + Q. Up: P + Q. State: none (with another `proximal` those of the base method). `train/loss` is L_l where g_l is taken.
-Cost per step: 1.33 FedAvg steps for the head (one pass through the body, and the global model's forward), 2.33 for body or all.
+rho = 0 is FedAvg. In the first step of a round w = w_g: Lambda = 0, and the step is FedAvg's. S4 with beta = 0 is FedSAM.
+Batch-norm statistics move once a step, in its first pass through the network (where L_p is not kl, for which no code exists: of L_l).
+Down: P + Q. Up: P + Q. State: none. With a `proximal` of Table 4: those of its method. `train/loss`: L_l where g_l is taken.
+Cost per step: 1.33 FedAvg steps for the head (its forward and backward pass through the body is shared), 2.33 for body or all.
 Known failures: a tensor whose dimension 0 has size 1 gets Lambda = 1 column-wise (SL-ViT's class token); a head that shares parameters
 with the body is refused. Table 10's rows S2 to S6 are matched to their names by order only.
 """
@@ -35,8 +35,13 @@ from pydantic import model_validator
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.feddyn import FedDyn
+from flray.algorithms.fednova import FedNova
+from flray.algorithms.fedprox import FedProx
 from flray.algorithms.moon import Moon
-from flray.core.algorithm import ClientData, Context, Predictor
+from flray.algorithms.scaffold import Scaffold
+from flray.core.algorithm import Context
+from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics
 from flray.core.objective import Model
@@ -44,10 +49,7 @@ from flray.ops.losses import cross_entropy, kl
 from flray.ops.perturb import Adaptive, PartName, ascend, check_head, distance, part, part_gradient, still
 from flray.ops.project import project
 
-# of a strategy: gradients of L_l, gradients of L_p, and how many of them are at one point and weighted alike
-PASSES = {"S0": (1, 0, 0), "S1": (1, 1, 0), "S2": (1, 2, 0), "S3": (1, 2, 1), "S4": (2, 2, 2), "S5": (1, 1, 1), "S6": (1, 1, 0)}
-PASSES["projection"] = (1, 1, 0)
-BASES: dict[str, type[FedAvg]] = {"moon": Moon}
+BASES: dict[str, type[FedAvg]] = {"l2": FedProx, "scaffold": Scaffold, "fednova": FedNova, "feddyn": FedDyn, "moon": Moon}
 
 
 class FedSOL(FedAvg, frozen=True):
@@ -65,25 +67,25 @@ class FedSOL(FedAvg, frozen=True):
     @model_validator(mode="after")
     def _head_is_read(self) -> FedSOL:
         if self.proximal == "moon" and self.perturb == "head" and self.strategy not in ("S0", "S4", "S5", "projection"):
-            raise ValueError("proximal: moon does not depend on the head, so perturb: head changes nothing; set perturb: all or body")
+            raise ConfigError("algorithm.proximal: moon does not read the head, so perturb: head changes nothing; set it to body or all")
         return self
 
     @property
     def base(self) -> FedAvg:
-        """The method that L_p, the server and the state are taken from (Table 4); for kl FedAvg's own methods."""
+        """The method that L_p, the server and the state are taken from (Table 4); FedAvg's own methods for kl."""
         if self.proximal == "kl":
             return super()  # type: ignore[return-value]
-        own = {"fednova": {"ccvr": "fixed"}, "feddyn": {"alpha": self.alpha}, "moon": {"tau": self.tau}}.get(self.proximal, {})
-        shared = {name: getattr(self, name) for name in FedAvg.model_fields}
-        return BASES[self.proximal](**shared, **{name: value for name, value in own.items() if value is not None})  # type: ignore[attr-defined]
+        options: dict[str, Any] = {"fednova": {"ccvr": "fixed"}, "feddyn": {"alpha": self.alpha}, "moon": {"tau": self.tau}}
+        own = {name: value for name, value in options.get(self.proximal, {}).items() if value is not None}
+        return BASES[self.proximal](**{name: getattr(self, name) for name in FedAvg.model_fields}, **own)
 
     def step_cost(self) -> float:
-        local, near, joint = PASSES[self.strategy]
-        if self.proximal != "kl":
+        passes = {"S0": (1, 0, 0), "S2": (1, 2, 0), "S3": (1, 2, 1), "S4": (2, 2, 2), "S5": (1, 1, 1)}  # for g_l, g_p; of them for both
+        local, near, joint = passes.get(self.strategy, (1, 1, 0))
+        if self.proximal != "kl":  # of vectors, but MOON's
             return local + (near * self.base.step_cost() if self.proximal == "moon" else 0.0)
         return local + near - joint - (self.strategy == "S1" and self.perturb == "head") + (near > 0) / 3
 
-    # the gradient -----------------------------------------------------------------------------
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """(loss, update direction `[P]`) of Table 10."""
         strategy, beta, target = self.strategy, self.beta, None
@@ -122,10 +124,8 @@ class FedSOL(FedAvg, frozen=True):
     def mixture(
         self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch, target: Any, local: bool, proximal: float, out: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Value and gradient `[P]` (in `out`, or in the base's scratch) of [local] L_l + proximal L_p at the carry's point.
-
-        One pass of the network for both; what has weight 0 costs nothing. `target [B, C]`: the global model's logits, for kl.
-        """
+        """Value and gradient `[P]`, in `out` or the base's scratch, of [local] L_l + proximal L_p at the carry's point, in one pass for kl,
+        which reads the global model's logits `target [B, C]`."""
         if self.proximal == "kl":
 
             def loss(f: Model) -> Tensor:
@@ -138,8 +138,8 @@ class FedSOL(FedAvg, frozen=True):
         if local:
             value, g = super().gradient(ctx, down, client, carry._replace(grad=out), batch)
         if proximal:
-            frozen = carry._replace(b=still(ctx.objective, carry.b))
-            near, g_p = self.base.proximal(ctx, down, client, frozen, batch)  # type: ignore[attr-defined]
+            carry = carry._replace(b=still(ctx.objective, carry.b))
+            near, g_p = self.base.proximal(ctx, down, client, carry, batch)  # type: ignore[attr-defined]
             value, g = (value + proximal * near, g.add_(g_p, alpha=proximal)) if local else (near, g_p)
         return value, g
 
@@ -164,9 +164,6 @@ class FedSOL(FedAvg, frozen=True):
     def broadcast(self, ctx: Context, state: Any) -> Any:
         return self.base.broadcast(ctx, state)
 
-    def weights(self, num_examples: Tensor) -> Tensor:
-        return self.base.weights(num_examples)
-
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         return self.base.aggregate(ctx, state, updates, cohort)
 
@@ -178,12 +175,3 @@ class FedSOL(FedAvg, frozen=True):
 
     def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
         return self.base.end(ctx, down, client, carry)
-
-    def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor] | None:
-        return self.base.point(ctx, message)
-
-    def predict(self, ctx: Context, state: Any, x: Tensor) -> Tensor:
-        return self.base.predict(ctx, state, x)
-
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
-        return self.base.personalize(ctx, down, client, batches)

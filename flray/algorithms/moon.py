@@ -51,6 +51,9 @@ class Moon(FedAvg, frozen=True):
     def init_client(self, ctx: Context) -> Any:
         return MoonClient(*ctx.objective.initial())
 
+    def step_cost(self) -> float:
+        return 1 + 2 / 3 if self.mu else 1.0
+
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         if not self.mu:
             return super().gradient(ctx, down, client, carry, batch)

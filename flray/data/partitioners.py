@@ -110,7 +110,10 @@ def dirichlet_client(labels: Array, num_classes: int, config: PartitionConfig, d
 
 
 def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> list[Array]:
-    """s shards of one class a client (McMahan et al. 2017; FedSOL with its padding loop): at most s classes each."""
+    """s shards of one class a client (McMahan et al. 2017; FedSOL with its padding loop): at most s classes each.
+
+    Where no shard is left for a client, it has none here; FedSOL's code hands it the samples of the client before it as well.
+    """
     clients, s = _clients(config), config.shards_per_client or 1
     q = s * clients // num_classes
     if q < 1:

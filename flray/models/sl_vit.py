@@ -84,8 +84,9 @@ class ShiftedPatches(nn.Module):
         p = self._patch
         shifts = ((1, -1, 0, 0), (-1, 1, 0, 0), (0, 0, 1, -1), (0, 0, -1, 1))
         x = torch.cat([x, *(F.pad(x, shift) for shift in shifts)], dim=1)
-        x = x.unflatten(3, (-1, p)).unflatten(2, (-1, p))  # [B, 5K, rows, p, columns, p]
-        return self.linear(self.norm(x.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)))  # type: ignore[no-any-return]
+        b, k, h, w = x.shape
+        patches = x.reshape(b, k, h // p, p, w // p, p).permute(0, 2, 4, 3, 5, 1)  # [B, rows, columns, p, p, 5K]
+        return self.linear(self.norm(patches.reshape(b, -1, p * p * k)))  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):

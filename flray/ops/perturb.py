@@ -109,8 +109,8 @@ def distance(w: Tensor, anchor: Tensor, part: Part, how: Adaptive, out: Tensor) 
 
 
 def groups(entries: Iterable[Entry], how: Adaptive) -> list[list[int]]:
-    """Numbers of the tensors that share a norm: each alone, or those of one module."""
-    owners = [entry.name if how == "tensor" else entry.name.rpartition(".")[0] for entry in entries]
+    """Numbers of the tensors that share a norm: each alone, or those of one layer (a tensor of the network itself is none)."""
+    owners = [(how == "layer" and entry.name.rpartition(".")[0]) or entry.name for entry in entries]
     return [list(group) for _, group in groupby(range(len(owners)), key=owners.__getitem__)]
 
 

@@ -60,9 +60,7 @@ def test_two_rounds_against_the_authors_criterion(kind, beta, tau):
                     ntd_loss(net(batch), target, teacher, beta, tau).backward()
                     optimizer.step()
             local.append(net)
-        averaged = {
-            n: 4 / 16 * t + 12 / 16 * local[1].state_dict()[n] for n, t in local[0].state_dict().items() if t.is_floating_point()
-        }
+        averaged = {n: 4 / 16 * t + 12 / 16 * local[1].state_dict()[n] for n, t in local[0].state_dict().items() if t.is_floating_point()}
         server = copy.deepcopy(server)
         server.load_state_dict(averaged, strict=False)
     found = objective.state_dict(*states[-1][:2])

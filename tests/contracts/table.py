@@ -93,6 +93,32 @@ FEDSAM_CHANGES = {**FEDAVG_CHANGES, "rho": Change(0.5), "eps": Change(1.0), "bn_
 
 TABLE: dict[str, Row] = {
     "fedavg": Row(FEDAVG_OPTIONS, FEDAVG_CHANGES),
+    "fedprox": Row(FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "mu": Change(1.0)}, (Reduction({"mu": 0.0}, "fedavg", {"mu": 1.0}),)),
+    "fednova": Row(
+        FEDAVG_OPTIONS,
+        {
+            **FEDAVG_CHANGES,
+            "mu": Change(0.1, {"momentum": 0.0}),
+            "gmf": Change(0.5),
+            "nova_compat": Change(True, {"optimizer": "adam", "mu": 0.1}),
+            "ccvr": Change("fixed"),
+            "mean_examples": Change(40.0, {"ccvr": "fixed"}),
+        },
+    ),
+    "scaffold": Row(
+        FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "option": Change("I"), "divisor": Change("steps"), "server_lr": Change(0.5)}
+    ),
+    "feddyn": Row(
+        FEDAVG_OPTIONS,
+        {
+            **FEDAVG_CHANGES,
+            "weighting": Change("examples"),
+            "alpha": Change(0.2),
+            "official": Change(True, {"mean_examples": 20.0}),
+            "mean_examples": Change(10.0, {"official": True, "mean_examples": 20.0}),
+            "clip": Change(0.01),
+        },
+    ),
     "feddf": Row(FEDDF_OPTIONS, FEDDF_CHANGES),
     "fedproj": Row(
         FEDDF_OPTIONS,
@@ -142,7 +168,10 @@ TABLE: dict[str, Row] = {
                 "fedsam",
                 {"strategy": "S4", "adaptive": "none", "perturb": "all", "rho": 0.1},
             ),
+            # the proximal objective of Eq. 2 is the base method of Table 4
             Reduction({"strategy": "S5", "proximal": "l2", "beta": 0.5}, "fedprox", {"proximal": "l2"}, {"mu": 0.5}),
+            Reduction({"strategy": "S5", "proximal": "scaffold"}, "scaffold", {"proximal": "scaffold"}),
+            Reduction({"strategy": "S5", "proximal": "fednova"}, "fednova", {"proximal": "fednova"}, {"ccvr": "fixed"}),
         ),
     ),
     "moon": Row(

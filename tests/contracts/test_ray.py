@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import flray
+from flray.algorithms import ALGORITHMS
 from flray.core.messages import flatten
 from flray.engine import checkpoint
 from flray.engine.replay import Replay
@@ -32,9 +33,9 @@ def records(table):
 
 def contents(run):
     """Everything that must not depend on who computed it."""
-    last = checkpoint.latest(run.folder)
+    last, model = checkpoint.latest(run.folder), run.folder / "model.safetensors"
     return {
-        "model": {n: a.tobytes() for n, a in load_file(run.folder / "model.safetensors").items()},
+        "model": {n: a.tobytes() for n, a in load_file(model).items()} if model.exists() else None,
         "rounds": records(run.rounds),
         "clients": records(run.clients),
         "personal": records(run.personal),
@@ -79,7 +80,10 @@ def test_a_run_leaves_complete_tables(name, reference):
     assert run.status == "finished"
     assert run.rounds["round"].tolist() == [1, 2, 3, 4]
     assert len(run.clients) == 4 * 3 * (2 if name == "own" else 1)
-    assert run.rounds["test/acc"].between(0, 1).all()
+    assert run.personal["finetune_epochs"].tolist() == [0, 1] * 5 and run.personal["test/acc"].between(0, 1).all()
+    has_model = ALGORITHMS.get(name).global_model
+    assert (run.folder / "model.safetensors").exists() == has_model
+    assert run.rounds["test/acc"].between(0, 1).all() if has_model else run.rounds["test/acc"].isna().all()
 
 
 @pytest.mark.parametrize("name", NAMES)

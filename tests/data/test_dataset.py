@@ -1,6 +1,5 @@
 """Sources, preparation, constants, leaks, proxies; every error a user can meet."""
 
-import io
 import subprocess
 import sys
 import warnings
@@ -8,45 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from flray.core.errors import ConfigError, DataError
 from flray.data import SOURCES, Augment, DataConfig, LeakWarning, ProxyConfig, Split, Splits, load_dataset, load_proxy
+from tests.data.files import LABEL, image_column, images, png, write
 
 
 def load(source, **kw):
     return load_dataset(DataConfig(source=source, **kw))
-
-
-def png(array, kind="PNG"):
-    buffer = io.BytesIO()
-    Image.fromarray(array.squeeze()).save(buffer, kind, lossless=True)
-    return buffer.getvalue()
-
-
-def write(folder, split, columns, features=None):
-    folder.mkdir(exist_ok=True, parents=True)
-    table = pa.table(columns)
-    if features:
-        import json
-
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    pq.write_table(table, folder / f"{split}.parquet")
-
-
-def images(n, shape, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (n, *shape), dtype=np.uint8)
-
-
-def image_column(x):
-    return pa.array(
-        [{"bytes": png(i), "path": None} for i in x], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    )
-
-
-LABEL = {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
 
 
 @pytest.fixture
@@ -220,6 +190,9 @@ def test_own_source():
     SOURCES.add("wrong", lambda config: Splits(Split(np.zeros((4, 2)), np.zeros(4, int)), None, ("a",)))
     with pytest.raises(DataError, match=r"source 'wrong': train.x is float64 \(4, 2\); make it"):
         load("wrong")
+    SOURCES.add("off", lambda config: Splits(Split(np.zeros((4, 2), np.float32), np.arange(4)), None, ("a", "b", "c")))
+    with pytest.raises(DataError, match=r"source 'off': train.y holds class 3, which is none of 0..2"):
+        load("off")
 
 
 def test_local_hub_folder(root):

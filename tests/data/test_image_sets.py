@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,16 +12,13 @@ from PIL import Image
 
 from flray.core.errors import ConfigError, DataError
 from flray.data import Augment, DataConfig, load_dataset
+from tests.data.files import LABEL, image_column, images, write
 
 CINIC_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 def load(source, **kw):
     return load_dataset(DataConfig(source=source, **kw))
-
-
-def images(n, shape, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (n, *shape), dtype=np.uint8)
 
 
 @pytest.fixture
@@ -31,8 +29,6 @@ def root(tmp_path, monkeypatch):
 
 def parquet(folder):
     """Two RGB images a split, with class names."""
-    from tests.data.test_dataset import LABEL, image_column, write
-
     for i, split in enumerate(("train", "test")):
         write(folder, split, {"img": image_column(images(2, (32, 32, 3), 90 + i)), "label": pa.array([0, 1])}, LABEL)
 
@@ -40,7 +36,7 @@ def parquet(folder):
 # CINIC-10 --------------------------------------------------------------------------------------
 @pytest.fixture
 def cinic(root):
-    """Three images a class and part, one of them grey; written in an order that is not the names'."""
+    """Three images a class and part, the first of all grey; written in an order that is not the names'."""
     x = {part: images(30, (32, 32, 3), i) for i, part in enumerate(("train", "valid", "test"))}
     for part, pixels in x.items():
         for c, name in enumerate(CINIC_CLASSES):
@@ -49,8 +45,8 @@ def cinic(root):
             for i in (2, 0, 1):
                 Image.fromarray(pixels[3 * c + i]).save(folder / f"n{i:05d}_1.png")
             (folder / ".DS_Store").write_bytes(b"not an image")
-    Image.fromarray(x["train"][4, ..., 0]).save(root / "cinic10/train/automobile/n00001_1.png")
-    x["train"][4] = x["train"][4, ..., :1]
+    Image.fromarray(x["train"][0, ..., 0]).save(root / "cinic10/train/airplane/n00000_1.png")
+    x["train"][0] = x["train"][0, ..., :1]
     return root / "cinic10", x
 
 
@@ -200,7 +196,7 @@ def test_download_through_the_package(root, monkeypatch):
 
     def made(split, download, root):
         assert os.path.isdir(root) and download
-        archive(type(folder)(root) / "tissuemnist.npz", (28, 28), 8)
+        archive(Path(root) / "tissuemnist.npz", (28, 28), 8)
 
     folder = root / "new"
     monkeypatch.setitem(sys.modules, "medmnist", SimpleNamespace(TissueMNIST=made))
@@ -259,7 +255,8 @@ def test_mnist_with_three_channels(root):
     [
         (
             "cinic10",
-            r"looked for Parquet files in ROOT/cinic10 and images ROOT/cinic10/\{train,test\}/<class>/\*.png; unpack CINIC-10.tar.gz \(http",
+            r"looked for Parquet files in ROOT/cinic10 and images ROOT/cinic10/\{train,test\}/<class>/\*.png; "
+            r"unpack CINIC-10.tar.gz \(https://",
         ),
         (
             "pathmnist",

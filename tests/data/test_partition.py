@@ -1,6 +1,7 @@
 """Partitions: properties, draw-for-draw comparison with the authors' pseudo code, errors, files."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from flray.data import (
     PARTITIONS,
     Partition,
     PartitionConfig,
+    PartitionWarning,
     load_partition,
     make_partition,
     partition_figure,
@@ -159,13 +161,58 @@ def test_shards_are_the_authors(clients, s, classes):
     assert [got.client(k).tolist() for k in range(clients)] == want
 
 
+PATHMNIST = {"name": "shards", "clients": 200, "shards_per_client": 2}  # FedSOL: 396 shards for 400 places
+
+
 def test_padded_shards_can_leave_clients_empty():
-    """FedSOL's PathMNIST setting: 396 shards for 400 places, and the 4 padded places are clients 198 and 199."""
+    """The 4 padded places are those of clients 198 and 199, and no shard is left for them (FedSOL's code then copies client 197)."""
     labels = np.arange(9000) % 9
     want = sharding(labels, 200, 2, 9, np.random.RandomState(0))
     assert [k for k in range(200) if not want[k]] == [198, 199]
-    with pytest.raises(DataError, match=r"2 of 200 clients have no samples .the first is client 198.; .*multiple of 9"):
-        make_partition(config("shards", clients=200, shards_per_client=2), labels)
+    says = r"2 of 200 clients have no samples .the first is client 198.; .*multiple of 9.*; or leave them out with partition.empty: drop"
+    with pytest.raises(DataError, match=says):
+        make_partition(PartitionConfig(**PATHMNIST), labels)
+
+
+def test_empty_clients_can_be_dropped(tmp_path):
+    labels = np.arange(9000) % 9
+    cfg = PartitionConfig(**PATHMNIST, empty="drop", seed=0, seed_mode="numpy_legacy")
+    want = sharding(labels, 200, 2, 9, np.random.RandomState(0))
+    with pytest.warns(PartitionWarning, match="partition shards: 2 of 200 clients have no samples and are left out; the population is 198"):
+        part = make_partition(cfg, labels)
+    assert [part.client(k).tolist() for k in range(part.num_clients)] == want[:198]
+    part.save(tmp_path, cfg)
+    note = json.loads((tmp_path / "partition.json").read_text())
+    assert (note["clients"], note["dropped"], note["config"]["empty"]) == (198, 2, "drop")
+    loaded = load_partition(tmp_path)
+    assert loaded.dropped == 2 and loaded.num_clients == 198 and loaded.hash == part.hash
+    assert PartitionConfig(**note["config"]) == cfg
+
+
+def test_dropping_keeps_the_order():
+    table = [[0, 0], [2, 1], [0, 0], [0, 3], [0, 0]]
+    with pytest.warns(PartitionWarning, match="3 of 5"):
+        part = make_partition(config("table", table=table, empty="drop"), np.array([0, 1, 0, 1, 1, 1]))
+    assert [part.client(k).tolist() for k in range(part.num_clients)] == [[0, 2, 1], [3, 4, 5]]
+    with pytest.raises(DataError, match="2 of 2 clients have no samples"):
+        make_partition(config("table", table=[[0], [0]], empty="drop"), np.array([0]))
+
+
+def test_nothing_to_drop_changes_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept, strict = (make_partition(config("shards", clients=100, empty=e), LABELS) for e in ("drop", "error"))
+    assert kept.hash == strict.hash and kept.dropped == 0
+
+
+def test_a_cohort_larger_than_what_is_left():
+    from flray.experiment import CohortConfig
+
+    with pytest.warns(PartitionWarning):
+        part = make_partition(PartitionConfig(**PATHMNIST, empty="drop"), np.arange(9000) % 9)
+    assert CohortConfig(size=198).count(part.num_clients) == 198
+    with pytest.raises(ConfigError, match=r"cohort\.size: 199 clients per round, but the partition has 198"):
+        CohortConfig(size=199).count(part.num_clients)
 
 
 def test_iid_is_the_authors():

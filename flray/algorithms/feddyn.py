@@ -1,0 +1,135 @@
+"""FedDyn (Acar et al., ICLR 2021, Algorithm 1): linear and quadratic terms make local and global stationary points agree.
+
+Client: min CE(w) - <h_k, w> + alpha/2 norm(w - w_g)^2, gradient g_l - h_k + alpha (w - w_g); then h_k <- h_k - alpha (w_k - w_g).
+Server: h <- h - (alpha/N) sum_{k in S} (w_k - w_g), w_g <- mean_{k in S} w_k - h / alpha. h and all h_k start at 0.
+
+| paper | field | default | others |
+|---|---|---|---|
+| alpha | `alpha` | 0.1 (FedSOL) | paper 0.1, 0.01, 0.001; official example 0.01 |
+| mean of w_k | `weighting` | uniform (paper, official code) | examples: FedSOL's code; the sum in h is plain in both |
+| - | `official`, `mean_examples` | off | alpha_k = alpha n / (n_k N) on the clients; n/N must be given |
+| - | `clip` | none | official 10 |
+
+The official code (alpemreacar/FedDyn) keeps ghat_k = -h_k / alpha_k: loss CE + alpha_k <w, ghat_k - w_g>, and alpha_k added to the
+weight decay. The gradient is the same, except that its clipping leaves out alpha_k w: `official` does so too. Its CIFAR-10 run: lr 0.1,
+momentum 0, weight decay 1e-3, alpha 0.01, clip 10; it tests the mean of the w_k, where flray tests w_g, its "cloud model".
+h and h_k cover the trainable parameters; batch-norm statistics are averaged (FedSOL's code applies h to them too).
+Down: P + Q. Up: P + Q (2P + Q with `weighting: examples`). State: h_k, P on each client (and Q with `buffers: local`); h, P on the server.
+Cost per step: 1 FedAvg step. Under Adam the terms stay in the gradient. `train/loss` is the cross-entropy alone.
+Known failure: w_g is no mean of models: with few clients of many in a round and alpha small, h / alpha can outgrow it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from flray.algorithms.fedavg import Carry, FedAvg
+from flray.core.algorithm import Context
+from flray.core.errors import ConfigError
+from flray.core.hp import hp
+from flray.core.messages import Batch, Cohort, Metrics
+from flray.ops.control import mass
+from flray.ops.optim import Moments
+
+
+class DynState(NamedTuple):
+    """Global model and `h [P]`."""
+
+    w: Tensor
+    b: Tensor
+    h: Tensor
+
+
+class DynClient(NamedTuple):
+    """The client's `h [P]`, and its statistics `b [Q]` under `buffers: local`."""
+
+    h: Tensor
+    b: Tensor | None
+
+
+class DynUpdate(NamedTuple):
+    """Local model, and under `weighting: examples` the `drift [P]` (w_k - w_g) / m_k, whose weighted mean becomes the sum in h."""
+
+    w: Tensor
+    b: Tensor
+    drift: Tensor | None
+
+
+class DynCarry(NamedTuple):
+    """FedAvg's carry and the constant part of the terms' gradient, `linear [P]` = -h_k - alpha w_g."""
+
+    w: Tensor
+    b: Tensor
+    grad: Tensor
+    moments: Moments
+    loss: Tensor
+    linear: Tensor
+
+
+class FedDyn(FedAvg, frozen=True):
+    alpha: float = hp(0.1, log=(1e-3, 1.0), gt=0, doc="strength of the dynamic regulariser (alpha)")
+    official: bool = hp(False, doc="official code: alpha n / (n_k N) on client k, and clipping before the part alpha w")
+    mean_examples: float | None = hp(None, gt=0, doc="samples per client over the whole population, n/N; `official` needs it")
+    clip: float | None = hp(None, gt=0, doc="largest norm of the local gradient (official code: 10); none: no clipping")
+    weighting: Literal["examples", "uniform"] = hp("uniform", doc="mean of the local models: equal weights (paper), or by n_k (FedSOL)")
+
+    @model_validator(mode="after")
+    def _complete(self) -> FedDyn:
+        if self.official and self.mean_examples is None:
+            raise ConfigError(
+                "algorithm.official scales alpha by n / (n_k N): set algorithm.mean_examples to n/N, training samples per client"
+            )
+        return self
+
+    # server -----------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        return DynState(w, b, torch.zeros_like(w))
+
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        total = sum(mass(self.weighting, n) for n in cohort.num_examples.tolist())
+        drift = updates.w - state.w if updates.drift is None else updates.drift
+        h = torch.sub(state.h, drift, alpha=self.alpha * total / ctx.population)
+        w = torch.sub(updates.w, h, alpha=1 / self.alpha)
+        return DynState(w, self.statistics(state, updates.b), h), {}
+
+    # client -----------------------------------------------------------------------------------
+    def init_client(self, ctx: Context) -> Any:
+        w, b = ctx.objective.initial()
+        return DynClient(torch.zeros_like(w), b if self.buffers == "local" else None)
+
+    def strength(self, ctx: Context) -> float:
+        """alpha of this client."""
+        if not self.official or self.mean_examples is None:
+            return self.alpha
+        return self.alpha * self.mean_examples / max(ctx.num_examples, 1)
+
+    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
+        base: Carry = super().begin(ctx, down, client)
+        linear = torch.mul(down.w, -self.strength(ctx), out=ctx.objective.scratch("linear term", base.w)).sub_(client.h)
+        return DynCarry(*base, linear)
+
+    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, g = super().gradient(ctx, down, client, carry, batch)
+        if self.official:  # the quadratic part is weight decay, which is added after clipping
+            return loss, self.clipped(g.add_(carry.linear)).add_(carry.w, alpha=self.strength(ctx))
+        return loss, self.clipped(g.add_(carry.linear).add_(carry.w, alpha=self.strength(ctx)))
+
+    def clipped(self, g: Tensor) -> Tensor:
+        """`g [P]`, shortened in place to the norm `clip` (as `torch.nn.utils.clip_grad_norm_`)."""
+        return g if self.clip is None else g.mul_((self.clip / (g.norm() + 1e-6)).clamp_max(1.0))
+
+    def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(-<h_k, w> + alpha/2 norm(w - w_g)^2, its gradient `[P]`, scratch) (FedSOL Table 4, spec 6.6)."""
+        g = torch.add(carry.linear, carry.w, alpha=self.strength(ctx), out=ctx.objective.scratch("proximal gradient", carry.w))
+        drift = torch.sub(carry.w, down.w, out=ctx.objective.scratch("drift", carry.w))
+        return 0.5 * self.strength(ctx) * torch.dot(drift, drift) - torch.dot(client.h, carry.w), g
+
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+        drift = torch.sub(carry.w, down.w, out=carry.linear)
+        client = DynClient(torch.sub(client.h, drift, alpha=self.strength(ctx)), carry.b.clone() if self.buffers == "local" else None)
+        sent = drift.div_(mass(self.weighting, ctx.num_examples) or 1.0) if self.weighting == "examples" else None
+        return DynUpdate(carry.w, carry.b, sent), client

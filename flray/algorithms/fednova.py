@@ -1,0 +1,173 @@
+"""FedNova (Wang et al., NeurIPS 2020, section 4): average normalised updates, so that clients with more steps do not pull more.
+
+Client: SGD of rate gamma; sends d_k = (w_g - w_k) / (gamma a_k), a_k = norm_1 of its accumulation vector: tau_k for plain SGD,
+[tau - m (1 - m^tau) / (1 - m)] / (1 - m) with momentum m, a <- a (1 - gamma mu) + 1 at every step with a proximal term.
+Server: w_g <- w_g - gamma tau_eff sum_k p_k d_k, tau_eff = sum_k p_k a_k (sum_k p_k tau_k with a proximal term, original code).
+The statistics of batch norm by the same formula (`buffers: average`).
+
+| paper | field | default | others |
+|---|---|---|---|
+| eta | `lr` | 0.01 | the rate of the round, decayed |
+| rho, local momentum | `momentum` | 0.9 | original code 0; searched 0, 0.9 |
+| mu, proximal | `mu` | 0 | with momentum: `nova_compat` |
+| slow momentum | `gmf` | 0 | original option: buf <- gmf buf + tau_eff sum_k p_k d_k, w_g <- w_g - gamma buf |
+| - | `ccvr`, `mean_examples` | off | fixed, fedsol_snapshot: g + (dbar - d_k), d_k of the client's last round |
+
+`ccvr: fixed` keeps dbar <- (1 - q) dbar + sum_{k in S} (n_k / n) d_k, q = n_S / n. FedSOL's snapshot ships with ccvr on and never updates
+dbar, which stays 0 (`fedsol_snapshot`): the gradient g - d_k fights the client's last direction, a likely cause of its 10.00 entries.
+`nova_compat`: the original optimiser (JYWa/FedNova) adds mu (w - w_g) in place into the momentum buffer, as if it were a part of the
+gradient, and counts counter <- m counter + 1, a <- (a + counter) (1 - gamma mu) + 1. Without it mu with momentum is refused, and under
+Adam a_k = tau_k (spec 13).
+Down: P + Q (2P + Q with `ccvr: fixed`). Up: P + Q + 1. State: none; with ccvr d_k, P on each client (and Q with `buffers: local`), and
+dbar, P on the server (fixed); with gmf P on the server. Cost per step: 1 FedAvg step.
+An update carries no model, so `client/acc_after` is not measured. With equal a_k it is FedAvg up to rounding.
+Known failure: where tau_eff sum_k p_k / a_k is far above 1 (very unequal clients) the statistics are extrapolated, a variance below 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from flray.algorithms.fedavg import Carry, FedAvg
+from flray.core.algorithm import Context
+from flray.core.errors import ConfigError
+from flray.core.hp import hp
+from flray.core.messages import Batch, Cohort, Metrics
+from flray.ops.control import accumulation
+from flray.ops.optim import Moments
+
+
+class NovaState(NamedTuple):
+    """Global model, the slow `momentum [P]` (with gmf) and `dbar [P]` (ccvr: fixed)."""
+
+    w: Tensor
+    b: Tensor
+    momentum: Tensor | None
+    dbar: Tensor | None
+
+
+class NovaBroadcast(NamedTuple):
+    """Global model and `dbar [P]` (ccvr: fixed)."""
+
+    w: Tensor
+    b: Tensor
+    dbar: Tensor | None
+
+
+class NovaClient(NamedTuple):
+    """With ccvr: `d [P]` of the client's last round, and its statistics `b [Q]` under `buffers: local`."""
+
+    d: Tensor
+    b: Tensor | None
+
+
+class NovaUpdate(NamedTuple):
+    """Normalised changes `d [P]` = (w_g - w_k) / (gamma a_k) and `d_b [Q]`, and the client's part of tau_eff: a_k, or tau_k with mu."""
+
+    d: Tensor
+    d_b: Tensor
+    tau: float
+
+
+class NovaCarry(NamedTuple):
+    """FedAvg's carry and, with ccvr, the `correction [P]` dbar - d_k."""
+
+    w: Tensor
+    b: Tensor
+    grad: Tensor
+    moments: Moments
+    loss: Tensor
+    correction: Tensor | None
+
+
+class FedNova(FedAvg, frozen=True):
+    mu: float = hp(0.0, choice=(0.001, 0.01, 0.1, 1.0), ge=0, doc="weight of a proximal term (mu); needs momentum 0 or nova_compat")
+    gmf: float = hp(0.0, choice=(0.0, 0.5, 0.9), ge=0, lt=1, doc="slow momentum of the server (gmf)")
+    nova_compat: bool = hp(False, doc="a_k by the original optimiser's counters: mu with momentum, and under Adam")
+    ccvr: Literal["off", "fixed", "fedsol_snapshot"] = hp("off", doc="cross-client variance reduction: add dbar - d_k to the gradient")
+    mean_examples: float | None = hp(
+        None, gt=0, doc="samples per client over the whole population, n/N, for ccvr's q; none: the cohort's mean, exact for equal clients"
+    )
+
+    @model_validator(mode="after")
+    def _defined(self) -> FedNova:
+        if self.mu and self.momentum and self.optimizer == "sgd" and not self.nova_compat:
+            raise ConfigError(
+                "algorithm fednova: a_k is not defined for mu with momentum; set algorithm.momentum: 0, algorithm.mu: 0, "
+                "or algorithm.nova_compat: true for the original optimiser's rule"
+            )
+        return self
+
+    # server -----------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        return NovaState(w, b, torch.zeros_like(w) if self.gmf else None, torch.zeros_like(w) if self.ccvr == "fixed" else None)
+
+    def broadcast(self, ctx: Context, state: Any) -> Any:
+        return NovaBroadcast(state.w, state.b, state.dbar)
+
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        rate, momentum, dbar, d = self.learning_rate(ctx), None, None, updates.d * updates.tau
+        if self.gmf:
+            momentum = d.add_(state.momentum, alpha=self.gmf)
+        if self.ccvr == "fixed":
+            dbar = torch.lerp(state.dbar, updates.d, self.share(ctx, cohort))
+        w = torch.sub(state.w, d, alpha=rate)
+        b = self.statistics(state, torch.sub(state.b, updates.d_b, alpha=rate * updates.tau))
+        return NovaState(w, b, momentum, dbar), {}
+
+    def share(self, ctx: Context, cohort: Cohort) -> float:
+        """q: the cohort's share of all samples, or of all clients where clients count alike."""
+        if self.weighting == "uniform" or self.mean_examples is None:
+            return len(cohort.client_ids) / ctx.population
+        q = float(cohort.num_examples.sum()) / (self.mean_examples * ctx.population)
+        if q > 1 + 1e-6:
+            raise ConfigError(f"algorithm.mean_examples {self.mean_examples} is too small: a cohort holds {q:.3g} times all samples")
+        return q
+
+    # client -----------------------------------------------------------------------------------
+    def init_client(self, ctx: Context) -> Any:
+        if self.ccvr == "off":
+            return super().init_client(ctx)
+        w, b = ctx.objective.initial()
+        return NovaClient(torch.zeros_like(w), b if self.buffers == "local" else None)
+
+    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
+        base: Carry = super().begin(ctx, down, client)
+        if self.ccvr == "off":
+            return NovaCarry(*base, None)
+        correction = torch.neg(client.d, out=ctx.objective.scratch("correction", base.w))
+        return NovaCarry(*base, correction if down.dbar is None else correction.add_(down.dbar))
+
+    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, g = super().gradient(ctx, down, client, carry, batch)
+        if self.mu:
+            g.add_(torch.sub(carry.w, down.w, out=ctx.objective.scratch("proximal gradient", carry.w)), alpha=self.mu)
+        if carry.correction is not None:
+            g.add_(carry.correction)
+        return loss, g
+
+    def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(<dbar - d_k, w>, its gradient `[P]`, scratch) (FedSOL Table 4, spec 6.6)."""
+        if carry.correction is None:
+            raise ConfigError("FedNova's proximal loss <dbar - d_k, w> is that of ccvr: set ccvr to fixed")
+        g = ctx.objective.scratch("proximal gradient", carry.w).copy_(carry.correction)
+        return torch.dot(g, carry.w), g
+
+    def normalizer(self, ctx: Context, steps: int) -> float:
+        """a_k of a client that made `steps` local steps."""
+        sgd = self.optimizer == "sgd"
+        shrink = self.mu * self.learning_rate(ctx) if sgd or self.nova_compat else 0.0
+        return accumulation(steps, self.momentum if sgd else 0.0, shrink)
+
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+        a = self.normalizer(ctx, carry.moments.steps)
+        scale = a * self.learning_rate(ctx) or 1.0  # a client without a step sends 0
+        d = torch.sub(down.w, carry.w, out=carry.grad).div_(scale)
+        update = NovaUpdate(d, (down.b - carry.b).div_(scale), float(carry.moments.steps) if self.mu else a)
+        if self.ccvr == "off":
+            return update, super().end(ctx, down, client, carry)[1]
+        return update, NovaClient(d.clone(), carry.b.clone() if self.buffers == "local" else None)

@@ -1,0 +1,45 @@
+"""FedProx (Li et al., MLSys 2020, Eq. 2): keep the local parameters near the global ones with a quadratic penalty.
+
+Client: min CE(w) + mu/2 norm(w - w_g)^2, over the trainable parameters; the gradient gets mu (w - w_g). Server: FedAvg.
+
+| paper | field | default | others |
+|---|---|---|---|
+| mu | `mu` | 0.01 | paper 0.001, 0.01, 0.1, 1; FedSOL 1; FedZoo-Bench (FedProj's baseline) 0.001 |
+
+Down: P + Q. Up: P + Q. State: none. Cost per step: 1 FedAvg step.
+Reduces to FedAvg at mu = 0. `train/loss` is the cross-entropy, without the penalty.
+The term is part of the loss, so it passes through the momentum, as in FedSOL's code; the original optimiser (litian96/FedProx) is plain
+SGD: `momentum: 0`. The original also draws clients uniformly and averages by n_k, as here.
+Known failure: mu of one paper does not carry over to another (a factor of 1000 above); a large one only slows local training.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flray.algorithms.fedavg import FedAvg
+from flray.core.algorithm import Context
+from flray.core.hp import hp
+from flray.core.messages import Batch
+
+
+class FedProx(FedAvg, frozen=True):
+    mu: float = hp(0.01, choice=(0.001, 0.01, 0.1, 1.0), ge=0, doc="weight of the proximal term (mu, Eq. 2); 0: FedAvg")
+
+    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, g = super().gradient(ctx, down, client, carry, batch)
+        if self.mu:
+            g.add_(self.drift(ctx, down, carry), alpha=self.mu)
+        return loss, g
+
+    def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(1/2 norm(w - w_g)^2, its gradient `[P]`, scratch), without mu (FedSOL Table 4, spec 6.6)."""
+        drift = self.drift(ctx, down, carry)
+        return 0.5 * torch.dot(drift, drift), drift
+
+    def drift(self, ctx: Context, down: Any, carry: Any) -> Tensor:
+        """w - w_g `[P]`, scratch."""
+        return torch.sub(carry.w, down.w, out=ctx.objective.scratch("proximal gradient", carry.w))

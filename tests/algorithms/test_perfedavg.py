@@ -1,0 +1,219 @@
+"""Per-FedAvg against FedSOL's loop, against double backward, and in closed form on quadratics."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from flray.algorithms.perfedavg import PerFedAvg
+from flray.core.messages import Broadcast
+from flray.core.objective import Objective
+from tests.algorithms.personal import Epochs, assert_same, client_context
+from tests.algorithms.rounds import batches_of, play
+from tests.core.networks import Mlp, Norm, build, inputs
+
+
+def loss_at(module, batch):
+    module.zero_grad()
+    loss = cross_entropy(module(batch.x), batch.y)
+    loss.backward()
+
+
+def code_pairs(module, batches, pairs, lr, beta, momentum, weight_decay):
+    """FedSOL's `train`: one SGD object, its rate switched; the parameters are put back before the second step, buffers are not."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0, momentum=momentum, weight_decay=weight_decay)
+    endless = itertools.cycle(batches)
+    module.train()
+    for _ in range(pairs):
+        kept = copy.deepcopy(list(module.parameters()))
+        optimizer.param_groups[0]["lr"] = lr
+        loss_at(module, next(endless))
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = beta
+        loss_at(module, next(endless))
+        for parameter, old in zip(module.parameters(), kept, strict=True):
+            parameter.data = old.data.clone()
+        optimizer.step()
+    return module
+
+
+def clean_pairs(module, batches, pairs, lr, outer, weight_decay):
+    """Two optimisers: plain SGD leads to w', `outer` never sees that step."""
+    inner = torch.optim.SGD(module.parameters(), lr=lr, weight_decay=weight_decay)
+    optimizer = outer(module.parameters())
+    endless = itertools.cycle(batches)
+    module.train()
+    for _ in range(pairs):
+        kept = [p.detach().clone() for p in module.parameters()]
+        loss_at(module, next(endless))
+        inner.step()
+        loss_at(module, next(endless))
+        with torch.no_grad():
+            torch._foreach_copy_(list(module.parameters()), kept)
+        optimizer.step()
+    return module
+
+
+def federation():
+    """6 and 10 samples: 2 and 3 batches of 4."""
+    x, y = inputs(Norm, 16)
+    return [(x[:6], y[:6]), (2 * x[6:], y[6:])]
+
+
+def averaged(server, local, share):
+    with torch.no_grad():
+        mean = {n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True)) for n in server.state_dict()}
+        server.load_state_dict({n: t for n, t in mean.items() if t.is_floating_point()}, strict=False)
+    return server
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+def test_form_code_is_the_loop_of_fedsol(epochs):
+    """E ceil(n_b / E) pairs of an endless iterator; the inner rate decays, beta does not."""
+    objective, data = Objective(build(Norm)), federation()
+    algorithm = PerFedAvg(form="code", lr=0.05, lr_decay=0.5, beta=0.02, momentum=0.9, weight_decay=0.01, local_epochs=epochs, batch_size=4)
+    states, _, _ = play(algorithm, objective, data, 2)
+    server = build(Norm)
+    for round in range(2):
+        local = []
+        for x, y in data:
+            batches = batches_of(x, y, 4, 1)
+            pairs = epochs * math.ceil(len(batches) / epochs)
+            local.append(code_pairs(copy.deepcopy(server), batches, pairs, 0.05 * 0.5**round, 0.02, 0.9, 0.01))
+        server = averaged(server, local, [6 / 16, 10 / 16])
+    assert_same(objective, states[-1], server)
+
+
+@pytest.mark.parametrize(
+    ("options", "outer"),
+    [
+        ({"momentum": 0.9}, lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=0.01)),
+        ({"optimizer": "adam"}, lambda p: torch.optim.Adam(p, 0.05, weight_decay=0.01)),
+    ],
+    ids=["sgd", "adam"],
+)
+def test_form_clean_keeps_the_inner_step_out_of_the_optimiser(options, outer):
+    """3 epochs of 2 and 3 batches: 3 and ceil(9 / 2) = 5 pairs."""
+    objective, data = Objective(build(Norm)), federation()
+    algorithm = PerFedAvg(lr=0.1, beta=0.05, weight_decay=0.01, local_epochs=3, batch_size=4, **options)
+    states, _, _ = play(algorithm, objective, data, 2)
+    server = build(Norm)
+    for _ in range(2):
+        local = [
+            clean_pairs(copy.deepcopy(server), batches_of(x, y, 4, 1), pairs, 0.1, outer, 0.01)
+            for (x, y), pairs in zip(data, (3, 5), strict=True)
+        ]
+        server = averaged(server, local, [6 / 16, 10 / 16])
+    assert_same(objective, states[-1], server, rtol=1e-4, atol=1e-5)
+
+
+class Quadratic(PerFedAvg, frozen=True):
+    """On L(w; B) = h/2 norm(w - c)^2 with (h, c) the first sample of the batch."""
+
+    def gradient(self, ctx, down, client, carry, batch):
+        h, c = batch.x[0]
+        difference = carry.w - c
+        return 0.5 * h * (difference**2).sum(), difference * h
+
+
+@pytest.mark.parametrize("hf", [False, True])
+def test_closed_form_on_quadratics(hf):
+    """Two pairs from w with (h1, c1) = (2, 1), (h2, c2) = (0.5, -3), gamma = 0.3, beta = 0.2:
+
+    for _ in range(2):
+        v = 0.5 * (w - 0.3 * 2 * (w - 1) + 3)
+        w = w - 0.2 * ((1 - 0.3 * 2) * v if hf else v)
+    """
+    objective = Objective(build(Mlp))
+    x, y = torch.tensor([[2.0, 1.0], [0.5, -3.0]]), torch.zeros(2, dtype=torch.long)
+    states, _, _ = play(Quadratic(lr=0.3, beta=0.2, hf=hf, momentum=0.0, local_epochs=2, batch_size=1), objective, [(x, y)], 1)
+    w = states[0].w.double().numpy()
+    for _ in range(2):
+        v = 0.5 * (w - 0.6 * (w - 1) + 3)
+        w = w - 0.2 * (0.4 * v if hf else v)
+    np.testing.assert_allclose(states[1].w.numpy(), w, rtol=1e-4, atol=1e-4)
+
+
+def test_hf_is_the_gradient_through_the_inner_step():
+    """One pair; the update over beta is d/dw L(w - gamma grad L(w; B1); B2) by double backward, and not the first-order one."""
+    objective = Objective(build(Mlp))
+    x, y = inputs(Mlp, 8)
+    options = {"lr": 0.5, "beta": 0.1, "momentum": 0.0, "local_epochs": 1, "batch_size": 4, "delta": 1e-2}
+    w0, _ = objective.initial()
+    meta = {}
+    for hf in (True, False):
+        states, _, _ = play(PerFedAvg(hf=hf, **options), objective, [(x, y)], 1)
+        meta[hf] = (w0 - states[1].w) / 0.1
+    module = build(Mlp)
+    names, parameters = zip(*module.named_parameters(), strict=True)
+
+    def loss(values, rows):
+        return cross_entropy(functional_call(module, dict(zip(names, values, strict=True)), (x[rows],)), y[rows])
+
+    first = torch.autograd.grad(loss(parameters, slice(0, 4)), parameters, create_graph=True)
+    adapted = [p - 0.5 * g for p, g in zip(parameters, first, strict=True)]
+    exact = torch.autograd.grad(loss(adapted, slice(4, 8)), parameters)
+    expected = objective.layout.flatten(dict(zip(names, exact, strict=True)))
+    torch.testing.assert_close(meta[True], expected, rtol=1e-3, atol=2e-5)
+    assert (meta[False] - expected).norm() > 0.05 * expected.norm()
+
+
+def test_hf_leaves_the_statistics_to_the_two_steps():
+    """With momentum 0 and one pair, b after HF is b after FO: the probes at w +- delta v are not seen by it."""
+    objective = Objective(build(Norm))
+    x, y = inputs(Norm, 8)
+    options = {"lr": 0.5, "momentum": 0.0, "local_epochs": 1, "batch_size": 4}
+    b = [play(PerFedAvg(hf=hf, **options), objective, [(x, y)], 1)[0][1].b for hf in (False, True)]
+    assert torch.equal(*b) and not torch.equal(b[0], objective.initial()[1])
+
+
+@pytest.mark.parametrize("form", ["clean", "code"])
+def test_every_client_gets_whole_pairs_and_the_engine_can_cut_them(form):
+    """Counted as written: FedSOL's two loops, or pairs until E epochs are used up."""
+    sizes = np.arange(1, 60)
+    for epochs in (1, 2, 3, 5, 7):
+        algorithm = PerFedAvg(form=form, local_epochs=epochs, batch_size=4)
+        steps = algorithm.local_steps(sizes)
+        for n, found in zip(sizes, steps, strict=True):
+            batches, pairs = math.ceil(n / 4), 0
+            if form == "code":
+                for _ in range(epochs):
+                    for _ in range(math.ceil(batches / epochs)):
+                        pairs += 1
+            else:
+                while 2 * pairs < epochs * batches:
+                    pairs += 1
+            assert found == 2 * pairs
+            assert found <= batches * algorithm.local_batches[1], "more than the engine's epochs hold"
+
+
+@pytest.mark.parametrize("finetune_epochs", [0, 1, 3])
+def test_fine_tuning_with_form_code_repeats_its_procedure(finetune_epochs):
+    """E_ft ceil(n_b / E) pairs of the iterator, at gamma 0.1 * 0.5^2 after two rounds, from the broadcast; tested in eval mode."""
+    objective = Objective(build(Norm))
+    x, y = inputs(Norm, 10)
+    algorithm = PerFedAvg(form="code", lr=0.1, lr_decay=0.5, beta=0.05, momentum=0.9, local_epochs=2, batch_size=4)
+    predictor = algorithm.personalize(
+        client_context(objective, x, round=2), Broadcast(*objective.initial()), (), Epochs(x, y, 4, finetune_epochs)
+    )
+    module = code_pairs(build(Norm), batches_of(x, y, 4, 1), finetune_epochs * 2, 0.1 * 0.5**2, 0.05, 0.9, 0.0).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+
+
+def test_fine_tuning_with_form_clean_uses_its_epochs_in_pairs():
+    """One epoch of 3 batches: 2 pairs, the last one completed by the first batch."""
+    objective = Objective(build(Norm))
+    x, y = inputs(Norm, 10)
+    algorithm = PerFedAvg(lr=0.1, beta=0.05, momentum=0.9, local_epochs=5, batch_size=4)
+    predictor = algorithm.personalize(client_context(objective, x), Broadcast(*objective.initial()), (), Epochs(x, y, 4, 1))
+    module = clean_pairs(build(Norm), batches_of(x, y, 4, 1), 2, 0.1, lambda p: torch.optim.SGD(p, 0.05, 0.9), 0.0).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,33 @@
+"""Small image files and Parquet files as users have them."""
+
+import io
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+LABEL = {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
+
+
+def png(array, kind="PNG"):
+    buffer = io.BytesIO()
+    Image.fromarray(array.squeeze()).save(buffer, kind, lossless=True)
+    return buffer.getvalue()
+
+
+def write(folder, split, columns, features=None):
+    folder.mkdir(exist_ok=True, parents=True)
+    table = pa.table(columns)
+    if features:
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, folder / f"{split}.parquet")
+
+
+def images(n, shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (n, *shape), dtype=np.uint8)
+
+
+def image_column(x):
+    return pa.array([{"bytes": png(i), "path": None} for i in x], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
