@@ -137,6 +137,7 @@ def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experimen
 
 
 NAMED = ("algorithm", "model", "partition")  # sections of a name and its own options
+KINDS = {**dict.fromkeys(NAMED, "name"), "augment": "preset"}  # what a section written as one word means by it
 
 
 def _choose(values: dict[str, Any], section: str, table: Mapping[str, Any]) -> None:
@@ -180,8 +181,8 @@ def _shared(key: str, new: type, old: type) -> bool:
 def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:
     for depth, part in enumerate(path[:-1]):
         inner = values.get(part)
-        if part in NAMED and isinstance(inner, str):
-            inner = {"name": inner}
+        if isinstance(inner, str) and part in KINDS:
+            inner = {KINDS[part]: inner}
         if inner is None:
             inner = {}
         if not isinstance(inner, dict):

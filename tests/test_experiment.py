@@ -74,7 +74,7 @@ def test_proxy_looks_below_the_same_root_as_the_data(tmp_path):
         ("algorithm.lr=abc", "algorithm.lr: .*number.*'abc'"),
         ("algorithm.lr=-1", "algorithm.lr: .*greater than 0.*-1"),
         ("algorithm.rule=thresh", "algorithm.rule: .*threshold.*'thresh'"),
-        ("algorithm=fedpro", "unknown algorithm 'fedpro' (did you mean 'fedproj'?)"),
+        ("algorithm=fedporj", "unknown algorithm 'fedporj' (did you mean 'fedproj'?)"),
         ("model=mlpp", "unknown model 'mlpp' (did you mean 'mlp'?)"),
         ("partition=dirichle", "unknown partition 'dirichle' (did you mean 'dirichlet'?)"),
         ("data.sorce=iris", "data.sorce: unknown key (did you mean 'source'?)"),
@@ -168,3 +168,13 @@ def test_a_hyper_parameter_of_the_same_name_and_another_meaning_is_not_kept():
     switched = load_config(base, ["algorithm=feddyn"])[0].algorithm
     assert switched.lr == 0.05
     assert switched.alpha == type(switched).model_fields["alpha"].default
+
+
+def test_an_option_on_top_of_a_section_written_as_one_word():
+    """`augment: fedsol` with cutout off, `algorithm: fedavg` with another rate."""
+    base = {**BASE, "data": {"source": "cifar10", "augment": "fedsol"}, "algorithm": "fedavg"}
+    config = load_config(base, ["data.augment.cutout=0", "algorithm.lr=0.3"])[0]
+    assert (config.data.augment.crop_padding, config.data.augment.flip, config.data.augment.cutout) == (4, True, 0)
+    assert load_config(base)[0].data.augment.cutout == 16
+    assert config.algorithm.lr == 0.3
+    assert load_config(yaml.safe_load(config.yaml()))[0] == config

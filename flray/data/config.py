@@ -78,8 +78,13 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _written_out(cls, data: Any) -> Any:
         """A preset's name becomes the record it stands for: the saved configuration is explicit."""
-        if isinstance(data, Mapping) and isinstance(data.get("augment"), str) and isinstance(data.get("source"), str):
-            return {**data, "augment": augmentation(data["augment"], data["source"])}
+        if not isinstance(data, Mapping) or not isinstance(data.get("source"), str):
+            return data
+        given = data.get("augment")
+        given = {"preset": given} if isinstance(given, str) else given
+        if isinstance(given, Mapping) and "preset" in given:
+            own = {key: value for key, value in given.items() if key != "preset"}
+            return {**data, "augment": augmentation(given["preset"], data["source"]) | own}
         return data
 
 

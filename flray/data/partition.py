@@ -69,8 +69,8 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
     shards_per_client: int | None = Field(default=None, description="shards: s")
     classes_per_client: int | None = Field(default=None, description="label_skew: q")
     table: tuple[tuple[int, ...], ...] | None = Field(default=None, description="samples, one row a client, one column a class")
-    empty: Literal["error", "drop"] = Field(
-        default="error", description="clients without samples: an error, or left out of the population (the others keep their order)"
+    empty: Literal["error", "drop", "previous"] = Field(
+        default="error", description="clients without samples: an error, left out, or given those of the client before (FedSOL's code)"
     )
     options: dict[str, Any] = Field(default={}, description="for a partition of your own")
     seed: int | None = Field(default=None, description="default: the run's seed")
@@ -264,7 +264,13 @@ def _without_empty(partition: Partition, config: PartitionConfig, num_classes: i
             "table": "give every row a sample",
             "shards": f"make clients x shards_per_client a multiple of {num_classes}, the number of classes",
         }.get(config.name, "use fewer clients")
-        raise DataError(f"{text} (the first is client {empty[0]}); {what}; or leave them out with partition.empty: drop")
+        raise DataError(f"{text} (the first is client {empty[0]}); {what}; or set partition.empty: drop or previous")
+    if config.empty == "previous":
+        warnings.warn(f"{text} and get those of the client before them, as in FedSOL's code", PartitionWarning, stacklevel=3)
+        clients = [partition.client(k) for k in range(partition.num_clients)]
+        for k in empty:
+            clients[k] = clients[k - 1]
+        return from_lists(clients)
     warnings.warn(f"{text} and are left out; the population is {partition.num_clients - len(empty)}", PartitionWarning, stacklevel=3)
     return Partition(partition.indices, np.concatenate([[0], np.cumsum(sizes[sizes > 0])]), len(empty))
 

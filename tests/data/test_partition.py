@@ -169,7 +169,7 @@ def test_padded_shards_can_leave_clients_empty():
     labels = np.arange(9000) % 9
     want = sharding(labels, 200, 2, 9, np.random.RandomState(0))
     assert [k for k in range(200) if not want[k]] == [198, 199]
-    says = r"2 of 200 clients have no samples .the first is client 198.; .*multiple of 9.*; or leave them out with partition.empty: drop"
+    says = r"2 of 200 clients have no samples .the first is client 198.; .*multiple of 9.*; or set partition.empty: drop or previous"
     with pytest.raises(DataError, match=says):
         make_partition(PartitionConfig(**PATHMNIST), labels)
 
@@ -187,6 +187,15 @@ def test_empty_clients_can_be_dropped(tmp_path):
     loaded = load_partition(tmp_path)
     assert loaded.dropped == 2 and loaded.num_clients == 198 and loaded.hash == part.hash
     assert PartitionConfig(**note["config"]) == cfg
+
+
+def test_empty_clients_can_get_what_the_client_before_them_has():
+    """FedSOL's code: `partition_map[i] = partition_map[i - 1]` for an empty one, in order."""
+    cfg = PartitionConfig(**PATHMNIST, empty="previous", seed=0, seed_mode="numpy_legacy")
+    want = sharding(np.arange(9000) % 9, 200, 2, 9, np.random.RandomState(0))
+    with pytest.warns(PartitionWarning, match="2 of 200 clients have no samples and get those of the client before them"):
+        part = make_partition(cfg, np.arange(9000) % 9)
+    assert [part.client(k).tolist() for k in range(200)] == [*want[:198], want[197], want[197]]
 
 
 def test_dropping_keeps_the_order():
