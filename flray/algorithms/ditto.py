@@ -59,6 +59,9 @@ class Ditto(FedAvg, frozen=True):
         """Local epochs of (the global model, the personal model)."""
         return self.local_epochs, self.local_epochs if self.personal_epochs is None else self.personal_epochs
 
+    def step_cost(self) -> float:
+        return sum(self.epochs) / max(self.epochs)
+
     @property
     def local_batches(self) -> tuple[int, int]:
         return self.batch_size, max(self.epochs)

@@ -6,13 +6,15 @@ Client: FedAvg. Server: start at the average, minimise T^2 KL(sigma(mean_k f_k(x
 |---|---|---|---|
 | ensemble | `teacher` | avg_logits (the paper's) | avg_losses (`avg_probs` has its gradient) |
 | T | `temperature`, `squared` | 3, with T^2 | 1, without |
+| KL | `kl_direction` | forward: from the ensemble to the student | same |
 | eta | `distill_lr`, `distill_schedule` | Adam 1e-5, constant | Adam 1e-3, cosine |
-| steps | `distill_epochs` | 1 | up to 10,000, early stopping on validation data |
+| steps | `distill_epochs`, `distill_batch_size` | 1 epoch, 256 | 128; up to 10,000, early stopping on validation data |
 | - | `distill_clip` | none | 5 |
 
 Defaults are those of FedProj's tables, so that FedDF = FedProj with projection_rate 0 and alpha 0 (spec 9.1).
 Down: P + Q. Up: P + Q. State: none besides the public data. Cost per step: 1 FedAvg step.
 Server cost: K forward passes and E_d epochs on the public data.
+Known failure: on public data far from the private ones the clients' logits say little, and the student learns that.
 Not here: early stopping, which needs labelled validation data on the server.
 """
 

@@ -7,7 +7,7 @@ Server: h <- h - (alpha/N) sum_{k in S} (w_k - w_g), w_g <- mean_{k in S} w_k - 
 |---|---|---|---|
 | alpha | `alpha` | 0.1 (FedSOL) | paper 0.1, 0.01, 0.001; official example 0.01 |
 | mean of w_k | `weighting` | uniform (paper, official code) | examples: FedSOL's code; the sum in h is plain in both |
-| - | `official`, `mean_examples` | off | alpha_k = alpha n / (n_k N) on the clients; n/N must be given |
+| - | `official` | off | alpha_k = alpha n / (n_k N) on the clients |
 | - | `clip` | none | official 10 |
 
 The official code (alpemreacar/FedDyn) keeps ghat_k = -h_k / alpha_k: loss CE + alpha_k <w, ghat_k - w_g>, and alpha_k added to the
@@ -24,16 +24,14 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.algorithm import Context
-from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics
 from flray.ops.control import mass
-from flray.ops.optim import Moments
+from flray.ops.optim import Moments, clip_
 
 
 class DynState(NamedTuple):
@@ -73,17 +71,8 @@ class DynCarry(NamedTuple):
 class FedDyn(FedAvg, frozen=True):
     alpha: float = hp(0.1, log=(1e-3, 1.0), gt=0, doc="strength of the dynamic regulariser (alpha)")
     official: bool = hp(False, doc="official code: alpha n / (n_k N) on client k, and clipping before the part alpha w")
-    mean_examples: float | None = hp(None, gt=0, doc="samples per client over the whole population, n/N; `official` needs it")
     clip: float | None = hp(None, gt=0, doc="largest norm of the local gradient (official code: 10); none: no clipping")
     weighting: Literal["examples", "uniform"] = hp("uniform", doc="mean of the local models: equal weights (paper), or by n_k (FedSOL)")
-
-    @model_validator(mode="after")
-    def _complete(self) -> FedDyn:
-        if self.official and self.mean_examples is None:
-            raise ConfigError(
-                "algorithm.official scales alpha by n / (n_k N): set algorithm.mean_examples to n/N, training samples per client"
-            )
-        return self
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
@@ -103,9 +92,9 @@ class FedDyn(FedAvg, frozen=True):
 
     def strength(self, ctx: Context) -> float:
         """alpha of this client."""
-        if not self.official or self.mean_examples is None:
+        if not self.official:
             return self.alpha
-        return self.alpha * self.mean_examples / max(ctx.num_examples, 1)
+        return self.alpha * ctx.total_examples / (ctx.population * max(ctx.num_examples, 1))
 
     def begin(self, ctx: Context, down: Any, client: Any) -> Any:
         base: Carry = super().begin(ctx, down, client)
@@ -119,8 +108,7 @@ class FedDyn(FedAvg, frozen=True):
         return loss, self.clipped(g.add_(carry.linear).add_(carry.w, alpha=self.strength(ctx)))
 
     def clipped(self, g: Tensor) -> Tensor:
-        """`g [P]`, shortened in place to the norm `clip` (as `torch.nn.utils.clip_grad_norm_`)."""
-        return g if self.clip is None else g.mul_((self.clip / (g.norm() + 1e-6)).clamp_max(1.0))
+        return g if self.clip is None else clip_(g, self.clip)
 
     def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """(-<h_k, w> + alpha/2 norm(w - w_g)^2, its gradient `[P]`, scratch) (FedSOL Table 4, spec 6.6)."""

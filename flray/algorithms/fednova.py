@@ -8,10 +8,10 @@ The statistics of batch norm by the same formula (`buffers: average`).
 | paper | field | default | others |
 |---|---|---|---|
 | eta | `lr` | 0.01 | the rate of the round, decayed |
-| rho, local momentum | `momentum` | 0.9 | original code 0; searched 0, 0.9 |
+| rho, local momentum | `momentum` | 0.9 | original code 0 |
 | mu, proximal | `mu` | 0 | with momentum: `nova_compat` |
 | slow momentum | `gmf` | 0 | original option: buf <- gmf buf + tau_eff sum_k p_k d_k, w_g <- w_g - gamma buf |
-| - | `ccvr`, `mean_examples` | off | fixed, fedsol_snapshot: g + (dbar - d_k), d_k of the client's last round |
+| - | `ccvr` | off | fixed, fedsol_snapshot: g + (dbar - d_k), d_k of the client's last round |
 
 `ccvr: fixed` keeps dbar <- (1 - q) dbar + sum_{k in S} (n_k / n) d_k, q = n_S / n. FedSOL's snapshot ships with ccvr on and never updates
 dbar, which stays 0 (`fedsol_snapshot`): the gradient g - d_k fights the client's last direction, a likely cause of its 10.00 entries.
@@ -85,13 +85,10 @@ class NovaCarry(NamedTuple):
 
 
 class FedNova(FedAvg, frozen=True):
-    mu: float = hp(0.0, choice=(0.001, 0.01, 0.1, 1.0), ge=0, doc="weight of a proximal term (mu); needs momentum 0 or nova_compat")
+    mu: float = hp(0.0, ge=0, doc="weight of a proximal term (mu); needs momentum 0 or nova_compat")
     gmf: float = hp(0.0, choice=(0.0, 0.5, 0.9), ge=0, lt=1, doc="slow momentum of the server (gmf)")
     nova_compat: bool = hp(False, doc="a_k by the original optimiser's counters: mu with momentum, and under Adam")
     ccvr: Literal["off", "fixed", "fedsol_snapshot"] = hp("off", doc="cross-client variance reduction: add dbar - d_k to the gradient")
-    mean_examples: float | None = hp(
-        None, gt=0, doc="samples per client over the whole population, n/N, for ccvr's q; none: the cohort's mean, exact for equal clients"
-    )
 
     @model_validator(mode="after")
     def _defined(self) -> FedNova:
@@ -121,12 +118,9 @@ class FedNova(FedAvg, frozen=True):
 
     def share(self, ctx: Context, cohort: Cohort) -> float:
         """q: the cohort's share of all samples, or of all clients where clients count alike."""
-        if self.weighting == "uniform" or self.mean_examples is None:
+        if self.weighting == "uniform":
             return len(cohort.client_ids) / ctx.population
-        q = float(cohort.num_examples.sum()) / (self.mean_examples * ctx.population)
-        if q > 1 + 1e-6:
-            raise ConfigError(f"algorithm.mean_examples {self.mean_examples} is too small: a cohort holds {q:.3g} times all samples")
-        return q
+        return float(cohort.num_examples.sum()) / ctx.total_examples
 
     # client -----------------------------------------------------------------------------------
     def init_client(self, ctx: Context) -> Any:

@@ -12,6 +12,7 @@ averaged over pixels, of unit length; s_ij their inner products within the batch
 
 | paper | field | default | own experiments |
 |---|---|---|---|
+| - | `rcl` | code | code |
 | tau | `tau` | 0.05 | same |
 | lambda | `threshold` | 0.7 | same |
 | weights | `scl_weight`, `penalty_weight` | 1, 1 | same |

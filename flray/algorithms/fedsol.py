@@ -6,7 +6,7 @@ L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), teacher in eval mode, no f
 
 | paper | field | default | paper and code |
 |---|---|---|---|
-| rho | `rho` | 1.5, for the head (Table 5) | shipped 1.0, whole model; 0.5 to 2.0 works; values of `adaptive` need rhos of their own |
+| rho | `rho` | 1.5, for the head (Table 5) | searched 0, 0.5, 1, 1.5, 2; shipped 1 on all; each `adaptive` needs a rho of its own |
 | Lambda (Eq. 7) | `adaptive` | columnwise: along dimension 0 of each tensor (code) | tensor; layer (weight and bias in one); none: fixed |
 | head, body | `perturb` | head | all in Table 4 and in the shipped configuration |
 | T | `temperature` | 3 | 3 |
@@ -18,7 +18,7 @@ L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), teacher in eval mode, no f
 
 S2: g_l(w) + beta g_p(w + e_p). S3: (g_l + beta g_p)(w + e_p). S4: (g_l + beta g_p)(w + e_c), e_c from (g_l + beta g_p)(w).
 S5: (g_l + beta g_p)(w). S6: g_l(w + e_p) + beta g_p(w). The configurations of the paper set lr_decay 0.99 and weight_decay 1e-5.
-rho = 0 is FedAvg. In the first step of a round w = w_g: Lambda = 0, and the step is FedAvg's. S4 with beta = 0 is FedSAM.
+rho = 0 is FedAvg; S4 with beta = 0, `adaptive: none`, `perturb: all` is FedSAM. In a round's first step w = w_g: Lambda = 0, as FedAvg.
 Batch-norm statistics move once a step, in its first pass through the network (where L_p is not kl, for which no code exists: of L_l).
 Down: P + Q. Up: P + Q. State: none. With a `proximal` of Table 4: those of its method. `train/loss`: L_l where g_l is taken.
 Cost per step: 1.33 FedAvg steps for the head (its forward and backward pass through the body is shared), 2.33 for body or all.
@@ -28,6 +28,7 @@ with the body is refused. Table 10's rows S2 to S6 are matched to their names by
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -94,10 +95,7 @@ class FedSOL(FedAvg, frozen=True):
                 target = ctx.objective.at(down.w, down.b)(batch.x)
             if strategy == "S1" and self.perturb == "head":
                 return self.head_only(ctx, down, carry, batch, target)
-
-        def at(point: Any, local: bool, proximal: float, out: Tensor) -> tuple[Tensor, Tensor]:
-            return self.mixture(ctx, down, client, point, batch, target, local, proximal, out)
-
+        at = partial(self.mixture, ctx, down, client, batch, target)
         if strategy in ("S0", "S5"):
             return at(carry, True, beta if strategy == "S5" else 0.0, carry.grad)
         kept = ctx.objective.scratch("proximal gradient", carry.w) if strategy in ("S2", "S6", "projection") else carry.grad
@@ -122,7 +120,7 @@ class FedSOL(FedAvg, frozen=True):
         return ascend(carry.w, g_p, self.rho, chosen.spans, scale, min_norm=self.min_gp_norm, out=out)
 
     def mixture(
-        self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch, target: Any, local: bool, proximal: float, out: Tensor
+        self, ctx: Context, down: Any, client: Any, batch: Batch, target: Any, carry: Any, local: bool, proximal: float, out: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Value and gradient `[P]`, in `out` or the base's scratch, of [local] L_l + proximal L_p at the carry's point, in one pass for kl,
         which reads the global model's logits `target [B, C]`."""

@@ -6,6 +6,7 @@
 |---|---|---|---|
 | alpha (inner rate; gamma above) | `lr` | 0.01, times `lr_decay` every round | as FedAvg |
 | beta (outer rate) | `beta` | 0.01 (FedSOL; 0.001 in FedBABU), never decayed | 1e-4 to 1 |
+| - | `form` | clean | - |
 | FO or HF | `hf` | false: first order, H dropped | - |
 | delta (HF) | `delta` | 1e-3 | 1e-4 to 0.1 |
 
@@ -67,6 +68,9 @@ class PerFedAvg(FedAvg, frozen=True):
     def pairs(self, per_epoch: np.ndarray, epochs: int) -> np.ndarray:
         """Pairs of batches `[K]` in `epochs` epochs of clients with `per_epoch [K]` batches."""
         return np.asarray(epochs * -(-per_epoch // self.local_epochs) if self.form == "code" else -(-per_epoch * epochs // 2))
+
+    def step_cost(self) -> float:
+        return 2.0 if self.hf else 1.0  # two more gradients at every other batch
 
     # client -----------------------------------------------------------------------------------
     def start(self, ctx: Context, w: Tensor, b: Tensor) -> Any:

@@ -31,7 +31,7 @@ def compare_steps(names: Sequence[str], workload: Workload, repeats: int) -> lis
     kinds = list(dict.fromkeys(["fedavg", *chosen]))
     with one_thread():
         trains = {name: local_training(name, workload) for name in kinds}
-        times = [{name: train() for name, train in trains.items()} for _ in range(1 + BATCHES * repeats)][1:]
+        times = [{name: train()[0] for name, train in trains.items()} for _ in range(1 + BATCHES * repeats)][1:]
     rows = []
     for name in kinds:
         ratio = median(row[name] / row["fedavg"] for row in times)
@@ -57,20 +57,20 @@ def step_cost(name: str, workload: Workload) -> float:
     return float(_experiment(name, workload).algorithm.step_cost())
 
 
-def local_training(name: str, workload: Workload) -> Callable[[], float]:
-    """Seconds of one local step of an algorithm, the mean over a client's round, each time it is called."""
+def local_training(name: str, workload: Workload) -> Callable[[], tuple[float, int]]:
+    """Trains one client for a round each time it is called: (seconds of a local step, number of steps)."""
     bench = Workbench(_experiment(name, workload))
     index = np.arange(min(BATCHES * workload.batch, workload.images))
-    job = Assignment(0, 0, 0, 0, (0,), (1.0,), index, np.array([0, len(index)]), 1, 1)
-    ctx, algorithm = bench.context(0, 0, 0, 1, 1), bench.algorithm
+    job = Assignment(0, 0, 0, 0, (0,), (1.0,), index, np.array([0, len(index)]), 1, 1, len(index))
+    ctx, algorithm = bench.context(0, 0, 0, 1, 1, len(index)), bench.algorithm
     down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *bench.objective.initial()))
 
-    def train() -> float:
+    def train() -> tuple[float, int]:
         ctx, batches = bench.client_context(job, 0, 1.0, job.indices)
         client = algorithm.init_client(ctx)
         started = time.perf_counter()
         algorithm.train(ctx, down, client, batches)
-        return (time.perf_counter() - started) / len(batches)
+        return (time.perf_counter() - started) / len(batches), len(batches)
 
     return train
 

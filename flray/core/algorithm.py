@@ -61,6 +61,7 @@ class Context:
     """What a method may read besides its arguments; everything here is read-only.
 
     `client`, `num_steps`, `num_examples` and `weight` (the client's aggregation weight) are -1 on the server.
+    `total_examples`: training samples of the whole population (n of the papers).
     `classes [C]` (bool) marks the classes of the current task's head, `None` when every class is in use.
     """
 
@@ -77,6 +78,7 @@ class Context:
     num_steps: int = -1
     num_examples: int = -1
     weight: float = -1.0
+    total_examples: int = -1
 
     @property
     def device(self) -> torch.device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from flray.core.errors import ConfigError
 from flray.data.published import augmentation
@@ -53,9 +53,16 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
 
     source: str = Field(description="name in `flray list datasets`, folder of Parquet files below root, or hf:<id or folder>")
     root: str | None = Field(default=None, description="folder of data sets; default: the environment variable FLRAY_DATA")
-    download: bool = Field(default=False, description="let torchvision or medmnist download what is not below root")
+    download: bool = Field(default=False, description="let torchvision, medmnist or a tokenizer's hub download what is not there")
     label: str | None = Field(default=None, description="label column; default: label, fine_label, or the only ClassLabel")
     input: str | None = Field(default=None, description="image or feature column; default: the image column, or all numbers")
+    text: tuple[str, ...] | None = Field(
+        default=None, min_length=1, max_length=2, description="one text column, or the two of a pair; default: the only one, `text`, a known pair"
+    )
+    tokenizer: str | None = Field(
+        default=None, description="text: a Hugging Face tokenizer's name or folder, or `train`: WordPiece trained on the train split"
+    )
+    max_length: int = Field(default=128, ge=4, description="text: token ids a sample, padded or cut off")
     group: str | None = Field(default=None, description="column of natural client ids, for the `natural` partition")
     test_fraction: float = Field(default=0.2, ge=0, lt=1, description="only without an official test split; 0: test on train")
     split_seed: int = Field(default=0, description="address of the drawn test split and of the subsamples")
@@ -72,7 +79,12 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
         default=Augment(), description="crop_padding, crop_mode, flip, cutout; or fedsol: what FedSOL's code does to this data set"
     )
     leak_check: bool = Field(default=True, description="refuse test samples that are also train samples (above 1 %; below: a warning)")
-    options: dict[str, Any] = Field(default={}, description="what a source itself reads (synthetic, hf, cinic10, your own)")
+    options: dict[str, Any] = Field(default={}, description="what a source itself reads (Parquet, hf, synthetic, cinic10, your own)")
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _one_or_two(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod
@@ -109,4 +121,7 @@ class ProxyConfig(DataConfig, frozen=True, extra="forbid"):
             raise ConfigError("proxy: holdout needs `size`, the number of train samples taken from the clients")
         if self.source in ("holdout", "uniform_box") and self.splits != "train":
             raise ConfigError(f"proxy: {self.source} reads the train split only; leave out `splits: {self.splits}`")
+        for name in ("tokenizer", "max_length"):
+            if getattr(self, name) != DataConfig.model_fields[name].default:
+                raise ConfigError(f"proxy.{name}: public text becomes token ids as the private text does (data.{name}); leave it out")
         return self

@@ -22,20 +22,37 @@ from flray.registry import Registry
 
 
 class Split(NamedTuple):
-    """Samples of one split: `x` uint8 [n, H, W, C] or float32 [n, d], `y` int64 [n], `group` int64 [n] or None."""
+    """Samples of one split: `x` uint8 [n, H, W, C], float32 [n, d] or token ids int32 [n, L]; `y` int64 [n]; `group` int64 [n] or None."""
 
     x: Array
     y: Array
     group: Array | None = None
 
 
+class Vocabulary(NamedTuple):
+    """What token ids count in: `size` tokens, of which one fills up (`pad`) and one ends a text (`separator`).
+
+    `tokenizer` is the description (JSON, as uint8) that the `tokenizers` library reads; None: public text cannot be tokenised alike.
+    """
+
+    size: int
+    pad: int
+    separator: int
+    tokenizer: Array | None = None
+
+
 class Splits(NamedTuple):
-    """What a source returns. `test` is None without an official test split; `key` names the contents, or is ""."""
+    """What a source returns. `test` is None without an official test split; `key` names the contents, or is "".
+
+    `vocabulary` belongs to token ids; `notes` tell the user what was left out.
+    """
 
     train: Split
     test: Split | None
     classes: tuple[str, ...]
     key: str = ""
+    vocabulary: Vocabulary | None = None
+    notes: tuple[str, ...] = ()
 
 
 TORCHVISION = ("cifar10", "cifar100", "svhn", "mnist", "fashion_mnist")
@@ -53,15 +70,18 @@ SOURCES = Registry(
 )
 
 
-def load_splits(config: DataConfig) -> Splits:
-    """The splits of `config.source`, as the source has them: nothing drawn, subsampled or transformed."""
+def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
+    """The splits of `config.source`, as the source has them: nothing drawn, subsampled or transformed.
+
+    Text becomes ids of `vocabulary`; without one, of the tokenizer that `config` names.
+    """
     if config.source.startswith("hf:"):
-        return hub(config)
+        return hub(config, vocabulary)
     # a folder or torchvision name needs no table; other names may be a user's own
     if config.source in SOURCES.names():
         splits: Splits = SOURCES.get(config.source)(config)
         return splits
-    return by_name(config)
+    return by_name(config, vocabulary)
 
 
 def data_root(config: DataConfig) -> Path | None:
@@ -75,13 +95,13 @@ def parquet_folder(config: DataConfig) -> Path | None:
     return root / config.source if root is not None and any((root / config.source).glob("*.parquet")) else None
 
 
-def by_name(config: DataConfig) -> Splits:
-    """Parquet folder `root/name`, else torchvision's files below `root` (SVHN: without its extra split)."""
-    check_options(config, {})
+def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
+    """Parquet folder `root/name` (options: train, test, names of splits), else torchvision's files below `root` (SVHN: without extra)."""
     name, root = config.source, data_root(config)
     folder = parquet_folder(config)
+    check_options(config, {} if folder is None else {"train": None, "test": None})
     if folder is not None:
-        return parquet(config, folder)
+        return parquet(config, folder, vocabulary)
     looked = [] if root is None else [f"Parquet files in {root / name}"]
     if name in TORCHVISION:
         if root is None and config.download:

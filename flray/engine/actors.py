@@ -94,7 +94,7 @@ class ClientActor:
         assert self._bench is not None
         bench = self._bench
         free, total = torch.cuda.mem_get_info()
-        ctx = bench.context(0, 0, 0, job.population, job.cohort_size)
+        ctx = bench.context(0, 0, 0, job.population, job.cohort_size, job.total_examples)
         state = bench.algorithm.init_server(ctx, *bench.objective.initial())
         exchange = bench.algorithm.exchanges(ctx, state)[0]
         torch.cuda.reset_peak_memory_stats()

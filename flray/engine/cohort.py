@@ -72,6 +72,7 @@ def work(partition: Partition, algorithm: Algorithm, clients: np.ndarray, moment
                 offsets=np.concatenate([[0], np.cumsum([len(share) for share in shares])]).astype(np.int64),
                 cohort_size=moment.cohort_size,
                 population=moment.population,
+                total_examples=moment.total_examples,
             )
         )
     return Work(Cohort(torch.from_numpy(clients), torch.from_numpy(sizes), torch.from_numpy(steps), weights), jobs)

@@ -54,7 +54,7 @@ def _measured_gpu_share(experiment: Experiment, partition: Partition, key: str, 
     if not ray.cluster_resources().get("GPU"):
         return 0.0
     largest = int(np.argmax(partition.sizes))
-    moment = Moment(0, 0, 0, False, partition.num_clients, 1)
+    moment = Moment(0, 0, 0, False, partition.num_clients, 1, len(partition.indices))
     job = cohorts.work(partition, experiment.algorithm, np.array([largest]), moment, 1).jobs[0]
     probe = Pool(1, {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0})
     actor = probe.clients[0]

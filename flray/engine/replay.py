@@ -69,7 +69,7 @@ class Replay:
         members = self.cohort()
         if only is not None and only not in members:
             raise ConfigError(f"client {only} is not in the cohort of round {self.round + 1}: {', '.join(map(str, members))}")
-        moment = Moment(0, self.round, 0, False, self.partition.num_clients, len(members))
+        moment = Moment(0, self.round, 0, False, self.partition.num_clients, len(members), len(self.partition.indices))
         plan, work, down = self._plan(moment, members)
         down = to_torch(down, self.bench.objective.device)
         with _threads(self._counts["client"]):
@@ -92,7 +92,7 @@ class Replay:
     def _step(self) -> None:
         """One whole round."""
         members = self.cohort()
-        moment = Moment(0, self.round, 0, False, self.partition.num_clients, len(members))
+        moment = Moment(0, self.round, 0, False, self.partition.num_clients, len(members), len(self.partition.indices))
         last = False
         while not last:
             first, _, _ = self._plan(moment, members)

@@ -37,7 +37,7 @@ class Server:
         self.folder = folder
         self.store: ClientStore = FileStore(folder / "client_state", scratch) if experiment.resources.store == "files" else MemoryStore()
         self.algorithm = experiment.algorithm
-        ctx = self._context(Moment(0, 0, 0, False, 0, 0))
+        ctx = self._context(Moment(0, 0, 0, False, 0, 0, 0))
         self.state = self.algorithm.init_server(ctx, *self.bench.objective.initial())
 
         self._committed = (0, 0, 0, self.state)
@@ -55,7 +55,7 @@ class Server:
             "threads": torch.get_num_threads(),
             "device": str(self.bench.objective.device),
             "test_batches": self.bench.test_batches,
-            "stateful": is_message(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0)))),
+            "stateful": is_message(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0, 0)))),
         }
 
     # one exchange -----------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Server:
             return None
         try:
             self.state = to_torch(rebuild(to_numpy(self.state), saved.server), self.bench.objective.device)
-            template = to_numpy(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0))))
+            template = to_numpy(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0, 0))))
             self.store.load(saved.clients, template)
         except KeyError as error:
             raise CheckpointError(f"{saved.path} has no {error}: it belongs to another algorithm or version") from error

@@ -204,7 +204,7 @@ class Simulation:
         client_rows = self._exchanges(task, round, False, clients, row)
         every = self.experiment.evaluate.every
         if (every and (round + 1) % every == 0) or round + 1 == self.experiment.rounds:
-            self._test(Moment(task, round, 0, False, self.population, len(clients)), row)
+            self._test(self._moment(task, round, len(clients)), row)
         row["time/client_s"] = float(sum(c["time/client_s"] for c in client_rows))
         row["time/round_s"] = time.perf_counter() - started
         return row, client_rows
@@ -231,25 +231,26 @@ class Simulation:
         everyone = np.arange(self.population)
         self._exchanges(task, rounds, True, everyone, row)
         if "exchanges" in row:
-            self._test(Moment(task, rounds, 0, True, self.population, self.population), row)
+            self._test(self._moment(task, rounds, self.population, task_end=True), row)
         if personal_epochs(self.experiment):
             show.note("testing every client on its own data")
             began = time.perf_counter()
-            people = test_personal(
-                self.pool, self.experiment, self.partition, Moment(task, rounds, 0, False, self.population, self.population)
-            )
+            people = test_personal(self.pool, self.experiment, self.partition, self._moment(task, rounds, self.population))
             row.update(spread(people), **{"time/personal_s": time.perf_counter() - began})
             self.recorder.clients_tested([{"done": done, "task": task, **person} for person in people])
         row["time/task_end_s"] = time.perf_counter() - started
         self.recorder.task(row)
         return "exchanges" in row
 
+    def _moment(self, task: int, round: int, cohort_size: int, exchange: int = 0, task_end: bool = False) -> Moment:
+        return Moment(task, round, exchange, task_end, self.population, cohort_size, len(self.partition.indices))
+
     def _exchanges(self, task: int, round: int, task_end: bool, clients: np.ndarray, row: dict[str, Any]) -> list[dict[str, Any]]:
         """All exchanges of a round (or of a task's end), added up in `row`; the clients' rows."""
         client_rows: list[dict[str, Any]] = []
         exchange, last = 0, False
         while not last:
-            moment = Moment(task, round, exchange, task_end, self.population, len(clients))
+            moment = self._moment(task, round, len(clients), exchange, task_end)
             down, plan = self._planned(moment)
             if plan is None:
                 break

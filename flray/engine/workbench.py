@@ -40,6 +40,7 @@ class Moment(NamedTuple):
     task_end: bool
     population: int
     cohort_size: int
+    total_examples: int
 
     @property
     def address(self) -> int:
@@ -60,6 +61,7 @@ class Assignment(NamedTuple):
     offsets: np.ndarray  # client i holds indices[offsets[i] : offsets[i + 1]]
     cohort_size: int
     population: int
+    total_examples: int
 
 
 class Delivery(NamedTuple):
@@ -110,11 +112,14 @@ class Workbench:
             raise ConfigError("no `proxy` section in the configuration")
         return load_proxy(self.experiment.proxy, self.dataset, seed=self.experiment.seed)
 
-    def context(self, task: int, round: int, exchange: int, population: int, cohort_size: int, **client: Any) -> Context:
-        return Context(self.objective, self.experiment.seed, task, round, exchange, population, cohort_size, self.proxy, None, **client)
+    def context(
+        self, task: int, round: int, exchange: int, population: int, cohort_size: int, total_examples: int, **client: Any
+    ) -> Context:
+        where = (task, round, exchange, population, cohort_size)
+        return Context(self.objective, self.experiment.seed, *where, self.proxy, total_examples=total_examples, **client)
 
     def server_context(self, moment: Moment) -> Context:
-        return self.context(moment.task, moment.round, moment.address, moment.population, moment.cohort_size)
+        return self.context(moment.task, moment.round, moment.address, moment.population, moment.cohort_size, moment.total_examples)
 
     # training ---------------------------------------------------------------------------------
     def train_run(
@@ -164,6 +169,8 @@ class Workbench:
             after = None if problem or before is None else self.algorithm.point(ctx, update)
             if after is not None:
                 row["client/acc_after"] = self.accuracy(*after, indices)
+        except ConfigError:  # one line that says what to set; where it happened does not matter
+            raise
         except Exception as error:
             raise client_error(error, self.experiment, job, client) from None
         row["skipped"] = bool(problem)
@@ -199,7 +206,7 @@ class Workbench:
             augment=self.dataset.augment,
         )
         ctx = self.context(
-            job.task, job.round, job.exchange, job.population, job.cohort_size,
+            job.task, job.round, job.exchange, job.population, job.cohort_size, job.total_examples,
             client=client, num_steps=len(batches), num_examples=len(indices), weight=weight,
         )  # fmt: skip
         return ctx, batches
@@ -208,7 +215,8 @@ class Workbench:
         """The state that a client begins with: the stored one (NumPy) as tensors, or the algorithm's first one."""
         if stored is not None:
             return to_torch(stored, self.objective.device)
-        return self.algorithm.init_client(self.context(job.task, job.round, job.exchange, job.population, job.cohort_size, client=client))
+        ctx = self.context(job.task, job.round, job.exchange, job.population, job.cohort_size, job.total_examples, client=client)
+        return self.algorithm.init_client(ctx)
 
     # testing ----------------------------------------------------------------------------------
     def personal(self, job: Assignment, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
@@ -227,6 +235,8 @@ class Workbench:
                 try:
                     predictor = self.algorithm.personalize(ctx, down, state, batches)
                     right = self.right(predictor, test.x, test.y, share)
+                except ConfigError:
+                    raise
                 except Exception as error:
                     raise client_error(error, self.experiment, job, client) from None
                 row = {"client": client, "finetune_epochs": epochs, "num_examples": len(indices), "num_test": len(share)}

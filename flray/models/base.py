@@ -26,6 +26,11 @@ class Classifier(nn.Module):
         return self.head(self.features(x))  # type: ignore[no-any-return]
 
 
+def pooled(x: Tensor) -> Tensor:
+    """Mean over the pixels of `x [B, K, H, W]`, `[B, K]`; unlike `x.mean((2, 3))` its backward pass stays channels-last."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2).mean(1)
+
+
 def image_shape(model: str, input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
     """`input_shape` as `(channels, height, width)`; `ConfigError` for another shape or sides below `smallest`."""
     if len(input_shape) != 3:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.models.base import Classifier, image_shape
+from flray.models.base import Classifier, image_shape, pooled
 
 
 class FedAvgCNN(Classifier):
@@ -37,4 +37,4 @@ class FedAvgCNN(Classifier):
         first = self.conv1(x)
         second = self.conv2(torch.relu(F.max_pool2d(first, 2)))
         third = self.linear(torch.relu(F.max_pool2d(second, 2)).flatten(1))
-        return [first.mean((2, 3)), second.mean((2, 3)), third], self.head(torch.relu(third))
+        return [pooled(first), pooled(second), third], self.head(torch.relu(third))

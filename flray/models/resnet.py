@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.models.base import Classifier, image_shape
+from flray.models.base import Classifier, image_shape, pooled
 
 Stem = Annotated[
     Literal["cifar", "cifar_pool", "imagenet"],
@@ -85,13 +85,13 @@ class ResNet(Classifier):
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Stem and the last block of every stage, before ReLU, averaged over pixels (FedRCL: layers 0 to 4); and logits `[B, C]`."""
         x = self.stem_norm(self.stem(x))
-        found = [x.mean((2, 3))]
+        found = [pooled(x)]
         x = torch.relu(F.max_pool2d(x, 3, 2, 1) if self._pool else x)
         for i, block in enumerate(self.blocks):
             before = block.before_relu(x)  # type: ignore[operator]
             x = torch.relu(before)
             if i in self._stage_ends:
-                found.append(before.mean((2, 3)))
+                found.append(pooled(before))
         return found, self.head(x.mean((2, 3)))
 
 

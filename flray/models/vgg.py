@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.models.base import Classifier, enlarge, image_shape
+from flray.models.base import Classifier, enlarge, image_shape, pooled
 
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # widths of the 3x3 convolutions, max-pool 2 after every stage
 SIDE = 32  # halved five times
@@ -42,7 +42,7 @@ class VGG11(Classifier):
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Every convolution, averaged over pixels, and both linear layers, all before ReLU: ten tensors; and logits `[B, C]`."""
         found = self._before_relu(x)
-        return [z.mean((2, 3)) if z.dim() == 4 else z for z in found], self.head(torch.relu(found[-1]))
+        return [pooled(z) if z.dim() == 4 else z for z in found], self.head(torch.relu(found[-1]))
 
     def _before_relu(self, x: Tensor) -> list[Tensor]:
         x, found, convolutions = enlarge(x, SIDE), [], iter(self.convolutions)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 Form = Literal["code", "paper"]
 
 HARDEST = 2  # negatives per sample (FedRCL's code: topk_neg)
-ABSENT = -1e9  # a similarity that takes no part: its exponential is 0 and, other than for -inf, no gradient is NaN
+ABSENT = -1e9  # a similarity that takes no part: its exponential is 0; finite, so that a row of nothing else has no NaN
 
 
 def info_nce(similarities: Tensor, tau: float) -> Tensor:

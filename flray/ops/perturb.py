@@ -78,7 +78,9 @@ def ascend(
     """
     out = w.clone() if out is None else out
     norm = torch.stack([torch.dot(g[s], g[s]) for s in spans]).sum().sqrt()
-    factor = torch.where(norm < min_norm, 0.0, rho / (norm + eps))
+    factor = rho / (norm + eps)
+    if min_norm:
+        factor = torch.where(norm < min_norm, 0.0, factor)
     for s in spans:
         step = g[s] if scale is None else torch.mul(scale[s], g[s], out=out[s])
         torch.addcmul(w[s], step, factor, out=out[s])

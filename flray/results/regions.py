@@ -109,7 +109,7 @@ def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[P
         panels.append(Panel(f"client {client}", _predictor(replay, model), np.array(replay.partition.client(client))))
     replay.goto(round)
     state = map_tensors(torch.clone, replay.state)
-    ctx = bench.context(0, round - 1, 0, population, len(members))
+    ctx = bench.context(0, round - 1, 0, population, len(members), len(replay.partition.indices))
     panels.append(Panel("global", _predictor(replay, lambda x: bench.algorithm.predict(ctx, state, x)), None))
     return panels
 

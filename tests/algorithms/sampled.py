@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,19 +32,19 @@ def play_sampled(
     kept = [algorithm.init_client(Context(objective, 0, 0, 0, 0, count, 1, client=k)) for k in range(count)]
     states = [state]
     for round, clients in enumerate(cohorts):
-        where = (objective, 0, 0, round, 0, count, len(clients))
-        down = algorithm.broadcast(Context(*where), state)
+        server = Context(objective, 0, 0, round, 0, count, len(clients), total_examples=sum(len(x) for x, _ in data))
+        down = algorithm.broadcast(server, state)
         sizes = torch.tensor([len(data[k][0]) for k in clients])
         weights, steps = algorithm.weights(sizes), torch.tensor(algorithm.local_steps(sizes.numpy()))
         tree, arrived = TreeSum(), torch.tensor([(round, k) not in lost for k in clients])
         for i, k in enumerate(clients):
             batches = batches_of(*data[k], *algorithm.local_batches)
-            ctx = Context(*where, client=k, num_steps=len(batches), num_examples=int(sizes[i]), weight=float(weights[i]))
+            ctx = replace(server, client=k, num_steps=len(batches), num_examples=int(sizes[i]), weight=float(weights[i]))
             update, after, _ = algorithm.train(ctx, down, kept[k], batches)
             tree.add(i, update if arrived[i] else None, float(weights[i]))
             kept[k] = after if arrived[i] else kept[k]
         share = float(weights[arrived].sum())
         cohort = Cohort(torch.tensor(clients)[arrived], sizes[arrived], steps[arrived], weights[arrived] / share)
-        state, _ = algorithm.aggregate(Context(*where), state, scale(tree.total(), 1 / share), cohort)
+        state, _ = algorithm.aggregate(server, state, scale(tree.total(), 1 / share), cohort)
         states.append(state)
     return states, kept

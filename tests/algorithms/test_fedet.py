@@ -78,6 +78,11 @@ def test_clients_with_constant_logits_weigh_nothing(form):
     found = FedET(fedet=form).consensus(logits)
     assert found.labels.tolist() == [1] and found.disputed.tolist() == [True]
     assert found.diverse.tolist() == [[0.0, 0.0, 0.0]]
+    # beside another dissenter it counts in TAKFL's mean over D: v = (v_2, 0), b_2 = v_2 / (v_2 / 2)
+    logits = torch.stack([torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[0.0, 0.0, 2.0]]), torch.full((1, 3), 5.0)])
+    found = FedET(fedet=form).consensus(logits)
+    assert found.labels.tolist() == [1]
+    torch.testing.assert_close(found.diverse, torch.tensor([[0.0, 0.0, 4.0 if form == "takfl" else 2.0]]))
 
 
 def transcription(kind, locals_, share, public, round, form, diversity, temperature):

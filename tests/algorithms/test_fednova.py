@@ -170,7 +170,7 @@ def fedsol(kind, data, cohorts, ccvr, total=None):
 def test_four_rounds_of_two_in_three_clients_against_fedsol(kind, ccvr):
     objective, data, cohorts = Objective(build(kind)), clients(), [(0, 2), (1, 2), (2, 0), (1, 0)]
     total = sum(len(x) for x, _ in data)
-    states, kept = play_sampled(FedNova(**LOCAL, ccvr=ccvr, mean_examples=total / 3), objective, data, cohorts)
+    states, kept = play_sampled(FedNova(**LOCAL, ccvr=ccvr), objective, data, cohorts)
     server, mean, own = fedsol(kind, data, cohorts, ccvr, total)
     found = objective.state_dict(states[-1].w, states[-1].b)
     for name, tensor in server.state_dict().items():
@@ -185,16 +185,11 @@ def test_four_rounds_of_two_in_three_clients_against_fedsol(kind, ccvr):
             torch.testing.assert_close(view, part, rtol=1e-5, atol=1e-5)
 
 
-def test_without_mean_examples_q_is_that_of_equal_clients():
-    """q = K/N = 1/2 of four equal clients, as n_S / n; a dbar of 0 becomes half the mean of the two d_k."""
+def test_q_counts_clients_alike_under_uniform_weights():
+    """q = K/N = 1/2 of four unequal clients: a dbar of 0 becomes half the mean of the two d_k."""
     objective = Objective(build(Mlp))
-    x, y = inputs(Mlp, 24)
-    data = list(zip(x.split(6), y.split(6), strict=True))
-    for options in ({}, {"mean_examples": 6.0}, {"weighting": "uniform", "mean_examples": 1.0}):
-        states, kept = play_sampled(FedNova(**LOCAL, ccvr="fixed", **options), objective, data, [(0, 3)])
-        torch.testing.assert_close(states[-1].dbar, 0.25 * (kept[0].d + kept[3].d), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ConfigError, match="a cohort holds 1[.]5 times all samples"):
-        play_sampled(FedNova(**LOCAL, ccvr="fixed", mean_examples=2.0), objective, data, [(0, 3)])
+    states, kept = play_sampled(FedNova(**LOCAL, ccvr="fixed", weighting="uniform"), objective, clients(4), [(0, 3)])
+    torch.testing.assert_close(states[-1].dbar, 0.25 * (kept[0].d + kept[3].d), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Mlp, Norm])
@@ -220,7 +215,7 @@ def test_under_adam_the_normaliser_counts_steps():
 
 
 def test_mu_with_momentum_is_refused():
-    with pytest.raises(ConfigError, match="set algorithm[.]momentum: 0, .* or algorithm[.]nova_compat: true"):
+    with pytest.raises(ConfigError, match=r"set algorithm[.]momentum: 0, .* or algorithm[.]nova_compat: true"):
         FedNova(mu=0.1, momentum=0.9)
 
 

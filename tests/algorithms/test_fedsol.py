@@ -283,7 +283,7 @@ class Quadratic(FedSOL, frozen=True):
     h: tuple[float, float]
     k: tuple[float, float] = (1.0, 1.0)
 
-    def mixture(self, ctx, down, client, carry, batch, target, local, proximal, out):
+    def mixture(self, ctx, down, client, batch, target, carry, local, proximal, out):
         a, h, k = (torch.tensor(v) for v in (self.a, self.h, self.k))
         w, anchor = carry.w[:2], down.w[:2]
         near = k * (w - anchor)

@@ -157,8 +157,7 @@ def test_the_proximal_term_is_the_loss_without_cross_entropy():
 
 # state ----------------------------------------------------------------------------------------
 def test_a_client_keeps_its_own_last_model_in_tensors_of_its_own():
-    objective, data = world(Norm)
-    algorithm = Moon(**LOCAL)
+    objective, algorithm = Objective(build(Norm)), Moon(**LOCAL)
     ctx = context(objective)
     assert equal(algorithm.init_client(ctx), MoonClient(*objective.initial()))
     carry = algorithm.start(ctx, *objective.initial())

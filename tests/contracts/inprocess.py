@@ -47,7 +47,7 @@ class Local:
     def exchanges(self, clients: np.ndarray, round: int, task_end: bool) -> None:
         number, last, row, sent = 0, False, {"up": 0, "down": 0}, {"up": 0, "down": 0}
         while not last:
-            moment = Moment(0, round, number, task_end, self.partition.num_clients, len(clients))
+            moment = Moment(0, round, number, task_end, self.partition.num_clients, len(clients), len(self.partition.indices))
             down, plan = self.server.plan(moment)
             if plan is None:
                 break
@@ -81,7 +81,7 @@ class Local:
     def personal(self, finetune_epochs: int = 1) -> Any:
         """Scores of every client's own predictor on the whole test set, `[N, n, C]`, as the engine's personalised evaluation makes it."""
         bench, clients = self.server.bench, np.arange(self.partition.num_clients)
-        moment = Moment(0, len(self.rows), PERSONAL, False, len(clients), len(clients))
+        moment = Moment(0, len(self.rows), PERSONAL, False, len(clients), len(clients), len(self.partition.indices))
         (job,) = cohorts.work(self.partition, self.experiment.algorithm, clients, moment, 1).jobs
         down, _ = self.server.plan(moment._replace(exchange=0))
         x, scores = torch.from_numpy(np.array(bench.dataset.test.x)), []

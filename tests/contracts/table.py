@@ -102,20 +102,16 @@ TABLE: dict[str, Row] = {
             "gmf": Change(0.5),
             "nova_compat": Change(True, {"optimizer": "adam", "mu": 0.1}),
             "ccvr": Change("fixed"),
-            "mean_examples": Change(40.0, {"ccvr": "fixed"}),
         },
     ),
-    "scaffold": Row(
-        FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "option": Change("I"), "divisor": Change("steps"), "server_lr": Change(0.5)}
-    ),
+    "scaffold": Row(FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "option": Change("I"), "divisor": Change("steps"), "server_lr": Change(0.5)}),
     "feddyn": Row(
         FEDAVG_OPTIONS,
         {
             **FEDAVG_CHANGES,
             "weighting": Change("examples"),
             "alpha": Change(0.2),
-            "official": Change(True, {"mean_examples": 20.0}),
-            "mean_examples": Change(10.0, {"official": True, "mean_examples": 20.0}),
+            "official": Change(True),
             "clip": Change(0.01),
         },
     ),

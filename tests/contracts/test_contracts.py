@@ -77,7 +77,7 @@ def test_no_method_changes_what_it_was_given(name, tmp_path):
     assert {"client", "server", "personalize"} <= set(calls)
     state = local.state
     before = bits(state)
-    ctx = local.server.bench.context(0, 2, 0, 5, 3)
+    ctx = local.server.bench.context(0, 2, 0, 5, 3, len(local.partition.indices))
     x = torch.from_numpy(np.array(local.server.bench.dataset.test.x[:7]))
     kept = x.clone()
     if algorithm.global_model:

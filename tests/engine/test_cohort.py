@@ -72,7 +72,7 @@ def test_work_carries_exactly_the_samples_of_its_clients():
     partition = Partition(np.array([5, 6, 7, 0, 1, 9, 8, 2]), np.array([0, 3, 5, 5, 8]))
     clients = np.array([3, 0, 1])
     assert sizes_of(partition, clients).tolist() == [3, 3, 2]
-    cohort, jobs = work(partition, FedAvg(batch_size=2, local_epochs=3), clients, Moment(1, 4, 2, True, 4, 3), 2)
+    cohort, jobs = work(partition, FedAvg(batch_size=2, local_epochs=3), clients, Moment(1, 4, 2, True, 4, 3, 20), 2)
     assert cohort.client_ids.tolist() == [3, 0, 1]
     assert cohort.num_steps.tolist() == [6, 6, 3]
     assert cohort.weights.tolist() == [0.375, 0.375, 0.25]

@@ -66,7 +66,7 @@ def test_not_true_kl_drops_the_true_class_on_both_sides(temperature):
     rest = [np.stack([np.delete(row, c) for row, c in zip(t.detach().double().numpy(), y, strict=True)]) for t in (teacher, student)]
     p, q = (softmax(z / temperature) for z in rest)
     value = not_true_kl(teacher, student, torch.tensor(y), temperature)
-    assert float(value) == pytest.approx(temperature**2 * (p * (np.log(p) - np.log(q))).sum() / 5, rel=1e-5)
+    assert value.item() == pytest.approx(temperature**2 * (p * (np.log(p) - np.log(q))).sum() / 5, rel=1e-5)
     value.backward()
     expected = np.stack([np.insert(row, c, 0.0) for row, c in zip(temperature * (q - p) / 5, y, strict=True)])
     np.testing.assert_allclose(student.grad.numpy(), expected, atol=1e-6)
