@@ -112,8 +112,9 @@ class FedDyn(FedAvg, frozen=True):
 
     def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """(-<h_k, w> + alpha/2 norm(w - w_g)^2, its gradient `[P]`, scratch) (FedSOL Table 4, spec 6.6)."""
-        g = torch.add(carry.linear, carry.w, alpha=self.strength(ctx), out=ctx.objective.scratch("proximal gradient", carry.w))
+        # not linear + alpha w: near w_g that cancels, and FedSOL blows the rounding up to length rho
         drift = torch.sub(carry.w, down.w, out=ctx.objective.scratch("drift", carry.w))
+        g = torch.mul(drift, self.strength(ctx), out=ctx.objective.scratch("proximal gradient", carry.w)).sub_(client.h)
         return 0.5 * self.strength(ctx) * torch.dot(drift, drift) - torch.dot(client.h, carry.w), g
 
     def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flray.algorithms.fedavg import Carry
 from flray.algorithms.feddf import FedDF
 from flray.core.algorithm import Context
 from flray.core.errors import ConfigError
@@ -36,14 +37,14 @@ from flray.core.hp import hp
 from flray.core.messages import Batch, Metrics
 from flray.core.objective import Mode
 from flray.ops.average import stacked_mean
-from flray.ops.distill import blocks, proxy_logits
-from flray.ops.losses import cross_entropy, kl
+from flray.ops.distill import proxy_logits, pull
+from flray.ops.memory import Buffer, Kind, Tally, batch_of, memory_gradient
 from flray.ops.optim import Moments
-from flray.ops.project import Rule, project, project_per_tensor
+from flray.ops.project import Rule, project
 
 
 class FedProjState(NamedTuple):
-    """Global model and `logits [n, C]`: the ensemble of the last round on the public data; `[0, C]` before there is one."""
+    """Global model and `logits [n, C]`: the ensemble of the last round on the public data; `[0, 0]` before there is one."""
 
     w: Tensor
     b: Tensor
@@ -51,22 +52,12 @@ class FedProjState(NamedTuple):
 
 
 class FedProjBroadcast(NamedTuple):
-    """The model, the `memory [M]` as numbers of public samples (None: all of them), Z_t `logits [M, C]` or `[0, C]`."""
+    """The model, the `memory [M]` as numbers of public samples (None: all of them), Z_t `logits [M, C]` or `[0, 0]`."""
 
     w: Tensor
     b: Tensor
     memory: Tensor | None
     logits: Tensor
-
-
-class Tally(NamedTuple):
-    """Sums over the local steps that read the memory, all 0-dim; `first` and `last` are L_mem at the first and last of them."""
-
-    steps: Tensor
-    projected: Tensor
-    cosine: Tensor
-    first: Tensor
-    last: Tensor
 
 
 class FedProjCarry(NamedTuple):
@@ -93,7 +84,7 @@ class FedProj(FedDF, frozen=True):
     eps: float = hp(1e-8, log=(1e-12, 1e-2), ge=0, doc="added to ||g_mem||^2 (rules epsilon and always)")
     scope: Literal["global", "tensor"] = hp("global", doc="one inner product over all parameters, or one per tensor")
     project_stage: Literal["gradient", "update"] = hp("gradient", doc="project the gradient before the optimiser, or its direction after")
-    memory_loss: Literal["kl", "ce_labels"] = hp("kl", doc="KL to the ensemble, or cross-entropy with the memory's labels")
+    memory_loss: Kind = hp("kl", doc="KL to the ensemble, or cross-entropy with the memory's labels")
     round0: Literal["auto", "skip", "ce_labels", "kl_init"] = hp("auto", doc="memory loss before there is an ensemble")
     memory_size: int | None = hp(None, ge=1, doc="size of the buffer M, resampled every round; none: the whole public set")
     memory_batch: Literal["minibatch", "full"] = hp("minibatch", doc="memory gradient on one mini-batch per step, or on the buffer")
@@ -108,14 +99,10 @@ class FedProj(FedDF, frozen=True):
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
         proxy = ctx.require_proxy()
         if "ce_labels" in (self.memory_loss, self.round0) and not proxy.same_labels:
-            raise ConfigError(
-                "algorithm.memory_loss or round0 is ce_labels, but the proxy data carry no labels of the private classes; "
-                "use kl and round0=auto, or set proxy.labelled and proxy.same_labels"
-            )
-        if self.round0 == "kl_init":
-            return FedProjState(w, b, proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size))
-        with torch.no_grad():  # two samples tell the number of classes
-            return FedProjState(w, b, ctx.objective.at(w, b)(proxy.inputs(np.arange(min(2, proxy.size))))[:0])
+            what = "algorithm.memory_loss or round0 is ce_labels, but the proxy data carry no labels of the private classes"
+            raise ConfigError(f"{what}; use kl and round0=auto, or set proxy.labelled and proxy.same_labels")
+        initial = self.round0 == "kl_init"
+        return FedProjState(w, b, proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size) if initial else w.new_zeros(0, 0))
 
     def broadcast(self, ctx: Context, state: Any) -> Any:
         size = ctx.require_proxy().size
@@ -133,30 +120,18 @@ class FedProj(FedDF, frozen=True):
         """Gradient of alpha R(w) (spec 5.6); None without it."""
         if not self.alpha:
             return None
-        count = len(updates.w)
-        if self.wd_anchor == "previous_global":
-            anchor, factor = state.w, 1
-        elif self.wd_anchor == "average":
-            anchor, factor = average.w, 1
-        else:  # sum_k ||w - w_k||^2 = K ||w - mean||^2 + const
-            uniform = torch.full((count,), 1.0 / count, dtype=torch.float64)
-            anchor, factor = stacked_mean(updates, uniform).w, count if self.wd_anchor == "sum_clients" else 1
-        return lambda w: (w - anchor).mul_(2 * self.alpha * factor)
+        anchors = {"previous_global": state.w, "average": average.w}
+        if self.wd_anchor in anchors:
+            return pull(anchors[self.wd_anchor], self.alpha)
+        # sum_k ||w - w_k||^2 = K ||w - mean||^2 + const
+        return pull(stacked_mean(updates).w, self.alpha * (len(updates.w) if self.wd_anchor == "sum_clients" else 1))
 
     # client -----------------------------------------------------------------------------------
     def begin(self, ctx: Context, down: Any, client: Any) -> Any:
-        base = super().begin(ctx, down, client)
-        return FedProjCarry(
-            w=base.w,
-            b=base.b,
-            grad=base.grad,
-            moments=base.moments,
-            loss=base.loss,
-            memory_grad=ctx.objective.scratch("memory gradient", base.w),
-            order=ctx.rng("memory order").permutation(ctx.require_proxy().size if down.memory is None else len(down.memory)),
-            draws=ctx.rng("projection").random(ctx.num_steps),
-            tally=Tally(*torch.zeros(5, device=base.w.device).unbind()),
-        )
+        base: Carry = super().begin(ctx, down, client)
+        order = ctx.rng("memory order").permutation(ctx.require_proxy().size if down.memory is None else len(down.memory))
+        draws, tally = ctx.rng("projection").random(ctx.num_steps), Tally(*torch.zeros(5, device=base.w.device).unbind())
+        return FedProjCarry(*base, ctx.objective.scratch("memory gradient", base.w), order, draws, tally)
 
     def step_cost(self) -> float:
         return 1 + self.projection_rate
@@ -177,60 +152,23 @@ class FedProj(FedDF, frozen=True):
         """Whether this local step reads the memory: u < r, and there is something to remember."""
         return bool(carry.draws[carry.moments.steps] < self.projection_rate) and self._loss_kind(ctx, down) != "skip"
 
-    def _loss_kind(self, ctx: Context, down: Any) -> str:
+    def _loss_kind(self, ctx: Context, down: Any) -> Any:
         """Which memory loss this round reads: `kl`, `ce_labels`, or `skip`."""
         if self.memory_loss == "ce_labels" or len(down.logits):
             return self.memory_loss
-        if self.round0 == "auto":  # before the first ensemble
-            return "ce_labels" if ctx.require_proxy().same_labels else "skip"
-        return self.round0
+        before = "ce_labels" if ctx.require_proxy().same_labels else "skip"  # the first ensemble
+        return before if self.round0 == "auto" else self.round0
 
     def projected(self, ctx: Context, down: Any, carry: Any, v: Tensor, out: Tensor | None) -> Tensor:
         """`v [P]` after the projection with this step's memory gradient, which is tallied."""
-        loss, g_mem = self.memory_gradient(ctx, down, carry)
-        if self.scope == "global":
-            result, conflict = project(v, g_mem, self.rule, self.delta, self.eps, out)
-        else:
-            result, conflict = project_per_tensor(ctx.objective.layout.entries, v, g_mem, self.rule, self.delta, self.eps)
-        tally = carry.tally
-        tally.first.copy_(torch.where(tally.steps == 0, loss, tally.first))
-        tally.last.copy_(loss)
-        tally.steps.add_(1)
-        tally.projected.add_(conflict.projected)
-        tally.cosine.add_(conflict.cosine)
+        size, full = self.memory_batch_size or self.batch_size, self.memory_batch == "full"
+        chosen = carry.order if full else batch_of(carry.order, carry.moments.steps, size)
+        where, how = (carry.w, carry.b, Buffer(down.memory, down.logits)), (self._loss_kind(ctx, down), self.memory_bn)
+        loss, g_mem = memory_gradient(ctx, *where, chosen, *how, self.distill_batch_size if full else size, carry.memory_grad)
+        entries = ctx.objective.layout.entries if self.scope == "tensor" else None
+        result, conflict = project(v, g_mem, self.rule, self.delta, self.eps, out, entries)
+        carry.tally.add_(loss, conflict)
         return result
 
-    def memory_gradient(self, ctx: Context, down: Any, carry: Any) -> tuple[Tensor, Tensor]:
-        """(L_mem, g_mem `[P]`) at the client's weights, on this step's mini-batch of the memory or on all of it."""
-        if self.memory_batch == "minibatch":
-            size = min(self.memory_batch_size or self.batch_size, len(carry.order))
-            start = carry.moments.steps * size
-            chosen = np.take(carry.order, np.arange(start, start + size), mode="wrap")
-            return self._memory_loss(ctx, down, carry, chosen, carry.memory_grad)
-        total, g_mem = torch.zeros((), device=carry.w.device), torch.zeros_like(carry.w)
-        for block in blocks(carry.order, self.distill_batch_size):
-            loss, g = self._memory_loss(ctx, down, carry, block, carry.memory_grad)
-            total.add_(loss, alpha=len(block) / len(carry.order))
-            g_mem.add_(g, alpha=len(block) / len(carry.order))
-        return total, g_mem
-
-    def _memory_loss(self, ctx: Context, down: Any, carry: Any, chosen: np.ndarray, out: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss and gradient on the buffer's samples `chosen [B]`."""
-        proxy = ctx.require_proxy()
-        index = chosen if down.memory is None else down.memory[torch.from_numpy(chosen).to(down.memory.device)].cpu().numpy()
-        x = proxy.inputs(index)
-        if self._loss_kind(ctx, down) == "ce_labels":
-            y = proxy.labels(index)
-            return ctx.objective.value_and_grad(lambda f: cross_entropy(f(x), y, ctx.classes), carry.w, carry.b, self.memory_bn, out)
-        target = down.logits[torch.from_numpy(chosen).to(down.logits.device)]
-        return ctx.objective.value_and_grad(lambda f: kl(target, f(x)), carry.w, carry.b, self.memory_bn, out)
-
     def report(self, ctx: Context, carry: Any) -> Metrics:
-        tally, steps = carry.tally, carry.tally.steps.clamp_min(1)
-        return {
-            **super().report(ctx, carry),
-            "project/share": tally.projected / max(carry.moments.steps, 1),
-            "project/cosine": tally.cosine / steps,
-            "memory/loss_first": tally.first,
-            "memory/loss_last": tally.last,
-        }
+        return {**super().report(ctx, carry), **carry.tally.report(carry.moments.steps)}

@@ -50,7 +50,7 @@ from flray.ops.losses import cross_entropy, kl
 from flray.ops.perturb import Adaptive, PartName, ascend, check_head, distance, part, part_gradient, still
 from flray.ops.project import project
 
-BASES: dict[str, type[FedAvg]] = {"l2": FedProx, "scaffold": Scaffold, "fednova": FedNova, "feddyn": FedDyn, "moon": Moon}
+BASES: dict[str, type[FedAvg]] = {"kl": FedAvg, "l2": FedProx, "scaffold": Scaffold, "fednova": FedNova, "feddyn": FedDyn, "moon": Moon}
 
 
 class FedSOL(FedAvg, frozen=True):
@@ -73,9 +73,7 @@ class FedSOL(FedAvg, frozen=True):
 
     @property
     def base(self) -> FedAvg:
-        """The method that L_p, the server and the state are taken from (Table 4); FedAvg's own methods for kl."""
-        if self.proximal == "kl":
-            return super()  # type: ignore[return-value]
+        """The method that L_p, the server and the state are taken from (Table 4), with the options that both have."""
         options: dict[str, Any] = {"fednova": {"ccvr": "fixed"}, "feddyn": {"alpha": self.alpha}, "moon": {"tau": self.tau}}
         own = {name: value for name, value in options.get(self.proximal, {}).items() if value is not None}
         return BASES[self.proximal](**{name: getattr(self, name) for name in FedAvg.model_fields}, **own)

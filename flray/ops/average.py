@@ -114,10 +114,10 @@ def _merge(left: Any, right: Any, weight: float, out: Any) -> Any:
     return left if left is None or left == () else left + weight * right
 
 
-def stacked_mean(stack: Any, weights: Tensor) -> Any:
-    """Weighted mean over the leading client axis of a stacked update, along the same tree as the engine's own."""
-    tree = TreeSum()
-    for position, weight in enumerate(weights.tolist()):
+def stacked_mean(stack: Any, weights: Tensor | None = None) -> Any:
+    """Mean over the leading client axis of a stacked update, weighted or plain, along the same tree as the engine's own."""
+    tree, count = TreeSum(), len(stack[0])
+    for position, weight in enumerate([1.0 / count] * count if weights is None else weights.tolist()):
         tree.add(position, unstack(stack, position), weight)
     return tree.total()
 

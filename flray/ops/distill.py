@@ -95,6 +95,11 @@ def distill(
     return fit(ctx, w, b, lambda z, index: factor * kl(teacher[index], z, temperature, direction), proxy, **how)
 
 
+def pull(anchor: Tensor, strength: float) -> Callable[[Tensor], Tensor]:
+    """Gradient of strength ||w - anchor||^2, as `penalty` of :func:`distill`."""
+    return lambda w: (w - anchor).mul_(2 * strength)
+
+
 def blocks(index: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """Consecutive pieces of at most `size`, the short last one kept."""
     for start in range(0, len(index), size):

@@ -26,7 +26,13 @@ def dot(left: Tensor, right: Tensor) -> Tensor:
 
 
 def project(
-    g: Tensor, g_mem: Tensor, rule: Rule = "threshold", delta: float = 1e-12, eps: float = 1e-8, out: Tensor | None = None
+    g: Tensor,
+    g_mem: Tensor,
+    rule: Rule = "threshold",
+    delta: float = 1e-12,
+    eps: float = 1e-8,
+    out: Tensor | None = None,
+    entries: Iterable[Entry] | None = None,
 ) -> tuple[Tensor, Conflict]:
     """`g [P]` without its component against `g_mem [P]`, in `out` or a new tensor; a = <g, g_mem>, q = ||g_mem||^2.
 
@@ -35,8 +41,16 @@ def project(
     * `epsilon` (preprint, text): g if a >= 0, else g - a/(q + eps) g_mem.
     * `always` (preprint, Algorithm 1): g - a/(q + eps) g_mem, no branch.
 
+    `entries`: each of these tensors of the flat vectors by itself instead, a new vector; the conflict is then their mean.
     Branch-free on the device: no synchronisation with a GPU.
     """
+    if entries is not None:
+        result, conflicts = torch.zeros_like(g), []
+        for entry in entries:
+            place = slice(entry.offset, entry.offset + entry.numel)
+            result[place], conflict = project(g[place], g_mem[place], rule, delta, eps)
+            conflicts.append(torch.stack(conflict))
+        return result, Conflict(*torch.stack(conflicts).mean(dim=0).unbind())
     a, q = dot(g, g_mem), dot(g_mem, g_mem)
     if rule == "threshold":
         active = (q > delta) & (a < 0)
@@ -47,17 +61,3 @@ def project(
     coefficient = torch.where(active, ratio, 0.0).to(g.dtype)
     cosine = a / (dot(g, g) * q).sqrt().clamp_min(1e-30)
     return torch.addcmul(g, g_mem, coefficient, value=-1, out=out), Conflict(active.float(), cosine.float())
-
-
-def project_per_tensor(
-    entries: Iterable[Entry], g: Tensor, g_mem: Tensor, rule: Rule = "threshold", delta: float = 1e-12, eps: float = 1e-8
-) -> tuple[Tensor, Conflict]:
-    """:func:`project` for each tensor of the flat `g [P]` by itself, a new vector; the conflict is the mean over tensors."""
-    result = torch.zeros_like(g)
-    conflicts = []
-    for entry in entries:
-        place = slice(entry.offset, entry.offset + entry.numel)
-        result[place], conflict = project(g[place], g_mem[place], rule, delta, eps)
-        conflicts.append(torch.stack(conflict))
-    projected, cosine = torch.stack(conflicts).mean(dim=0)
-    return result, Conflict(projected, cosine)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from flray.core.params import Layout
-from flray.ops.project import project, project_per_tensor
+from flray.ops.project import project
 from tests.ops.support import normal
 
 VECTOR = arrays(np.float32, 6, elements=st.floats(-10, 10, width=32))
@@ -105,7 +105,7 @@ def test_per_tensor_projects_each_tensor_by_itself():
     memory["c"] = memory["c"] + normal(20, seed=9)
     g, m = layout.flatten(tensors), layout.flatten(memory)
     before = g.clone()
-    result, conflict = project_per_tensor(layout.entries, g, m)
+    result, conflict = project(g, m, entries=layout.entries)
     assert torch.equal(g, before)
     for name, view in layout.views(result).items():
         expected = by_numpy(tensors[name].flatten(), memory[name].flatten(), "threshold", 1e-12, 0)

@@ -1,0 +1,84 @@
+"""The memory loss on public samples that a client's step must not raise (FedProj section 4.2, spec 5.3): its gradient, and its record."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.core.algorithm import Context
+from flray.core.objective import Mode
+from flray.ops.distill import blocks
+from flray.ops.losses import cross_entropy, kl
+from flray.ops.project import Conflict
+
+Kind = Literal["kl", "ce_labels"]
+
+
+class Buffer(NamedTuple):
+    """The `memory [M]` as numbers of public samples (None: all of them) and the teacher's `logits [M, C]` on it."""
+
+    memory: Tensor | None
+    logits: Tensor
+
+
+def batch_of(order: np.ndarray, step: int, size: int) -> np.ndarray:
+    """The places `[size]` in the buffer that local step `step` reads: consecutive pieces of `order [M]`, round and round."""
+    size = min(size, len(order))
+    return np.take(order, np.arange(step * size, (step + 1) * size), mode="wrap")
+
+
+def memory_gradient(
+    ctx: Context, w: Tensor, b: Tensor, buffer: Buffer, chosen: np.ndarray, kind: Kind, mode: Mode, block: int, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(mean loss, its gradient `[P]`) of the model at `(w, b)` on the buffer's places `chosen [B]`, `block` at a time; `out` is scratch."""
+    if len(chosen) <= block:
+        return _one_pass(ctx, w, b, buffer, chosen, kind, mode, out)
+    total, g_mem = torch.zeros((), device=w.device), torch.zeros_like(w)
+    for piece in blocks(chosen, block):
+        loss, g = _one_pass(ctx, w, b, buffer, piece, kind, mode, out)
+        total.add_(loss, alpha=len(piece) / len(chosen))
+        g_mem.add_(g, alpha=len(piece) / len(chosen))
+    return total, g_mem
+
+
+def _one_pass(
+    ctx: Context, w: Tensor, b: Tensor, buffer: Buffer, chosen: np.ndarray, kind: Kind, mode: Mode, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    proxy = ctx.require_proxy()
+    index = chosen if buffer.memory is None else buffer.memory[torch.from_numpy(chosen).to(buffer.memory.device)].cpu().numpy()
+    x = proxy.inputs(index)
+    if kind == "ce_labels":
+        y = proxy.labels(index)
+        return ctx.objective.value_and_grad(lambda f: cross_entropy(f(x), y, ctx.classes), w, b, mode, out)
+    target = buffer.logits[torch.from_numpy(chosen).to(buffer.logits.device)]
+    return ctx.objective.value_and_grad(lambda f: kl(target, f(x)), w, b, mode, out)
+
+
+class Tally(NamedTuple):
+    """Sums over the local steps that read the memory, all 0-dim; `first` and `last` are the memory loss at the first and last of them."""
+
+    steps: Tensor
+    projected: Tensor
+    cosine: Tensor
+    first: Tensor
+    last: Tensor
+
+    def add_(self, loss: Tensor, conflict: Conflict) -> None:
+        """Count one step, in place."""
+        self.first.copy_(torch.where(self.steps == 0, loss, self.first))
+        self.last.copy_(loss)
+        self.steps.add_(1)
+        self.projected.add_(conflict.projected)
+        self.cosine.add_(conflict.cosine)
+
+    def report(self, steps: int) -> dict[str, Tensor]:
+        """Metrics of one client's local training of `steps` steps."""
+        return {
+            "project/share": self.projected / max(steps, 1),
+            "project/cosine": self.cosine / self.steps.clamp_min(1),
+            "memory/loss_first": self.first,
+            "memory/loss_last": self.last,
+        }
