@@ -238,9 +238,12 @@ def _report(folder: Path) -> None:
             spread = f"{found.mean():.2%} +- {found.std(ddof=0):.2%} over {len(found)} clients"
             print(f"clients on their own test shares, {epochs} epochs of fine-tuning: {spread}")
     if run.status.startswith("diverged"):
-        print(f"{run.status}")
+        print(run.status)
     print(f"results: {folder}   (pandas.read_parquet('{folder}/rounds'), tensorboard --logdir {folder}/tensorboard)")
-    print(f"next:    flray resume {folder} rounds={run.experiment.rounds * 2}")
+    if run.status.startswith("diverged"):
+        print(f"next:    flray run {folder}/config.yaml algorithm.lr={getattr(run.experiment.algorithm, 'lr', 0.1) / 3:.2g}")
+    else:
+        print(f"next:    flray resume {folder} rounds={run.experiment.rounds * 2}")
     print(f"         flray run {folder}/config.yaml algorithm={_other(run.experiment)}   (flray list algorithms)")
     print(f"         flray figure curves {folder} --out curves.png")
 

@@ -164,7 +164,8 @@ class Simulation:
                     if self.experiment.on_nonfinite != "stop":
                         raise
                     row, clients = {"done": done + 1, "task": task, "round": round + 1, "diverged": True}, []
-                    return self._diverged(row, clients, str(in_folder(error, self.folder)).splitlines()[0])
+                    who, _, where = str(error).splitlines()[0].partition(" failed in ")
+                    return self._diverged(row, clients, f"{who}: {where.partition(': ')[2]}")
                 if row["diverged"] and self.experiment.on_nonfinite == "stop":
                     return self._diverged(row, clients, "the server's state is not finite after aggregation; lower algorithm.lr")
                 done += 1

@@ -24,7 +24,7 @@ from tests.engine.test_faults import cohort, config, model
 def test_divergence_of_a_client_is_a_result(ray_cluster, tmp_path, kind):
     bad = cohort(2)[1]
     run = flray.run(config({"name": "faulty", "kind": kind, "at": f"2/0/{bad}"}), out=tmp_path / "run")
-    assert run.status.startswith(f"diverged in round 3: client {bad} ") and "lower algorithm.lr" in run.status
+    assert run.status.startswith(f"diverged in round 3: client {bad}: ") and "lower algorithm.lr" in run.status
     assert run.rounds["round"].tolist() == [1, 2, 3]
     assert run.rounds["diverged"].tolist() == [False, False, True]
     assert math.isnan(run.rounds["test/acc"].iloc[2])
