@@ -2,12 +2,12 @@
 
 e = rho T_w^2 g(w) / (norm(T_w g(w)) + eps), element by element; then w <- optimiser step from w with g(w + e).
 
-| paper | field | default (FedSOL's table) | official code (debcaldarola/fedsam) |
-|---|---|---|---|
-| rho | `rho` | 1.0 (FedSOL ships 0.5) | 0.7 |
-| T_w | `scaled` | all: abs(w) on every tensor | weights: on tensors named "weight" (scales of norms too), 1 on the rest |
-| eta | `eta` | 0 | 0.2, added to abs(w) |
-| - | `eps`, `bn_passes` | 1e-12, first | 1e-16, both |
+| paper | field | default (official code, debcaldarola/fedsam) | FedSOL | searched |
+|---|---|---|---|---|
+| rho | `rho` | 0.7 | 1.0 (ships 0.5) | 0.05 to 5 |
+| T_w | `scaled` | weights: on tensors named "weight" (scales of norms too), 1 on the rest | all | - |
+| eta | `eta`, added to abs(w) | 0.2 | 0 | 0, 0.01, 0.2 |
+| - | `eps`, `bn_passes` | 1e-16, both | 1e-12, first | - |
 
 Otherwise as FedSAM, its script included. Down: P + Q. Up: P + Q. State: none. Cost per step: 2 FedAvg steps.
 Known failure: weights that are 0 are never perturbed with eta = 0, so a bias that starts at 0 counts only once it has moved.
@@ -26,9 +26,9 @@ from flray.ops.perturb import ascend, magnitude
 
 
 class FedASAM(FedSAM, frozen=True):
-    rho: float = hp(1.0, log=(0.05, 5.0), ge=0, doc="perturbation radius (rho), in units of the weights")
-    eta: float = hp(0.0, choice=(0.0, 0.01, 0.2), ge=0, doc="added to the absolute weights (eta)")
-    scaled: Literal["all", "weights"] = hp("all", doc="tensors with T_w = |w| + eta: all, or those named weight (1 on the rest)")
+    rho: float = hp(0.7, log=(0.05, 5.0), ge=0, doc="perturbation radius (rho), in units of the weights")
+    eta: float = hp(0.2, choice=(0.0, 0.01, 0.2), ge=0, doc="added to the absolute weights (eta)")
+    scaled: Literal["all", "weights"] = hp("weights", doc="tensors with T_w = |w| + eta: all, or those named weight (1 on the rest)")
 
     def perturbed(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
         objective = ctx.objective

@@ -4,7 +4,7 @@ Client: FedAvg. Server: start at the average, minimise T^2 KL(sigma(mean_k f_k(x
 
 | paper | field | default | original code |
 |---|---|---|---|
-| ensemble | `teacher` | avg_logits (the paper's) | avg_losses (`avg_probs` has its gradient) |
+| ensemble | `teacher` | avg_logits (the paper's) | avg_losses |
 | T | `temperature`, `squared` | 3, with T^2 | 1, without |
 | KL | `kl_direction` | forward: from the ensemble to the student | same |
 | eta | `distill_lr`, `distill_schedule` | Adam 1e-5, constant | Adam 1e-3, cosine |
@@ -23,14 +23,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
-
 from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import Context, Pool
 from flray.core.hp import hp
 from flray.core.messages import Cohort, Metrics
 from flray.ops.average import stacked_mean
-from flray.ops.distill import Teacher, distill, ensemble_logits, proxy_logits
+from flray.ops.distill import Ensemble, Teacher, distill, ensemble, proxy_logits
 from flray.ops.losses import Direction, kl
 
 
@@ -72,23 +70,23 @@ class ServerDistillation(FedAvg, frozen=True):
 
 
 class FedDF(ServerDistillation, frozen=True):
-    teacher: Teacher = hp("avg_logits", doc="ensemble: mean of logits, or of probabilities")
+    teacher: Teacher = hp("avg_logits", doc="mean of logits, of probabilities at T = 1, or of the clients' KL terms at T")
     temperature: float = hp(3.0, linear=(1.0, 5.0), gt=0, doc="distillation temperature (T)")
     squared: bool = hp(True, doc="factor T^2 on the distillation loss (Algorithm 1)")
     kl_direction: Direction = hp("forward", doc="forward: KL(teacher || student), Eq. 9; reverse: the other way round")
 
-    def ensemble(self, ctx: Context, updates: Any) -> Tensor:
-        """Teacher logits `[n, C]` on the proxy data."""
-        return ensemble_logits(ctx.objective, updates.w, updates.b, ctx.require_proxy(), self.distill_batch_size, self.teacher)
+    def ensemble(self, ctx: Context, updates: Any) -> Ensemble:
+        kind = (self.teacher, self.temperature)
+        return ensemble(ctx.objective, updates.w, updates.b, ctx.require_proxy(), self.distill_batch_size, *kind)
 
-    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Tensor) -> tuple[Any, Metrics]:
-        """The state after distillation of the logits `teacher [n, C]`, with what it cost and what is left of the memory loss."""
+    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Ensemble) -> tuple[Any, Metrics]:
+        """The state after distillation of the ensemble, with what it cost and what is left of the memory loss."""
         proxy = ctx.require_proxy()
         w, b, loss = distill(
             ctx,
             average.w,
             average.b,
-            teacher,
+            teacher.teacher,
             proxy,
             temperature=self.temperature,
             squared=self.squared,
@@ -102,7 +100,7 @@ class FedDF(ServerDistillation, frozen=True):
         # spec 5.7: the loss of the new global model against the ensemble of the same round, T = 1, whole buffer
         return state._replace(w=w, b=b), {
             "distill/loss": loss,
-            "memory/drift": kl(teacher, student),
+            "memory/drift": kl(teacher.logits, student),
             "proxy_examples": float(passes * proxy.size),
         }
 

@@ -14,7 +14,8 @@ The official code (alpemreacar/FedDyn) keeps ghat_k = -h_k / alpha_k: loss CE + 
 weight decay. The gradient is the same, except that its clipping leaves out alpha_k w: `official` does so too. Its CIFAR-10 run: lr 0.1,
 momentum 0, weight decay 1e-3, alpha 0.01, clip 10; it tests the mean of the w_k, where flray tests w_g, its "cloud model".
 h and h_k cover the trainable parameters; batch-norm statistics are averaged (FedSOL's code applies h to them too).
-Down: P + Q. Up: P + Q (2P + Q with `weighting: examples`). State: h_k, P on each client (and Q with `buffers: local`); h, P on the server.
+Down: P + Q. Up: P + Q. State: h_k, P on each client (and Q with `buffers: local`); h, P on the server
+(and, with `weighting: examples`, the cohort's models while it aggregates).
 Cost per step: 1 FedAvg step. Under Adam the terms stay in the gradient. `train/loss` is the cross-entropy alone.
 Known failure: w_g is no mean of models: with few clients of many in a round and alpha small, h / alpha can outgrow it.
 """
@@ -27,10 +28,10 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import Context
+from flray.core.algorithm import Context, Exchange, Pool
 from flray.core.hp import hp
-from flray.core.messages import Batch, Cohort, Metrics
-from flray.ops.control import mass
+from flray.core.messages import Batch, Cohort, Metrics, Update
+from flray.ops.average import stacked_mean
 from flray.ops.optim import Moments, clip_
 
 
@@ -47,14 +48,6 @@ class DynClient(NamedTuple):
 
     h: Tensor
     b: Tensor | None
-
-
-class DynUpdate(NamedTuple):
-    """Local model, and under `weighting: examples` the `drift [P]` (w_k - w_g) / m_k, whose weighted mean becomes the sum in h."""
-
-    w: Tensor
-    b: Tensor
-    drift: Tensor | None
 
 
 class DynCarry(NamedTuple):
@@ -75,15 +68,21 @@ class FedDyn(FedAvg, frozen=True):
     weighting: Literal["examples", "uniform"] = hp("uniform", doc="mean of the local models: equal weights (paper), or by n_k (FedSOL)")
 
     # server -----------------------------------------------------------------------------------
+    def exchanges(self, ctx: Context, state: Any) -> list[Exchange]:
+        pool: Pool = "mean" if self.weighting == "uniform" else "stack"  # a weighted and a plain mean from the same updates
+        return [Exchange(self.broadcast, self.train, self.aggregate, pool)]
+
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
         return DynState(w, b, torch.zeros_like(w))
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
-        total = sum(mass(self.weighting, n) for n in cohort.num_examples.tolist())
-        drift = updates.w - state.w if updates.drift is None else updates.drift
-        h = torch.sub(state.h, drift, alpha=self.alpha * total / ctx.population)
-        w = torch.sub(updates.w, h, alpha=1 / self.alpha)
-        return DynState(w, self.statistics(state, updates.b), h), {}
+        # h takes the plain sum over the cohort whatever the mean of the models
+        uniform = updates if self.weighting == "uniform" else stacked_mean(updates)
+        mean = updates if self.weighting == "uniform" else stacked_mean(updates, cohort.weights)
+        count = len(cohort.client_ids)
+        h = torch.sub(state.h, uniform.w - state.w, alpha=self.alpha * count / ctx.population)
+        w = torch.sub(mean.w, h, alpha=1 / self.alpha)
+        return DynState(w, self.statistics(state, mean.b), h), {}
 
     # client -----------------------------------------------------------------------------------
     def init_client(self, ctx: Context) -> Any:
@@ -94,7 +93,7 @@ class FedDyn(FedAvg, frozen=True):
         """alpha of this client."""
         if not self.official:
             return self.alpha
-        return self.alpha * ctx.total_examples / (ctx.population * max(ctx.num_examples, 1))
+        return self.alpha * ctx.mean_examples / max(ctx.num_examples, 1)
 
     def begin(self, ctx: Context, down: Any, client: Any) -> Any:
         base: Carry = super().begin(ctx, down, client)
@@ -120,5 +119,4 @@ class FedDyn(FedAvg, frozen=True):
     def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
         drift = torch.sub(carry.w, down.w, out=carry.linear)
         client = DynClient(torch.sub(client.h, drift, alpha=self.strength(ctx)), carry.b.clone() if self.buffers == "local" else None)
-        sent = drift.div_(mass(self.weighting, ctx.num_examples) or 1.0) if self.weighting == "examples" else None
-        return DynUpdate(carry.w, carry.b, sent), client
+        return Update(carry.w, carry.b), client

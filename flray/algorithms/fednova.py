@@ -120,7 +120,7 @@ class FedNova(FedAvg, frozen=True):
         """q: the cohort's share of all samples, or of all clients where clients count alike."""
         if self.weighting == "uniform":
             return len(cohort.client_ids) / ctx.population
-        return float(cohort.num_examples.sum()) / ctx.total_examples
+        return float(cohort.num_examples.sum()) / (ctx.mean_examples * ctx.population)
 
     # client -----------------------------------------------------------------------------------
     def init_client(self, ctx: Context) -> Any:

@@ -37,7 +37,7 @@ from flray.core.hp import hp
 from flray.core.messages import Batch, Metrics
 from flray.core.objective import Mode
 from flray.ops.average import stacked_mean
-from flray.ops.distill import proxy_logits, pull
+from flray.ops.distill import Ensemble, proxy_logits, pull
 from flray.ops.memory import Buffer, Kind, Tally, batch_of, memory_gradient
 from flray.ops.optim import Moments
 from flray.ops.project import Rule, project
@@ -112,9 +112,9 @@ class FedProj(FedDF, frozen=True):
         logits = state.logits[index.to(state.logits.device)] if len(state.logits) else state.logits
         return FedProjBroadcast(state.w, state.b, index, logits)
 
-    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, logits: Tensor) -> tuple[Any, Metrics]:
-        state, metrics = super().distill(ctx, state, updates, average, logits)
-        return state._replace(logits=logits), metrics
+    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Ensemble) -> tuple[Any, Metrics]:
+        state, metrics = super().distill(ctx, state, updates, average, teacher)
+        return state._replace(logits=teacher.logits), metrics
 
     def penalty(self, state: Any, updates: Any, average: Any) -> Any:
         """Gradient of alpha R(w) (spec 5.6); None without it."""

@@ -2,14 +2,14 @@
 
 e = rho g(w) / (norm(g(w)) + eps), then w <- optimiser step from w with g(w + e); g is the gradient of the local loss.
 
-| paper | field | default (FedSOL's table) | official code (debcaldarola/fedsam) |
-|---|---|---|---|
-| rho | `rho` | 0.1 (FedSOL ships 0.5) | 0.1 on CIFAR-10 |
-| - | `eps` | 1e-12 | 1e-16 |
-| - | `bn_passes` | first: the second pass leaves the batch-norm statistics alone | both |
+| paper | field | default (official code, debcaldarola/fedsam) | FedSOL | searched |
+|---|---|---|---|---|
+| rho | `rho` | 0.1 on CIFAR-10 | 0.1 (ships 0.5) | 0.01 to 2 |
+| - | `eps` | 1e-16 | 1e-12 | - |
+| - | `bn_passes` that move the batch-norm statistics | both | first | - |
 
 Weight decay reads w, not w + e. The official script runs lr 0.01, momentum 0, weight decay 4e-4, 1 local epoch, batch 64.
-`train/loss` is the loss at w. Reduces to FedAvg at rho = 0.
+`train/loss` is the loss at w. Reduces to FedAvg at rho = 0 (with `bn_passes: first`).
 Down: P + Q. Up: P + Q. State: none. Cost per step: 2 FedAvg steps. Known failure: with few local steps a large rho only slows learning.
 """
 
@@ -28,8 +28,8 @@ from flray.ops.perturb import ascend, still
 
 class FedSAM(FedAvg, frozen=True):
     rho: float = hp(0.1, log=(0.01, 2.0), ge=0, doc="perturbation radius (rho)")
-    eps: float = hp(1e-12, ge=0, doc="added to the norm of the gradient")
-    bn_passes: Literal["first", "both"] = hp("first", doc="passes of a step that move the batch-norm statistics")
+    eps: float = hp(1e-16, ge=0, doc="added to the norm of the gradient")
+    bn_passes: Literal["first", "both"] = hp("both", doc="passes of a step that move the batch-norm statistics")
 
     def step_cost(self) -> float:
         return 2.0

@@ -18,9 +18,11 @@ L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), teacher in eval mode, no f
 
 S2: g_l(w) + beta g_p(w + e_p). S3: (g_l + beta g_p)(w + e_p). S4: (g_l + beta g_p)(w + e_c), e_c from (g_l + beta g_p)(w).
 S5: (g_l + beta g_p)(w). S6: g_l(w + e_p) + beta g_p(w). The configurations of the paper set lr_decay 0.99 and weight_decay 1e-5.
-rho = 0 is FedAvg; S4 with beta = 0, `adaptive: none`, `perturb: all` is FedSAM. In a round's first step w = w_g: Lambda = 0, as FedAvg.
-Batch-norm statistics move once a step, in its first pass through the network (where L_p is not kl, for which no code exists: of L_l).
-Down: P + Q. Up: P + Q. State: none. With a `proximal` of Table 4: those of its method. `train/loss`: L_l where g_l is taken.
+rho = 0 is FedAvg for S0 and S1 (and kl); S4 with beta = 0, `adaptive: none`, `perturb: all` is FedSAM (`bn_passes: first`). In a round's
+first step w = w_g: g_p = 0 and Lambda = 0, so that it is FedAvg's. Batch-norm statistics move once a step, in its first pass through
+the network (where L_p is not kl, for which no code exists: in that of L_l).
+Down: P + Q. Up: P + Q. State: none. With a `proximal` of Table 4: those of its method. `train/loss`: L_l where g_l is taken, plus
+beta L_p in S3 to S5. FedSOL-FT: `evaluate.finetune_epochs`, plain cross-entropy without a perturbation (section 4.4).
 Cost per step: 1.33 FedAvg steps for the head (its forward and backward pass through the body is shared), 2.33 for body or all.
 Known failures: a tensor whose dimension 0 has size 1 gets Lambda = 1 column-wise (SL-ViT's class token); a head that shares parameters
 with the body is refused. Table 10's rows S2 to S6 are matched to their names by order only.
@@ -41,7 +43,7 @@ from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.moon import Moon
 from flray.algorithms.scaffold import Scaffold
-from flray.core.algorithm import Context
+from flray.core.algorithm import Context, Exchange
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics
@@ -152,6 +154,9 @@ class FedSOL(FedAvg, frozen=True):
         return loss.detach(), objective.gradient(loss, leaves, carry.grad)
 
     # server and state: those of the method that L_p is taken from --------------------------------
+    def exchanges(self, ctx: Context, state: Any) -> list[Exchange]:
+        return [Exchange(self.broadcast, self.train, self.aggregate, self.base.exchanges(ctx, state)[0].pool)]
+
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
         if self.perturb != "all":
             check_head(ctx.objective)

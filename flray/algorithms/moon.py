@@ -8,20 +8,20 @@ A cosine divides by max(norm(z), 1e-8) max(norm(z_g), 1e-8).
 |---|---|---|---|
 | mu | `mu` | 1 (CIFAR-100, Tiny-ImageNet; FedZoo-Bench) | 5 (CIFAR-10); 0.1 in FedSOL; searched 0.001, 0.01, 0.1, 1, 5, 10 |
 | tau | `tau` | 0.5 | FedSOL's table 0.5, its shipped configuration 1; searched 0.1, 0.5, 1 |
-| - | `first_negative` | initial_global (FedSOL, FedNTD) | none: no negative in round 1 (original code), so that the term is 0 |
 
 Down: P + Q. Up: P + Q. State: the last local model, P + Q on each client; of a client that never took part it is the initial global model.
 Cost per step: 1 + 2/3 FedAvg steps (two forward passes more). mu = 0 is FedAvg, and makes none of them.
-The original code differs: a client that first takes part after round 1 has a random network of its own as its negative (here the initial
-one), and z is the output of a projection head (linear, ReLU, linear to 256) that also feeds the classifier. That head is a part of
-the network: give a model whose `features` end with it.
-Known failure: in the first local step z = z_g; where the previous model is the global one too, the term is constant, with gradient 0.
+In round 1 both are the initial model: the term is constant and its gradient exactly 0, as in the original, which has no negative then.
+The original differs where a client first takes part later: its negative is a random network of its own, here the initial one (FedSOL).
+Its projection head (linear, ReLU, linear to 256) is a part of the network: `model.projection: 256`.
+Known failure: few clients of many in a round, so that the previous model is an old one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,9 +44,6 @@ class MoonClient(NamedTuple):
 class Moon(FedAvg, frozen=True):
     mu: float = hp(1.0, choice=(0.001, 0.01, 0.1, 1.0, 5.0, 10.0), ge=0, doc="weight of the contrastive term; 0: FedAvg")
     tau: float = hp(0.5, choice=(0.1, 0.5, 1.0), gt=0, doc="temperature of the contrastive term")
-    first_negative: Literal["initial_global", "none"] = hp(
-        "initial_global", doc="negative in round 1: the initial global model, or none (original code: the term is 0)"
-    )
 
     def init_client(self, ctx: Context) -> Any:
         return MoonClient(*ctx.objective.initial())
@@ -67,15 +64,16 @@ class Moon(FedAvg, frozen=True):
 
     def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu (FedSOL Table 4, spec 6.6)."""
-        contrast = self.contrast(ctx, down, client, batch)
         out = ctx.objective.scratch("proximal gradient", carry.w)
+        if ctx.task == ctx.round == 0:  # z_p = z_g: constant; autograd would leave rounding, which FedSOL blows up to length rho
+            return torch.full((), math.log(2.0), device=out.device), out.zero_()
+        contrast = self.contrast(ctx, down, client, batch)
         return ctx.objective.value_and_grad(lambda f: contrast(f.features(batch.x)), carry.w, carry.b, out=out)
 
     def contrast(self, ctx: Context, down: Any, client: Any, batch: Batch) -> Callable[[Tensor], Tensor]:
         """l_con as a function of the local representations `z [B, F]` of this batch."""
-        negatives = [] if self.first_negative == "none" and ctx.task == ctx.round == 0 else [client]
         with torch.no_grad():
-            z_global, *z_previous = (ctx.objective.at(model.w, model.b).features(batch.x) for model in (down, *negatives))
+            z_global, *z_previous = (ctx.objective.at(model.w, model.b).features(batch.x) for model in (down, client))
         return lambda z: model_contrast(z, z_global, z_previous, self.tau)
 
     def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:

@@ -84,6 +84,13 @@ class Context:
     def device(self) -> torch.device:
         return self.objective.device
 
+    @property
+    def mean_examples(self) -> float:
+        """Training samples per client over the whole population, n / N."""
+        if self.total_examples < 0:
+            raise RuntimeError("this context does not say how many samples the population has: set total_examples")
+        return self.total_examples / self.population
+
     def rng(self, *purpose: Address) -> np.random.Generator:
         """The generator addressed by (seed, task, round, exchange, client, purpose)."""
         return rng(self.seed, self.task, self.round, self.exchange, self.client, *purpose)
@@ -196,7 +203,10 @@ class Algorithm(BaseModel, ABC, frozen=True, extra="forbid"):
 
     @abstractmethod
     def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
-        """(update, client state) after the last local step."""
+        """(update, client state) after the last local step.
+
+        The update may hold scratch, which the next client overwrites: copy it before. The client state must not.
+        """
 
     def report(self, ctx: Context, carry: Any) -> Metrics:
         """Metrics of one client's local training; the round's row holds their weighted mean."""

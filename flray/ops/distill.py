@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from flray.core.objective import Objective
 from flray.ops.losses import Direction, kl
 from flray.ops.optim import Moments, adam_direction_, clip_
 
-Teacher = Literal["avg_logits", "avg_probs"]
+Teacher = Literal["avg_logits", "avg_probs", "avg_losses"]
 
 
 def proxy_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch_size: int) -> Tensor:
@@ -25,20 +25,29 @@ def proxy_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch
         return torch.cat([model(proxy.inputs(index)) for index in blocks(np.arange(proxy.size), batch_size)])
 
 
-def ensemble_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch_size: int, teacher: Teacher = "avg_logits") -> Tensor:
-    """Teacher logits `[n, C]` of clients `w [K, P]`, `b [K, Q]` on the proxy set (FedProj Eq. 3, unweighted).
+class Ensemble(NamedTuple):
+    """Of the clients on the proxy data, both `[n, C]`: the mean of their `logits` (FedProj Eq. 3, unweighted), and the `teacher`,
+    logits whose softmax at the distillation temperature is what the student learns."""
 
-    `avg_logits`: mean of logits. `avg_probs`: log of the mean probability (its gradient is also that of `avg_losses`,
-    the mean of the clients' KL terms, since cross-entropy is linear in the teacher).
+    logits: Tensor
+    teacher: Tensor
+
+
+def ensemble(
+    objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch_size: int, teacher: Teacher = "avg_logits", temperature: float = 1.0
+) -> Ensemble:
+    """The ensemble of clients `w [K, P]`, `b [K, Q]` on the proxy set.
+
+    `avg_logits`: the teacher is the mean of logits. `avg_probs`: the mean of the clients' probabilities at temperature 1.
+    `avg_losses`: their mean at the distillation temperature, which has the gradient of the mean of the clients' KL terms.
     """
-    total: Tensor | None = None
-    for client_w, client_b in zip(w, b, strict=True):
-        logits = proxy_logits(objective, client_w, client_b, proxy, batch_size)
-        part = torch.softmax(logits, dim=1) if teacher == "avg_probs" else logits
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    mean = total.div_(len(w))
-    return mean.clamp_min_(1e-12).log_() if teacher == "avg_probs" else mean
+    logits, mean = torch.zeros(0), torch.zeros(0)
+    for k, (client_w, client_b) in enumerate(zip(w, b, strict=True)):
+        z = proxy_logits(objective, client_w, client_b, proxy, batch_size)
+        p = torch.softmax(z / (temperature if teacher == "avg_losses" else 1.0), dim=1)
+        logits, mean = (z, p) if k == 0 else (logits.add_(z), mean.add_(p))
+    logits.div_(len(w))
+    return Ensemble(logits, logits if teacher == "avg_logits" else mean.div_(len(w)).clamp_min_(1e-12).log_().mul_(temperature))
 
 
 def fit(

@@ -55,7 +55,7 @@ def play(
             tree.add(k, update, float(weights[k]))
             reports.append({name: float(value) for name, value in metrics.items()})
         cohort = Cohort(torch.arange(len(data)), sizes, torch.tensor([len(b) for b in batches]), weights)
-        pooled = stack(updates) if algorithm.pool == "stack" else tree.total()
+        pooled = stack(updates) if algorithm.exchanges(server, state)[0].pool == "stack" else tree.total()
         state, _ = algorithm.aggregate(server, state, pooled, cohort)
         states.append(state)
         updates_of.append(updates)

@@ -22,7 +22,7 @@ def test_steps_on_a_quadratic():
     """g = w - a; w -= lr * (w + rho * T**2 * g / norm(T * g) - a), T = abs(w) + eta."""
     objective = Objective(build(Mlp))
     data = [(torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long))]
-    asam = QuadraticASAM(lr=0.1, momentum=0.0, local_epochs=3, batch_size=3, rho=0.7, eta=0.2)
+    asam = QuadraticASAM(lr=0.1, momentum=0.0, local_epochs=3, batch_size=3, rho=0.7, eta=0.2, scaled="all")
     states, _, _ = play(asam, objective, data, 1)
     w = states[0].w.double().numpy()
     for _ in range(3):
@@ -36,7 +36,7 @@ def test_the_perturbation_does_not_see_the_scale_of_the_weights():
     objective = Objective(build(Mlp))
     from tests.ops.support import context
 
-    ctx, asam = context(objective), FedASAM(rho=0.5)
+    ctx, asam = context(objective), FedASAM(rho=0.5, eta=0.0, scaled="all")
     w, b = objective.initial()
     g = w.roll(3) * objective.mask("all")
     e = {}
@@ -59,7 +59,7 @@ def perturb_asam(named, rho, eps, eta, only_weights):
 @pytest.mark.parametrize("official", [False, True])
 def test_two_rounds_against_a_loop_over_modules(kind, official):
     if official:
-        algorithm, form = FedASAM(rho=0.7, eta=0.2, scaled="weights", eps=1e-16, bn_passes="both"), (0.7, 1e-16, 0.2, True)
+        algorithm, form = FedASAM(), (0.7, 1e-16, 0.2, True)
     else:
-        algorithm, form = FedASAM(), (1.0, 1e-12, 0.0, False)
+        algorithm, form = FedASAM(rho=1.0, eta=0.0, scaled="all", eps=1e-12, bn_passes="first"), (1.0, 1e-12, 0.0, False)
     compare(algorithm, kind, lambda named: perturb_asam(named, *form), official)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -65,21 +66,35 @@ def transcription(kind, data, rounds, mu, tau, original=False):
 
 
 @pytest.mark.parametrize("kind", [Mlp, Norm])
-@pytest.mark.parametrize(("first", "mu", "tau"), [("initial_global", 1.0, 0.5), ("initial_global", 0.1, 1.0), ("none", 5.0, 0.5)])
-def test_three_rounds_against_the_authors_loops(kind, first, mu, tau):
+@pytest.mark.parametrize("without_first", [False, True])  # FedSOL's rule and the original's: the same gradient
+@pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (0.1, 1.0), (5.0, 0.5)])
+def test_three_rounds_against_the_authors_loops(kind, without_first, mu, tau):
     objective, data = world(kind)
-    states, _, _ = play(Moon(**LOCAL, mu=mu, tau=tau, first_negative=first), objective, data, 3)
+    states, _, _ = play(Moon(**LOCAL, mu=mu, tau=tau), objective, data, 3)
     found = objective.state_dict(*states[-1][:2])
-    for name, tensor in transcription(kind, data, 3, mu, tau, first == "none").state_dict().items():
+    for name, tensor in transcription(kind, data, 3, mu, tau, without_first).state_dict().items():
         if tensor.is_floating_point():
             torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_round_1_without_a_negative_is_fedavg():
+def test_round_1_is_fedavg():
+    """z_p = z_g: the term is the constant log 2."""
     objective, data = world(Norm)
-    first = play(Moon(**LOCAL, first_negative="none"), objective, data, 1)[0][-1]
+    first = play(Moon(**LOCAL), objective, data, 1)[0][-1]
     plain = play(FedAvg(**LOCAL), objective, data, 1)[0][-1]
     torch.testing.assert_close(first.w, plain.w, rtol=0, atol=1e-7)
+
+
+def test_the_proximal_gradient_of_round_1_is_exactly_0():
+    """Anything else, even rounding, FedSOL would scale to length rho."""
+    objective, data = world(Norm)
+    algorithm, ctx = Moon(**LOCAL), context(objective)
+    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
+    client = algorithm.init_client(ctx)
+    carry = algorithm.begin(ctx, down, client)
+    carry.w.add_(0.1)
+    value, g = algorithm.proximal(ctx, down, client, carry, Batch(*data[0]))
+    assert float(value) == pytest.approx(math.log(2)) and not g.any()
 
 
 # closed form ----------------------------------------------------------------------------------

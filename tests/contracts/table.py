@@ -65,7 +65,7 @@ SERVER_CHANGES = {
 }
 FEDDF_CHANGES = {
     **SERVER_CHANGES,
-    "teacher": Change("avg_probs"),
+    "teacher": Change("avg_losses"),
     "temperature": Change(1.0),
     "squared": Change(False, {"distill_clip": 1e-3, "temperature": 0.1}),
     "kl_direction": Change("reverse"),
@@ -89,7 +89,7 @@ FEDPROJ_CHANGES = {
     "wd_anchor": Change("average", {"alpha": 0.3}),
 }
 
-FEDSAM_CHANGES = {**FEDAVG_CHANGES, "rho": Change(0.5), "eps": Change(1.0), "bn_passes": Change("both")}
+FEDSAM_CHANGES = {**FEDAVG_CHANGES, "rho": Change(0.5), "eps": Change(1.0), "bn_passes": Change("first")}
 
 TABLE: dict[str, Row] = {
     "fedavg": Row(FEDAVG_OPTIONS, FEDAVG_CHANGES),
@@ -126,13 +126,13 @@ TABLE: dict[str, Row] = {
         ),
         grows=frozenset({"logits"}),
     ),
-    "fedsam": Row(FEDAVG_OPTIONS, FEDSAM_CHANGES, (Reduction({"rho": 0.0}, "fedavg", {"rho": 0.1}),)),
+    "fedsam": Row(FEDAVG_OPTIONS, FEDSAM_CHANGES, (Reduction({"rho": 0.0, "bn_passes": "first"}, "fedavg", {"bn_passes": "first"}),)),
     "fedasam": Row(
         FEDAVG_OPTIONS,
-        {**FEDSAM_CHANGES, "eta": Change(0.2), "scaled": Change("weights")},
+        {**FEDSAM_CHANGES, "eta": Change(0.0), "scaled": Change("all")},
         (
-            Reduction({"rho": 0.0}, "fedavg", {"rho": 1.0}),
-            Reduction({"rho": 0.0, "eta": 0.2, "scaled": "weights"}, "fedavg", {"rho": 0.7, "eta": 0.2, "scaled": "weights"}),
+            Reduction({"rho": 0.0, "bn_passes": "first"}, "fedavg", {"rho": 0.7, "bn_passes": "first"}),
+            Reduction({"rho": 0.0, "eta": 0.0, "scaled": "all", "bn_passes": "first"}, "fedavg", {"eta": 0.0, "scaled": "all"}),
         ),
     ),
     "fedsol": Row(
@@ -163,6 +163,7 @@ TABLE: dict[str, Row] = {
                 {"strategy": "S4", "beta": 0.0, "adaptive": "none", "perturb": "all", "rho": 0.1},
                 "fedsam",
                 {"strategy": "S4", "adaptive": "none", "perturb": "all", "rho": 0.1},
+                {"eps": 1e-12, "bn_passes": "first"},
             ),
             # the proximal objective of Eq. 2 is the base method of Table 4
             Reduction({"strategy": "S5", "proximal": "l2", "beta": 0.5}, "fedprox", {"proximal": "l2"}, {"mu": 0.5}),
@@ -172,7 +173,7 @@ TABLE: dict[str, Row] = {
     ),
     "moon": Row(
         FEDAVG_OPTIONS,
-        {**FEDAVG_CHANGES, "mu": Change(5.0), "tau": Change(0.1), "first_negative": Change("none")},
+        {**FEDAVG_CHANGES, "mu": Change(5.0), "tau": Change(0.1)},
         (Reduction({"mu": 0.0}, "fedavg", {"mu": 1.0}),),
     ),
     "fedntd": Row(

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import kl_div, log_softmax, softmax
 
 from flray.core.objective import Objective
-from flray.ops.distill import distill, ensemble_logits, proxy_logits
+from flray.ops.distill import distill, ensemble, proxy_logits
 from flray.ops.losses import kl
 from tests.core.networks import Mlp, Norm, build, inputs
 from tests.ops.support import ListProxy, context, flatten_like, normal
@@ -33,21 +33,30 @@ def test_ensemble_is_the_mean_of_the_clients_logits_or_probabilities(kind, batch
     proxy = ListProxy(x)
     with torch.no_grad():
         each = torch.stack([m(x) for m in modules])
-    torch.testing.assert_close(ensemble_logits(objective, w, b, proxy, batch_size), each.mean(0))
-    found = ensemble_logits(objective, w, b, proxy, batch_size, "avg_probs")
-    torch.testing.assert_close(softmax(found, dim=1), softmax(each, dim=2).mean(0))
+    found = ensemble(objective, w, b, proxy, batch_size)
+    torch.testing.assert_close(found.logits, each.mean(0))
+    assert found.teacher is found.logits
+    for teacher, expected in (("avg_probs", softmax(each, dim=2).mean(0)), ("avg_losses", softmax(each / 3, dim=2).mean(0))):
+        found = ensemble(objective, w, b, proxy, batch_size, teacher, 3.0)
+        torch.testing.assert_close(softmax(found.teacher / 3, dim=1), expected)
+        torch.testing.assert_close(found.logits, each.mean(0))
     torch.testing.assert_close(proxy_logits(objective, w[0], b[0], proxy, batch_size), each[0])
 
 
-def test_avg_probs_has_the_gradient_of_the_mean_of_the_clients_kl_terms():
-    """mean_k KL(p_k || q) and KL(mean_k p_k || q) differ by a constant in q."""
-    teachers, student = 2 * normal(4, 6, 3), normal(6, 3, seed=1).requires_grad_()
-    combined = softmax(teachers, dim=2).mean(0).log()
-    (first,) = torch.autograd.grad(kl(combined, student), student)
-    (second,) = torch.autograd.grad(sum(kl(t, student) for t in teachers) / 4, student)
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_avg_losses_has_the_gradient_of_the_mean_of_the_clients_kl_terms(temperature):
+    """mean_k KL(p_k || q) and KL(mean_k p_k || q), all at T, differ by a constant in q."""
+    objective = Objective(build(Mlp))
+    _, w, b = clients(objective, Mlp)
+    x, _ = inputs(Mlp, 10)
+    student = normal(10, 3, seed=1).requires_grad_()
+    found = ensemble(objective, 5 * w, b, ListProxy(x), 4, "avg_losses", temperature)
+    teachers = [objective.at(5 * v, b[k])(x).detach() for k, v in enumerate(w)]
+    (first,) = torch.autograd.grad(kl(found.teacher, student, temperature), student)
+    (second,) = torch.autograd.grad(sum(kl(t, student, temperature) for t in teachers) / len(teachers), student)
     torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
-    (third,) = torch.autograd.grad(kl(teachers.mean(0), student), student)
-    assert not torch.allclose(first, third, atol=1e-3)
+    (third,) = torch.autograd.grad(kl(found.logits, student, temperature), student)
+    assert not torch.allclose(first, third, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [Mlp, Norm])
