@@ -22,13 +22,15 @@ def test_it_loads_with_every_algorithm_that_has_what_it_needs(path):
     assert {type(cell.algorithm) for cell in cells} and len({cell.partition.model_dump_json() for cell in cells}) == 1
     if path.parent != HOME and "pilot" not in path.name:
         small = load_config(path, ["preset=small"])[0]
-        assert small.rounds < config.rounds and small.data.train_size is not None
+        from_scratch = config.model.options.get("pretrained") is not None and small.model.options["pretrained"] is None
+        assert (small.rounds < config.rounds or from_scratch) and small.data.train_size is not None
         assert (small.partition.name, small.partition.alpha) == (config.partition.name, config.partition.alpha)
 
 
 # fed_experiment_settings.csv of the specification: clients, clients per round, rounds
 SETTINGS = {
     "fedproj/cifar10": (100, 10, 100), "fedproj/cifar100": (50, 5, 100), "fedproj/cinic10": (100, 10, 60),
+    "fedproj/mnli": (15, 4, 15), "fedproj/sst2": (15, 4, 15), "fedproj/marc": (15, 4, 15),
     "fedsol/mnist": (100, 10, 200), "fedsol/cifar10": (100, 10, 300), "fedsol/svhn": (100, 10, 200),
     "fedsol/cinic10": (200, 10, 300), "fedsol/pathmnist": (200, 10, 200), "fedsol/tissuemnist": (200, 10, 200),
 }  # fmt: skip
@@ -52,8 +54,15 @@ def test_it_has_the_papers_setting(path):
     if path.parent.name == "fedsol":
         assert (a.lr, a.lr_decay, a.momentum, a.weight_decay, a.local_epochs, a.batch_size) == (0.01, 0.99, 0.9, 1e-5, 5, 50)
         assert (a.rho, a.perturb) == (1.5, "head")
-    else:
-        assert (a.optimizer, a.lr, a.local_epochs, a.batch_size, a.temperature) == ("adam", 1e-3, 20, 256, 3.0)
+        return
+    text = config.data.tokenizer is not None
+    lr, epochs, batch, distill_lr = (3e-5, 1, 128, 3e-5) if text else (1e-3, 20, 256, 1e-5)
+    assert (a.optimizer, a.lr, a.local_epochs, a.batch_size, a.temperature) == ("adam", lr, epochs, batch, 3.0)
+    assert (a.distill_lr, a.distill_batch_size, a.distill_epochs) == (distill_lr, batch, 3 if data == "cifar100" else 1)
+    if text:
+        public = {"mnli": "snli", "sst2": "sentiment140", "marc": "yelp_review_full"}[data]
+        assert (config.proxy.source, config.proxy.size, config.proxy.same_labels) == (public, 30_000, True)
+        assert config.model.options["pretrained"] == config.data.tokenizer == "prajjwal1/bert-tiny"
 
 
 def test_the_table_of_hyper_parameters_reaches_the_algorithms():

@@ -65,7 +65,8 @@ class Moon(FedAvg, frozen=True):
     def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu (FedSOL Table 4, spec 6.6)."""
         out = ctx.objective.scratch("proximal gradient", carry.w)
-        if ctx.task == ctx.round == 0:  # z_p = z_g: constant; autograd would leave rounding, which FedSOL blows up to length rho
+        # z_p = z_g in round 1: a constant, of which autograd would leave rounding, and FedSOL blow that up to length rho
+        if ctx.task == ctx.round == 0 and torch.equal(client.w, down.w):
             return torch.full((), math.log(2.0), device=out.device), out.zero_()
         contrast = self.contrast(ctx, down, client, batch)
         return ctx.objective.value_and_grad(lambda f: contrast(f.features(batch.x)), carry.w, carry.b, out=out)

@@ -2,13 +2,13 @@
 
 from flray.data.batching import Batch, Batches, Normalizer, eval_batches
 from flray.data.config import Augment, Constants, DataConfig, ProxyConfig
-from flray.data.dataset import Dataset, LeakWarning, load_dataset
+from flray.data.dataset import Dataset, DroppedRowsWarning, LeakWarning, load_dataset
 from flray.data.local_test import local_test
 from flray.data.partition import PARTITIONS, Partition, PartitionConfig, PartitionWarning, load_partition, make_partition
 from flray.data.partition import figure as partition_figure
 from flray.data.partition import table as partition_table
 from flray.data.proxy import Proxy, load_proxy
-from flray.data.sources import SOURCES, Split, Splits
+from flray.data.sources import SOURCES, Split, Splits, Vocabulary
 
 __all__ = [
     "PARTITIONS",
@@ -19,6 +19,7 @@ __all__ = [
     "Constants",
     "DataConfig",
     "Dataset",
+    "DroppedRowsWarning",
     "LeakWarning",
     "Normalizer",
     "Partition",
@@ -28,6 +29,7 @@ __all__ = [
     "ProxyConfig",
     "Split",
     "Splits",
+    "Vocabulary",
     "eval_batches",
     "load_dataset",
     "load_partition",

@@ -32,7 +32,7 @@ class Labelled(Protocol):
 
 
 class Normalizer:
-    """uint8 [n, H, W, C] -> float32 [n, C, H, W] with channels-last strides; float32 [n, d] stays as it is.
+    """uint8 [n, H, W, C] -> float32 [n, C, H, W] with channels-last strides; float32 [n, d] stays, token ids int32 [n, L] become int64.
 
     (x/255 - mean)/std is one multiply and one add with precomputed scale 1/(255 std) and shift -mean/std.
     They run in place over rows of W*C values with the constants repeated W times: on a CPU 3 times as fast
@@ -54,7 +54,7 @@ class Normalizer:
         if raw.device != self.device:
             raw = raw.to(self.device, non_blocking=True)  # as uint8: a quarter of the bytes
         if raw.dtype != torch.uint8:
-            return raw
+            return raw.long() if raw.dtype == torch.int32 else raw
         n, h, w, c = raw.shape
         if c != self.channels:
             raise ValueError(f"Normalizer has constants for {self.channels} channels and the images have {c}")

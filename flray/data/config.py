@@ -57,7 +57,7 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
     label: str | None = Field(default=None, description="label column; default: label, fine_label, or the only ClassLabel")
     input: str | None = Field(default=None, description="image or feature column; default: the image column, or all numbers")
     text: tuple[str, ...] | None = Field(
-        default=None, min_length=1, max_length=2, description="one text column, or the two of a pair; default: the only one, `text`, a known pair"
+        default=None, min_length=1, max_length=2, description="text column, or two for pairs; default: the only one, `text`, a known pair"
     )
     tokenizer: str | None = Field(
         default=None, description="text: a Hugging Face tokenizer's name or folder, or `train`: WordPiece trained on the train split"

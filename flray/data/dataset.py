@@ -13,7 +13,7 @@ from flray.core.seeding import rng
 from flray.data.cache import Array, Entry, array_digest, digest, fetch
 from flray.data.config import Augment, Constants, DataConfig
 from flray.data.published import CONSTANTS, FEDZOO, plain_name
-from flray.data.sources import Split, Splits, load_splits, pack, unpack
+from flray.data.sources import Split, Splits, Vocabulary, load_splits, pack, unpack
 
 LEAK_LIMIT = 0.01  # of the test split; CIFAR-100 as published shares 10 images of 10,000
 
@@ -22,11 +22,26 @@ class LeakWarning(UserWarning):
     """Test samples that also occur in the train split."""
 
 
+class DroppedRowsWarning(UserWarning):
+    """Rows of a data set that are left out because they have no label of the task."""
+
+
+class TextShape(tuple[int, ...]):
+    """Shape `(L,)` of samples of token ids; a model reads from it what the ids count in."""
+
+    vocabulary: Vocabulary
+
+    def __new__(cls, length: int, vocabulary: Vocabulary) -> TextShape:
+        shape = super().__new__(cls, (length,))
+        shape.vocabulary = vocabulary
+        return shape
+
+
 class Dataset(NamedTuple):
     """A data set ready to be partitioned: read-only memory-mapped arrays, class names, normalisation constants.
 
-    `mean` and `std` are per channel on the 0..1 scale, empty for tabular features (used as they are).
-    `fingerprint` hashes contents, class names and constants. Do not pickle it: reload it from its `DataConfig`.
+    `mean` and `std` are per channel on the 0..1 scale, empty for tabular features and token ids (used as they are); `vocabulary` is of
+    token ids. `fingerprint` hashes contents, class names, constants and vocabulary. Do not pickle it: reload it from its `DataConfig`.
     """
 
     name: str
@@ -37,6 +52,7 @@ class Dataset(NamedTuple):
     std: tuple[float, ...]
     fingerprint: str
     augment: Augment
+    vocabulary: Vocabulary | None = None
 
     @property
     def num_classes(self) -> int:
@@ -48,8 +64,9 @@ class Dataset(NamedTuple):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(C, H, W) of an image, (d,) of tabular features."""
-        return input_shape(self.train.x)
+        """(C, H, W) of an image, (d,) of tabular features, (L,) of token ids: then a `TextShape`."""
+        shape = input_shape(self.train.x)
+        return shape if self.vocabulary is None else TextShape(shape[0], self.vocabulary)
 
 
 def input_shape(x: Array) -> tuple[int, ...]:
@@ -58,14 +75,16 @@ def input_shape(x: Array) -> tuple[int, ...]:
     return (shape[2], shape[0], shape[1]) if x.ndim == 4 else shape
 
 
-def load_dataset(config: DataConfig) -> Dataset:
-    """Memory-map the data set of `config`, decoding and preparing it when it is not in the cache.
+def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Dataset:
+    """Memory-map the data set of `config`, decoding and preparing it when it is not in the cache; text as ids of `vocabulary` if given.
 
     Raises DataError for what is missing, damaged or leaking, ConfigError for options that do not fit the data.
     """
-    raw = load_splits(config)
+    raw = load_splits(config, vocabulary)
     check_splits(raw, config)
     _check_fit(raw, config)
+    for note in raw.notes:
+        warnings.warn(note, DroppedRowsWarning, stacklevel=2)
     source_key = raw.key or array_digest(*[a for s in (raw.train, raw.test) if s for a in s])
     changes = {
         name: getattr(config, name)
@@ -84,8 +103,9 @@ def load_dataset(config: DataConfig) -> Dataset:
     if config.leak_check and entry.meta["leaks"]:
         _report_leaks(config.source, entry.meta["leaks"], len(test.y))
     mean, std = _constants(config, train, entry.meta)
-    fingerprint = digest(entry.meta["content"], raw.classes, mean, std)
-    return Dataset(config.source, train, test, raw.classes, mean, std, fingerprint, config.augment)
+    tokens = [] if raw.vocabulary is None else [raw.vocabulary.fingerprint]
+    fingerprint = digest(entry.meta["content"], raw.classes, mean, std, *tokens)
+    return Dataset(config.source, train, test, raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary)
 
 
 def check_splits(splits: Splits, config: DataConfig) -> None:
@@ -95,8 +115,13 @@ def check_splits(splits: Splits, config: DataConfig) -> None:
             continue
         what = f"source {config.source!r}: {name}"
         image = split.x.ndim == 4 and split.x.dtype == np.uint8
-        if not image and not (split.x.ndim == 2 and split.x.dtype == np.float32):
-            raise DataError(f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 [n, H, W, C] or float32 [n, d]")
+        text = split.x.ndim == 2 and split.x.dtype == np.int32
+        if not image and not text and not (split.x.ndim == 2 and split.x.dtype == np.float32):
+            raise DataError(
+                f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 [n, H, W, C], float32 [n, d] or (token ids) int32 [n, L]"
+            )
+        if text != (splits.vocabulary is not None):
+            raise DataError(f"{what}.x is {split.x.dtype}; token ids are int32 and come with a vocabulary, other samples without one")
         if split.y.shape != split.x.shape[:1] or split.y.dtype != np.int64:
             raise DataError(f"{what}.y is {split.y.dtype} {split.y.shape}; make it int64 [{len(split.x)}]")
         if not len(split.y):
@@ -109,15 +134,16 @@ def check_splits(splits: Splits, config: DataConfig) -> None:
 
 
 def _check_fit(raw: Splits, config: DataConfig) -> None:
-    image = raw.train.x.ndim == 4
-    wrong = [n for n in ("pca", "standardize") if image and getattr(config, n)]
+    image, text = raw.train.x.ndim == 4, raw.vocabulary is not None
+    wrong = [n for n in ("pca", "standardize") if (image or text) and getattr(config, n)]
+    wrong += [n for n in ("text", "tokenizer", "max_length") if not text and getattr(config, n) != DataConfig.model_fields[n].default]
     wrong += [n for n in ("resize", "channels") if not image and getattr(config, n)]
     if not image and config.normalize != "dataset":
         wrong.append("normalize")
     if not image and config.augment.active:
         wrong.append("augment")
     if wrong:
-        kind = "images" if image else "tabular features"
+        kind = "images" if image else "text" if text else "tabular features"
         raise ConfigError(f"data.{wrong[0]}: source {config.source!r} has {kind}, which do not take it; leave it out")
     if raw.test is not None and config.test_fraction != DataConfig.model_fields["test_fraction"].default:
         raise ConfigError(
@@ -145,11 +171,10 @@ def _prepare(raw: Splits, config: DataConfig, store: bool) -> Entry:
     if train.x.ndim == 4:
         train = train._replace(x=adapt(train.x, config.resize, config.channels))
         test = test._replace(x=adapt(test.x, config.resize, config.channels)) if test else None
-    else:
+    elif config.pca or config.standardize:
         shift, matrix = _projection(train.x, config)
-        if matrix is not None:
-            train = train._replace(x=((train.x - shift) @ matrix).astype(np.float32))
-            test = test._replace(x=((test.x - shift) @ matrix).astype(np.float32)) if test else None
+        train = train._replace(x=((train.x - shift) @ matrix).astype(np.float32))
+        test = test._replace(x=((test.x - shift) @ matrix).astype(np.float32)) if test else None
     meta: dict[str, Any] = {
         "test_is_train": test is None,
         "leaks": 0 if test is None else count_leaks(train.x, test.x),
@@ -224,15 +249,13 @@ def adapt(x: Array, resize: int | None, channels: int | None) -> Array:
     return x
 
 
-def _projection(x: Array, config: DataConfig) -> tuple[Array, Array | None]:
+def _projection(x: Array, config: DataConfig) -> tuple[Array, Array]:
     """Shift [d] and matrix [d, k] of standardisation and PCA, fitted on train in float64.
 
     PCA signs are fixed: the entry of largest size in every component is positive.
     """
     wide = x.astype(np.float64)
     shift = wide.mean(axis=0)
-    if not config.pca and not config.standardize:
-        return shift, None
     scale = np.ones(x.shape[1])
     if config.standardize:
         std = wide.std(axis=0)

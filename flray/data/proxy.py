@@ -45,8 +45,12 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
         raise ConfigError(
             f"proxy.splits: {config.splits!r} of {config.source!r} holds the test samples of the task itself; use train or holdout"
         )
-    # statistics, subsamples and constants of the public set are its own
-    public = load_dataset(config.model_copy(update={"leak_check": False}))
+    # statistics, subsamples and constants of the public set are its own; its text becomes ids as the private text does
+    words = dataset.vocabulary
+    length = {} if words is None else {"max_length": dataset.input_shape[0]}
+    public = load_dataset(config.model_copy(update={"leak_check": False, **length}), words)
+    if (public.vocabulary and public.vocabulary.fingerprint) != (words and words.fingerprint):
+        raise DataError(f"proxy {config.source!r} and data set {dataset.name!r} have not the same token ids; choose another public set")
     if input_shape(public.train.x) != dataset.input_shape:
         raise DataError(
             f"proxy {config.source!r} has samples of shape {public.input_shape} (C, H, W) and data set "
@@ -75,6 +79,11 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
             f"proxy.same_labels: {config.source!r} has {public.num_classes} classes and {dataset.name!r} "
             f"{dataset.num_classes}; leave it out"
         )
+    if same and dataset.vocabulary is not None and public.classes != dataset.classes:
+        raise ConfigError(
+            f"proxy.same_labels: the classes of {config.source!r} are {', '.join(public.classes)} and those of {dataset.name!r} "
+            f"{', '.join(dataset.classes)}; leave it out, or make names and order the same"
+        )
     y = None if config.labelled is False else split.y
     fingerprint = digest(content, config.splits, public.mean, public.std, y is None)
     return Proxy(split.x, y, public.mean, public.std, same, fingerprint)
@@ -96,8 +105,9 @@ def _holdout(config: ProxyConfig, dataset: Dataset, seed: int) -> tuple[Proxy, A
 
 
 def _uniform_box(config: ProxyConfig, dataset: Dataset, seed: int) -> Proxy:
-    if dataset.is_image:
-        raise DataError(f"proxy: uniform_box needs tabular features and {dataset.name!r} has images; use holdout")
+    if dataset.is_image or dataset.vocabulary is not None:
+        kind = "images" if dataset.is_image else "text"
+        raise DataError(f"proxy: uniform_box needs tabular features and {dataset.name!r} has {kind}; use holdout")
     x = dataset.train.x
     low, high = x.min(axis=0), x.max(axis=0)
     points = rng(seed, "uniform_box").uniform(low, high, (config.size or len(x), x.shape[1])).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What the papers' code does to a data set's images, by its name: normalisation constants and training augmentation (spec 3)."""
+"""What is known of a data set by its name: normalisation constants, training augmentation (spec 3), meanings of bare labels."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ AUGMENT: dict[str, dict[str, dict[str, Any]]] = {
         "tissuemnist": {"flip": True},
     }
 }
+# text sets whose labels are bare numbers: label column, value -> class name; rows with other values (neutral tweets: 2) are left out
+LABELS: dict[str, tuple[str, dict[int, str]]] = {"sentiment140": ("sentiment", {0: "negative", 4: "positive"})}
 
 
 def plain_name(source: str) -> str:

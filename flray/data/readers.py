@@ -9,14 +9,17 @@ import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from flray.core.errors import DataError, nearest
 from flray.data.cache import Array
 from flray.data.config import DataConfig
-from flray.data.sources import Split, Splits
+from flray.data.published import LABELS, plain_name
+from flray.data.sources import Split, Splits, Vocabulary
+
+TEST_SPLITS = ("test", "validation", "validation_matched")  # the official test split, else validation (MNLI: of the train genres)
 
 
 class Table(NamedTuple):
@@ -28,17 +31,18 @@ class Table(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Which columns are read, and class names where the table has them."""
+    """Which columns are read, of which kind the inputs are, class names where the table has them, and bare labels' meaning."""
 
     label: str
     input: tuple[str, ...]
-    image: bool
+    kind: Literal["image", "text", "number"]
     group: str | None
     names: tuple[str, ...] | None
+    values: Mapping[int, str] | None = None
 
 
-def parquet_files(folder: Path) -> dict[str, list[Path]]:
-    """Files of every split: `train.parquet` or `train-00000-of-00003.parquet`; an incomplete set is an error."""
+def parquet_files(folder: Path, train: str = "train", test: str | None = None) -> dict[str, list[Path]]:
+    """Files of the splits `train` and `test` (none: the official one): `train.parquet` or `train-00000-of-00003.parquet`."""
     splits: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("*.parquet")):
         match = re.fullmatch(r"(.+?)(?:-\d+-of-(\d+))?", path.stem)
@@ -46,14 +50,17 @@ def parquet_files(folder: Path) -> dict[str, list[Path]]:
         splits.setdefault(match[1], []).append(path)
         if match[2] and len(list(folder.glob(f"{match[1]}-*-of-{match[2]}.parquet"))) != int(match[2]):
             raise DataError(f"{folder}: {match[1]} has not all of its {int(match[2])} shards; copy the missing files")
-    if "train" not in splits:
-        raise DataError(f"{folder} has no train split (it has {', '.join(sorted(splits))}); choose another data set")
-    # the official test split, else validation: never both, and never pooled with train
-    test = "test" if "test" in splits else "validation"
-    return {name: splits[name] for name in ("train", test) if name in splits}
+    for option, name in (("train", train), ("test", test)):
+        if name is not None and name not in splits:
+            raise DataError(
+                f"{folder} has no {name} split (it has {', '.join(sorted(splits))}); choose one with options: {{{option}: NAME}}"
+            )
+    # one test split, never pooled with train
+    test = test or next((name for name in TEST_SPLITS if name in splits and name != train), None)
+    return {"train": splits[train]} | ({} if test is None else {test: splits[test]})
 
 
-def parquet_splits(config: DataConfig, folder: Path, files: Mapping[str, list[Path]]) -> Splits:
+def parquet_splits(config: DataConfig, folder: Path, files: Mapping[str, list[Path]], vocabulary: Vocabulary | None) -> Splits:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -65,7 +72,7 @@ def parquet_splits(config: DataConfig, folder: Path, files: Mapping[str, list[Pa
             raise DataError(f"{folder}/{split}: not a readable Parquet file ({error}); copy it again") from error
         notes = (data.schema.metadata or {}).get(b"huggingface", b"{}")
         tables[split] = Table(data, json.loads(notes).get("info", {}).get("features", {}), "")
-    return table_splits(config, tables, str(folder))
+    return table_splits(config, tables, str(folder), vocabulary)
 
 
 def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Table]:
@@ -80,7 +87,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Tabl
         raise DataError(f"hf:{name} cannot be loaded ({text}); check the id, the network, or name a folder") from error
     if not isinstance(found, datasets.DatasetDict):
         raise DataError(f"hf:{name} is not a set of splits in memory; choose another")
-    test = options["test"] or next((s for s in ("test", "validation") if s in found), None)
+    test = options["test"] or next((s for s in TEST_SPLITS if s in found and s != options["train"]), None)
     tables = {}
     for split, key in (("train", options["train"] or "train"), ("test", test)):
         if key is None:
@@ -92,28 +99,35 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Tabl
     return tables
 
 
-def hub_splits(config: DataConfig, tables: Mapping[str, Table]) -> Splits:
-    return table_splits(config, tables, config.source)
+def hub_splits(config: DataConfig, tables: Mapping[str, Table], vocabulary: Vocabulary | None) -> Splits:
+    return table_splits(config, tables, config.source, vocabulary)
 
 
-def table_splits(config: DataConfig, tables: Mapping[str, Table], where: str) -> Splits:
-    """Arrays of the tables `train` and, where there is one, the other."""
-    train = tables["train"]
-    columns = choose_columns(config, train, where)
-    raw = [
-        (_inputs(config, t, columns, where), _column(t, columns.label), columns.group and _column(t, columns.group))
-        for t in tables.values()
-    ]
-    labels, names = _codes([r[1] for r in raw], columns.names, f"{where}: label column {columns.label!r}")
-    groups: list[Array | None] = [None] * len(raw)
+def table_splits(config: DataConfig, tables: Mapping[str, Table], where: str, vocabulary: Vocabulary | None) -> Splits:
+    """Arrays of the tables `train` and, where there is one, the other; text becomes ids of `vocabulary`, or of one trained on it."""
+    columns = choose_columns(config, tables["train"], where, vocabulary is not None)
+    notes: tuple[str, ...] = ()
+    if columns.kind == "text":
+        from flray.data.text import labelled, token_ids
+
+        tables, notes = labelled(tables, columns, where)
+        vocabulary, inputs = token_ids(config, [t.data.select(columns.input) for t in tables.values()], vocabulary, where)
+    else:
+        inputs = [_inputs(config, t, columns, where) for t in tables.values()]
+    what = f"{where}: label column {columns.label!r}"
+    labels, names = _codes([_column(t, columns.label) for t in tables.values()], columns.names, what)
+    if columns.values is not None:
+        names = tuple(columns.values[int(value)] for value in names)
+    groups: list[Array | None] = [None] * len(inputs)
     if columns.group:
-        groups = list(_codes([r[2] for r in raw], None, f"{where}: group column {columns.group!r}", any_values=True)[0])
-    splits = [Split(r[0], y, g) for r, y, g in zip(raw, labels, groups, strict=True)]
-    return Splits(splits[0], splits[1] if len(splits) > 1 else None, names)
+        found = [_column(t, columns.group) for t in tables.values()]
+        groups = list(_codes(found, None, f"{where}: group column {columns.group!r}", any_values=True)[0])
+    splits = [Split(x, y, g) for x, y, g in zip(inputs, labels, groups, strict=True)]
+    return Splits(splits[0], splits[1] if len(splits) > 1 else None, names, vocabulary=vocabulary, notes=notes)
 
 
-def choose_columns(config: DataConfig, table: Table, where: str) -> Columns:
-    """Label, input and group column; a wrong or missing name is an error that lists the columns."""
+def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool) -> Columns:
+    """Label, input and group column; a wrong or missing name is an error that lists the columns. `tokenised`: text is asked for."""
     import pyarrow as pa
 
     schema, features = table.data.schema, table.features
@@ -125,26 +139,35 @@ def choose_columns(config: DataConfig, table: Table, where: str) -> Columns:
     kinds = {c: schema.field(c).type for c in columns}
     images = [c for c in columns if pa.types.is_struct(kinds[c]) or pa.types.is_binary(kinds[c])]
     labels = (config.label, config.group, "label", "fine_label")
-    text = [c for c in columns if pa.types.is_string(kinds[c]) and c not in labels]
-    if (text and not images and config.input is None) or config.input in text:
+    text = [c for c in columns if (pa.types.is_string(kinds[c]) or pa.types.is_large_string(kinds[c])) and c not in labels]
+    tokenised = tokenised or config.tokenizer is not None
+    if not tokenised and (config.text or (text and not images and config.input is None) or config.input in text):
         raise DataError(
-            f"{where} is a text set (columns {', '.join(text)}): text needs a tokenizer, which this version "
-            "has not; choose an image or tabular set, or name a numeric column with data.input"
+            f"{where}: text (columns {', '.join(text)}) needs a tokenizer; set data.tokenizer to `train`, or to the name or folder of a "
+            "Hugging Face tokenizer (or name a numeric column with data.input)"
         )
     classes = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == "ClassLabel"]
     label = config.label or next((c for c in ("label", "fine_label") if c in columns), None)
+    bare, values = LABELS.get(plain_name(config.source), (None, None)) if tokenised else (None, None)
+    if label is None and bare in columns:
+        label = bare
     if label is None and len(classes) == 1:
         label = classes[0]
     if label is None:
         raise DataError(f"{where}: which column is the label? set data.label to one of {', '.join(columns)}")
     rest = [c for c in columns if c not in (label, config.group)]
     names = features[label].get("names") if label in classes else None
+    if tokenised:
+        from flray.data.text import text_columns
+
+        chosen = text_columns(config, text, where)
+        return Columns(label, chosen, "text", config.group, tuple(names) if names else None, values if label == bare else None)
     chosen = (config.input,) if config.input else tuple([c for c in images if c in rest][:1])
     if not chosen:
         chosen = tuple(c for c in rest if c not in classes)
     if not chosen:
         raise DataError(f"{where}: no input column beside {label!r}; columns: {', '.join(columns)}")
-    return Columns(label, chosen, chosen[0] in images, config.group, tuple(names) if names else None)
+    return Columns(label, chosen, "image" if chosen[0] in images else "number", config.group, tuple(names) if names else None)
 
 
 def _column(table: Table, name: str) -> Array:
@@ -169,7 +192,7 @@ def _codes(columns: list[Any], names: tuple[str, ...] | None, what: str, any_val
 
 
 def _inputs(config: DataConfig, table: Table, columns: Columns, where: str) -> Array:
-    if columns.image:
+    if columns.kind == "image":
         column = table.data.column(columns.input[0]).combine_chunks()
         return decode_images(column, config.resize, f"{where}: column {columns.input[0]!r}")
     parts = []

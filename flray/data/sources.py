@@ -16,8 +16,9 @@ import numpy as np
 
 from flray.core.errors import DataError, nearest
 from flray.core.seeding import rng
-from flray.data.cache import Array, Entry, digest, fetch, file_digest
+from flray.data.cache import Array, Entry, array_digest, digest, fetch, file_digest
 from flray.data.config import DataConfig
+from flray.data.published import plain_name
 from flray.registry import Registry
 
 
@@ -39,6 +40,10 @@ class Vocabulary(NamedTuple):
     pad: int
     separator: int
     tokenizer: Array | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return digest(*self[:3], array_digest(self.tokenizer))
 
 
 class Splits(NamedTuple):
@@ -127,11 +132,12 @@ def not_found(config: DataConfig, looked: Sequence[str], what: str) -> DataError
     return DataError(f"data set {config.source!r} not found{place}; {what}")
 
 
-def parquet(config: DataConfig, folder: Path) -> Splits:
+def parquet(config: DataConfig, folder: Path, vocabulary: Vocabulary | None = None) -> Splits:
     """`folder/train*.parquet` and `folder/test*.parquet` (else validation), with the `datasets` feature notes."""
     from flray.data.readers import parquet_files, parquet_splits
 
-    files = parquet_files(folder)
+    vocabulary = _vocabulary(config, vocabulary)
+    files = parquet_files(folder, config.options.get("train") or "train", config.options.get("test"))
     key = digest(
         "parquet",
         file_digest([path for split in sorted(files) for path in files[split]]),
@@ -140,19 +146,21 @@ def parquet(config: DataConfig, folder: Path) -> Splits:
         config.input,
         config.group,
         config.resize,
+        *_text_key(config, vocabulary),
     )
-    return cached(key, lambda: parquet_splits(config, folder, files))
+    return cached(key, lambda: parquet_splits(config, folder, files, vocabulary))
 
 
-def hub(config: DataConfig) -> Splits:
+def hub(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     """`hf:<folder>` or `hf:<hub id>`; options: config, revision, train, test (names of splits)."""
     name = config.source.removeprefix("hf:")
     folder = Path(name).expanduser()
     options = check_options(config, {"config": None, "revision": None, "train": None, "test": None})
     if folder.is_dir() and any(folder.glob("*.parquet")) and not any(options.values()):
-        return parquet(config, folder)
+        return parquet(config, folder, vocabulary)
     from flray.data.readers import hub_splits, hub_tables
 
+    vocabulary = _vocabulary(config, vocabulary)
     tables = hub_tables(config, options)
     key = digest(
         "hf",
@@ -163,8 +171,25 @@ def hub(config: DataConfig) -> Splits:
         config.input,
         config.group,
         config.resize,
+        *_text_key(config, vocabulary),
     )
-    return cached(key, lambda: hub_splits(config, tables))
+    return cached(key, lambda: hub_splits(config, tables, vocabulary))
+
+
+def _vocabulary(config: DataConfig, given: Vocabulary | None) -> Vocabulary | None:
+    """The `given` vocabulary, else that of the tokenizer which `config` names; None: no text, or to be trained on it."""
+    if given is not None or config.tokenizer in (None, "train"):
+        return given
+    from flray.data.text import pretrained
+
+    return pretrained(config.tokenizer, config.download)
+
+
+def _text_key(config: DataConfig, vocabulary: Vocabulary | None) -> list[Any]:
+    """What decides on the token ids of a table, besides its contents; nothing where there are none."""
+    if vocabulary is None and config.tokenizer is None:
+        return []
+    return ["text", plain_name(config.source), config.text, config.max_length, vocabulary.fingerprint if vocabulary else "train"]
 
 
 def iris(config: DataConfig) -> Splits:
@@ -245,13 +270,19 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
 
     def make() -> Entry:
         splits = build()
-        return Entry(pack(splits.train, splits.test), {"classes": list(splits.classes)})
+        arrays = pack(splits.train, splits.test)
+        meta: dict[str, Any] = {"classes": list(splits.classes), "notes": list(splits.notes)}
+        if splits.vocabulary is not None and splits.vocabulary.tokenizer is not None:
+            arrays["tokenizer"], meta["vocabulary"] = splits.vocabulary.tokenizer, list(splits.vocabulary[:3])
+        return Entry(arrays, meta)
 
     entry = fetch(key, make)
     train, test = unpack(entry, "train"), unpack(entry, "test")
     if train is None:
         raise DataError(f"data cache entry {key} has no train split; delete it from FLRAY_CACHE")
-    return Splits(train, test, tuple(entry.meta["classes"]), key)
+    vocabulary = Vocabulary(*entry.meta["vocabulary"], tokenizer=entry.arrays["tokenizer"]) if "vocabulary" in entry.meta else None
+    # entries of earlier versions have no notes
+    return Splits(train, test, tuple(entry.meta["classes"]), key, vocabulary, tuple(entry.meta.get("notes", ())))
 
 
 def pack(train: Split | None, test: Split | None) -> dict[str, Array]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flray.results.tables import LAST
+
 if TYPE_CHECKING:
     import pandas
 
@@ -32,17 +34,18 @@ def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict
 
 
 def collapsed(rounds: pandas.DataFrame, labels: np.ndarray) -> str | None:
-    """Why a run whose numbers are all finite counts as diverged: chance level at the end (spec 13), and not for want of training:
-    it had been well above, or its loss is twice that of knowing nothing."""
+    """Why a run whose numbers are all finite counts as diverged: the mean of its last tests is chance level (spec 13), and not for want of
+    training: it had been well above before, or its loss is twice that of knowing nothing."""
     tested = rounds.dropna(subset="test/acc") if "test/acc" in rounds else rounds.iloc[:0]
     if not len(tested):
         return None
     counts = np.bincount(labels)
     chance, nothing = counts.max() / len(labels), math.log(len(counts))
-    last, best = tested.iloc[-1], tested.loc[tested["test/acc"].idxmax()]
-    if last["test/acc"] > 1.05 * chance or (best["test/acc"] < 1.5 * chance and last["test/loss"] < 2 * nothing):
+    last, best = tested.tail(LAST), tested.loc[tested["test/acc"].idxmax()]
+    accuracy, loss = last["test/acc"].mean(), last["test/loss"].iloc[-1]
+    if accuracy > 1.05 * chance or (best["test/acc"] < 1.5 * chance and loss < 2 * nothing):
         return None
     return (
-        f"diverged: test accuracy {last['test/acc']:.2%} and loss {last['test/loss']:.3g} in round {last['round']:.0f} are chance level "
-        f"(best {best['test/acc']:.2%} in round {best['round']:.0f}); lower algorithm.lr"
+        f"diverged: the last {len(last)} tests have an accuracy of {accuracy:.2%}, chance level, and a loss of {loss:.3g} "
+        f"(best accuracy {best['test/acc']:.2%} in round {best['round']:.0f}); lower algorithm.lr"
     )

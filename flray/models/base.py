@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,6 +32,18 @@ class Classifier(nn.Module):
 def pooled(x: Tensor) -> Tensor:
     """Mean over the pixels of `x [B, K, H, W]`, `[B, K]`; unlike `x.mean((2, 3))` its backward pass stays channels-last."""
     return x.permute(0, 2, 3, 1).flatten(1, 2).mean(1)
+
+
+Projection = Annotated[
+    PositiveInt | None, Field(description="MOON's projection before the head: its width (256 in the paper); none: no such layers")
+]
+
+
+def projected(width: int, projection: int | None) -> tuple[nn.Module, int]:
+    """(linear `width` -> `width`, ReLU, linear -> `projection`, or nothing; the width that the head reads). Li et al. 2021 (MOON), CVPR."""
+    if projection is None:
+        return nn.Identity(), width
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, projection)), projection
 
 
 def image_shape(model: str, input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.models.base import Classifier, image_shape, pooled
+from flray.models.base import Classifier, Projection, image_shape, pooled, projected
 
 
 class FedAvgCNN(Classifier):
@@ -17,24 +17,25 @@ class FedAvgCNN(Classifier):
     McMahan et al. 2017, AISTATS; Lee et al. 2024 (FedSOL), CVPR, default model.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, projection: Projection = None) -> None:
         super().__init__()
         channels, height, width = image_shape("fedavg_cnn", input_shape, smallest=4)
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
         self.linear = nn.Linear(64 * (height // 4) * (width // 4), 512)
-        self.head = nn.Linear(512, num_classes)
+        self.projection, width = projected(512, projection)
+        self.head = nn.Linear(width, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
         """Representation `z [B, 512]` of `x [B, K, H, W]`."""
         # pool before ReLU: the same value and gradient, a quarter of the work
         x = torch.relu(F.max_pool2d(self.conv1(x), 2))
         x = torch.relu(F.max_pool2d(self.conv2(x), 2))
-        return torch.relu(self.linear(x.flatten(1)))
+        return self.projection(torch.relu(self.linear(x.flatten(1))))  # type: ignore[no-any-return]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Both convolutions, averaged over pixels, and the linear layer, all before ReLU: `[B, 32]`, `[B, 64]`, `[B, 512]`."""
         first = self.conv1(x)
         second = self.conv2(torch.relu(F.max_pool2d(first, 2)))
         third = self.linear(torch.relu(F.max_pool2d(second, 2)).flatten(1))
-        return [pooled(first), pooled(second), third], self.head(torch.relu(third))
+        return [pooled(first), pooled(second), third], self.head(self.projection(torch.relu(third)))

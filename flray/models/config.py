@@ -1,6 +1,6 @@
 """From `model: {name: resnet18, norm: group}` to a module.
 
-A model's options are the parameters of its class (or function) besides `input_shape` and `num_classes`: names, types,
+A model's options are the parameters of its class (or function) besides those that the data give (`FROM_DATA`): names, types,
 bounds and defaults are read from that signature and stand nowhere else. The same holds for a network of the user's own,
 named by import path (`my_module:MyNet`) or added with `MODELS.add("mine", MyNet)`.
 """
@@ -33,10 +33,12 @@ MODELS = Registry(
         "resnet18": "flray.models.resnet:resnet18",
         "vgg11": "flray.models.vgg:VGG11",
         "sl_vit": "flray.models.sl_vit:SLViT",
+        "bert": "flray.models.bert:Bert",
     },
 )
 
-FROM_DATA = ("input_shape", "num_classes")
+TOKENS = {"num_tokens": "size", "pad_token": "pad", "separator_token": "separator"}  # argument of a model of text -> of the vocabulary
+FROM_DATA = ("input_shape", "num_classes", *TOKENS)
 
 
 class ModelConfig(BaseModel, frozen=True, extra="allow"):
@@ -70,6 +72,8 @@ class ModelConfig(BaseModel, frozen=True, extra="allow"):
 def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
     """The network for inputs `[B, *input_shape]` and `num_classes` logits, on the CPU, initialised from `seed` alone.
 
+    The shape of text tells its `vocabulary` (`flray.data.dataset.TextShape`), from which a model gets `num_tokens`, `pad_token` and
+    `separator_token`.
     The process-wide generators are left as they were. `head` is the module's own attribute, or else its last
     registered child where that has parameters; a network of yours that declares `features` must satisfy
     `head(features(x)) == forward(x)`.
@@ -78,8 +82,9 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
     checked = _check(config.name, config.options)
     # defaults that were not given stay the signature's own objects
     arguments = {key: getattr(checked, key) for key in checked.model_fields_set}
-    sizes = {"input_shape": tuple(input_shape), "num_classes": num_classes}
-    arguments |= {key: value for key, value in sizes.items() if key in inspect.signature(target).parameters}
+    parameters = inspect.signature(target).parameters
+    sizes = {"input_shape": tuple(input_shape), "num_classes": num_classes, **_tokens(config.name, input_shape, parameters)}
+    arguments |= {key: value for key, value in sizes.items() if key in parameters}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs' generators as well
         module = target(**arguments)
@@ -96,6 +101,18 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
 def model_options(name: str) -> list[Hyperparameter]:
     """The options that model `name` declares, as `flray list models` prints them."""
     return hyperparameters(_declared(name))
+
+
+def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, inspect.Parameter]) -> dict[str, int]:
+    """What token ids count in, where the data are text; `ConfigError` where only one of model and data is for text."""
+    vocabulary = getattr(input_shape, "vocabulary", None)
+    if vocabulary is None:
+        if "num_tokens" in parameters and parameters["num_tokens"].default is inspect.Parameter.empty:
+            raise ConfigError(f"model {name!r} reads text, the data have samples of shape {list(input_shape)}; choose another model")
+        return {}
+    if "num_tokens" not in parameters:
+        raise ConfigError(f"model {name!r} does not read text: it declares no num_tokens; use 'bert', or a network of yours that does")
+    return {argument: getattr(vocabulary, field) for argument, field in TOKENS.items()}
 
 
 def _target(name: str) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.models.base import Classifier, image_shape, pooled
+from flray.models.base import Classifier, Projection, image_shape, pooled, projected
 
 Stem = Annotated[
     Literal["cifar", "cifar_pool", "imagenet"],
@@ -27,25 +27,31 @@ Norm = Annotated[
 GROUPS = 2  # Seo et al. 2024 (FedRCL), CVPR, their ResNet-18
 
 
-def resnet8(input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar_pool", norm: Norm = "batch") -> ResNet:
+def resnet8(
+    input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar_pool", norm: Norm = "batch", projection: Projection = None
+) -> ResNet:
     """Four stages of one block, widths 64 to 512: 4,903,242 parameters, 64.7 M multiply-adds at 3x32x32, C=10.
 
     The network whose size and cost FedProj reports; "8" counts the 3x3 convolutions in the blocks.
     """
-    return ResNet("resnet8", input_shape, num_classes, (1, 1, 1, 1), stem, norm)
+    return ResNet("resnet8", input_shape, num_classes, (1, 1, 1, 1), stem, norm, projection)
 
 
-def resnet8_3stage(input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar_pool", norm: Norm = "batch") -> ResNet:
+def resnet8_3stage(
+    input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar_pool", norm: Norm = "batch", projection: Projection = None
+) -> ResNet:
     """Three stages of one block, widths 64 to 256: 1,227,594 parameters at C=10. "resnet8" in the TAKFL code."""
-    return ResNet("resnet8_3stage", input_shape, num_classes, (1, 1, 1), stem, norm)
+    return ResNet("resnet8_3stage", input_shape, num_classes, (1, 1, 1), stem, norm, projection)
 
 
-def resnet18(input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar", norm: Norm = "batch") -> ResNet:
+def resnet18(
+    input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar", norm: Norm = "batch", projection: Projection = None
+) -> ResNet:
     """Four stages of two blocks: 11,173,962 parameters at C=10.
 
     He et al. 2016, CVPR. FedProj: `stem: cifar_pool`. FedSOL: `norm: none_tracked`. FedRCL: `norm: group`.
     """
-    return ResNet("resnet18", input_shape, num_classes, (2, 2, 2, 2), stem, norm)
+    return ResNet("resnet18", input_shape, num_classes, (2, 2, 2, 2), stem, norm, projection)
 
 
 class ResNet(Classifier):
@@ -55,7 +61,16 @@ class ResNet(Classifier):
     Convolutions start Kaiming normal (fan-out, ReLU), norms at scale 1 and shift 0, the head at PyTorch's default.
     """
 
-    def __init__(self, name: str, input_shape: tuple[int, ...], num_classes: int, blocks: Sequence[int], stem: Stem, norm: Norm) -> None:
+    def __init__(
+        self,
+        name: str,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        blocks: Sequence[int],
+        stem: Stem,
+        norm: Norm,
+        projection: Projection,
+    ) -> None:
         super().__init__()
         channels, _, _ = image_shape(name, input_shape)
         self._pool = stem != "cifar"
@@ -70,6 +85,7 @@ class ResNet(Classifier):
                 width = out
         self.blocks = nn.Sequential(*layers)
         self._stage_ends = {sum(blocks[: i + 1]) - 1 for i in range(len(blocks))}
+        self.projection, width = projected(width, projection)
         self.head = nn.Linear(width, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -80,7 +96,7 @@ class ResNet(Classifier):
         x = self.stem_norm(self.stem(x))
         if self._pool:  # before ReLU: the same value and gradient, a quarter of the work
             x = F.max_pool2d(x, 3, 2, 1)
-        return self.blocks(torch.relu(x)).mean((2, 3))  # type: ignore[no-any-return]
+        return self.projection(self.blocks(torch.relu(x)).mean((2, 3)))  # type: ignore[no-any-return]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Stem and the last block of every stage, before ReLU, averaged over pixels (FedRCL: layers 0 to 4); and logits `[B, C]`."""
@@ -92,7 +108,7 @@ class ResNet(Classifier):
             x = torch.relu(before)
             if i in self._stage_ends:
                 found.append(pooled(before))
-        return found, self.head(x.mean((2, 3)))
+        return found, self.head(self.projection(x.mean((2, 3))))
 
 
 class BasicBlock(nn.Module):

@@ -164,13 +164,10 @@ def test_a_head_with_batch_norm_has_its_statistics_moved_once_a_step():
 
 
 # what a step costs -------------------------------------------------------------------------------
-@pytest.mark.parametrize("proximal", ["kl", "l2", "moon"])
-@pytest.mark.parametrize("perturb", ["head", "all"])
+@pytest.mark.parametrize(("proximal", "perturb"), [("kl", "head"), ("kl", "all"), ("l2", "head"), ("l2", "all"), ("moon", "all")])
 @pytest.mark.parametrize("strategy", ["S0", "S1", "S2", "S3", "S4", "S5", "S6", "projection"])
 def test_step_cost_counts_the_passes_through_the_body(strategy, perturb, proximal):
     """A forward pass is 1 part of 3, a backward pass 2. Head mode: one forward and one backward, and the global model's forward."""
-    if proximal == "moon" and perturb == "head":
-        return
     module, passes = build(Mlp), {"forward": 0, "backward": 0}
 
     def seen(_, __, output):
@@ -183,7 +180,10 @@ def test_step_cost_counts_the_passes_through_the_body(strategy, perturb, proxima
     algorithm = FedSOL(strategy=strategy, perturb=perturb, proximal=proximal)
     ctx, batches = one_client(objective, world(Mlp)[0], size=4)
     state = algorithm.init_server(ctx, *objective.initial())
-    algorithm.train(ctx, algorithm.broadcast(ctx, state), algorithm.init_client(ctx), batches)
+    client = algorithm.init_client(ctx)
+    if proximal == "moon":  # as after its first round: in that one the term is constant
+        client = client._replace(w=client.w + 0.1)
+    algorithm.train(ctx, algorithm.broadcast(ctx, state), client, batches)
     assert (passes["forward"] + 2 * passes["backward"]) / 3 / len(batches) == pytest.approx(algorithm.step_cost())
     if (strategy, perturb, proximal) == ("S1", "head", "kl"):
         assert passes == {"forward": 2 * len(batches), "backward": len(batches)}

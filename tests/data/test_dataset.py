@@ -241,7 +241,7 @@ def test_torchvision_files(root):
             r"no column 'lable' for data.label \(did you mean 'label'\?\); columns: img, site, label",
         ),
         ("pets", {"group": "user"}, "no column 'user' for data.group"),
-        ("pets", {"input": "site"}, "text needs a tokenizer"),
+        ("pets", {"input": "site"}, r"text \(columns site\) needs a tokenizer"),
         ("pets", {"pca": 2}, "data.pca: source 'pets' has images, which do not take it"),
         ("iris", {"augment": {"flip": True}}, "data.augment: source 'iris' has tabular features"),
         ("iris", {"normalize": "half"}, "data.normalize: source 'iris' has tabular"),
@@ -254,7 +254,7 @@ def test_torchvision_files(root):
         ("pets", {"normalize": {"mean": [0.5], "std": [0.5]}}, "1 values for images of 3 channels"),
         ("synthetic", {"options": {"shape": [2, 2]}}, "neither"),
         ("synthetic", {"options": {"nmu_train": 5}}, "did you mean 'num_train'"),
-        ("text", {}, r"text set \(columns sentence\): text needs a tokenizer, which this version has not"),
+        ("text", {}, r"text \(columns sentence\) needs a tokenizer; set data.tokenizer"),
         ("nolabel", {}, "which column is the label"),
         ("unlabelled", {}, "-1 is no class of 0..1"),
         ("scores", {}, "regression is not supported"),
@@ -379,11 +379,13 @@ def test_real_cifar10(real_root):
 
 def test_a_worker_maps_and_imports_nothing_heavy(root):
     """A fresh process, after the driver has filled the cache."""
-    load("iris"), load("pets")
+    write(root / "text", "train", {"text": ["a film", "a plot"], "label": pa.array([0, 1])}, LABEL)
+    load("iris"), load("pets"), load("text", tokenizer="train", test_fraction=0)
     code = (
         "import sys; from flray.data import DataConfig, load_dataset\n"
         "for s in ('iris', 'pets'): load_dataset(DataConfig(source=s))\n"
-        "heavy = ('sklearn', 'PIL', 'pyarrow', 'pandas', 'torchvision', 'datasets', 'ray')\n"
+        "load_dataset(DataConfig(source='text', tokenizer='train', test_fraction=0))\n"
+        "heavy = ('sklearn', 'PIL', 'pyarrow', 'pandas', 'torchvision', 'datasets', 'ray', 'tokenizers', 'transformers')\n"
         "print([m for m in heavy if m in sys.modules])"
     )
     where = str(Path(__file__).parents[2])

@@ -56,7 +56,9 @@ def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
 
     assert outcome((0.25, 1.5), (0.6, 0.9)) is None
     assert outcome((0.25, 1.39), (0.26, 1.38)) is None, "it has not learned yet: ln 4 = 1.386"
-    assert "25.00% and loss 1.39 in round 3" in outcome((0.3, 1.3), (0.6, 0.9), (0.25, 1.386))
+    assert outcome((0.3, 1.3), (0.6, 0.9), (0.25, 1.386)) is None, "one bad round is noise"
+    text = outcome((0.3, 1.3), (0.6, 0.9), *[(0.25, 1.386)] * 10)
+    assert "the last 10 tests have an accuracy of 25.00%" in text and "best accuracy 60.00% in round 2" in text
     assert outcome((0.25, 900.0)).startswith("diverged: ")
     assert outcome((0.25, 900.0), (math.nan, math.nan), (0.5, 1.0)) is None
     assert collapsed(pandas.DataFrame({"round": [1]}), labels) is None

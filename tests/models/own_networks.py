@@ -54,6 +54,18 @@ class NoHead(nn.Module):
         self.out = nn.LogSoftmax(dim=1)
 
 
+class Words(nn.Module):
+    """Mean of the embeddings of a text's words; `num_tokens` and `pad_token` come from the data."""
+
+    def __init__(self, num_tokens: int, num_classes: int, pad_token: int, width: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_tokens, width, padding_idx=pad_token)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embedding(x).mean(dim=1))
+
+
 def not_a_module(**options: int) -> dict[str, int]:
     return options
 

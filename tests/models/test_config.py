@@ -25,8 +25,8 @@ def weights(module):
 # options ----------------------------------------------------------------------------------------
 def test_a_config_is_complete_plain_and_frozen():
     config = ModelConfig(name="resnet18", norm="group")
-    assert config.model_dump() == {"name": "resnet18", "stem": "cifar", "norm": "group"}
-    assert config.options == {"stem": "cifar", "norm": "group"}
+    assert config.model_dump() == {"name": "resnet18", "stem": "cifar", "norm": "group", "projection": None}
+    assert config.options == {"stem": "cifar", "norm": "group", "projection": None}
     mlp = ModelConfig(name="mlp")
     assert mlp.model_dump() == {"name": "mlp", "hidden": [200], "activation": "relu"}
     assert ModelConfig(**yaml.safe_load(yaml.safe_dump(mlp.model_dump()))) == mlp
@@ -41,7 +41,7 @@ def test_a_config_is_complete_plain_and_frozen():
     [
         ({"name": "resnet81"}, r"unknown model 'resnet81' \(did you mean 'resnet8'\?\)"),
         ({"name": "mlp", "hiden": [3]}, r"unknown option 'hiden' in model 'mlp' \(did you mean 'hidden'\?\)"),
-        ({"name": "fedavg_cnn", "width": 3}, r"unknown option 'width' in model 'fedavg_cnn', which has no options"),
+        ({"name": "vgg11", "width": 3}, r"unknown option 'width' in model 'vgg11', which has no options"),
         ({"name": "mlp", "hidden": [8, 0]}, r"model 'mlp', option 'hidden.1': .*greater than 0, got 0"),
         ({"name": "mlp", "hidden": "200"}, r"model 'mlp', option 'hidden': .*got '200'"),
         ({"name": "resnet18", "norm": "grup"}, r"option 'norm': .*'batch', 'group' or 'none_tracked', got 'grup'"),
@@ -68,7 +68,7 @@ def test_no_name(data):
 
 def test_listing_reads_the_signature():
     options = {o.name: o for o in model_options("resnet18")}
-    assert list(options) == ["stem", "norm"]
+    assert list(options) == ["stem", "norm", "projection"]
     assert options["norm"].default == "batch"
     assert options["norm"].bounds == "batch | group | none_tracked"
     assert "running statistics" in options["norm"].doc
@@ -77,7 +77,7 @@ def test_listing_reads_the_signature():
 
 
 # initialisation ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", MODELS.names())
+@pytest.mark.parametrize("name", [name for name in MODELS.names() if name != "bert"])
 def test_initialisation_depends_on_the_seed_alone(name):
     config = ModelConfig(name=name)
     torch.manual_seed(1)

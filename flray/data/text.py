@@ -1,0 +1,146 @@
+"""Text as token ids: which columns are text, which rows have a label, the tokenizer, and the ids. Runs once a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flray.core.errors import DataError, nearest
+from flray.data.cache import Array
+from flray.data.config import DataConfig
+from flray.data.sources import Vocabulary
+
+if TYPE_CHECKING:
+    from flray.data.readers import Columns, Table
+
+PAIRS = (("question1", "question2"), ("sentence1", "sentence2"), ("question", "sentence"), ("question", "passage"))
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+TOKENS = 30_522  # BERT's; a small data set has fewer
+ROWS = 10_000  # tokenised at once: the library's own records are large
+
+
+def text_columns(config: DataConfig, columns: Sequence[str], where: str) -> tuple[str, ...]:
+    """The column, or the two of a pair, among the text `columns` of a table: as `config.text` says, or where only one reading fits."""
+    if config.input is not None:
+        raise DataError(f"{where}: data.input is not for text; name the column, or the two of a pair, with data.text")
+    for name in config.text or ():
+        if name not in columns:
+            raise DataError(f"{where}: no text column {name!r} for data.text{nearest(name, columns)}")
+    if config.text:
+        return config.text
+    if {"premise", "hypothesis"} <= set(columns):  # MNLI has a dozen columns more
+        return "premise", "hypothesis"
+    pair = next((pair for pair in PAIRS if set(pair) == set(columns)), None)
+    chosen = pair or (("text",) if "text" in columns else tuple(columns))
+    if not columns:
+        raise DataError(f"{where}: no text column for data.tokenizer; leave it out, or choose a text set")
+    if pair is None and len(chosen) > 1:
+        raise DataError(f"{where}: which column is the text? set data.text to one of {', '.join(columns)}, or to two of them for pairs")
+    return chosen
+
+
+def labelled(tables: Mapping[str, Table], columns: Columns, where: str) -> tuple[dict[str, Table], tuple[str, ...]]:
+    """The rows that have a label (-1 or a gap marks those without), and a note on those left out."""
+    import pyarrow as pa
+
+    kept, notes = {}, []
+    for split, table in tables.items():
+        y = table.data.column(columns.label).to_numpy()
+        if columns.values is not None:
+            keep, why = np.isin(y, list(columns.values)), f"with other labels than {', '.join(map(str, columns.values))}"
+        else:
+            keep, why = (np.ones(len(y), bool) if y.dtype == object else y >= 0), "without a label"
+        if not keep.any():
+            option = "train" if split == "train" else "test"
+            raise DataError(f"{where}: no row of {split} has a label; name a labelled split with options: {{{option}: NAME}}")
+        if not keep.all():
+            notes.append(f"{where}: {len(y) - keep.sum()} of {len(y)} rows of {split} {why} are left out")
+        kept[split] = table._replace(data=table.data.filter(pa.array(keep)))
+    return kept, tuple(notes)
+
+
+def token_ids(config: DataConfig, tables: Sequence[Any], vocabulary: Vocabulary | None, where: str) -> tuple[Vocabulary, list[Array]]:
+    """Ids int32 [n, L] of every table (train first) of one or two text columns, and the vocabulary: the given one, or trained."""
+    for table in tables:
+        for name in table.column_names:
+            if table.column(name).null_count:
+                raise DataError(f"{where}: column {name!r} has no text in {table.column(name).null_count} rows; fill or remove them")
+    texts = [[table.column(name).to_pylist() for name in table.column_names] for table in tables]
+    if vocabulary is None:
+        if len(tables) == 1 and config.test_fraction:
+            raise DataError(
+                f"{where} has no test split, so test samples are drawn from the text on which `tokenizer: train` would train; "
+                "set data.tokenizer to a tokenizer's folder, or data.test_fraction to 0"
+            )
+        vocabulary = trained(texts[0])
+    return vocabulary, [encode(vocabulary, columns, config.max_length, where) for columns in texts]
+
+
+def encode(vocabulary: Vocabulary, columns: Sequence[Sequence[str]], length: int, where: str) -> Array:
+    """Ids int32 [n, length] of texts, or of pairs (the longer one is cut off first), padded on the right."""
+    from tokenizers import Tokenizer
+
+    if vocabulary.tokenizer is None:
+        raise DataError(f"{where}: the private data's source gives no tokenizer, so this text cannot become the same token ids")
+    tokenizer = Tokenizer.from_str(vocabulary.tokenizer.tobytes().decode())
+    tokenizer.enable_truncation(length, strategy="longest_first")
+    tokenizer.enable_padding(length=length, pad_id=vocabulary.pad)
+    out = np.empty((len(columns[0]), length), np.int32)
+    for start in range(0, len(out), ROWS):
+        rows = [column[start : start + ROWS] for column in columns]
+        batch = rows[0] if len(rows) == 1 else list(zip(*rows, strict=True))
+        out[start : start + ROWS] = [encoding.ids for encoding in tokenizer.encode_batch_fast(batch)]
+    return out
+
+
+def pretrained(name: str, download: bool) -> Vocabulary:
+    """The vocabulary of a Hugging Face tokenizer: a folder, or a name in the local hub cache (or on the hub, with `download`)."""
+    from transformers import AutoTokenizer
+
+    folder = Path(name).expanduser()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else name, local_files_only=not download)
+    except Exception as error:  # the library raises many kinds; the user needs one line
+        text = str(error).strip().split("\n")[0] or type(error).__name__
+        raise DataError(
+            f"data.tokenizer: {name!r} cannot be loaded ({text}); give a folder that holds it, set `download: true`, or `tokenizer: train`"
+        ) from error
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or tokenizer.pad_token_id is None:
+        lacks = "no padding token" if backend is not None else "no form that the `tokenizers` library reads"
+        raise DataError(f"data.tokenizer: {name!r} has {lacks}; choose another, such as BERT's")
+    separator = tokenizer.sep_token_id
+    return _vocabulary(backend, tokenizer.pad_token_id, -1 if separator is None else separator)
+
+
+def trained(columns: Sequence[Sequence[str]]) -> Vocabulary:
+    """WordPiece (as BERT's: lower case, split at spaces and punctuation) of every token that occurs twice, up to 30,522 of them."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    def tokenizer(model: Any) -> Any:
+        new = Tokenizer(model)
+        new.normalizer, new.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+        return new
+
+    learner = tokenizer(models.WordPiece(unk_token="[UNK]"))
+    letters = set()
+    for text in chain.from_iterable(columns):
+        letters.update(learner.normalizer.normalize_str(text))
+    # the trainer numbers these pieces in a hash map's order and breaks ties by number: given first, the result is always the same
+    pieces = [f"##{letter}" for letter in sorted(letters) if not letter.isspace()]
+    trainer = trainers.WordPieceTrainer(vocab_size=TOKENS, min_frequency=2, special_tokens=[*SPECIAL, *pieces], show_progress=False)
+    learner.train_from_iterator(chain.from_iterable(columns), trainer)
+    whole = tokenizer(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"))  # without the pieces as special tokens
+    whole.add_special_tokens(list(SPECIAL))
+    named = [(token, whole.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    whole.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=named)
+    return _vocabulary(whole, whole.token_to_id("[PAD]"), whole.token_to_id("[SEP]"))
+
+
+def _vocabulary(tokenizer: Any, pad: int, separator: int) -> Vocabulary:
+    description = np.frombuffer(tokenizer.to_str().encode(), np.uint8)
+    return Vocabulary(tokenizer.get_vocab_size(), pad, separator, description)

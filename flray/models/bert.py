@@ -1,0 +1,121 @@
+"""BERT for text classification, on Hugging Face's `BertModel`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from flray.core.errors import ConfigError
+from flray.models.base import Classifier
+
+SHAPE = {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512}  # bert-tiny's
+
+
+class Bert(Classifier):
+    """BERT encoder, pooled first token, dropout, linear head: `BertForSequenceClassification`, with its initialisation.
+
+    Token ids `x [B, L]` (int64, padded on the right) -> `z [B, hidden]` -> logits `[B, C]`. Padding is masked; in a pair, the tokens after
+    the first separator are the second segment. Parameters without the head, at 30,522 tokens: 4,385,920 (bert-tiny, the default shape).
+    Devlin et al. 2019, NAACL; the small ones (`prajjwal1/bert-tiny`, -mini, -small): Turc et al. 2019 (arXiv:1908.08962).
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        num_tokens: int,
+        pad_token: int,
+        separator_token: int,
+        *,
+        pretrained: Annotated[
+            str | None, Field(description="folder of a BERT, or its name in the local hub cache; none: random, of the shape below")
+        ] = None,
+        layers: Annotated[int, Field(ge=1, description="blocks (pretrained: its own)")] = SHAPE["layers"],
+        hidden: Annotated[int, Field(ge=1, description="width (pretrained: its own)")] = SHAPE["hidden"],
+        heads: Annotated[int, Field(ge=1, description="attention heads (pretrained: its own)")] = SHAPE["heads"],
+        intermediate: Annotated[int, Field(ge=1, description="width inside a block (pretrained: its own)")] = SHAPE["intermediate"],
+        dropout: Annotated[float, Field(ge=0, lt=1, description="of embeddings, attention, blocks and the pooled token")] = 0.1,
+    ) -> None:
+        super().__init__()
+        self._pad, self._separator = pad_token, separator_token
+        shape = {"layers": layers, "hidden": hidden, "heads": heads, "intermediate": intermediate}
+        self.bert = _load(pretrained, shape, num_tokens, dropout) if pretrained is not None else _new(shape, num_tokens, pad_token, dropout)
+        config = self.bert.config
+        if input_shape[0] > config.max_position_embeddings:
+            raise ConfigError(
+                f"model 'bert' has {config.max_position_embeddings} positions and the data {input_shape[0]} tokens a sample; "
+                "lower data.max_length"
+            )
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(config.hidden_size, num_classes)
+        nn.init.normal_(self.head.weight, std=config.initializer_range)
+        nn.init.zeros_(self.head.bias)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The pooled first token after dropout, `z [B, hidden]`, of token ids `x [B, L]`."""
+        return self.dropout(self._encode(x).pooler_output)  # type: ignore[no-any-return]
+
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The first token after every block and the pooler before its tanh, all `[B, hidden]`; and logits `[B, C]`."""
+        found = self._encode(x, output_hidden_states=True)
+        levels = [states[:, 0] for states in found.hidden_states[1:]]
+        return [*levels, self.bert.pooler.dense(levels[-1])], self.head(self.dropout(found.pooler_output))
+
+    def _encode(self, x: Tensor, **options: Any) -> Any:
+        real = x != self._pad
+        if x.device.type == "cpu":  # columns of padding alone are only work; on a GPU, to find them out is to wait for it
+            longest = int(real.any(0).nonzero()[-1]) + 1
+            x, real = x[:, :longest], real[:, :longest]
+        ends = x == self._separator
+        second = (ends.cumsum(1) - ends.long() > 0) & real
+        return self.bert(input_ids=x, attention_mask=real.long(), token_type_ids=second.long(), **options)
+
+
+def _new(shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float) -> Any:
+    from transformers import BertConfig, BertModel
+
+    if shape["hidden"] % shape["heads"]:
+        raise ConfigError(f"model 'bert': hidden {shape['hidden']} is not a multiple of heads {shape['heads']}")
+    return BertModel(
+        BertConfig(
+            vocab_size=num_tokens,
+            pad_token_id=pad_token,
+            num_hidden_layers=shape["layers"],
+            hidden_size=shape["hidden"],
+            num_attention_heads=shape["heads"],
+            intermediate_size=shape["intermediate"],
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+        )
+    )
+
+
+def _load(name: str, shape: dict[str, int], num_tokens: int, dropout: float) -> Any:
+    """The pretrained network; nothing is downloaded."""
+    from transformers import AutoConfig, BertModel
+
+    for option, value in shape.items():
+        if value != SHAPE[option]:
+            raise ConfigError(f"model 'bert': {option} is the pretrained network's own; leave it out, or set pretrained to null")
+    folder = Path(name).expanduser()
+    place = str(folder) if folder.is_dir() else name
+    try:
+        config = AutoConfig.from_pretrained(place, local_files_only=True)
+        if config.model_type != "bert":
+            raise ConfigError(f"model 'bert': pretrained {name!r} is a {config.model_type} network; choose a BERT")
+        if config.vocab_size != num_tokens:
+            raise ConfigError(
+                f"model 'bert': pretrained {name!r} knows {config.vocab_size} tokens and the data's tokenizer has {num_tokens}; "
+                "set data.tokenizer to the network's own"
+            )
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
+        return BertModel.from_pretrained(place, config=config, local_files_only=True, dtype=torch.float32).train()
+    except (OSError, ValueError) as error:
+        text = (str(error).strip() or type(error).__name__).split("\n")[0]
+        raise ConfigError(
+            f"model 'bert': pretrained {name!r} cannot be loaded ({text}); give a folder that holds it, or fetch it: hf download {name}"
+        ) from error

@@ -1,0 +1,348 @@
+"""Text as token ids: tokenizers, columns, rows without labels, public text, the way to a model; every error a user can meet."""
+
+import json
+import warnings
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from flray.config import load_config
+from flray.core.errors import ConfigError, DataError
+from flray.data import (
+    SOURCES,
+    Batches,
+    DataConfig,
+    DroppedRowsWarning,
+    Normalizer,
+    ProxyConfig,
+    Split,
+    Splits,
+    Vocabulary,
+    eval_batches,
+    load_dataset,
+    load_proxy,
+)
+from flray.data.text import trained
+from tests.contracts.inprocess import Local
+from tests.data.files import write
+
+GOOD, BAD, REST = ["great", "lovely", "superb", "touching"], ["dull", "awful", "tedious", "stale"], ["film", "plot", "cast", "the", "a"]
+
+
+def names(*classes, label="label"):
+    return {label: {"_type": "ClassLabel", "names": list(classes)}}
+
+
+def sentences(n, seed):
+    """Texts of 3 to 8 words, alternately bad (0) and good (1)."""
+    draw = np.random.default_rng(seed)
+    words = [[*draw.choice(REST, 3), *draw.choice((BAD, GOOD)[i % 2], draw.integers(1, 6))] for i in range(n)]
+    return [" ".join(draw.permutation(w)).capitalize() + "." for w in words]
+
+
+def load(source, **kw):
+    return load_dataset(DataConfig(source=source, **{"tokenizer": "train", "max_length": 12, "leak_check": False, **kw}))
+
+
+def words(vocabulary, ids):
+    """The tokens of a row of ids, without padding."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(vocabulary.tokenizer.tobytes().decode())
+    return [tokenizer.id_to_token(int(i)) for i in ids if i != vocabulary.pad]
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """`films`: 60 train and 20 test sentences; `pairs`: premise and hypothesis with rows without a label; `tweets`: bare labels."""
+    for split, n, seed in (("train", 60, 0), ("validation", 20, 1)):
+        y = pa.array(np.arange(n) % 2)
+        write(tmp_path / "films", split, {"sentence": sentences(n, seed), "label": y, "idx": pa.array(range(n))}, names("bad", "good"))
+    for split, n in (("train", 24), ("test", 8)):
+        two = {"premise": sentences(n, 2), "hypothesis": sentences(n, 3), "genre": ["x"] * n}
+        write(tmp_path / "pairs", split, {**two, "label": pa.array(np.arange(n) % 4 - 1)}, names("yes", "maybe", "no"))
+    for split, marks in (("train", [0, 4] * 8), ("test", [0, 2, 4, 2])):
+        columns = {"text": sentences(len(marks), 5), "user": ["u"] * len(marks), "sentiment": pa.array(marks)}
+        write(tmp_path / "sentiment140", split, columns)
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def bert(tmp_path):
+    """A BERT tokenizer of 27 tokens, saved by transformers itself."""
+    from transformers import BertTokenizer
+
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *GOOD, *BAD, *REST, ".", "##s", "##er", "!", "?"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    folder = tmp_path / "bert"
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+# ids ------------------------------------------------------------------------------------------
+def test_ids_are_those_of_the_tokenizer_itself(root, bert):
+    """Transformers' own call with padding and truncation, for sentences and for pairs (8 tokens: the longer text is cut first)."""
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(bert)
+    d = load("films", tokenizer=str(bert))
+    expected = theirs(sentences(60, 0), padding="max_length", truncation=True, max_length=12)["input_ids"]
+    assert d.train.x.dtype == np.int32 and d.train.x.tolist() == expected
+    assert d.vocabulary[:3] == (len(theirs), theirs.pad_token_id, theirs.sep_token_id) and d.input_shape == (12,)
+    assert d.train.y.tolist() == [0, 1] * 30 and d.classes == ("bad", "good") and not d.is_image and d.mean == ()
+    assert d.test.x.tolist() == theirs(sentences(20, 1), padding="max_length", truncation=True, max_length=12)["input_ids"]
+    labelled = [i for i in range(24) if i % 4]
+    first, second = ([texts[i] for i in labelled] for texts in (sentences(24, 2), sentences(24, 3)))
+    with pytest.warns(DroppedRowsWarning):
+        pairs = load("pairs", tokenizer=str(bert), max_length=8)
+    assert pairs.train.x.tolist() == theirs(first, second, padding="max_length", truncation=True, max_length=8)["input_ids"]
+
+
+def test_a_trained_vocabulary_has_whole_words(root):
+    d = load("films")
+    text = sentences(60, 0)[7].lower().rstrip(".").split()
+    assert words(d.vocabulary, d.train.x[7]) == ["[CLS]", *text, ".", "[SEP]"]
+    assert d.vocabulary[:3] == (d.vocabulary.size, 0, 3) and d.train.x.max() < d.vocabulary.size
+    description = json.loads(d.vocabulary.tokenizer.tobytes())
+    assert [token["content"] for token in description["added_tokens"]] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def test_a_vocabulary_is_trained_on_train_alone(root):
+    """A word that only the test split has is spelled from pieces, as is one that occurs once."""
+    odd = ["film xylophone", "xylophone film", "xylophone plot"]
+    label = {"label": pa.array([0, 1, 1])}
+    write(root / "odd", "train", {"text": ["film jukebox", "plot film", "a film"], **label}, names("a", "b"))
+    write(root / "odd", "test", {"text": odd, **label}, names("a", "b"))
+    d = load("odd", max_length=20)
+    assert words(d.vocabulary, d.train.x[0])[1:3] == ["film", "j"] and words(d.vocabulary, d.train.x[1])[-2] == "film"
+    assert words(d.vocabulary, d.test.x[0])[1:3] == ["film", "[UNK]"]  # no x in train
+
+
+def test_the_same_text_gives_the_same_vocabulary(root):
+    """The library's trainer numbers pieces in the order of a hash map, another one at every call: left alone, it fails this test."""
+    texts = [sentences(60, 0)]
+    first = trained(texts)
+    assert all(trained(texts).fingerprint == first.fingerprint for _ in range(8))
+    other = trained([sentences(60, 9)])
+    assert other.fingerprint != first.fingerprint
+
+
+def test_tokenised_once_for_each_tokenizer_and_length(root, bert, monkeypatch):
+    first, other, longer = load("films"), load("films", tokenizer=str(bert)), load("films", max_length=20)
+    assert len({d.fingerprint for d in (first, other, longer)}) == 3 and longer.input_shape == (20,)
+    assert isinstance(first.train.x.base, np.memmap) and not first.train.x.flags.writeable
+    from flray.data import text
+
+    monkeypatch.setattr(text, "encode", None)
+    assert load("films").fingerprint == first.fingerprint and load("films", tokenizer=str(bert)).fingerprint == other.fingerprint
+    (bert / "tokenizer.json").write_text((bert / "tokenizer.json").read_text().replace('"superb"', '"sublime"'))
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # another tokenizer under the same name
+        load("films", tokenizer=str(bert))
+
+
+# columns and rows --------------------------------------------------------------------------------
+def test_columns(root):
+    label = {"label": pa.array([0, 1])}
+    write(root / "both", "train", {"title": ["a plot", "a cast"], "content": ["the film", "dull"], **label}, names("a", "b"))
+    write(root / "large", "train", {"text": pa.array(["a plot", "dull"], pa.large_string()), **label}, names("a", "b"))
+    one, two = load("both", text="content", test_fraction=0), load("both", text=["title", "content"], test_fraction=0)
+    assert (one.train.x == 3).sum(axis=1).tolist() == [1, 1] and (two.train.x == 3).sum(axis=1).tolist() == [2, 2]
+    assert load("large", test_fraction=0).train.x.shape == (2, 12)
+    question = {"question": ["who", "why"], "sentence": ["a film", "the cast"], **label}
+    write(root / "questions", "train", question, names("a", "b"))
+    assert (load("questions", test_fraction=0).train.x == 3).sum() == 4
+
+
+def test_rows_without_a_label_are_left_out_with_a_note(root):
+    with pytest.warns(DroppedRowsWarning) as caught:
+        d = load("pairs")
+    assert [str(w.message).split("pairs: ")[1] for w in caught] == [
+        "6 of 24 rows of train without a label are left out", "2 of 8 rows of test without a label are left out",
+    ]  # fmt: skip
+    assert d.train.y.tolist() == [0, 1, 2] * 6 and d.classes == ("yes", "maybe", "no") and len(d.test.y) == 6
+    with pytest.warns(DroppedRowsWarning):  # from the cache as well
+        load("pairs")
+
+
+def test_sentiment140_has_two_classes(root):
+    with pytest.warns(DroppedRowsWarning, match="2 of 4 rows of test with other labels than 0, 4 are left out"):
+        d = load("sentiment140", group="user")
+    assert d.classes == ("negative", "positive") and d.train.y.tolist() == [0, 1] * 8 and d.test.y.tolist() == [0, 1]
+    assert words(d.vocabulary, d.test.x[1])[1:3] == sentences(4, 5)[2].lower().split()[:2] and d.train.group.tolist() == [0] * 16
+
+
+def test_splits_by_name(root):
+    """GLUE's names: the labelled split is named by option; of MNLI's two validation splits the matched one is the test split."""
+    folder = root / "glue"
+    for split, n, mark in (("train", 8, 0), ("validation_matched", 4, 0), ("validation_mismatched", 6, 0), ("test", 2, -1)):
+        y = pa.array([mark] * n)
+        write(folder, split, {"sentence": sentences(n, n), "label": y}, names("bad", "good"))
+    with pytest.raises(DataError, match=r"no row of test has a label; name a labelled split with options: \{test: NAME\}"):
+        load("glue")
+    assert len(load("glue", options={"test": "validation_mismatched"}).test.y) == 6
+    (folder / "test.parquet").unlink()
+    assert len(load("glue").test.y) == 4
+    swapped = load("glue", options={"train": "validation_mismatched"})
+    assert len(swapped.train.y) == 6 and len(swapped.test.y) == 4
+
+
+# public text ---------------------------------------------------------------------------------------
+def test_public_text_has_the_ids_of_the_private_vocabulary(root):
+    d = load("films")
+    public = ProxyConfig(source="sentiment140", options={"train": "train"}, splits="all")
+    with pytest.warns(DroppedRowsWarning):
+        proxy, private = load_proxy(public, d)
+    assert proxy.x.shape == (18, 12) and proxy.x.dtype == np.int32 and len(private) == 60 and not proxy.same_labels
+    text = sentences(16, 5)[3].lower().rstrip(".").split()
+    assert words(d.vocabulary, proxy.x[3]) == ["[CLS]", *text, ".", "[SEP]"]
+    other = load("films", max_length=20)
+    with pytest.warns(DroppedRowsWarning):
+        longer, _ = load_proxy(public, other)
+    assert longer.x.shape == (18, 20) and longer.fingerprint != proxy.fingerprint
+
+
+def test_classes_of_equal_label_spaces_must_agree_in_name_and_order(root):
+    d = load("films")
+    label = {"label": pa.array([0, 1, 1])}
+    write(root / "agree", "train", {"text": sentences(3, 8), **label}, names("bad", "good"))
+    write(root / "swapped", "train", {"text": sentences(3, 8), **label}, names("good", "bad"))
+    same, _ = load_proxy(ProxyConfig(source="agree", same_labels=True, test_fraction=0), d)
+    assert same.same_labels and same.y.tolist() == [0, 1, 1]
+    with pytest.raises(ConfigError, match=r"classes of 'swapped' are good, bad and those of 'films' bad, good; leave it out"):
+        load_proxy(ProxyConfig(source="swapped", same_labels=True, test_fraction=0), d)
+    assert not load_proxy(ProxyConfig(source="swapped", test_fraction=0), d)[0].same_labels
+
+
+def test_holdout_of_text(root):
+    d = load("films")
+    proxy, private = load_proxy(ProxyConfig(source="holdout", size=10), d)
+    rows = np.setdiff1d(np.arange(60), private)
+    assert np.array_equal(proxy.x, d.train.x[rows]) and proxy.same_labels
+
+
+# the way to a model ----------------------------------------------------------------------------------
+def test_a_model_gets_int64_ids(root):
+    d = load("films")
+    normalizer = Normalizer(d.mean, d.std)
+    batches = Batches(d.train.x, d.train.y, np.arange(5), batch_size=4, epochs=1, rng=None, normalizer=normalizer, augment=d.augment)
+    got = [*batches, *eval_batches(d.test, normalizer, 7)]
+    assert all(batch.x.dtype == torch.int64 and batch.y.dtype == torch.int64 for batch in got)
+    assert torch.cat([batch.x for batch in got[:2]]).tolist() == d.train.x[:5].tolist()
+    assert got[2].x.tolist() == d.test.x[:7].tolist()
+    shape = d.input_shape
+    assert shape == (12,) and shape.vocabulary is d.vocabulary
+
+
+def test_own_source_of_token_ids(root):
+    x = np.arange(24, dtype=np.int32).reshape(4, 6)
+
+    def splits(vocabulary):
+        return Splits(Split(x, np.array([0, 1, 0, 1])), None, ("a", "b"), vocabulary=vocabulary)
+
+    SOURCES.add("ids", lambda config: splits(Vocabulary(24, 0, 3)))
+    SOURCES.add("bare ids", lambda config: splits(None))
+    d = load_dataset(DataConfig(source="ids", test_fraction=0))
+    assert d.input_shape.vocabulary.size == 24 and np.array_equal(d.train.x, x)
+    with pytest.raises(DataError, match="token ids are int32 and come with a vocabulary"):
+        load_dataset(DataConfig(source="bare ids"))
+    with pytest.raises(DataError, match="the private data's source gives no tokenizer"):
+        load_proxy(ProxyConfig(source="films"), d)
+
+
+def test_fedproj_learns_which_words_are_good(root, tmp_path):
+    """The engine's server and clients in this process: BERT, public text of the same classes, personalised and global test."""
+    y = pa.array(np.arange(40) % 2)
+    write(root / "reviews", "train", {"text": sentences(40, 7), "label": y}, names("bad", "good"))
+    experiment = load_config(
+        {
+            "rounds": 4,
+            "data": {"source": "films", "tokenizer": "train", "max_length": 12, "leak_check": False},
+            "proxy": {"source": "reviews", "same_labels": True, "test_fraction": 0},
+            "partition": {"name": "label_skew", "clients": 4, "classes_per_client": 1},
+            "model": {"name": "bert", "hidden": 16, "intermediate": 32, "layers": 1},
+            "algorithm": {"name": "fedproj", "optimizer": "adam", "lr": 0.01, "local_epochs": 3, "batch_size": 10, "distill_lr": 0.003},
+        }
+    )[0]
+    assert load_config(experiment.dump())[0] == experiment
+    local = Local(experiment, tmp_path)
+    state, bench = local.play(4), local.server.bench
+    score = bench.evaluate(state, bench.context(0, 4, 0, 4, 4, 60), 0, bench.test_batches)
+    assert score[:, 2].sum() == 20 and score[:, 1].sum() >= 18
+    assert len(state.logits) == 40 and local.rows[0]["proxy_examples"] == 6 * 40
+
+
+@pytest.mark.parametrize(
+    "source, kw, text",
+    [
+        ("films", {"tokenizer": None}, r"films: text \(columns sentence\) needs a tokenizer; set data.tokenizer to `train`"),
+        ("films", {"text": "sentense"}, r"no text column 'sentense' for data.text \(did you mean 'sentence'\?\)"),
+        ("films", {"text": "idx"}, r"no text column 'idx' for data.text \(valid: sentence\)"),
+        ("films", {"input": "sentence"}, "data.input is not for text"),
+        (
+            "films",
+            {"tokenizer": "nobody/no-such"},
+            r"'nobody/no-such' cannot be loaded .*folder that holds it, set `download: true`, or `tok",
+        ),
+        ("films", {"tokenizer": "{root}"}, r"cannot be loaded .*give a folder"),
+        ("films", {"pca": 2}, "data.pca: source 'films' has text, which do not take it"),
+        ("films", {"normalize": "half"}, "data.normalize: source 'films' has text"),
+        ("films", {"options": {"trian": "train"}}, r"films does not read 'trian' \(did you mean 'train'"),
+        ("films", {"options": {"test": "dev"}}, r"has no dev split \(it has train, validation\); choose one with options: \{test: NAME\}"),
+        ("many", {}, "which column is the text\\? set data.text to one of word, sentence1, sentence2, or to two of them"),
+        ("gaps", {}, "column 'text' has no text in 1 rows; fill or remove them"),
+        ("numbers", {}, "no text column for data.tokenizer; leave it out"),
+        (
+            "alone",
+            {},
+            r"no test split, so test samples are drawn .*; set data.tokenizer to .* folder, or data.test_fraction to 0",
+        ),
+        ("synthetic", {"max_length": 128}, "data.tokenizer: source 'synthetic' has images, which do not take it"),
+        ("nopad", {"tokenizer": "{root}/nopad-tokenizer"}, "has no padding token; choose another"),
+    ],
+)
+def test_errors(root, source, kw, text):
+    label = {"label": pa.array([0, 1])}
+    two = {"sentence1": ["a", "b"], "sentence2": ["a", "b"]}
+    write(root / "many", "train", {"word": ["a", "b"], **two, **label}, names("a", "b"))
+    write(root / "gaps", "train", {"text": ["a", None], **label}, names("a", "b"))
+    write(root / "numbers", "train", {"x": pa.array([1.0, 2.0]), **label}, names("a", "b"))
+    write(root / "alone", "train", {"text": ["a", "b"], **label}, names("a", "b"))
+    if source == "nopad":
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+
+        write(root / "nopad", "train", {"text": ["a", "b"], **label}, names("a", "b"))
+        model = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+        PreTrainedTokenizerFast(tokenizer_object=model).save_pretrained(root / "nopad-tokenizer")
+    kw = {name: value.format(root=root) if isinstance(value, str) else value for name, value in kw.items()}
+    with pytest.raises((DataError, ConfigError), match=text) as caught:
+        load(source, **kw)
+    assert "\n" not in str(caught.value)
+
+
+def test_proxy_errors(root):
+    d = load("films")
+    for option in ({"tokenizer": "train"}, {"max_length": 20}):
+        with pytest.raises(ConfigError, match=f"proxy.{next(iter(option))}: public text becomes token ids as the private text does"):
+            ProxyConfig(source="pairs", **option)
+    with pytest.raises(DataError, match="uniform_box needs tabular features and 'films' has text"):
+        load_proxy(ProxyConfig(source="uniform_box"), d)
+    write(root / "numbers", "train", {"x": pa.array([1.0, 2.0]), "label": pa.array([0, 1])}, names("a", "b"))
+    with pytest.raises(DataError, match="no text column for data"):
+        load_proxy(ProxyConfig(source="numbers"), d)
+
+
+# real data -------------------------------------------------------------------------------------------
+def test_real_text_sets(real_root):
+    """Rows and class names as in the data's own README; the label orders of private and public set agree."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DroppedRowsWarning)
+        mnli = load_dataset(DataConfig(source="mnli", tokenizer="train", max_length=32))
+        assert (len(mnli.train.y), len(mnli.test.y)) == (3000, 7469) and mnli.classes == ("entailment", "neutral", "contradiction")
+        snli, _ = load_proxy(ProxyConfig(source="snli", options={"train": "validation"}, splits="all", same_labels=True), mnli)
+        assert snli.x.shape == (9842 + 9824, 32) and snli.same_labels
+        tweets = load_dataset(DataConfig(source="sentiment140", tokenizer="train", max_length=32))
+        assert np.bincount(tweets.train.y).tolist() == [5005, 4996] and np.bincount(tweets.test.y).tolist() == [177, 182]
