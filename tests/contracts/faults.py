@@ -62,7 +62,7 @@ def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
 @contextmanager
 def interrupted(where: str, round: int, error: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
     """Ctrl-C (or an error) in round `round` (from 0): `before` it, or in its `evaluate` half, when the state has already moved on."""
-    name = {"before": "_round", "evaluate": "_evaluate"}[where]
+    name = {"before": "_round", "evaluate": "_test"}[where]
     original = getattr(Simulation, name)
 
     def raising(self: Simulation, *arguments: Any) -> Any:
