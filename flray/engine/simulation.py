@@ -17,6 +17,7 @@ from flray.data import Dataset, Partition, load_partition, partition_table
 from flray.engine import checkpoint
 from flray.engine import cohort as cohorts
 from flray.engine.cluster import Background, connect
+from flray.engine.evaluate import evaluate_global, evaluate_personal, personal_epochs, spread
 from flray.engine.launch import launch
 from flray.engine.pool import ObjectLostError, Piece, ServerLostError
 from flray.engine.prepare import build_data, build_partition, check_folder, cpus_needed, create_folder, partition_hash, status_of
@@ -24,7 +25,6 @@ from flray.engine.progress import Progress
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
 from flray.engine.server_actor import Plan
 from flray.engine.summary import collapsed, summarise
-from flray.engine.testing import personal_epochs, spread, test_global, test_personal
 from flray.engine.workbench import Assignment, Moment, in_folder
 from flray.experiment import Experiment, algorithm_name
 from flray.results.read import Run
@@ -214,7 +214,7 @@ class Simulation:
         """Test the global model, where the algorithm has one."""
         if self.experiment.algorithm.global_model:
             began = time.perf_counter()
-            row["test/acc"], row["test/loss"] = test_global(self.pool, self.experiment, moment, self.facts["test_batches"])
+            row["test/acc"], row["test/loss"] = evaluate_global(self.pool, self.experiment, moment, self.facts["test_batches"])
             row["time/evaluate_s"] = time.perf_counter() - began
 
     def _task_end(self, task: int, rounds: int, done: int, show: Progress) -> bool:
@@ -236,7 +236,7 @@ class Simulation:
         if personal_epochs(self.experiment):
             show.note("testing every client on its own data")
             began = time.perf_counter()
-            people = test_personal(self.pool, self.experiment, self.partition, self._moment(task, rounds, self.population))
+            people = evaluate_personal(self.pool, self.experiment, self.partition, self._moment(task, rounds, self.population))
             row.update(spread(people), **{"time/personal_s": time.perf_counter() - began})
             self.recorder.clients_tested([{"done": done, "task": task, **person} for person in people])
         row["time/task_end_s"] = time.perf_counter() - started

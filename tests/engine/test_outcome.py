@@ -13,9 +13,9 @@ import flray
 from flray.core.messages import to_torch
 from flray.data.local_test import local_test
 from flray.engine import checkpoint
+from flray.engine.evaluate import spread
 from flray.engine.replay import Replay
 from flray.engine.summary import collapsed
-from flray.engine.testing import spread
 from tests.engine.test_faults import cohort, config, model
 
 

@@ -16,7 +16,7 @@ from flray.experiment import Experiment
 PIECES = 4  # of the personalised evaluation per actor: unequal clients even out
 
 
-def test_global(pool: Pool, experiment: Experiment, moment: Moment, batches: int) -> tuple[float, float]:
+def evaluate_global(pool: Pool, experiment: Experiment, moment: Moment, batches: int) -> tuple[float, float]:
     """(accuracy, loss) of the global model on the whole test set; batches are summed in order, whoever computed them."""
     if experiment.evaluate.on == "server":
         parts: Sequence[np.ndarray] = [pool.call("evaluate", moment)]
@@ -36,7 +36,7 @@ def personal_epochs(experiment: Experiment) -> tuple[int, ...]:
     return experiment.evaluate.finetune_epochs or (() if experiment.algorithm.global_model else (0,))
 
 
-def test_personal(pool: Pool, experiment: Experiment, partition: Partition, moment: Moment) -> list[dict[str, Any]]:
+def evaluate_personal(pool: Pool, experiment: Experiment, partition: Partition, moment: Moment) -> list[dict[str, Any]]:
     """One row per client and number of fine-tuning epochs: samples, size of its local test share, accuracy on it (spec 6.9, 11)."""
     count = min(experiment.evaluate.personal_clients or partition.num_clients, partition.num_clients)
     down, planned = pool.start("plan", moment._replace(exchange=0), returns=2)
