@@ -86,11 +86,13 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def page() -> str:
-    """Every algorithm's card and options as one Markdown page: `flray/algorithms/README.md`."""
+    """The card and options of every algorithm of flray itself as one Markdown page: `flray/algorithms/README.md`."""
+    from flray.algorithms import built_in
+
     parts = ["# Algorithms\n\nWritten by `flray list algorithms --format markdown`; the cards are the docstrings of the files.\n"]
-    for row in catalog("algorithms"):
-        text, options = detail("algorithms", row["name"])
-        parts.append(f"## {row['name']}\n\n{text}\n\n" + _markdown_rows(options))
+    for name in built_in():
+        text, options = detail("algorithms", name)
+        parts.append(f"## {name}\n\n{text}\n\n" + _markdown_rows(options))
     return "\n".join(parts)
 
 

@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
 
 from flray import bench
+from flray.algorithms import built_in
 from flray.bench import BarePool, Workload
-from flray.bench.steps import flray_algorithms, local_training, step_cost
+from flray.bench.steps import local_training, step_cost
 from flray.core.errors import ConfigError
 from flray.core.seeding import torch_seed
 from flray.engine.simulation import simulate
@@ -72,7 +73,7 @@ def test_step_row():
     assert set(row) == KEYS and row["value"] > 0
 
 
-@pytest.mark.parametrize("name", flray_algorithms())
+@pytest.mark.parametrize("name", built_in())
 def test_the_declared_cost_of_a_step_is_what_torch_counts(name):
     """FLOPs of matrix products and convolutions in one step over FedAvg's. The first layer has no gradient for its input and the head costs
     next to nothing, so thirds are off by a few per cent."""

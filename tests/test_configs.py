@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flray.bench.steps import flray_algorithms
+from flray.algorithms import built_in
 from flray.config import load_config
 
 HOME = Path(__file__).parents[1] / "configs"
@@ -17,7 +17,7 @@ FILES = sorted(path for path in HOME.rglob("*.yaml") if not path.name.startswith
 def test_it_loads_with_every_algorithm_that_has_what_it_needs(path):
     config = load_config(path)[0]
     assert path.parent == HOME or config.name == path.stem
-    names = ",".join(name for name in flray_algorithms() if config.proxy is not None or name not in ("feddf", "fedet", "fedproj"))
+    names = ",".join(name for name in built_in() if config.proxy is not None or name not in ("feddf", "fedet", "fedproj"))
     cells = load_config(path, [f"algorithm={names}"])
     assert {type(cell.algorithm) for cell in cells} and len({cell.partition.model_dump_json() for cell in cells}) == 1
     if path.parent != HOME and "pilot" not in path.name:

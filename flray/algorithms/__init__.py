@@ -26,3 +26,8 @@ ALGORITHMS = Registry(
         "fedet": "flray.algorithms.fedet:FedET",
     },
 )
+
+
+def built_in() -> list[str]:
+    """The names of flray's own algorithms, without those that a package or an `--import` added."""
+    return [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).__module__.startswith("flray.")]

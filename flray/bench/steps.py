@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flray.algorithms import ALGORITHMS
+from flray.algorithms import built_in
 from flray.bench.bare import Workload
 from flray.config import load_config
 from flray.engine.workbench import Assignment, Workbench
@@ -27,7 +27,7 @@ def compare_steps(names: Sequence[str], workload: Workload, repeats: int) -> lis
 
     One client in this process on one thread; `names` are registered algorithms, `["all"]` every one of flray.
     """
-    chosen = flray_algorithms() if list(names) == ["all"] else list(names)
+    chosen = built_in() if list(names) == ["all"] else list(names)
     kinds = list(dict.fromkeys(["fedavg", *chosen]))
     with one_thread():
         trains = {name: local_training(name, workload) for name in kinds}
@@ -47,10 +47,6 @@ def compare_steps(names: Sequence[str], workload: Workload, repeats: int) -> lis
             }
         )
     return rows
-
-
-def flray_algorithms() -> list[str]:
-    return [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).__module__.startswith("flray.")]
 
 
 def step_cost(name: str, workload: Workload) -> float:

@@ -129,9 +129,7 @@ def test_tensor_source_gives_the_same():
 
 def test_tabular():
     x = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
-    b = list(
-        Batches(x, np.arange(9), np.array([4, 2, 7]), batch_size=2, epochs=1, rng=None, normalizer=Normalizer((), ()))
-    )
+    b = list(Batches(x, np.arange(9), np.array([4, 2, 7]), batch_size=2, epochs=1, rng=None, normalizer=Normalizer((), ())))
     assert torch.equal(b[0].x, torch.tensor(x[[4, 2]])) and b[1].y.tolist() == [7]
 
 

@@ -28,9 +28,7 @@ def config(name, **kw):
 
 
 CONFIGS = st.one_of(
-    st.builds(
-        lambda n, v: config("iid", clients=n, variant=v), st.integers(1, 60), st.sampled_from(["fedzoo", "fedsol"])
-    ),
+    st.builds(lambda n, v: config("iid", clients=n, variant=v), st.integers(1, 60), st.sampled_from(["fedzoo", "fedsol"])),
     st.builds(
         lambda n, a, v: config("dirichlet", clients=n, alpha=a, variant=v, min_size=1),
         st.integers(1, 12),
@@ -39,9 +37,7 @@ CONFIGS = st.one_of(
     ),
     st.builds(lambda n, a: config("dirichlet_client", clients=n, alpha=a), st.integers(1, 30), st.floats(0.01, 50)),
     st.builds(lambda n, s: config("shards", clients=10 * n, shards_per_client=s), st.integers(1, 4), st.integers(2, 5)),
-    st.builds(
-        lambda n, s: config("label_skew", clients=n, classes_per_client=s), st.integers(10, 40), st.integers(1, 5)
-    ),
+    st.builds(lambda n, s: config("label_skew", clients=n, classes_per_client=s), st.integers(10, 40), st.integers(1, 5)),
 )
 
 

@@ -1,0 +1,45 @@
+"""The command line: `flray run | resume | list | doctor | replay | figure | compare | bench`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import typer
+
+from flray.cli import look, runs
+from flray.core.errors import FlrayError
+
+app = typer.Typer(
+    help="Federated learning that does not forget, on Ray.\n\nStart with: flray run configs/quickstart.yaml",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for command in (runs.run, runs.resume, look.doctor, look.replay, look.compare, look.figure, look.bench):
+    app.command()(command)
+app.command("list")(look.list_)
+
+
+def main() -> None:
+    """Entry point: a `FlrayError` is one line and exit code 2; Ctrl-C is 130."""
+    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+    try:
+        code = app(standalone_mode=False)  # typer turns Ctrl-C into the code 130
+        if code == 130:
+            print("interrupted; finished rounds are saved, continue with: flray resume RUN_FOLDER", file=sys.stderr)
+        sys.exit(code if isinstance(code, int) else 0)
+    except FlrayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        show = getattr(error, "show", None)
+        if show is not None:
+            show()
+        sys.exit(code)

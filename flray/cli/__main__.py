@@ -1,0 +1,3 @@
+from flray.cli import main
+
+main()

@@ -1,0 +1,135 @@
+"""Commands that look and train nothing new: `flray list | doctor | replay | compare | figure | bench`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flray.cli.show import Imports, Overrides, import_modules, markdown, own_modules, print_rows, print_table
+from flray.core.errors import FlrayError
+
+
+def list_(
+    kind: Annotated[str, typer.Argument(metavar="algorithms|datasets|models|partitions|metrics", help="what to list")],
+    name: Annotated[str | None, typer.Argument(help="one of them: everything about it")] = None,
+    format: Annotated[str, typer.Option(help="table or json; algorithms: markdown, a page of all cards")] = "table",
+    imports: Imports = None,
+) -> None:
+    """What there is: names with their options, defaults and bounds."""
+    from flray.catalog import catalog, detail, page
+
+    own_modules()
+    import_modules(imports)
+    if format == "markdown" and kind == "algorithms" and name is None:
+        print(page(), end="")
+        return
+    if format not in ("table", "json"):
+        raise FlrayError(f"--format {format}: table or json (and markdown for all algorithms)")
+    if name is None:
+        rows = catalog(kind)
+        print(json.dumps(rows, indent=1, default=str)) if format == "json" else print_rows(
+            rows, f"{kind} (flray list {kind} NAME for more)"
+        )
+        return
+    text, rows = detail(kind, name)
+    if format == "json":
+        print(json.dumps({"name": name, "text": text, "options": rows}, indent=1, default=str))
+        return
+    markdown(text)
+    print_rows(rows, f"options of {name}")
+
+
+def doctor(
+    config: Annotated[Path, typer.Argument(help="YAML file")],
+    overrides: Overrides = None,
+    figure: Annotated[Path | None, typer.Option(help="PNG of the partition")] = None,
+    imports: Imports = None,
+) -> None:
+    """Check a configuration before it runs: data, partition, model, memory, disk, actors. Trains nothing."""
+    from flray.config import load_config
+    from flray.doctor import examine
+
+    own_modules()
+    cells = load_config(config, overrides or [], imports or [])
+    rows, table = examine(cells[0], figure)
+    print_rows(rows, str(config))
+    print(table)
+    if figure is not None:
+        print(f"partition figure: {figure}")
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(help="run folder")],
+    client: Annotated[int, typer.Option(help="client id")],
+    round: Annotated[int | None, typer.Option(help="round, from 1; default: the one after the last checkpoint")] = None,
+) -> None:
+    """Repeat one client of one round in this process, to the same bits: for a debugger, or after a client failed."""
+    from flray.engine.replay import Replay, at_failure
+
+    own_modules()
+    at = at_failure(folder) if round is None else round - 1
+    for who, _, row in Replay(folder).goto(at).clients(only=client):
+        print_rows([{"client": who, "round": at + 1, **row}], f"client {who}, round {at + 1}")
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="run folders")],
+    format: Annotated[str, typer.Option(help="table, markdown, csv or json")] = "table",
+) -> None:
+    """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds."""
+    from flray.results import compare as compare_runs
+    from flray.results import summary, to_markdown
+
+    frame = compare_runs(folders)
+    if format == "json":
+        print(frame.to_json(orient="records", indent=1))
+    elif format == "csv":
+        print(frame.to_csv(index=False), end="")
+    elif format == "markdown":
+        print(to_markdown(frame), to_markdown(summary(frame)), sep="\n\n")
+    else:
+        print_table(frame)
+
+
+def figure(
+    kind: Annotated[str, typer.Argument(metavar="curves|clients|decision-regions")],
+    folders: Annotated[list[Path], typer.Argument(help="run folders")],
+    out: Annotated[Path, typer.Option(help="PNG file")] = Path("figure.png"),
+    metric: Annotated[str, typer.Option(help="curves: a column of rounds/")] = "test/acc",
+    rounds: Annotated[str, typer.Option(help="decision-regions: rounds to show")] = "1,5,20",
+) -> None:
+    """A picture of runs: learning curves, the clients' personalised accuracies, or decision regions (2-D data)."""
+    from flray.core.errors import unknown
+    from flray.results import clients, curves, decision_regions
+
+    if kind == "curves":
+        curves(folders, metric=metric, out=out)
+    elif kind == "clients":
+        clients(folders, out=out)
+    elif kind == "decision-regions":
+        decision_regions(folders, rounds=[int(r) for r in rounds.split(",")], out=out)
+    else:
+        raise unknown("figure", kind, ["curves", "clients", "decision-regions"])
+    print(out)
+
+
+def bench(
+    only: Annotated[str, typer.Option(help="workloads, by comma")] = "W1,W2,W3,step,server,startup",
+    algorithms: Annotated[str | None, typer.Option(help="instead: local steps of these (by comma, or all) beside FedAvg's")] = None,
+    rounds: Annotated[int | None, typer.Option(help="rounds per measurement")] = None,
+    repeats: Annotated[int, typer.Option(help="interleaved repetitions")] = 3,
+    format: Annotated[str, typer.Option(help="table or json")] = "table",
+) -> None:
+    """Speed and memory beside a bare PyTorch loop that does the same gradient steps, as ratios."""
+    from flray import bench as benchmarks
+
+    if algorithms is None:
+        rows = benchmarks.bench(tuple(only.split(",")), rounds=rounds, repeats=repeats)
+    else:
+        from flray.bench.steps import compare_steps
+
+        rows = compare_steps(algorithms.split(","), benchmarks.W1, repeats)
+    print(json.dumps(rows, indent=1, default=str)) if format == "json" else print_rows(rows, "flray bench")

@@ -1,0 +1,61 @@
+"""Commands that train: `flray run | resume`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flray.cli.show import Imports, Overrides, own_modules, print_table, report
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="YAML file")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="run folder (a grid: the folder that holds the run folders)")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run that is already in the folder")] = False,
+    imports: Imports = None,
+) -> None:
+    """Run an experiment, or a grid of them.
+
+    `flray run configs/quickstart.yaml algorithm=fedavg,feddf seed=0..4 algorithm.lr=0.1`
+    """
+    own_modules()
+    start_ray_early(config, overrides or [])
+    from flray.config import load_config
+    from flray.experiment import default_folder
+
+    cells = load_config(config, overrides or [], imports or [])
+    if len(cells) > 1:
+        from flray.grid import run_grid
+
+        print_table(run_grid(cells, out or Path("runs") / cells[0].name, overwrite=overwrite))
+        return
+    from flray.engine.simulation import simulate
+
+    folder = out or default_folder(cells[0])
+    simulate(cells[0], folder, overwrite=overwrite, progress=True)
+    report(folder)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="run folder")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="rounds, resources, address, checkpoint")] = None,
+) -> None:
+    """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
+    from flray.experiment import resume as resume_run
+
+    own_modules()
+    resume_run(folder, *(overrides or []), progress=True)
+    report(folder)
+
+
+def start_ray_early(config: Path, overrides: list[str]) -> None:
+    """Ray starts while torch is imported, unless the configuration says which Ray, or how much of it."""
+    text = config.read_text() if config.is_file() else "resources:"
+    if any(f"{key}:" in text or any(o.startswith(key) for o in overrides) for key in ("resources", "address")):
+        return
+    from flray.engine.cluster import Background, connect, cores
+
+    Background(lambda: connect(None, cores()))

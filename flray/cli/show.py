@@ -1,0 +1,94 @@
+"""What the commands share: their common arguments, tables on the terminal, what to try next."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="overrides; commas and a..b make a grid")]
+Imports = Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="import first: your own algorithms, models, sources")]
+
+
+def own_modules() -> None:
+    """The user's modules are found in the working directory, here and in the actors."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def import_modules(modules: list[str] | None) -> None:
+    for module in modules or []:
+        importlib.import_module(module)
+
+
+def report(folder: Path) -> None:
+    """Where the results are and what to try next."""
+    from flray.results import load
+
+    run = load(folder)
+    tested = run.rounds.dropna(subset="test/acc") if "test/acc" in run.rounds else run.rounds.iloc[:0]
+    if len(tested):
+        last = tested.iloc[-1]
+        print(f"round {int(last['round'])}: test accuracy {last['test/acc']:.2%}, loss {last['test/loss']:.4f}")
+    if len(run.personal):
+        for epochs, rows in run.personal.groupby("finetune_epochs"):
+            found = rows["test/acc"].dropna()
+            spread = f"{found.mean():.2%} +- {found.std(ddof=0):.2%} over {len(found)} clients"
+            print(f"clients on their own test shares, {epochs} epochs of fine-tuning: {spread}")
+    if run.status.startswith("diverged"):
+        print(run.status)
+    print(f"results: {folder}   (pandas.read_parquet('{folder}/rounds'), tensorboard --logdir {folder}/tensorboard)")
+    if run.status.startswith("diverged"):
+        print(f"next:    flray run {folder}/config.yaml algorithm.lr={getattr(run.experiment.algorithm, 'lr', 0.1) / 3:.2g}")
+    else:
+        print(f"next:    flray resume {folder} rounds={run.experiment.rounds * 2}")
+    print(f"         flray run {folder}/config.yaml algorithm={_other(run.experiment)}   (flray list algorithms)")
+    print(f"         flray figure curves {folder} --out curves.png")
+
+
+def _other(experiment: Any) -> str:
+    from flray.experiment import algorithm_name
+
+    if algorithm_name(experiment.algorithm) != "fedavg":
+        return "fedavg"
+    return "fedproj" if experiment.proxy is not None else "fedavg algorithm.local_epochs=1"
+
+
+def print_rows(rows: list[dict[str, Any]], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if row.get(name) is None else _cell(row[name]) for name in names))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def print_table(frame: Any) -> None:
+    """The runs, and their mean over seeds where there are several."""
+    from rich.console import Console
+
+    from flray.results import render, summary
+
+    Console().print(render(frame))
+    if frame["seed"].nunique() > 1:
+        Console().print(render(summary(frame)))
+
+
+def markdown(text: str) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(text))
