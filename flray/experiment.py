@@ -54,8 +54,21 @@ class CohortConfig(Section):
         return size
 
 
+class ValidationConfig(Section):
+    """A share of the training data that no client trains on."""
+
+    fraction: float = Field(0.1, gt=0, lt=1, description="share of the training data")
+    of: Literal["clients", "server"] = Field(
+        "clients", description="a share of each client's samples, or a stratified share of the train split, taken before the partition"
+    )
+
+
 class EvaluateConfig(Section):
-    """When and where the global model is tested, and whether clients are tested on their own data."""
+    """When, where and on what the global model is tested, and whether clients are tested on their own data."""
+
+    validation: ValidationConfig | None = Field(
+        None, description="test on held-out training data: val/acc and val/loss, and the test set is not read; what a sweep tunes on"
+    )
 
     every: int = Field(1, ge=0, description="rounds between two tests; 0: only after the last round")
     batch_size: int = Field(50, ge=1, description="test batch; matters only for batch norm without tracked statistics")
@@ -70,6 +83,11 @@ class EvaluateConfig(Section):
         "proportional", description="a client's test share: proportional to its labels (FedSOL), or all samples of its classes (FedZoo)"
     )
     local_test_size: int = Field(1000, ge=1, description="samples of a proportional share (A of spec 2.5)")
+
+    @property
+    def split(self) -> Literal["val", "test"]:
+        """Prefix of the columns `acc` and `loss`: what the global model is tested on."""
+        return "test" if self.validation is None else "val"
 
     @field_validator("finetune_epochs", mode="before")
     @classmethod
@@ -157,6 +175,9 @@ class Experiment(Section):
                 f"algorithm {algorithm_name(self.algorithm)} needs public data: add a `proxy` section, "
                 "e.g. proxy: {source: holdout, size: 200}"
             )
+        if self.evaluate.validation is not None and (self.evaluate.finetune_epochs or not self.algorithm.global_model):
+            what = "evaluate.finetune_epochs" if self.evaluate.finetune_epochs else f"algorithm {algorithm_name(self.algorithm)}"
+            raise ConfigError(f"evaluate.validation: {what} tests each client on the test set; leave one of the two out")
         return self
 
     def dump(self) -> dict[str, Any]:

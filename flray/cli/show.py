@@ -31,10 +31,12 @@ def report(folder: Path) -> None:
     from flray.results import load
 
     run = load(folder)
-    tested = run.rounds.dropna(subset="test/acc") if "test/acc" in run.rounds else run.rounds.iloc[:0]
+    split = run.experiment.evaluate.split
+    tested = run.rounds.dropna(subset=f"{split}/acc") if f"{split}/acc" in run.rounds else run.rounds.iloc[:0]
     if len(tested):
         last = tested.iloc[-1]
-        print(f"round {int(last['round'])}: test accuracy {last['test/acc']:.2%}, loss {last['test/loss']:.4f}")
+        what = "test" if split == "test" else "validation"
+        print(f"round {int(last['round'])}: {what} accuracy {last[f'{split}/acc']:.2%}, loss {last[f'{split}/loss']:.4f}")
     if len(run.personal):
         for epochs, rows in run.personal.groupby("finetune_epochs"):
             found = rows["test/acc"].dropna()
@@ -76,15 +78,19 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def print_table(frame: Any) -> None:
-    """The runs, and their mean over seeds where there are several."""
+def print_table(frame: Any, metric: str = "test/acc", against: str | None = None) -> None:
+    """The runs; their mean over seeds where there are several, and the differences to a setting where one is given."""
     from rich.console import Console
 
-    from flray.results import render, summary
+    from flray.results import paired, render, summary
+    from flray.results.paired import caption
 
     Console().print(render(frame))
-    if frame["seed"].nunique() > 1:
-        Console().print(render(summary(frame)))
+    if against is not None:
+        table = paired(frame, against, metric)
+        Console().print(render(table, caption(table)))
+    elif frame["seed"].nunique() > 1:
+        Console().print(render(summary(frame, metric)))
 
 
 def markdown(text: str) -> None:

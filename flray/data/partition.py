@@ -130,12 +130,20 @@ class PartitionWarning(UserWarning):
 class Partition(NamedTuple):
     """Sample numbers of client k: `indices[offsets[k]:offsets[k + 1]]` (int32 or int64; offsets int64 [N + 1]).
 
-    `dropped` clients had no samples and are not among the N.
+    `dropped` clients had no samples and are not among the N; `held` are the training samples that no client has: the
+    validation split.
     """
 
     indices: Array
     offsets: Array
     dropped: int = 0
+    held: Array | None = None
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """What lies on disk, by name."""
+        found = {"indices": self.indices, "offsets": self.offsets}
+        return found if self.held is None else {**found, "held": self.held}
 
     @property
     def num_clients(self) -> int:
@@ -149,9 +157,9 @@ class Partition(NamedTuple):
 
     @property
     def hash(self) -> str:
-        """blake2b of both arrays, 32 hex digits."""
+        """blake2b of the arrays, 32 hex digits."""
         state = hashlib.blake2b(digest_size=16)
-        for array in (self.indices, self.offsets):
+        for array in self.arrays.values():
             state.update(np.ascontiguousarray(array).view(np.uint8).data)
         return state.hexdigest()
 
@@ -163,7 +171,7 @@ class Partition(NamedTuple):
         return view
 
     def save(self, folder: Path | str, config: PartitionConfig | None = None) -> None:
-        """Writes `partition_indices.npy`, `partition_offsets.npy`, `partition.json` (hash, config), each renamed in."""
+        """Writes `partition_indices.npy`, `..._offsets.npy`, `..._held.npy` and `partition.json` (hash, config), each renamed in."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         note = {
@@ -171,9 +179,10 @@ class Partition(NamedTuple):
             "clients": self.num_clients,
             "dropped": self.dropped,
             "samples": len(self.indices),
+            "held": 0 if self.held is None else len(self.held),
             "config": config.model_dump(mode="json") if config else None,
         }
-        for name, array in (("indices", self.indices), ("offsets", self.offsets)):
+        for name, array in self.arrays.items():
             with _aside(folder / f"partition_{name}.npy") as aside, aside.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
         with _aside(folder / "partition.json") as aside:
@@ -202,14 +211,13 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
     folder = Path(folder)
     try:
         note = json.loads((folder / "partition.json").read_text())
-        arrays = [
-            np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray) for name in ("indices", "offsets")
-        ]
+        names = ("indices", "offsets", *(["held"] if note.get("held") else []))
+        arrays = {name: np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray) for name in names}
     except FileNotFoundError as error:
         raise DataError(f"no partition in {folder}: {Path(error.filename).name} is missing; is it a run's folder?") from error
     except (ValueError, EOFError, OSError) as error:
         raise DataError(f"partition in {folder} is damaged ({error}); delete it and make it again") from error
-    partition = Partition(arrays[0], arrays[1], note.get("dropped", 0))
+    partition = Partition(dropped=note.get("dropped", 0), **arrays)
     if verify and partition.hash != note.get("hash"):
         raise DataError(
             f"partition in {folder} was changed: its hash is {partition.hash} and partition.json says "

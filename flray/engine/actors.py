@@ -27,10 +27,11 @@ class Recipe(NamedTuple):
     experiment: bytes
     imports: tuple[str, ...]
     path: tuple[str, ...]
+    held: np.ndarray | None  # the validation split
 
     @classmethod
-    def of(cls, experiment: Experiment) -> Recipe:
-        return cls(pickle.dumps(experiment), experiment.imports, tuple(sys.path))
+    def of(cls, experiment: Experiment, held: np.ndarray | None = None) -> Recipe:
+        return cls(pickle.dumps(experiment), experiment.imports, tuple(sys.path), held)
 
     def read(self) -> Experiment:
         """The experiment, with the driver's module path behind this process's own and the user's modules imported."""
@@ -65,7 +66,7 @@ class ClientActor:
     def setup(self, recipe: Recipe, key: str, threads: int) -> int:
         """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns the process id."""
         if key != self._key:
-            self._bench = Workbench(recipe.read(), _prepare(threads))
+            self._bench = Workbench(recipe.read(), _prepare(threads), recipe.held)
             self._key = key
         return os.getpid()
 
@@ -110,7 +111,7 @@ class ServerActor:
         self._server: Server | None = None
 
     def setup(self, recipe: Recipe, folder: str, threads: int) -> dict[str, Any]:
-        self._server = Server(recipe.read(), Path(folder), _prepare(threads))
+        self._server = Server(recipe.read(), Path(folder), _prepare(threads), held=recipe.held)
         return self._server.facts()
 
     @property

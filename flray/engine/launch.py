@@ -12,7 +12,7 @@ from flray.data import Partition
 from flray.engine import cohort as cohorts
 from flray.engine.actors import Recipe
 from flray.engine.cluster import cores, ray
-from flray.engine.pool import Pool, ServerLostError
+from flray.engine.pool import Pool, ServerLostError, reserved
 from flray.engine.prepare import how_many
 from flray.engine.workbench import Moment
 from flray.experiment import Experiment
@@ -34,11 +34,13 @@ def launch(
         gpus = _measured_gpu_share(experiment, partition, key, client_threads)
     client = {"num_cpus": resources.client.num_cpus, "num_gpus": gpus}
     server = {"num_cpus": resources.server.num_cpus, "num_gpus": resources.server.num_gpus}
-    actors = how_many(resources.client_actors, client, server, experiment.cohort.count(partition.num_clients))
+    cohort_size = experiment.cohort.count(partition.num_clients)
+    places = reserved()
+    actors = how_many(resources.client_actors, client, server, cohort_size) if places is None else min(places, cohort_size)
     for attempt in range(2):
         pool = Pool.acquire(actors, client, server)
         try:
-            facts = pool.setup(experiment, key, client_threads, threads, str(folder.absolute()))
+            facts = pool.setup(experiment, partition.held, key, client_threads, threads, str(folder.absolute()))
             break
         except ServerLostError:  # a pool whose server died with the run before
             if attempt:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from ray.exceptions import (
     ActorUnavailableError,
     GetTimeoutError,
@@ -25,6 +26,7 @@ from flray.experiment import Experiment
 LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, ObjectLostError, WorkerCrashedError)
 ATTEMPTS = 4  # per piece of work
 PATIENCE_S = 120.0  # how long an actor may take to come back
+SERVER_BUNDLE = 1  # of a trial's placement group: bundle 0 is its driver's, those behind the server's one client actor's each
 
 Piece = Callable[[Any], Sequence[Any]]  # actor -> (payload ref, report ref)
 
@@ -39,16 +41,20 @@ class Pool:
     current: Pool | None = None
 
     def __init__(self, actors: int, client: dict[str, float], server: dict[str, float]) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
         from flray.engine.actors import ClientActor, ServerActor
 
         self.shape = (actors, client, server, _cluster_id())
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)  # near the run folder
-        spread = "SPREAD" if len(ray.nodes()) > 1 else "DEFAULT"
-        remote_client = ray.remote(max_restarts=-1, max_task_retries=0, scheduling_strategy=spread, **client)(ClientActor)
+        group = ray.util.get_current_placement_group()
+        if group is None:
+            here: Any = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)  # near the run folder
+            places: list[Any] = ["SPREAD" if len(ray.nodes()) > 1 else "DEFAULT"] * actors
+        else:  # a trial of a sweep
+            here, *places = (PlacementGroupSchedulingStrategy(group, SERVER_BUNDLE + i) for i in range(1 + actors))
+        remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
         self.server = ray.remote(scheduling_strategy=here, **server)(ServerActor).remote()
-        self.clients = [remote_client.remote() for _ in range(actors)]
+        self.clients = [remote_client.options(scheduling_strategy=place).remote() for place in places]
         self.retries = 0
         self._setup: tuple[Any, ...] = ()
 
@@ -68,11 +74,13 @@ class Pool:
         if Pool.current is self:
             Pool.current = None
 
-    def setup(self, experiment: Experiment, key: str, client_threads: int, server_threads: int, folder: str) -> dict[str, Any]:
+    def setup(
+        self, experiment: Experiment, held: np.ndarray | None, key: str, client_threads: int, server_threads: int, folder: str
+    ) -> dict[str, Any]:
         """Make every actor ready; returns the server's facts. Raises the first error of an actor as it is."""
         from flray.engine.actors import Recipe
 
-        shared = ray.put(Recipe.of(experiment))
+        shared = ray.put(Recipe.of(experiment, None if held is None else np.array(held)))
         self._setup = (shared, key, client_threads)
         self.retries = 0
         pending = [actor.setup.remote(*self._setup) for actor in self.clients]
@@ -165,6 +173,12 @@ class Pool:
                 raise cause(error) from None
         self.clients = [a for a in self.clients if a is not actor]
         return False
+
+
+def reserved() -> int | None:
+    """Client actors that this process's placement group has bundles for: in a trial of a sweep. None: there is no such group."""
+    group = ray.util.get_current_placement_group()
+    return None if group is None else len(group.bundle_specs) - SERVER_BUNDLE - 1
 
 
 def _server_lost(error: Exception) -> ServerLostError:

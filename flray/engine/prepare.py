@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flray.core.errors import CheckpointError, ResourceError
-from flray.data import Dataset, Partition, ProxyConfig, load_dataset, load_proxy, make_partition
+from flray.data import Dataset, Partition, ProxyConfig, load_dataset, load_proxy, make_partition, validation
 from flray.engine.cluster import cores, ray
 from flray.engine.recorder import write_text
 from flray.experiment import Experiment
@@ -59,7 +59,11 @@ def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]
 
 
 def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarray | None) -> Partition:
-    return make_partition(
+    """Who holds what of the samples `private` (None: all), and the validation split where the experiment has one."""
+    rule, held = experiment.evaluate.validation, None
+    if rule is not None and rule.of == "server":
+        held, private = validation.of_server(dataset.train.y, private, rule.fraction, experiment.seed)
+    partition = make_partition(
         experiment.partition,
         dataset.train.y,
         seed=experiment.seed,
@@ -67,6 +71,9 @@ def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarra
         group=dataset.train.group,
         subset=private,
     )
+    if rule is not None and rule.of == "clients":
+        return validation.of_clients(partition, rule.fraction, experiment.seed)
+    return partition if held is None else partition._replace(held=held.astype(partition.indices.dtype))
 
 
 def how_many(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:

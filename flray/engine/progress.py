@@ -62,8 +62,9 @@ class Progress:
 def describe(row: Mapping[str, Any]) -> str:
     """One row in a line: accuracy, loss, clients/s, bytes."""
     parts = []
-    if row.get("test/acc") is not None:
-        parts.append(f"acc {row['test/acc']:.2%}")
+    for name in ("test/acc", "val/acc"):
+        if row.get(name) is not None:
+            parts.append(f"{name.removeprefix('test/')} {row[name]:.2%}")
     if row.get("train/loss") is not None:
         parts.append(f"loss {row['train/loss']:.3f}")
     if row.get("time/round_s"):

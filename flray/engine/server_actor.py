@@ -31,9 +31,19 @@ class Plan(NamedTuple):
 class Server:
     """The server actor's body; a plain object, so that it is tested without Ray."""
 
-    def __init__(self, experiment: Experiment, folder: Path, device: torch.device | str = "cpu", scratch: Path | None = None) -> None:
-        """`scratch`: where client states are written instead of the run folder (a replay must not touch it)."""
-        self.bench = Workbench(experiment, device)
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        device: torch.device | str = "cpu",
+        scratch: Path | None = None,
+        held: np.ndarray | None = None,
+    ) -> None:
+        """`scratch`: where client states are written instead of the run folder (a replay must not touch it).
+
+        `held`: training samples to test on, instead of the test set.
+        """
+        self.bench = Workbench(experiment, device, held)
         self.folder = folder
         self.store: ClientStore = FileStore(folder / "client_state", scratch) if experiment.resources.store == "files" else MemoryStore()
         self.algorithm = experiment.algorithm

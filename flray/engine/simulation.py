@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,23 @@ def simulate(
     partition: Partition | None = None,
 ) -> None:
     """Run (or resume) an experiment into `folder`. Raises `FlrayError` in one line; what is on disk stays readable."""
+    for _ in play(experiment, folder, resume=resume, overwrite=overwrite, progress=progress, partition=partition):
+        pass
+
+
+def play(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    partition: Partition | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The rows of the rounds as they complete, as in rounds/; the run is finished when there are no more.
+
+    Closing the iterator before that pauses the run: a checkpoint, and a STATUS that says how to go on.
+    """
     check_folder(folder, resume=resume, overwrite=overwrite)
     starting = Background(lambda: connect(experiment.address, cpus_needed(experiment)))  # Ray takes seconds to start
     data = build_data(experiment)
@@ -57,7 +75,7 @@ def simulate(
         if resume:
             run.check_fingerprints()
         starting.join()
-        run.go(progress, resume)
+        yield from run.go(progress, resume)
     except BaseException:
         if status_of(folder) == "starting":  # no round, no checkpoint: leave nothing behind
             shutil.rmtree(folder, ignore_errors=True)
@@ -97,15 +115,19 @@ class Simulation:
                 )
 
     # the run ----------------------------------------------------------------------------------
-    def go(self, progress: bool, resume: bool) -> None:
-        """All rounds; restarts from the last checkpoint when the server actor dies; saves on Ctrl-C."""
+    def go(self, progress: bool, resume: bool) -> Iterator[dict[str, Any]]:
+        """The rows of all rounds; restarts from the last checkpoint when the server actor dies; saves on Ctrl-C and when closed."""
         label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
+        told = 0
         for attempt in range(RESTARTS + 1):
             self.pool, self.facts, self.experiment = launch(self.experiment, self.folder, self.partition, self.fingerprints)
             position = self._restore(resume or attempt > 0)
             with Progress(label, self.experiment.rounds, position[2], enabled=progress) as show:
                 try:
-                    self._run(position, show)
+                    for row in self._run(position, show):
+                        if row["done"] > told:  # after a restart some rounds come again
+                            told = row["done"]
+                            yield row
                     return
                 except ServerLostError as error:
                     if attempt == RESTARTS:
@@ -116,6 +138,9 @@ class Simulation:
                     self.pool.kill()
                 except (KeyboardInterrupt, SystemExit):  # Ctrl-C; a stopped Ray job
                     self._stop("interrupted")
+                    raise
+                except GeneratorExit:
+                    self._stop("paused")
                     raise
                 except ClientError as error:
                     named = in_folder(error, self.folder)
@@ -152,7 +177,7 @@ class Simulation:
             self.folder, environment(actors={**self.facts, "repeated_work": self.pool.retries}, fingerprints=self.fingerprints)
         )
 
-    def _run(self, position: tuple[int, int, int], show: Progress) -> None:
+    def _run(self, position: tuple[int, int, int], show: Progress) -> Iterator[dict[str, Any]]:
         assert self.recorder is not None
         first_task, first_round, done = position
         rounds, every = self.experiment.rounds, self.experiment.checkpoint.every
@@ -165,9 +190,13 @@ class Simulation:
                         raise
                     row, clients = {"done": done + 1, "task": task, "round": round + 1, "diverged": True}, []
                     who, _, where = str(error).splitlines()[0].partition(" failed in ")
-                    return self._diverged(row, clients, f"{who}: {where.partition(': ')[2]}")
+                    self._diverged(row, clients, f"{who}: {where.partition(': ')[2]}")
+                    yield row
+                    return
                 if row["diverged"] and self.experiment.on_nonfinite == "stop":
-                    return self._diverged(row, clients, "the server's state is not finite after aggregation; lower algorithm.lr")
+                    self._diverged(row, clients, "the server's state is not finite after aggregation; lower algorithm.lr")
+                    yield row
+                    return
                 done += 1
                 self.recorder.round(row, clients)
                 # nothing waits for it: the server works its calls off in order
@@ -175,11 +204,13 @@ class Simulation:
                 show(row)
                 if every and done % every == 0 and round + 1 < rounds:
                     self._save()
+                yield row
             self._save()
             if self._task_end(task, rounds, done, show):
                 self.pool.start("commit", task + 1, 0, done)
                 self._save(task_end=True)
-        self._finish(collapsed(Run(self.folder).rounds, self.dataset.test.y) or "finished")
+        labels = self.dataset.test.y if self.partition.held is None else self.dataset.train.y[self.partition.held]
+        self._finish(collapsed(Run(self.folder).rounds, labels, self.experiment.evaluate.split) or "finished")
 
     def _finish(self, status: str) -> None:
         assert self.recorder is not None
@@ -199,7 +230,7 @@ class Simulation:
     def _round(self, task: int, round: int, done: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         started = time.perf_counter()
         clients = cohorts.sample(self.experiment.cohort, self.experiment.seed, task, round, self.population)
-        row: dict[str, Any] = {"done": done, "task": task, "round": round + 1, "test/acc": None, "test/loss": None, "train/loss": None}
+        row: dict[str, Any] = {"done": done, "task": task, "round": round + 1, **self._untested(), "train/loss": None}
         row.update({"cohort_size": len(clients), "comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "proxy_examples": 0.0})
         row["time/server_s"] = 0.0
         client_rows = self._exchanges(task, round, False, clients, row)
@@ -210,11 +241,15 @@ class Simulation:
         row["time/round_s"] = time.perf_counter() - started
         return row, client_rows
 
+    def _untested(self) -> dict[str, None]:
+        return {f"{self.experiment.evaluate.split}/{name}": None for name in ("acc", "loss")}
+
     def _test(self, moment: Moment, row: dict[str, Any]) -> None:
-        """Test the global model, where the algorithm has one."""
+        """Test the global model on the test set or the validation split, where the algorithm has one."""
         if self.experiment.algorithm.global_model:
             began = time.perf_counter()
-            row["test/acc"], row["test/loss"] = evaluate_global(self.pool, self.experiment, moment, self.facts["test_batches"])
+            found = evaluate_global(self.pool, self.experiment, moment, self.facts["test_batches"])
+            row.update(zip(self._untested(), found, strict=True))
             row["time/evaluate_s"] = time.perf_counter() - began
 
     def _task_end(self, task: int, rounds: int, done: int, show: Progress) -> bool:

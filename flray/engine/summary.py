@@ -33,19 +33,20 @@ def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict
     return found
 
 
-def collapsed(rounds: pandas.DataFrame, labels: np.ndarray) -> str | None:
+def collapsed(rounds: pandas.DataFrame, labels: np.ndarray, split: str) -> str | None:
     """Why a run whose numbers are all finite counts as diverged: the mean of its last tests is chance level (spec 13), and not for want of
-    training: it had been well above before, or its loss is twice that of knowing nothing."""
-    tested = rounds.dropna(subset="test/acc") if "test/acc" in rounds else rounds.iloc[:0]
+    training: it had been well above before, or its loss is twice that of knowing nothing. `labels` are those of the split (val or test)."""
+    acc, loss = f"{split}/acc", f"{split}/loss"
+    tested = rounds.dropna(subset=acc) if acc in rounds else rounds.iloc[:0]
     if not len(tested):
         return None
     counts = np.bincount(labels)
     chance, nothing = counts.max() / len(labels), math.log(len(counts))
-    last, best = tested.tail(LAST), tested.loc[tested["test/acc"].idxmax()]
-    accuracy, loss = last["test/acc"].mean(), last["test/loss"].iloc[-1]
-    if accuracy > 1.05 * chance or (best["test/acc"] < 1.5 * chance and loss < 2 * nothing):
+    last, best = tested.tail(LAST), tested.loc[tested[acc].idxmax()]
+    accuracy, final = last[acc].mean(), last[loss].iloc[-1]
+    if accuracy > 1.05 * chance or (best[acc] < 1.5 * chance and final < 2 * nothing):
         return None
     return (
-        f"diverged: the last {len(last)} tests have an accuracy of {accuracy:.2%}, chance level, and a loss of {loss:.3g} "
-        f"(best accuracy {best['test/acc']:.2%} in round {best['round']:.0f}); lower algorithm.lr"
+        f"diverged: the last {len(last)} tests have an accuracy of {accuracy:.2%}, chance level, and a loss of {final:.3g} "
+        f"(best accuracy {best[acc]:.2%} in round {best['round']:.0f}); lower algorithm.lr"
     )

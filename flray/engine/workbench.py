@@ -23,6 +23,7 @@ from flray.core.messages import map_tensors, tensors, to_numpy, to_torch
 from flray.core.objective import Objective
 from flray.data import Batches, Normalizer, Proxy, eval_batches, load_dataset, load_proxy
 from flray.data.cache import Array
+from flray.data.dataset import Split
 from flray.data.local_test import local_test
 from flray.experiment import Experiment
 from flray.models import build_model
@@ -92,10 +93,13 @@ class ProxyTensors:
 class Workbench:
     """Data, model and algorithm of one experiment on one device."""
 
-    def __init__(self, experiment: Experiment, device: torch.device | str = "cpu") -> None:
+    def __init__(self, experiment: Experiment, device: torch.device | str = "cpu", held: np.ndarray | None = None) -> None:
+        """`held`: training samples to test the global model on, instead of the test set."""
         self.experiment = experiment
         self.algorithm = experiment.algorithm
         self.dataset = load_dataset(experiment.data)
+        train = self.dataset.train
+        self.test = self.dataset.test if held is None else Split(train.x[held], train.y[held])
         device = torch.device(device)
         module = build_model(
             experiment.model, self.dataset.input_shape, self.dataset.num_classes, seeding.torch_seed(experiment.seed, "model")
@@ -258,7 +262,7 @@ class Workbench:
         size = self.experiment.evaluate.batch_size
         rows = []
         with torch.no_grad():
-            for batch in eval_batches(self.dataset.test, self.normalizer, size, first * size, last * size):
+            for batch in eval_batches(self.test, self.normalizer, size, first * size, last * size):
                 logits = self.algorithm.predict(ctx, state, batch.x)
                 loss = torch.nn.functional.cross_entropy(logits.double(), batch.y, reduction="sum")
                 right = (logits.argmax(dim=1) == batch.y).sum()
@@ -267,7 +271,7 @@ class Workbench:
 
     @property
     def test_batches(self) -> int:
-        return -(-len(self.dataset.test.y) // self.experiment.evaluate.batch_size)
+        return -(-len(self.test.y) // self.experiment.evaluate.batch_size)
 
 
 def _nonfinite(update: Any, row: dict[str, Any]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")  # columns of `compare`
 OWN = ("name", "algorithm", "seed", "folder")
 SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
-PERSONAL = "personal/"  # columns of the personalised test
+OPTIONAL = ("personal/", "val/")  # columns that only some runs have: the personalised test, the validation split
 LAST = 10  # rounds of `test/acc_mean10` (spec 1.4)
 # keys that do not change what a run finds
 _ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "checkpoint", "imports")
-_SHARES = ("test/acc", "test/acc_best", "test/acc_mean10", "mean", "std", "low", "high")
+_SHARES = ("test/acc", "test/acc_best", "test/acc_mean10")
+_STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high")  # of the metric that a table is about
 _HEADS = {
     "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent", "time/s": "time",
-    "mean": "test acc %", "std": "std", "low": "95 % from", "high": "to",
+    "low": "95 % from", "high": "to", "diff": "difference", "diff_low": "diff. from", "diff_high": "diff. to",
+    "holm_t": "p (t, Holm)", "holm_wilcoxon": "p (Wilcoxon, Holm)",
 }  # fmt: skip
 
 
@@ -37,8 +39,9 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
 
     Columns: `name`, `algorithm`, every configuration key whose value is not the same in all runs, `seed`, `done` (rounds), `status`,
     `test/acc` of the last tested round, `test/acc_best`, `test/acc_mean10` (mean over the last ten tested rounds), `comm/bytes` (up and
-    down, all clients), `time/s` (sum over rounds, start-up not counted), `folder`, and `personal/ftE/acc_mean` where clients were tested on
-    their own shares. Accuracies are in [0, 1], NaN where nothing was tested.
+    down, all clients), `time/s` (sum over rounds, start-up not counted), `folder`, `personal/ftE/acc_mean` where clients were tested on
+    their own shares, and `val/acc` of the last round where the run held out a validation split. Accuracies are in [0, 1], NaN where nothing
+    was tested.
     A run whose tables are damaged has the reason as its status. Raises `CheckpointError` for a folder that is no run.
     """
     import pandas
@@ -51,8 +54,8 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
         row = {"name": config.get("name", run.folder.name), "algorithm": config.get("algorithm.name")}
         row.update({key: config.get(key) for key in keys}, seed=config.get("seed"), **_measured(run), folder=str(run.folder))
         rows.append(row)
-    personal = sorted({key for row in rows for key in row if key.startswith(PERSONAL)}, key=lambda key: (len(key), key))
-    return pandas.DataFrame(rows, columns=["name", "algorithm", *keys, "seed", *MEASURED, *personal, "folder"])
+    optional = sorted({key for row in rows for key in row if key.startswith(OPTIONAL)}, key=lambda key: (len(key), key))
+    return pandas.DataFrame(rows, columns=["name", "algorithm", *keys, "seed", *MEASURED, *optional, "folder"])
 
 
 def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFrame:
@@ -64,18 +67,38 @@ def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFra
     """
     import pandas
 
+    rows = [
+        [*setting.values(), len(values), diverged, unfinished, *interval(values)]
+        for setting, values, diverged, unfinished in over_seeds(frame, metric)
+    ]
+    return about(pandas.DataFrame(rows, columns=[*keys_of(frame), *SUMMARY]), metric)
+
+
+def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str, Any], pandas.Series, int, int]]:
+    """Per setting of `compare`'s table: its keys, `metric` of the finished runs by seed, how many seeds diverged, how many are unfinished.
+
+    Raises `ConfigError` when the table has no such metric.
+    """
     if metric not in frame.columns:
-        known = [*MEASURED[2:], *(column for column in frame.columns if column.startswith(PERSONAL))]
-        raise ConfigError(f"summary: no column {metric!r}; choose one of {', '.join(known)}")
-    keys = [column for column in frame.columns if column not in (*MEASURED, "seed", "folder") and not column.startswith(PERSONAL)]
-    rows = []
+        known = [*MEASURED[2:], *(column for column in frame.columns if column.startswith(OPTIONAL))]
+        raise ConfigError(f"no column {metric!r}; choose one of {', '.join(known)}")
+    keys = keys_of(frame)
     for values, group in frame.groupby(keys, sort=False, dropna=False):
         done = group[(group["status"] == "finished") & group[metric].notna()].drop_duplicates("seed", keep="last")
         rest = group[~group["seed"].isin(done["seed"])]
         diverged = rest[rest["status"].str.startswith("diverged")]["seed"].nunique()
-        mean, std, low, high = interval(done[metric])
-        rows.append([*values, len(done), diverged, rest["seed"].nunique() - diverged, mean, std, low, high])
-    return pandas.DataFrame(rows, columns=[*keys, *SUMMARY])
+        yield dict(zip(keys, values, strict=True)), done.set_index("seed")[metric], diverged, rest["seed"].nunique() - diverged
+
+
+def keys_of(frame: pandas.DataFrame) -> list[str]:
+    """The columns of `compare`'s table that make a setting: all but the seed and what was measured."""
+    return [column for column in frame.columns if column not in (*MEASURED, "seed", "folder") and not column.startswith(OPTIONAL)]
+
+
+def about(frame: pandas.DataFrame, metric: str) -> pandas.DataFrame:
+    """The table, which remembers that its statistics are those of `metric`: they are shown in its unit."""
+    frame.attrs["metric"] = metric
+    return frame
 
 
 def interval(values: Iterable[float], level: float = 0.95) -> tuple[float, float, float, float]:
@@ -178,9 +201,12 @@ def _measured(run: Run) -> dict[str, Any]:
             "test/acc_best": float(tested.max()),
             "test/acc_mean10": float(tested.tail(LAST).mean()),
         }
+    held_out = rounds["val/acc"].dropna() if "val/acc" in rounds else rounds.iloc[:0, 0]
+    if len(held_out):
+        measured["val/acc"] = float(held_out.iloc[-1])
     if len(run.tasks):
         end = run.tasks.iloc[-1]
-        measured |= {name: float(end[name]) for name in run.tasks if name.startswith(PERSONAL) and name.endswith("acc_mean")}
+        measured |= {name: float(end[name]) for name in run.tasks if name.startswith(OPTIONAL) and name.endswith("acc_mean")}
     return measured
 
 
@@ -217,17 +243,24 @@ def _common_name(frame: pandas.DataFrame) -> str:
 
 
 def _shown(frame: pandas.DataFrame) -> list[str]:
-    hidden = {"folder"} | ({"name"} if _common_name(frame) else set())
+    hidden = {"folder", "p_t", "p_wilcoxon"} | ({"name"} if _common_name(frame) else set())
     hidden |= {column for column in ("diverged", "unfinished") if column in frame and not frame[column].any()}
     if "status" in frame and (frame["status"] == "finished").all():
         hidden.add("status")
+    if "pairs" in frame and (frame["pairs"] == frame["n"]).all():
+        hidden.add("pairs")
     return [column for column in frame.columns if column not in hidden]
 
 
 def _cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
-    columns = _shown(frame)
-    rows = [[_text(column, value) for column, value in zip(columns, row, strict=True)] for row in frame[columns].itertuples(index=False)]
-    return [_HEADS.get(column, column) for column in columns], rows
+    columns, metric = _shown(frame), frame.attrs.get("metric", "test/acc")
+    heads = [_HEADS.get(name, name) for name in (metric if column == "mean" else column for column in columns)]
+    units = [metric if column in _STATISTICS else column for column in columns]
+    rows = []
+    for row in frame[columns].itertuples(index=False):
+        cells = zip(columns, units, row, strict=True)
+        rows.append([_signed(unit, value) if column.startswith("diff") else _text(unit, value) for column, unit, value in cells])
+    return heads, rows
 
 
 def _is_number(frame: pandas.DataFrame, column: str) -> bool:
@@ -237,15 +270,21 @@ def _is_number(frame: pandas.DataFrame, column: str) -> bool:
 def _text(column: str, value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
-    if column in _SHARES or column.startswith(PERSONAL):
+    if column in _SHARES or column.startswith(OPTIONAL):
         return f"{100 * value:.2f}"
     if column == "comm/bytes":
         return _bytes(value)
     if column == "time/s":
         return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
+    if column.startswith("holm_"):
+        return f"{value:.2g}"
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value)
+
+
+def _signed(column: str, value: float) -> str:
+    return ("+" if value > 0 else "-" if value < 0 else "") + _text(column, abs(value))
 
 
 def _bytes(count: float) -> str:

@@ -8,14 +8,18 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import flray
 from flray.core.messages import to_torch
+from flray.data import load_dataset, load_partition
 from flray.data.local_test import local_test
 from flray.engine import checkpoint
 from flray.engine.evaluate import spread
 from flray.engine.replay import Replay
+from flray.engine.simulation import play, simulate
 from flray.engine.summary import collapsed
+from flray.models import build_model
 from tests.engine.test_faults import cohort, config, model
 
 
@@ -52,7 +56,7 @@ def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
         frame = pandas.DataFrame(
             {"round": range(1, len(rounds) + 1), "test/acc": [a for a, _ in rounds], "test/loss": [x for _, x in rounds]}
         )
-        return collapsed(frame, labels)
+        return collapsed(frame, labels, "test")
 
     assert outcome((0.25, 1.5), (0.6, 0.9)) is None
     assert outcome((0.25, 1.39), (0.26, 1.38)) is None, "it has not learned yet: ln 4 = 1.386"
@@ -61,7 +65,7 @@ def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
     assert "the last 10 tests have an accuracy of 25.00%" in text and "best accuracy 60.00% in round 2" in text
     assert outcome((0.25, 900.0)).startswith("diverged: ")
     assert outcome((0.25, 900.0), (math.nan, math.nan), (0.5, 1.0)) is None
-    assert collapsed(pandas.DataFrame({"round": [1]}), labels) is None
+    assert collapsed(pandas.DataFrame({"round": [1]}), labels, "test") is None
 
 
 # personalised test ----------------------------------------------------------------------------
@@ -110,3 +114,33 @@ def test_a_client_without_test_samples_does_not_count():
         {"finetune_epochs": 1, "num_test": 2, "test/acc": 1.0},
     ]
     assert spread(rows) == {"personal/ft1/acc_mean": 0.75, "personal/ft1/acc_std": 0.25, "personal/ft1/acc_p10": 0.55}
+
+
+# the validation split --------------------------------------------------------------------------
+@pytest.mark.parametrize("of", ["clients", "server"])
+def test_a_validation_split_takes_the_place_of_the_test_set(ray_cluster, tmp_path, of):
+    """No column of the test set, no held sample in a client, and the number is the saved model's own on the held samples."""
+    run = flray.run(config(evaluate={"validation": {"of": of, "fraction": 0.25}}), out=tmp_path / "v")
+    experiment, rounds = run.experiment, run.rounds
+    assert not [name for name in rounds if name.startswith("test/")]
+    partition = load_partition(tmp_path / "v" / "partition")
+    assert not set(partition.held) & set(partition.indices)
+    dataset = load_dataset(experiment.data)
+    network = build_model(experiment.model, dataset.input_shape, dataset.num_classes, 0)
+    network.load_state_dict(load_file(tmp_path / "v" / "model.safetensors"))
+    x = torch.from_numpy(np.array(dataset.train.x[partition.held]))
+    with torch.no_grad():
+        right = (network.eval()(x).argmax(dim=1).numpy() == dataset.train.y[partition.held]).mean()
+    assert rounds["val/acc"].iloc[-1] == pytest.approx(right)
+
+
+def test_a_paused_run_goes_on_to_the_same_bits(ray_cluster, tmp_path):
+    experiment = config(rounds=4, checkpoint={"every": 0})
+    simulate(experiment, tmp_path / "whole")
+    rows = play(experiment, tmp_path / "parts")
+    assert [next(rows)["round"], next(rows)["round"]] == [1, 2]
+    rows.close()
+    assert flray.load(tmp_path / "parts").status.startswith("paused after round 2; continue with: flray resume")
+    assert [row["round"] for row in play(experiment, tmp_path / "parts", resume=True)] == [3, 4]
+    assert model(tmp_path / "whole") == model(tmp_path / "parts")
+    assert flray.load(tmp_path / "parts").rounds["round"].tolist() == [1, 2, 3, 4]

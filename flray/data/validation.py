@@ -1,0 +1,49 @@
+"""The validation split: a share of the training data that no client trains on. A sweep reads it in the test set's place."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flray.core.errors import DataError
+from flray.core.seeding import rng
+from flray.data.cache import Array
+from flray.data.dataset import stratified
+from flray.data.partition import Partition
+
+
+def of_server(labels: Array, private: Array | None, fraction: float, seed: int) -> tuple[Array, Array]:
+    """(held samples, those that stay for the clients), stratified by class, taken before the partition.
+
+    `labels` [n] of the train split, `private` the sample numbers that a proxy holdout left (None: all).
+    """
+    rows = np.arange(len(labels)) if private is None else np.asarray(private)
+    size = round(fraction * len(rows))
+    if not 0 < size < len(rows):
+        raise DataError(f"evaluate.validation.fraction: {fraction} of {len(rows)} training samples is {size}; choose another")
+    held = rows[stratified(np.asarray(labels)[rows], size, seed, "validation")]
+    return held, np.setdiff1d(rows, held)
+
+
+def of_clients(partition: Partition, fraction: float, seed: int) -> Partition:
+    """The partition with `floor(fraction n_k)` samples of every client in `held`, drawn at random, so at least one stays.
+
+    Client k's draw is addressed by `(seed, k)`: it does not depend on the other clients.
+    """
+    held, kept = [], []
+    for k in range(partition.num_clients):
+        share = partition.client(k)
+        out = np.zeros(len(share), bool)
+        out[rng(seed, "validation", k).permutation(len(share))[: int(fraction * len(share))]] = True
+        held.append(share[out])
+        kept.append(share[~out])
+    found = np.unique(np.concatenate(held))
+    if not len(found):
+        largest = int(partition.sizes.max())
+        raise DataError(
+            f"evaluate.validation.fraction: {fraction} of the largest client's {largest} samples is none; raise it, or set of: server"
+        )
+    offsets = np.concatenate([[0], np.cumsum([len(share) for share in kept])]).astype(np.int64)
+    indices = np.concatenate(kept)
+    stays = ~np.isin(indices, found)  # a sample that two clients had and one gave away is no one's any more
+    offsets, indices = np.concatenate([[0], np.cumsum(stays)])[offsets], indices[stays]
+    return Partition(indices.astype(partition.indices.dtype), offsets, partition.dropped, found.astype(partition.indices.dtype))

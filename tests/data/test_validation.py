@@ -1,0 +1,68 @@
+"""The validation split: disjoint from what clients train on, and of the shares that were asked for."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flray.core.errors import DataError
+from flray.data.partition import from_lists, load_partition
+from flray.data.validation import of_clients, of_server
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    fraction=st.floats(0.05, 0.95),
+    seed=st.integers(0, 99),
+)
+def test_every_client_gives_its_floor_and_keeps_the_rest(sizes, fraction, seed):
+    ends = np.cumsum([0, *sizes])
+    whole = from_lists([np.arange(a, b) for a, b in itertools.pairwise(ends)])
+    gives = [int(fraction * n) for n in sizes]
+    if not sum(gives):
+        with pytest.raises(DataError, match="validation"):
+            of_clients(whole, fraction, seed)
+        return
+    left = of_clients(whole, fraction, seed)
+    assert left.sizes.tolist() == [n - g for n, g in zip(sizes, gives, strict=True)]
+    assert sorted([*left.indices, *left.held]) == list(range(sum(sizes)))
+    for k in range(len(sizes)):
+        assert set(left.client(k)) <= set(whole.client(k))
+    again = of_clients(whole, fraction, seed)
+    assert again.hash == left.hash
+
+
+def test_a_clients_draw_does_not_depend_on_the_others():
+    one = of_clients(from_lists([np.arange(20), np.arange(20, 50)]), 0.3, 1)
+    other = of_clients(from_lists([np.arange(20), np.arange(20, 90)]), 0.3, 1)
+    assert one.client(0).tolist() == other.client(0).tolist()
+
+
+def test_a_sample_of_two_clients_is_held_from_both():
+    """FedSOL's `empty: previous` gives two clients the same samples: what one gives up, the other must not train on."""
+    left = of_clients(from_lists([np.arange(40), np.arange(40)]), 0.25, 0)
+    assert not set(left.held) & set(left.indices)
+    assert set(left.client(0)) | set(left.client(1)) | set(left.held) == set(range(40))
+
+
+def test_the_servers_share_is_stratified_and_apart():
+    labels = np.repeat([0, 1, 2], [100, 60, 40])
+    held, private = of_server(labels, None, 0.1, 0)
+    assert np.bincount(labels[held]).tolist() == [10, 6, 4]
+    assert sorted([*held, *private]) == list(range(200))
+    held, private = of_server(labels, np.arange(0, 200, 2), 0.1, 0)
+    assert np.bincount(labels[held]).tolist() == [5, 3, 2]
+    assert sorted([*held, *private]) == list(range(0, 200, 2))
+    with pytest.raises(DataError, match="fraction"):
+        of_server(labels[:3], None, 0.1, 0)
+
+
+def test_the_held_samples_survive_the_disk_and_count_in_the_hash(tmp_path):
+    whole = from_lists([np.arange(20), np.arange(20, 50)])
+    left = of_clients(whole, 0.2, 0)
+    left.save(tmp_path)
+    again = load_partition(tmp_path)
+    assert again.held.tolist() == left.held.tolist()
+    assert left._replace(held=left.held[1:]).hash != left.hash
