@@ -16,6 +16,8 @@ from flray.core.hp import Hyperparameter, hyperparameters
 METRICS = {
     "test/acc": "accuracy of the global model on the whole test set, after the server half",
     "test/loss": "mean cross-entropy on the test set",
+    "val/acc": "accuracy on held-out training data (evaluate.validation); then the test set is not read",
+    "val/loss": "mean cross-entropy on held-out training data",
     "train/loss": "mean of the local steps' losses, over clients by aggregation weight",
     "client/acc_before": "accuracy of the broadcast model on the client's own training data, before local training",
     "client/acc_after": "the same after local training",

@@ -32,6 +32,34 @@ def load_config(
     """
     raw = _read(source)
     pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [pair(text) for text in overrides]
+    _import(raw, imports)
+    axes = [[(key, value) for value in several(key, text)] for key, text in pairs]
+    return [_build(raw, cell) for cell in itertools.product(*axes)]
+
+
+def self_contained(
+    source: Mapping[str, Any] | Experiment, overrides: Mapping[str, Any], imports: Sequence[str] = (), folder: Path = Path()
+) -> dict[str, Any]:
+    """One configuration as values that need no other file: what it `extends` (from `folder`), its preset and the overrides are laid in.
+
+    The tables `algorithms`, `models`, `partitions` stay, less what an override says otherwise: an experiment made of the result with
+    `load_config(..., {"algorithm": NAME})` is the one that all of it would have made. Raises `ConfigError`.
+    """
+    raw = _read(source, folder)
+    _import(raw, imports)
+    cell = list(overrides.items())
+    values = _start(raw, cell)
+    for key, value in cell:
+        if key in (*NAMED, "preset"):
+            continue
+        _assign(values, key.split("."), value, key)
+        section, _, option = key.partition(".")
+        for entry in (values.get(f"{section}s") or {}).values() if section in NAMED else ():
+            (entry or {}).pop(option, None)  # an override goes before the tables
+    return values
+
+
+def _import(raw: dict[str, Any], imports: Sequence[str]) -> None:
     for module in (*imports, *raw.get("imports", ())):
         try:
             importlib.import_module(module)
@@ -39,29 +67,34 @@ def load_config(
             raise ConfigError(f"--import {module}: {error}; is it on PYTHONPATH?") from error
     if imports:
         raw["imports"] = list(dict.fromkeys([*raw.get("imports", ()), *imports]))
-    axes = [[(key, value) for value in _values(key, text)] for key, text in pairs]
-    return [_build(raw, cell) for cell in itertools.product(*axes)]
 
 
-def _read(source: str | Path | Mapping[str, Any] | Experiment) -> dict[str, Any]:
+def _read(source: str | Path | Mapping[str, Any] | Experiment, folder: Path = Path()) -> dict[str, Any]:
     if isinstance(source, Experiment):
         return source.dump()
     if isinstance(source, Mapping):
-        return _extended(dict(source), Path(), ())
+        return _extended(dict(source), folder, ())
     return _read_file(Path(source), ())
 
 
 def _read_file(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
+    return _extended(read_yaml(path), path.parent, (*below, path.resolve()))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds. Raises `ConfigError`, with the nearest file for one that is not there."""
     try:
         raw = yaml.load(path.read_text(), Loader=LOADER)
     except FileNotFoundError:
         near = nearest(path.stem, [p.stem for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
         raise ConfigError(f"no configuration file {path}{near}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as a configuration file: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds {type(raw).__name__}, not a mapping of keys to values")
-    return _extended(raw, path.parent, (*below, path.resolve()))
+    return raw
 
 
 def _extended(raw: dict[str, Any], folder: Path, below: tuple[Path, ...]) -> dict[str, Any]:
@@ -84,32 +117,34 @@ def pair(text: str) -> tuple[str, str]:
     return key.strip(), value
 
 
-def _values(key: str, value: Any) -> list[Any]:
+def several(key: str, value: Any) -> list[Any]:
     """One value, or several: `a,b,c` and `0..4` outside brackets."""
     if not isinstance(value, str):
         return [value]
     if value.strip().startswith(("[", "{", "'", '"')):
-        return [_scalar(key, value)]
+        return [scalar(key, value)]
     found: list[Any] = []
     for part in value.split(","):
         low, dots, high = part.partition("..")
         if dots and low.strip().lstrip("-").isdigit() and high.strip().lstrip("-").isdigit():
             found.extend(range(int(low), int(high) + 1))
         elif part.strip() or "," not in value:
-            found.append(_scalar(key, part))
+            found.append(scalar(key, part))
     if not found:
         raise ConfigError(f"override {key}={value}: no value")
     return found
 
 
-def _scalar(key: str, text: str) -> Any:
+def scalar(key: str, text: str) -> Any:
+    """The YAML value of an override's text."""
     try:
         return yaml.load(text, Loader=LOADER)
     except yaml.YAMLError:
         raise ConfigError(f"override {key}={text}: not a YAML value; quote it") from None
 
 
-def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experiment:
+def _start(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A copy of `raw` with its preset, and the algorithm, model and partition that the overrides name."""
     values = _copy(raw)
     presets = values.pop("presets", {})
     preset = dict(cell).get("preset", values.pop("preset", None))
@@ -117,15 +152,18 @@ def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experimen
         if preset not in presets:
             raise unknown("preset", str(preset), presets, "this configuration")
         _overlay(values, presets[preset])
-    tables = {section: values.pop(f"{section}s", {}) for section in NAMED}
-    whole = [key for key, _ in cell if key in NAMED]
     for key, value in cell:
         if key in NAMED:  # before the keys inside it, wherever it stands on the command line
             values[key] = value if isinstance(value, dict) else switch(key, values.get(key), str(value))
-    for section, table in tables.items():
-        _choose(values, section, table)
+    return values
+
+
+def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experiment:
+    values = _start(raw, cell)
+    for section in NAMED:
+        _choose(values, section, values.pop(f"{section}s", {}))
     for key, value in cell:
-        if key not in ("preset", *whole):
+        if key not in ("preset", *NAMED):
             _assign(values, key.split("."), value, key)
     root = (values.get("data") or {}).get("root") if isinstance(values.get("data"), dict) else None
     if root is not None and isinstance(values.get("proxy"), dict):

@@ -1,8 +1,8 @@
-"""Many experiments, one after the other on the same actors: one run folder each. A second call goes on where the first stopped."""
+"""The cells of a grid: their folder names, and what is already in a folder."""
 
 from __future__ import annotations
 
-import sys
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,24 +10,7 @@ from typing import Any
 import yaml
 
 from flray.core.errors import CheckpointError
-from flray.engine.simulation import simulate
 from flray.experiment import Experiment
-from flray.results import compare
-
-
-def run_grid(cells: Sequence[Experiment], root: Path, *, overwrite: bool = False, progress: bool = True) -> Any:
-    """Run every cell into `ROOT/LABEL`; a finished (or diverged) cell is kept, an unfinished one resumed. The table of all (DataFrame).
-
-    Raises `CheckpointError` when a cell's folder holds another experiment.
-    """
-    folders = [root / label for label in labels(cells)]
-    for number, (cell, folder) in enumerate(zip(cells, folders, strict=True), start=1):
-        status = _status(cell, folder, overwrite)
-        print(f"[{number}/{len(cells)}] {folder}" + ("" if status == "new" else f"  ({status})"), file=sys.stderr)
-        if status == "finished":
-            continue
-        simulate(cell, folder, resume=status == "resumed", overwrite=overwrite, progress=progress)
-    return compare(folders)
 
 
 def labels(cells: Sequence[Experiment]) -> list[str]:
@@ -62,14 +45,22 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _status(cell: Experiment, folder: Path, overwrite: bool) -> str:
+def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
+    """`new`, `resumed` (it can be gone on with) or `finished` (also when it diverged).
+
+    Raises `CheckpointError` when the folder holds another experiment.
+    """
     if overwrite or not (folder / "STATUS").exists():
         return "new"
     if not (folder / "config.yaml").exists():
         return "new" if not any(folder.glob("checkpoints/*")) and _clear(folder) else "resumed"
     there = flatten(yaml.safe_load((folder / "config.yaml").read_text()))
     wanted = flatten(cell.dump())
-    changed = [key for key in wanted if key.partition(".")[0] not in ("resources", "address") and str(wanted[key]) != str(there.get(key))]
+    changed = [
+        key
+        for key in wanted
+        if key.partition(".")[0] not in ("resources", "address", "storage") and str(wanted[key]) != str(there.get(key))
+    ]
     if changed:
         key = changed[0]
         raise CheckpointError(
@@ -80,7 +71,5 @@ def _status(cell: Experiment, folder: Path, overwrite: bool) -> str:
 
 def _clear(folder: Path) -> bool:
     """Drop a folder in which a run was only starting."""
-    import shutil
-
     shutil.rmtree(folder)
     return True

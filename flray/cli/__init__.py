@@ -1,4 +1,4 @@
-"""The command line: `flray run | resume | list | doctor | replay | figure | compare | bench`."""
+"""The command line: `flray run | resume | sweep | ablate | list | doctor | replay | figure | compare | bench`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 import typer
 
-from flray.cli import look, runs
+from flray.cli import look, runs, sweeps
 from flray.core.errors import FlrayError
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (runs.run, runs.resume, look.doctor, look.replay, look.compare, look.figure, look.bench):
+for command in (runs.run, runs.resume, sweeps.sweep, sweeps.ablate, look.doctor, look.replay, look.compare, look.figure, look.bench):
     app.command()(command)
 app.command("list")(look.list_)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -76,44 +77,84 @@ def replay(
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="run folders")],
+    folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them")],
     format: Annotated[str, typer.Option(help="table, markdown, csv or json")] = "table",
+    metric: Annotated[str, typer.Option(help="of the table over seeds: a column of the table of runs")] = "test/acc",
+    against: Annotated[
+        str | None, typer.Option(metavar="ALGORITHM|KEY=VALUE|FOLDER", help="a setting: paired differences to it, with tests")
+    ] = None,
 ) -> None:
-    """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds."""
-    from flray.results import compare as compare_runs
-    from flray.results import summary, to_markdown
+    """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds.
 
-    frame = compare_runs(folders)
+    With --against: the differences to that setting on the same seeds, their intervals, and Holm-corrected p-values (csv, json: only these).
+    """
+    from flray.results import compare as compare_runs
+    from flray.results import paired, summary, to_markdown
+    from flray.results.paired import caption
+
+    frame = compare_runs(_expanded(folders))
+    differences = paired(frame, against, metric) if against is not None else None
     if format == "json":
-        print(frame.to_json(orient="records", indent=1))
+        print((frame if differences is None else differences).to_json(orient="records", indent=1))
     elif format == "csv":
-        print(frame.to_csv(index=False), end="")
+        print((frame if differences is None else differences).to_csv(index=False), end="")
     elif format == "markdown":
-        print(to_markdown(frame), to_markdown(summary(frame)), sep="\n\n")
+        print(to_markdown(frame))
+        if differences is not None:
+            print(f"{caption(differences)}:\n")
+        print(to_markdown(summary(frame, metric) if differences is None else differences))
     else:
-        print_table(frame)
+        print_table(frame, metric, against)
 
 
 def figure(
-    kind: Annotated[str, typer.Argument(metavar="curves|clients|decision-regions")],
-    folders: Annotated[list[Path], typer.Argument(help="run folders")],
+    kind: Annotated[str, typer.Argument(metavar="curves|clients|decision-regions|ablation|sweep")],
+    folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them; sweep: sweep folders")],
     out: Annotated[Path, typer.Option(help="PNG file")] = Path("figure.png"),
-    metric: Annotated[str, typer.Option(help="curves: a column of rounds/")] = "test/acc",
+    metric: Annotated[str, typer.Option(help="curves: a column of rounds/; ablation: of the table of runs")] = "test/acc",
+    axis: Annotated[str | None, typer.Option(help="ablation: the key over which the metric is drawn")] = None,
     rounds: Annotated[str, typer.Option(help="decision-regions: rounds to show")] = "1,5,20",
 ) -> None:
-    """A picture of runs: learning curves, the clients' personalised accuracies, or decision regions (2-D data)."""
+    """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric over a key of an
+    ablation or grid. `sweep` writes the table and the figures of sweep folders again.
+    """
     from flray.core.errors import unknown
-    from flray.results import clients, curves, decision_regions
+    from flray.results import ablation, clients, curves, decision_regions
+    from flray.results import compare as compare_runs
 
+    if kind == "sweep":
+        for folder in folders:
+            _sweep_report(Path(folder))
+        return
+    runs = _expanded(folders)
     if kind == "curves":
-        curves(folders, metric=metric, out=out)
+        curves(runs, metric=metric, out=out)
     elif kind == "clients":
-        clients(folders, out=out)
+        clients(runs, out=out)
     elif kind == "decision-regions":
-        decision_regions(folders, rounds=[int(r) for r in rounds.split(",")], out=out)
+        decision_regions(runs, rounds=[int(r) for r in rounds.split(",")], out=out)
+    elif kind == "ablation":
+        ablation(compare_runs(runs), axis, out, metric)
     else:
-        raise unknown("figure", kind, ["curves", "clients", "decision-regions"])
+        raise unknown("figure", kind, ["curves", "clients", "decision-regions", "ablation", "sweep"])
     print(out)
+
+
+def _sweep_report(folder: Path) -> None:
+    """The sweep's table and figures again; what could not be drawn goes to stderr."""
+    from tuning.report import write_report
+
+    report = write_report(folder)
+    print(*(report.table, *report.figures), sep="\n")
+    for reason in report.skipped:
+        print(f"left out: {reason}", file=sys.stderr)
+
+
+def _expanded(folders: list[str]) -> list[str | Path]:
+    """Run folders as they are, and the runs of folders that hold them (a grid, the `final` of a sweep)."""
+    from flray.results import runs_below
+
+    return [run for folder in folders for run in runs_below(folder) or [folder]]
 
 
 def bench(

@@ -28,7 +28,7 @@ def run(
 
     cells = load_config(config, overrides or [], imports or [])
     if len(cells) > 1:
-        from flray.grid import run_grid
+        from tuning.ablate import run_grid
 
         print_table(run_grid(cells, out or Path("runs") / cells[0].name, overwrite=overwrite))
         return
@@ -40,15 +40,17 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="run folder")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="rounds, resources, address, checkpoint")] = None,
+    folder: Annotated[str, typer.Argument(help="run folder, or the URI of a run in a storage")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="rounds, resources, address, checkpoint, storage")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="of a URI: the folder that gets the run folder; default runs")] = None,
 ) -> None:
     """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
     from flray.experiment import resume as resume_run
 
     own_modules()
-    resume_run(folder, *(overrides or []), progress=True)
-    report(folder)
+    report(resume_run(folder, *(overrides or []), out=out, progress=True).folder)
 
 
 def start_ray_early(config: Path, overrides: list[str]) -> None:

@@ -28,6 +28,7 @@ def import_modules(modules: list[str] | None) -> None:
 
 def report(folder: Path) -> None:
     """Where the results are and what to try next."""
+    from flray.engine.uri import join
     from flray.results import load
 
     run = load(folder)
@@ -45,6 +46,8 @@ def report(folder: Path) -> None:
     if run.status.startswith("diverged"):
         print(run.status)
     print(f"results: {folder}   (pandas.read_parquet('{folder}/rounds'), tensorboard --logdir {folder}/tensorboard)")
+    if run.experiment.storage is not None:
+        print(f"storage: {join(run.experiment.storage, folder.absolute().name)}")
     if run.status.startswith("diverged"):
         print(f"next:    flray run {folder}/config.yaml algorithm.lr={getattr(run.experiment.algorithm, 'lr', 0.1) / 3:.2g}")
     else:

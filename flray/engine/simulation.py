@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from flray.engine.prepare import build_data, build_partition, check_folder, cpus
 from flray.engine.progress import Progress
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
 from flray.engine.server_actor import Plan
+from flray.engine.storage import Storage
 from flray.engine.summary import collapsed, summarise
 from flray.engine.workbench import Assignment, Moment, in_folder
 from flray.experiment import Experiment, algorithm_name
@@ -57,12 +58,15 @@ def play(
     overwrite: bool = False,
     progress: bool = False,
     partition: Partition | None = None,
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any]]:
     """The rows of the rounds as they complete, as in rounds/; the run is finished when there are no more.
 
     Closing the iterator before that pauses the run: a checkpoint, and a STATUS that says how to go on.
     """
     check_folder(folder, resume=resume, overwrite=overwrite)
+    storage = Storage.of(experiment.storage, folder)
+    if storage is not None:
+        storage.check(resume=resume, overwrite=overwrite)
     starting = Background(lambda: connect(experiment.address, cpus_needed(experiment)))  # Ray takes seconds to start
     data = build_data(experiment)
     if partition is None and not resume:
@@ -70,12 +74,16 @@ def play(
         experiment.cohort.count(partition.num_clients)
     if not resume:  # everything that can be wrong with the data was found before a byte is written
         create_folder(folder)
+        if storage is not None:
+            storage.clear()
     try:
-        run = Simulation(experiment, folder, data, partition)
+        run = Simulation(experiment, folder, data, partition, storage)
         if resume:
             run.check_fingerprints()
         starting.join()
         yield from run.go(progress, resume)
+        if storage is not None:
+            storage.check_complete()
     except BaseException:
         if status_of(folder) == "starting":  # no round, no checkpoint: leave nothing behind
             shutil.rmtree(folder, ignore_errors=True)
@@ -85,8 +93,15 @@ def play(
 class Simulation:
     """One run: its data, partition, actors, recorder."""
 
-    def __init__(self, experiment: Experiment, folder: Path, data: tuple[Dataset, Any, Any], partition: Partition | None) -> None:
-        self.experiment, self.folder = experiment, folder
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        data: tuple[Dataset, Any, Any],
+        partition: Partition | None,
+        storage: Storage | None = None,
+    ) -> None:
+        self.experiment, self.folder, self.storage = experiment, folder, storage
         self.dataset, proxy, _ = data
         home = folder / "partition"
         if partition is not None:
@@ -115,12 +130,14 @@ class Simulation:
                 )
 
     # the run ----------------------------------------------------------------------------------
-    def go(self, progress: bool, resume: bool) -> Iterator[dict[str, Any]]:
+    def go(self, progress: bool, resume: bool) -> Generator[dict[str, Any]]:
         """The rows of all rounds; restarts from the last checkpoint when the server actor dies; saves on Ctrl-C and when closed."""
         label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
         told = 0
         for attempt in range(RESTARTS + 1):
             self.pool, self.facts, self.experiment = launch(self.experiment, self.folder, self.partition, self.fingerprints)
+            if attempt == 0 and self.storage is not None:
+                self.pool.call("probe_storage")  # its node may lack what this one has
             position = self._restore(resume or attempt > 0)
             with Progress(label, self.experiment.rounds, position[2], enabled=progress) as show:
                 try:
@@ -170,6 +187,7 @@ class Simulation:
         write_text(self.folder / "config.yaml", self.experiment.yaml())
         self._write_environment()
         self.recorder.status("running")
+        self._mirror()
         return task, round, done
 
     def _write_environment(self) -> None:
@@ -177,7 +195,7 @@ class Simulation:
             self.folder, environment(actors={**self.facts, "repeated_work": self.pool.retries}, fingerprints=self.fingerprints)
         )
 
-    def _run(self, position: tuple[int, int, int], show: Progress) -> Iterator[dict[str, Any]]:
+    def _run(self, position: tuple[int, int, int], show: Progress) -> Generator[dict[str, Any]]:
         assert self.recorder is not None
         first_task, first_round, done = position
         rounds, every = self.experiment.rounds, self.experiment.checkpoint.every
@@ -219,6 +237,7 @@ class Simulation:
         self.recorder.close()
         self._write_environment()
         self.recorder.status(status)
+        self._mirror()
 
     def _diverged(self, row: dict[str, Any], clients: list[dict[str, Any]], why: str) -> None:
         """Divergence is a result: its round is recorded, the checkpoint and the model are those of the last finite round."""
@@ -351,7 +370,20 @@ class Simulation:
         assert self.recorder is not None
         self.recorder.flush()  # first: a resume drops rows behind the checkpoint, and could not make up for missing ones
         done: int = self.pool.call("save", self.experiment.checkpoint.keep, task_end)
+        self._mirror()
         return done
+
+    def _mirror(self) -> None:
+        """Bring the storage up to date; the server actor uploads what it wrote, from its own node."""
+        if self.storage is not None:
+            self.storage.sync(self._push_server)
+
+    def _push_server(self) -> str | None:
+        try:
+            problem: str | None = self.pool.call("push")
+        except ServerLostError as error:  # whatever comes next finds it out as well
+            return str(error)
+        return problem
 
     def _stop(self, why: str) -> None:
         """Keep what is finished: complete rounds survive Ctrl-C, an incomplete one leaves no trace."""
@@ -360,6 +392,7 @@ class Simulation:
         self.recorder.keep_until(done, TASKS)
         self.recorder.close()
         self.recorder.status(f"{why} after round {done}; continue with: flray resume {self.folder}")
+        self._mirror()
 
     def _fail(self, error: BaseException) -> None:
         assert self.recorder is not None
@@ -368,3 +401,4 @@ class Simulation:
             self._save()
         except Exception as second:  # the first error is the one to show
             write_text(self.folder / "STATUS", f"failed: {error}; and no checkpoint could be written: {second}\n")
+            self._mirror()

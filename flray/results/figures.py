@@ -1,4 +1,4 @@
-"""Figures of runs: curves over rounds with their spread over seeds, and the spread of personalised accuracy over clients."""
+"""Figures of runs: curves over rounds, a metric over a key of an ablation, and the spread of personalised accuracy over clients."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from flray.core.errors import ConfigError, unknown
+from flray.results.paired import key_named, missing
 from flray.results.read import Run, load
-from flray.results.tables import differing, interval, settings
+from flray.results.tables import differing, interval, is_number, keys_of, over_seeds, settings
 
 if TYPE_CHECKING:
     import pandas
@@ -58,9 +59,7 @@ def curves(folders: Iterable[str | Path | Run], metric: str = "test/acc", out: s
     axis.set_ylabel(f"{metric} (%)" if scale == 100 else metric)
     banded = any(band.seeds > 1 for band in bands.values())
     axis.set_title("mean over seeds, band: 95 % t-interval of the mean" if banded else "one seed each", fontsize=9, loc="left")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(color="#e4e7eb", linewidth=0.6)
-    axis.set_axisbelow(True)
+    plain(axis)
     axis.legend(frameon=False)
     return save(figure, out)
 
@@ -83,6 +82,81 @@ def metric_bands(runs: Sequence[Run], metric: str) -> dict[str, Band]:
     if not bands:
         raise ConfigError(f"curves: no round in which all seeds of a setting have {metric!r}; leave out the runs that have just begun")
     return bands
+
+
+# ablation ------------------------------------------------------------------------------------------
+def ablation(frame: pandas.DataFrame, axis: str | None = None, out: str | Path = "ablation.png", metric: str = "test/acc") -> Path:
+    """A PNG of `metric` of `compare`'s table over one key in which the runs differ: mean over seeds, 95 % t-interval, a point a run.
+
+    `axis` is the key (`algorithm.rho`, or `rho`); default: the key of numbers with the most values, or else the key with the most. A line
+    for each combination of the other keys. Numbers are an axis (logarithmic from a ratio of 30), other values stand side by side; a setting
+    that has no such key is a dashed level. Returns the path; raises `ConfigError` when the runs differ in nothing, or have no such metric.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    key, cells, lost = ablation_cells(frame, axis, metric)
+    numbers, scale = is_number(frame, key), 100 if "/acc" in metric else 1
+    places = list(dict.fromkeys(value for line in cells.values() for value in line if value is not None))
+    figure = Figure(figsize=(max(6.4, 0 if numbers else 0.35 * len(places) * len(cells)), 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    plot = figure.subplots()
+    for number, (name, line) in enumerate(cells.items()):
+        colour, marker = palette(len(cells))[number], cycle(MARKERS, number)
+        if None in line:
+            plot.axhline(scale * interval(line[None])[0], color=colour, linestyle="--", label=f"{name} (no {key.rpartition('.')[2]})")
+        offset = 0.6 * ((number + 0.5) / len(cells) - 0.5)  # of values side by side
+        points = {value if numbers else places.index(value) + offset: scale * np.array(line[value]) for value in places if value in line}
+        if not points:
+            continue
+        x = np.array(sorted(points), dtype=float)
+        mean, _, low, high = np.array([interval(points[place]) for place in x]).T
+        if numbers:
+            plot.plot(x, mean, color=colour, marker=marker, linewidth=2, label=name)
+            plot.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+        else:
+            plot.errorbar(x, mean, [mean - low, high - mean], fmt=marker, color=colour, capsize=4, label=name)
+        for place in x:
+            plot.scatter(np.full(len(points[place]), place), points[place], s=10, color=colour, alpha=0.5, linewidth=0, zorder=3)
+    if numbers:
+        _scale(plot, [value for value in places if value > 0], min(places))
+    else:
+        plot.set_xticks(range(len(places)), [str(value) for value in places])
+    plot.set_xlabel(key)
+    plot.set_ylabel(f"{metric} (%)" if scale == 100 else metric)
+    plot.set_title("mean over seeds, 95 % t-interval of the mean" + (f"; {lost}" if lost else ""), fontsize=9, loc="left")
+    plain(plot)
+    if len(cells) > 1:
+        plot.legend(frameon=False)
+    return save(figure, out)
+
+
+def _scale(plot: Any, positive: Sequence[float], smallest: float) -> None:
+    """A logarithmic axis from a ratio of 30; where there is a zero, linear up to the smallest other value."""
+    if smallest >= 0 and positive and max(positive) >= 30 * min(positive):
+        if smallest > 0:
+            plot.set_xscale("log")
+        else:
+            plot.set_xscale("symlog", linthresh=min(positive))
+
+
+def ablation_cells(frame: pandas.DataFrame, axis: str | None, metric: str) -> tuple[str, dict[str, dict[Any, list[float]]], str]:
+    """What `ablation` draws: the key, the values of the seeds by line and value of the key (None: it has none), and what is left out."""
+    keys = [key for key in keys_of(frame) if frame[key].nunique(dropna=False) > 1]
+    if not keys:
+        raise ConfigError("ablation: the runs differ in nothing but the seed; name runs of an ablation or a grid")
+    key = key_named(frame, axis) if axis is not None else max(keys, key=lambda k: (is_number(frame, k), frame[k].nunique()))
+    cells: dict[str, dict[Any, list[float]]] = {}
+    lost = {"diverged": 0, "unfinished": 0}
+    for setting, values, diverged, unfinished in over_seeds(frame, metric):
+        lost = {"diverged": lost["diverged"] + diverged, "unfinished": lost["unfinished"] + unfinished}
+        others = {other: setting[other] for other in keys if other != key and not missing(setting[other])}
+        name = ", ".join(str(v) if k in ("name", "algorithm") else f"{k.rpartition('.')[2]}={v}" for k, v in others.items())
+        if len(values):
+            cells.setdefault(name, {})[None if missing(setting[key]) else setting[key]] = values.tolist()
+    if not cells:
+        raise ConfigError(f"ablation: no finished run has {metric!r}")
+    return key, cells, ", ".join(f"{count} runs {what}" for what, count in lost.items() if count)
 
 
 # clients -------------------------------------------------------------------------------------------
@@ -140,6 +214,13 @@ def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
         parts = [str(config.get("algorithm.name")), *(f"{key.split('.')[-1]}={config[key]}" for key in keys if key in config)]
         labels.append(", ".join([*parts, f"seed {config.get('seed')}"] if several else parts))
     return labels
+
+
+def plain(axis: Any) -> None:
+    """Two spines and a light grid."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color="#e4e7eb", linewidth=0.6)
+    axis.set_axisbelow(True)
 
 
 def palette(count: int) -> list[str]:

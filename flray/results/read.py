@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flray.core.errors import CheckpointError, nearest
+from flray.engine.uri import is_uri
 
 if TYPE_CHECKING:
     import pandas
@@ -16,9 +17,17 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The results in a run folder; tables are read when first asked for, also while the run goes on."""
+    """The results in a run folder; tables are read when first asked for, also while the run goes on.
+
+    Of the URI of a run in a storage, `folder` is a copy in flray's cache, without checkpoints.
+    """
 
     def __init__(self, folder: str | Path) -> None:
+        self.place = str(folder) if is_uri(folder) else str(Path(folder))
+        if is_uri(folder):
+            from flray.engine.remote import fetch
+
+            folder = fetch(str(folder))
         self.folder = Path(folder)
 
     @cached_property
@@ -73,10 +82,24 @@ class Run:
         return f"Run({str(self.folder)!r}, {self.status.split(';')[0]})"
 
 
+def runs_below(folder: str | Path) -> list[str | Path]:
+    """The run folders in a folder, at any depth, by name; the folder itself where it is one."""
+    if is_uri(folder):
+        from flray.engine.remote import runs_at
+
+        return list(runs_at(str(folder)))
+    folder = Path(folder)
+    if (folder / "config.yaml").exists() or (folder / "STATUS").exists():
+        return [folder]
+    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    return [run for path in inside for run in runs_below(path)]
+
+
 def load(folder: str | Path) -> Run:
     """The run in a folder; raises `CheckpointError` when there is none."""
-    folder = Path(folder)
-    if not (folder / "config.yaml").exists():
-        near = nearest(folder.name, [p.name for p in folder.parent.iterdir() if p.is_dir()]) if folder.parent.is_dir() else ""
-        raise CheckpointError(f"{folder} is not a run folder: it has no config.yaml{near}")
-    return Run(folder)
+    run = Run(folder)
+    home = run.folder
+    if not (home / "config.yaml").exists():
+        near = nearest(home.name, [p.name for p in home.parent.iterdir() if p.is_dir()]) if home.parent.is_dir() else ""
+        raise CheckpointError(f"{home} is not a run folder: it has no config.yaml{near}")
+    return run

@@ -23,12 +23,12 @@ SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # colum
 OPTIONAL = ("personal/", "val/")  # columns that only some runs have: the personalised test, the validation split
 LAST = 10  # rounds of `test/acc_mean10` (spec 1.4)
 # keys that do not change what a run finds
-_ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "checkpoint", "imports")
+_ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports")
 _SHARES = ("test/acc", "test/acc_best", "test/acc_mean10")
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high")  # of the metric that a table is about
 _HEADS = {
     "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent", "time/s": "time",
-    "low": "95 % from", "high": "to", "diff": "difference", "diff_low": "diff. from", "diff_high": "diff. to",
+    "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "difference", "diff_low": "diff. from", "diff_high": "diff. to",
     "holm_t": "p (t, Holm)", "holm_wilcoxon": "p (Wilcoxon, Holm)",
 }  # fmt: skip
 
@@ -52,7 +52,7 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
     rows = []
     for run, config in zip(found, configs, strict=True):
         row = {"name": config.get("name", run.folder.name), "algorithm": config.get("algorithm.name")}
-        row.update({key: config.get(key) for key in keys}, seed=config.get("seed"), **_measured(run), folder=str(run.folder))
+        row.update({key: config.get(key) for key in keys}, seed=config.get("seed"), **_measured(run), folder=run.place)
         rows.append(row)
     optional = sorted({key for row in rows for key in row if key.startswith(OPTIONAL)}, key=lambda key: (len(key), key))
     return pandas.DataFrame(rows, columns=["name", "algorithm", *keys, "seed", *MEASURED, *optional, "folder"])
@@ -219,7 +219,7 @@ def render(frame: pandas.DataFrame, title: str = "") -> Table:
     heads, rows = _cells(frame)
     table = Table(title=escape(title or _common_name(frame)))
     for head, column in zip(heads, _shown(frame), strict=True):
-        table.add_column(head, justify="right" if _is_number(frame, column) else "left")
+        table.add_column(head, justify="right" if is_number(frame, column) else "left")
     for row in rows:
         table.add_row(*map(escape, row))
     return table
@@ -230,7 +230,7 @@ def to_markdown(frame: pandas.DataFrame) -> str:
     heads, rows = _cells(frame)
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(heads))]
-    right = [_is_number(frame, column) for column in _shown(frame)]
+    right = [is_number(frame, column) for column in _shown(frame)]
     lines = ["| " + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)) + " |" for row in cells]
     rule = "| " + " | ".join("-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)) + " |"
     return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
@@ -263,7 +263,8 @@ def _cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     return heads, rows
 
 
-def _is_number(frame: pandas.DataFrame, column: str) -> bool:
+def is_number(frame: pandas.DataFrame, column: str) -> bool:
+    """Whether a column holds numbers, or nothing."""
     return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in frame[column].tolist())
 
 

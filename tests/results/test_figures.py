@@ -9,13 +9,15 @@ import matplotlib.image
 import numpy as np
 import pandas
 import pytest
+from typer.testing import CliRunner
 
 import flray
+from flray.cli import app
 from flray.config import load_config
 from flray.core.errors import ConfigError
 from flray.engine.replay import Replay
-from flray.results import Run, load
-from flray.results.figures import clients, curves, metric_bands
+from flray.results import Run, compare, load
+from flray.results.figures import ablation, ablation_cells, clients, curves, metric_bands
 from flray.results.regions import _panels, _samples, decision_regions
 from tests.results.test_tables import config, folder
 
@@ -122,3 +124,44 @@ def test_clients_png(pilots: list[Run], tmp_path: Path) -> None:
         assert (np.abs(255 * image[..., :3] - colour).max(axis=2) < 3).sum() > 50
     with pytest.raises(ConfigError, match=r"no personalised test.*finetune_epochs"):
         clients(pilots[:1], tmp_path / "no.png")
+
+
+def test_ablation_cells_and_png(tmp_path: Path) -> None:
+    """Two keys: rates 0, 0.01 and 1 of two algorithms over seeds; a key of numbers is the axis, the algorithm a line."""
+    runs = []
+    for algorithm in ("fedavg", "fedsol"):
+        for lr, seeds in ((0.01, (0.5, 0.7)), (1.0, (0.2, 0.4)), (0.0, (0.1,))):
+            for seed, accuracy in enumerate(seeds):
+                runs.append(folder(tmp_path / f"{algorithm}{lr}-{seed}", config(algorithm, seed, lr), [accuracy]))
+    runs.append(folder(tmp_path / "bad", config("fedsol", 1, 0.0), [0.1], "diverged in round 1: client 0"))
+    frame = compare(runs)
+    key, cells, lost = ablation_cells(frame, None, "test/acc")
+    assert (key, lost) == ("algorithm.lr", "1 runs diverged")
+    assert cells["fedsol"] == cells["fedavg"] == {0.01: [0.5, 0.7], 1.0: [0.2, 0.4], 0.0: [0.1]}
+    by_algorithm = ablation_cells(frame, "algorithm", "test/acc")[1]
+    assert by_algorithm["lr=0.01"] == {"fedavg": [0.5, 0.7], "fedsol": [0.5, 0.7]}
+    for name, axis in (("numbers", "lr"), ("names", "algorithm")):
+        image = matplotlib.image.imread(ablation(frame, axis, tmp_path / f"{name}.png"))
+        for colour in ((0, 0x72, 0xB2), (0xE6, 0x9F, 0)):
+            assert (np.abs(255 * image[..., :3] - colour).max(axis=2) < 3).sum() > 50
+    result = CliRunner().invoke(app, ["figure", "ablation", str(tmp_path), "--axis", "lr", "--out", str(tmp_path / "cli.png")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "cli.png").read_bytes() == (tmp_path / "numbers.png").read_bytes()
+    with pytest.raises(ConfigError, match="differ in nothing but the seed"):
+        ablation(compare(runs[:2]), None, tmp_path / "no.png")
+    with pytest.raises(ConfigError, match=r"unknown key 'rho'"):
+        ablation(frame, "rho", tmp_path / "no.png")
+    with pytest.raises(ConfigError, match=r"no finished run has 'test/acc'"):
+        ablation(compare([folder(tmp_path / f"x{lr}", config(lr=lr), [0.1], "running") for lr in (2.0, 3.0)]), None, tmp_path / "no.png")
+
+
+def test_a_setting_without_the_key_is_a_level(tmp_path: Path) -> None:
+    runs = [
+        folder(tmp_path / f"{rho}", config("fedsol") | {"algorithm": {"name": "fedsol", "lr": 0.1, "rho": rho}}, [rho / 10])
+        for rho in (1, 2)
+    ]
+    runs.append(folder(tmp_path / "base", config("fedavg"), [0.05]))
+    key, cells, lost = ablation_cells(compare(runs), "rho", "test/acc")
+    assert (key, lost) == ("algorithm.rho", "")
+    assert cells == {"fedsol": {1: [0.1], 2: [0.2]}, "fedavg": {None: [0.05]}}
+    assert ablation(compare(runs), "rho", tmp_path / "level.png").stat().st_size > 5000

@@ -1,0 +1,111 @@
+"""Commands that train many runs on one cluster: `flray sweep | ablate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flray.cli.show import Imports, own_modules, print_table
+
+
+def sweep(
+    config: Annotated[Path, typer.Argument(help="YAML file of a sweep; with --resume: the folder of one")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="of the sweep (trials, hours, space.algorithm.rho, ...) or of its experiment (rounds, ...)"
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="folder of the sweep (default runs/NAME)")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the sweep in the folder; trials, hours, ... may be raised")] = False,
+    imports: Imports = None,
+) -> None:
+    """Search hyper-parameters on a validation split, then compare the best on fresh seeds and the test set.
+
+    `flray sweep configs/sweeps/fedsol_rho.yaml trials=40 hours=2`    `flray sweep runs/fedsol_rho --resume`
+    """
+    own_modules()
+    from flray.core.errors import ConfigError
+    from tuning.config import load_sweep
+    from tuning.sweep import default_folder, resume_sweep, run_sweep
+
+    if resume:
+        if out is not None:
+            raise ConfigError("--out: a sweep goes on in its own folder; leave it out")
+        resume_sweep(config, overrides or [])
+        _report(config)
+        return
+    found = load_sweep(config, overrides or [], imports or [])
+    folder = out or default_folder(found)
+    run_sweep(found, folder)
+    _report(folder)
+
+
+def ablate(
+    config: Annotated[Path, typer.Argument(help="YAML file")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=A,B,...", help="what is varied, and seeds: seed=0..4")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder that holds the cells' run folders (default runs/NAME-ablation)")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="KEY=VALUE", help="reference cell; default: the configuration's own values, else the first cell")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="column that is compared")] = "test/acc",
+    concurrency: Annotated[str, typer.Option(help="cells at a time; auto: what the cluster holds")] = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace cells that are there")] = False,
+    imports: Imports = None,
+) -> None:
+    """Vary some keys, side by side on the cluster: mean, interval, and paired tests against the reference cell.
+
+    `flray ablate configs/fedproj/cifar10_dir03.yaml algorithm.projection_rate=0,0.25,0.5,0.75,1 seed=0..4`. The same command goes on where it stopped.
+    """
+    own_modules()
+    from flray.config import load_config
+    from flray.core.errors import ConfigError
+    from tuning.ablate import axes, reference_cell, run_grid
+
+    cells = load_config(config, overrides or [], imports or [])
+    if len(cells) < 2:
+        raise ConfigError("ablate: give a key several values, e.g. algorithm.lr=0.01,0.1 seed=0..4; one experiment is flray run")
+    if concurrency != "auto" and not concurrency.isdigit():
+        raise ConfigError(f"--concurrency {concurrency}: auto or a number")
+    root = out or Path("runs") / f"{cells[0].name}-ablation"
+    frame = run_grid(cells, root, concurrency if concurrency == "auto" else int(concurrency), overwrite=overwrite)
+    swept = axes(overrides or [])
+    frame.to_parquet(root / "ablation.parquet")
+    print_table(
+        frame, metric, against or str(reference_cell(load_config(config, _fixed(overrides or [], swept), imports or [])[0], cells, root))
+    )
+    print(
+        f"results: {root}/ablation.parquet   flray figure ablation {root} --axis {swept[0]} --out ablation.png"
+        if swept
+        else f"results: {root}"
+    )
+
+
+def _fixed(overrides: list[str], swept: list[str]) -> list[str]:
+    return [text for text in overrides if text.partition("=")[0] not in (*swept, "seed")]
+
+
+def _report(folder: Path) -> None:
+    """The best trials, the final table, and what to open next."""
+    from rich.console import Console
+
+    from flray.results import render
+    from flray.results.paired import caption
+    from tuning.report import final_table, render_front, render_trials, trials_table
+    from tuning.trials import open_sweep
+
+    objectives, frame = open_sweep(folder).objectives, trials_table(folder)
+    console = Console()
+    console.print(render_trials(frame, objectives))
+    if len(objectives) > 1:
+        console.print(render_front(frame, objectives))
+    if (folder / "final").exists():
+        runs, over = final_table(folder)
+        console.print(render(runs, "the best again: fresh seeds, all training data, test set"))
+        console.print(render(over, caption(over) if "reference" in over.attrs else "over seeds"))
+    print((folder / "STATUS").read_text().strip())
+    figures = sorted(path.name for path in folder.glob("figures/*.png"))
+    print(f"results: {folder}/sweep.parquet, final.csv, figures/ ({', '.join(figures)})")
+    print(f"         optuna-dashboard {folder}/study.journal" if (folder / "study.journal").exists() else "")

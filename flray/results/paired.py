@@ -1,0 +1,146 @@
+"""Settings against one of them on the same seeds: paired differences with their intervals and tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from flray.core.errors import ConfigError, unknown
+from flray.results.tables import about, interval, keys_of, over_seeds
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+
+TESTS = ("p_t", "p_wilcoxon", "holm_t", "holm_wilcoxon")
+PAIRED = ("n", "diverged", "unfinished", "mean", "low", "high", "pairs", "diff", "diff_low", "diff_high", *TESTS)  # columns of `paired`
+DIGITS = 12  # differences that agree to so many decimals are the same: 0.9 - 0.8 and 0.5 - 0.4
+
+
+def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: str = "test/acc") -> pandas.DataFrame:
+    """`compare`'s table over seeds, and each setting's difference to a reference setting on the seeds that both finished.
+
+    `reference` names one setting: a mapping (`{"algorithm": "fedavg"}`, `{"rho": 0}`), the same as text (`rho=0,algorithm=fedsol`), an
+    algorithm, or the folder of one of its runs. It is the first row, without a difference.
+    Columns after the setting's keys: `n`, `diverged`, `unfinished`, `mean`, `low`, `high` as in `summary`; `pairs` (seeds); `diff`,
+    `diff_low`, `diff_high`: the mean difference (setting - reference) and its 95 % t-interval; `p_t`, `p_wilcoxon`: two-sided p of the
+    paired t-test and of Wilcoxon's signed-rank test; `holm_t`, `holm_wilcoxon`: the same after Holm's correction over the settings.
+    NaN for fewer than two pairs. Wilcoxon's p is exact up to 50 pairs (13 with ties or zeros) and at least 2 / 2^pairs: 0.0625 for five
+    seeds, which no effect gets below. Differences that are all zero have p = 1; where all are the same other number the t-test has no
+    error estimate and its p is NaN.
+    Raises `ConfigError` when there is no such metric, or not exactly one such setting.
+    """
+    import pandas
+
+    groups = list(over_seeds(frame, metric))
+    chosen = find([setting for setting, *_ in groups], frame, reference)
+    groups.insert(0, groups.pop(chosen))
+    base = groups[0][1]
+    rows: list[dict[str, Any]] = []
+    for setting, values, diverged, unfinished in groups:
+        mean, _, low, high = interval(values)
+        row = setting | {"n": len(values), "diverged": diverged, "unfinished": unfinished, "mean": mean, "low": low, "high": high}
+        seeds = values.index.intersection(base.index)
+        row |= {"pairs": len(seeds)}
+        if rows:  # the first is the reference
+            row |= difference((values.loc[seeds] - base.loc[seeds]).to_numpy(float))
+        rows.append(row)
+    table = pandas.DataFrame(rows, columns=[*keys_of(frame), *PAIRED])
+    for name in ("t", "wilcoxon"):
+        table[f"holm_{name}"] = holm(table[f"p_{name}"].to_numpy(float))
+    table.attrs["reference"] = describe(groups[0][0])
+    return about(table, metric)
+
+
+def caption(table: pandas.DataFrame) -> str:
+    """What `paired`'s table compares with."""
+    return f"Against {table.attrs['reference']}, on the same seeds"
+
+
+def difference(values: np.ndarray) -> dict[str, float]:
+    """Mean, interval and p-values of paired differences `[pairs]`; see `paired`."""
+    import numpy as np
+    from scipy.stats import ttest_1samp, wilcoxon
+
+    values = values.round(DIGITS)
+    mean, _, low, high = interval(values)
+    found = {"diff": mean, "diff_low": low, "diff_high": high, "p_t": math.nan, "p_wilcoxon": math.nan}
+    if len(values) < 2:
+        return found
+    if not values.any():
+        return found | {"p_t": 1.0, "p_wilcoxon": 1.0}
+    if np.ptp(values):
+        found["p_t"] = float(ttest_1samp(values, 0.0).pvalue)
+    return found | {"p_wilcoxon": float(wilcoxon(values).pvalue)}
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """Holm's step-down correction of p-values `[m]` for their family-wise error: the i-th smallest times (m - i + 1), never below a smaller
+    one's, at most 1. NaNs were not tested and do not count (Holm 1979, "A simple sequentially rejective multiple test procedure").
+    """
+    import numpy as np
+
+    corrected = np.full(len(p), math.nan)
+    order = np.argsort(p)[: np.count_nonzero(~np.isnan(p))]  # NaNs sort last
+    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1)
+    return corrected
+
+
+# naming a setting --------------------------------------------------------------------------------
+def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> int:
+    """The position of the one setting that `reference` names; raises `ConfigError`."""
+    wanted = _wanted(frame, reference)
+    found = [i for i, setting in enumerate(settings) if all(_same(setting[key], value) for key, value in wanted.items())]
+    if len(found) != 1:
+        listed = "; ".join(describe(settings[i]) for i in (found or range(len(settings)))[:8])
+        problem = f"is {len(found)} settings, say which" if found else "is none of the settings"
+        raise ConfigError(f"reference {reference!r} {problem}: {listed}")
+    return found[0]
+
+
+def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of the table and the values they must have."""
+    if isinstance(reference, str):
+        folder = frame[frame["folder"] == str(Path(reference))]
+        if len(folder):
+            return folder.iloc[0][keys_of(frame)].to_dict()
+        if "=" not in reference:
+            if reference not in set(frame["algorithm"]):
+                raise unknown("reference", reference, set(frame["algorithm"].dropna()), "the runs (or KEY=VALUE, or a run folder)")
+            return {"algorithm": reference}
+        pairs = (part.partition("=") for part in reference.split(","))
+        reference = {key.strip(): yaml.safe_load(value) for key, _, value in pairs}
+    return {key_named(frame, key): value for key, value in reference.items()}
+
+
+def key_named(frame: pandas.DataFrame, name: str) -> str:
+    """The key of a setting by its whole name, or by its last part (`rho`) where that is one key's only; raises `ConfigError`."""
+    keys = keys_of(frame)
+    short = [key for key in keys if key.rpartition(".")[2] == name]
+    if name not in keys and len(short) != 1:
+        raise unknown("key", name, keys, "what differs between the runs")
+    return name if name in keys else short[0]
+
+
+def describe(setting: Mapping[str, Any]) -> str:
+    """`fedsol, rho=0.5`: the algorithm and what else makes a setting, where it has a value."""
+    parts = [(key, value) for key, value in setting.items() if key not in ("name", "algorithm") and not missing(value)]
+    return ", ".join([str(setting["algorithm"]), *(f"{key.rpartition('.')[2]}={value}" for key, value in parts)])
+
+
+def missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _same(there: Any, wanted: Any) -> bool:
+    """0, 0.0 and `0e0` (text to YAML) are the same, and so are a list and its text; `None` is a key that the setting has not."""
+    if missing(there) or missing(wanted):
+        return missing(there) and missing(wanted)
+    try:
+        return float(there) == float(wanted)
+    except (TypeError, ValueError):
+        return str(there) == str(wanted)

@@ -1,0 +1,195 @@
+"""Paired comparisons: hand-written run folders; intervals and p-values by closed form and by counting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from flray.cli import app
+from flray.core.errors import ConfigError
+from flray.results import compare, paired, render, to_markdown
+from flray.results.paired import difference, holm
+from tests.results.test_tables import config, folder
+
+T1, T2 = math.tan(math.pi * 0.475), 0.95 / math.sqrt(2 * 0.975 * 0.025)  # t(0.975) with 1 and 2 degrees of freedom
+
+
+def runs(root: Path, **settings: list[float]) -> list[Path]:
+    """`fedavg=[...]`: a finished run a seed with that accuracy."""
+    return [
+        folder(root / f"{name}-{seed}", config(name, seed), [accuracy])
+        for name, values in settings.items()
+        for seed, accuracy in enumerate(values)
+    ]
+
+
+def rows(frame: pandas.DataFrame, **key: Any) -> dict[str, dict[str, Any]]:
+    return {row["algorithm"]: row for row in frame.to_dict("records")}
+
+
+def test_three_seeds_by_closed_form(tmp_path: Path) -> None:
+    """Differences 0.02, 0.04, 0.09: mean 0.05, std sqrt(0.0013), t = 0.05 sqrt(3 / 0.0013).
+
+    Student's t with 2 degrees of freedom has the distribution function 1/2 + t / (2 sqrt(2 + t^2)), so p = 1 - t / sqrt(2 + t^2).
+    Three differences of one sign: 2 of the 8 assignments of signs are as extreme, p = 1/4.
+    """
+    table = rows(paired(compare(runs(tmp_path, fedavg=[0.5, 0.6, 0.4], fedsol=[0.52, 0.64, 0.49])), "fedavg"))
+    other, std = table["fedsol"], math.sqrt(0.0013)
+    t = 0.05 / (std / math.sqrt(3))
+    assert [other[name] for name in ("n", "pairs", "diverged", "unfinished")] == [3, 3, 0, 0]
+    assert other["mean"] == pytest.approx(0.55)
+    assert other["diff"] == pytest.approx(0.05)
+    assert [other["diff_low"], other["diff_high"]] == pytest.approx([0.05 - T2 * std / math.sqrt(3), 0.05 + T2 * std / math.sqrt(3)])
+    assert other["p_t"] == pytest.approx(1 - t / math.sqrt(2 + t * t))
+    assert other["p_wilcoxon"] == 0.25
+    assert (other["holm_t"], other["holm_wilcoxon"]) == (other["p_t"], 0.25)  # one comparison
+    reference = table["fedavg"]
+    assert (reference["mean"], reference["n"]) == (pytest.approx(0.5), 3)
+    assert all(math.isnan(reference[name]) for name in ("diff", "diff_low", "diff_high", "p_t", "p_wilcoxon", "holm_t"))
+
+
+def test_only_the_seeds_that_both_finished_are_paired(tmp_path: Path) -> None:
+    """Seeds 1 and 2 are in both: differences 0.1 and 0.3, so 0.2 +- T1 * 0.1; the means are over all finished runs of a setting."""
+    folders = [folder(tmp_path / f"a{seed}", config(seed=seed), [value]) for seed, value in ((0, 0.9), (1, 0.2), (2, 0.4))]
+    folders += [folder(tmp_path / f"s{seed}", config("fedsol", seed), [value]) for seed, value in ((1, 0.3), (2, 0.7), (5, 0.8))]
+    folders.append(folder(tmp_path / "going", config("fedsol", 0), [0.1], "running"))
+    folders.append(folder(tmp_path / "nan", config("fedsol", 3), [0.1], "diverged in round 1: client 2"))
+    other = rows(paired(compare(folders), "fedavg"))["fedsol"]
+    assert [other[name] for name in ("n", "diverged", "unfinished", "pairs")] == [3, 1, 1, 2]
+    assert (other["mean"], other["diff"]) == (pytest.approx(0.6), pytest.approx(0.2))
+    assert [other["diff_low"], other["diff_high"]] == pytest.approx([0.2 - T1 * 0.1, 0.2 + T1 * 0.1])
+    assert other["p_wilcoxon"] == 0.5  # 2 of 4 assignments of signs
+    assert other["p_t"] == pytest.approx(1 - 2 * math.atan(2) / math.pi)  # t = 2; Cauchy's distribution function
+
+
+def test_fewer_than_two_pairs_have_no_test(tmp_path: Path) -> None:
+    folders = [*runs(tmp_path, fedavg=[0.5], fedsol=[0.7]), folder(tmp_path / "m", config("moon", 4), [0.9])]
+    table = rows(paired(compare(folders), "fedavg"))
+    assert (table["fedsol"]["pairs"], table["fedsol"]["diff"]) == (1, pytest.approx(0.2))
+    assert (table["moon"]["pairs"], table["moon"]["n"]) == (0, 1)
+    unknown = ("diff_low", "diff_high", "p_t", "p_wilcoxon", "holm_t", "holm_wilcoxon")
+    assert all(math.isnan(table[name][column]) for name in ("fedsol", "moon") for column in unknown)
+    assert math.isnan(table["moon"]["diff"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_differences_without_variance() -> None:
+    """0.9 - 0.8, 0.5 - 0.4 and 0.3 - 0.2 are three different floats and one number."""
+    same = difference(np.array([0.9, 0.5, 0.3]) - np.array([0.8, 0.4, 0.2]))
+    assert same["diff"] == pytest.approx(0.1)
+    assert (same["diff_low"], same["diff_high"]) == (pytest.approx(0.1), pytest.approx(0.1))
+    assert math.isnan(same["p_t"]) and same["p_wilcoxon"] == 0.25
+    nothing = difference(np.zeros(5))
+    assert [nothing[name] for name in ("diff", "diff_low", "diff_high", "p_t", "p_wilcoxon")] == [0, 0, 0, 1, 1]
+
+
+@given(st.lists(st.integers(-4, 4), min_size=2, max_size=7).filter(any))
+def test_wilcoxon_is_the_share_of_sign_assignments(values: list[int]) -> None:
+    """Exact, ties and zeros as well: ranks of |d| without the zeros, ties at their mean; every assignment of signs is equally likely, and p
+    is the share of those whose rank sum is as far from the middle."""
+    sizes = [abs(v) for v in values if v]
+    ranks = [sum(other < size for other in sizes) + (sizes.count(size) + 1) / 2 for size in sizes]
+    middle = sum(ranks) / 2
+    seen = abs(sum(r for r, v in zip(ranks, [v for v in values if v], strict=True) if v > 0) - middle)
+    sums = [sum(itertools.compress(ranks, signs)) for signs in itertools.product((0, 1), repeat=len(ranks))]
+    expected = sum(abs(total - middle) >= seen - 1e-9 for total in sums) / len(sums)
+    assert difference(np.array(values) / 100)["p_wilcoxon"] == pytest.approx(expected)
+
+
+def test_five_seeds_cannot_get_below_a_sixteenth() -> None:
+    assert difference(np.array([0.3, 0.31, 0.32, 0.33, 0.34]))["p_wilcoxon"] == 0.0625
+
+
+def test_holm_by_hand() -> None:
+    """Holm's own example form: 0.01 * 4, 0.02 * 3, 0.04 * 2, 0.03 -> the larger may not be below a smaller one's."""
+    assert holm(np.array([0.04, 0.01, math.nan, 0.02, 0.9])).tolist() == pytest.approx(
+        [max(0.04 * 2, 0.06), 0.04, math.nan, 0.06, 0.9], nan_ok=True
+    )
+    assert holm(np.array([0.02, 0.021])).tolist() == pytest.approx([0.04, 0.04])
+    assert holm(np.array([0.7, 0.8])).tolist() == [1.0, 1.0]
+    assert np.isnan(holm(np.array([math.nan]))).all()
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_rejects_what_the_step_down_procedure_rejects(p: list[float]) -> None:
+    """Holm (1979): reject in order of p while p_(i) <= level / (m - i + 1)."""
+    for level in (0.01, 0.05, 0.3):
+        order, rejected = sorted(range(len(p)), key=lambda i: p[i]), set()
+        for place, i in enumerate(order):
+            if p[i] * (len(p) - place) > level:
+                break
+            rejected.add(i)
+        assert {i for i, value in enumerate(holm(np.array(p))) if value <= level} == rejected
+
+
+def test_correction_is_over_the_settings_compared(tmp_path: Path) -> None:
+    """p_wilcoxon is 1/4 for both: Holm gives 1/2 for both."""
+    table = rows(paired(compare(runs(tmp_path, fedavg=[0.5, 0.6, 0.4], fedsol=[0.6, 0.8, 0.7], moon=[0.4, 0.4, 0.1])), "fedavg"))
+    assert [table[name]["p_wilcoxon"] for name in ("fedsol", "moon")] == [0.25, 0.25]
+    assert [table[name]["holm_wilcoxon"] for name in ("fedsol", "moon")] == [0.5, 0.5]
+    assert table["moon"]["diff"] == pytest.approx(-0.2)
+
+
+def test_naming_the_reference(tmp_path: Path) -> None:
+    folders = [folder(tmp_path / f"{lr}-{seed}", config(seed=seed, lr=lr), [lr + seed / 10]) for lr in (0.1, 0.2) for seed in (0, 1)]
+    folders += [folder(tmp_path / f"s{seed}", config("fedsol", seed), [0.5]) for seed in (0, 1)]
+    frame = compare(folders)
+    for reference in (
+        {"algorithm.lr": 0.2},
+        {"lr": "0.2"},
+        "lr=0.2",
+        "lr=2e-1",
+        "algorithm=fedavg, lr=0.2",
+        str(folders[2]),
+        f"{folders[3]}/",
+    ):
+        table = paired(frame, reference)
+        assert table["algorithm.lr"].tolist() == [0.2, 0.1, 0.1], reference
+        assert table.attrs["reference"] == "fedavg, lr=0.2"
+    assert paired(frame, "fedsol")["algorithm"].tolist() == ["fedsol", "fedavg", "fedavg"]
+    with pytest.raises(ConfigError, match=r"'fedavg' is 2 settings, say which: fedavg, lr=0\.1; fedavg, lr=0\.2"):
+        paired(frame, "fedavg")
+    with pytest.raises(ConfigError, match=r"'lr=0\.3' is none of the settings: fedavg, lr=0\.1; fedavg"):
+        paired(frame, "lr=0.3")
+    with pytest.raises(ConfigError, match=r"unknown reference 'fedsoll' in the runs .*did you mean 'fedsol'"):
+        paired(frame, "fedsoll")
+    with pytest.raises(ConfigError, match=r"unknown key 'rho'"):
+        paired(frame, {"rho": 1})
+    with pytest.raises(ConfigError, match="no column 'test/auc'"):
+        paired(frame, "fedsol", "test/auc")
+
+
+def test_shown_in_the_metrics_unit(tmp_path: Path) -> None:
+    frame = compare(runs(tmp_path, fedavg=[0.5, 0.6, 0.4], fedsol=[0.52, 0.64, 0.49]))
+    table = paired(frame, "fedavg")
+    head, _, first, second = ([cell.strip() for cell in line.strip("|").split("|")] for line in to_markdown(table.round(6)).splitlines())
+    assert head == [
+        *("algorithm", "n", "test acc %", "95 % from", "to", "difference", "diff. from", "diff. to", "p (t, Holm)", "p (Wilcoxon, Holm)")
+    ]
+    assert first[:3] == ["fedavg", "3", "50.00"] and first[5:] == ["-"] * 5
+    assert second[2] == "55.00" and second[5:] == ["+5.00", "-3.96", "+13.96", "0.14", "0.25"]
+    bytes_sent = paired(frame, "fedavg", "comm/bytes")  # 250 bytes a round in every run
+    assert "| 250 B |" in to_markdown(bytes_sent) and "sent" in to_markdown(bytes_sent)
+    assert render(bytes_sent).row_count == 2
+
+
+def test_compare_against(tmp_path: Path) -> None:
+    folders = runs(tmp_path, fedavg=[0.5, 0.6, 0.4], fedsol=[0.52, 0.64, 0.49])
+    words = ["compare", *map(str, folders)]
+    shown = CliRunner().invoke(app, [*words, "--against", "fedavg", "--format", "markdown"])
+    assert shown.exit_code == 0, shown.output
+    assert "Against fedavg, on the same seeds" in shown.output and "+5.00" in shown.output
+    as_csv = CliRunner().invoke(app, [*words, "--against", str(folders[0]), "--format", "csv"])
+    (row,) = [line.split(",") for line in as_csv.output.splitlines() if line.startswith("hand,fedsol")]
+    assert float(row[as_csv.output.splitlines()[0].split(",").index("p_wilcoxon")]) == 0.25
+    wrong = CliRunner().invoke(app, [*words, "--against", "fedav"])
+    assert isinstance(wrong.exception, ConfigError)

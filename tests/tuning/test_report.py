@@ -1,0 +1,344 @@
+"""Reports of sweeps: real Optuna studies in sweep folders, run folders by the recorder; nothing is trained."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.image
+import numpy as np
+import optuna
+import pandas
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib import pyplot
+from optuna.trial import Trial, TrialState
+from rich.console import Console
+from typer.testing import CliRunner
+
+from flray.cli import app
+from flray.core.errors import CheckpointError
+from tests.results.test_tables import config, folder
+from tests.tuning.sweeps import FakeSweep
+from tuning import figures
+from tuning.canvas import canvas
+from tuning.curves import curves_figure, pareto_figure
+from tuning.figures import _importance, _parts
+from tuning.report import final_table, front, pareto, render_front, render_trials, trials_table, write_report, write_table
+from tuning.trials import open_sweep, table_of
+
+ACC = {"val/acc": "max"}
+BOTH = {"val/acc": "max", "comm/bytes": "min"}
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> FakeSweep:
+    """One objective, every state: trials 0 and 1 finished, 2 pruned in round 1, 3 diverged, 4 failed, 5 running, 6 waiting."""
+    sweep = FakeSweep(tmp_path / "s", ACC)
+    study = sweep.study()
+    sweep.trial(study, {"algorithm.rho": 1.5}, {"val/acc": [0.5, 0.8]})
+    sweep.trial(study, {"algorithm.rho": 0.5}, {"val/acc": [0.6, 0.9]}, seeds=3)
+    sweep.trial(study, {"algorithm.rho": 9.0}, {"val/acc": [0.95]}, TrialState.PRUNED)
+    sweep.trial(study, {"algorithm.rho": 8.0}, {"val/acc": [0.1]}, TrialState.PRUNED, status="diverged in round 2: update.w is not finite")
+    sweep.trial(study, {"algorithm.rho": 7.0}, {}, TrialState.FAIL, status="failed: client 3: boom")
+    sweep.trial(study, {"algorithm.rho": 6.0}, {"val/acc": [0.3, 0.4, 0.41]}, None)
+    study.enqueue_trial({"algorithm.rho": 2.0})
+    return sweep
+
+
+# the table ---------------------------------------------------------------------------------------
+def test_one_row_a_trial(single: FakeSweep) -> None:
+    frame = trials_table(single.root)
+    assert list(frame) == [
+        *("trial", "algorithm", "algorithm.rho", "state", "round", "val/acc", "seeds", "client_steps", "seconds", "folder")
+    ]
+    assert frame["state"].tolist() == ["finished", "finished", "pruned", "diverged", "failed", "running", "waiting"]
+    assert frame["algorithm.rho"].tolist()[:6] == [1.5, 0.5, 9.0, 8.0, 7.0, 6.0]
+    assert frame["val/acc"].tolist()[:4] == [0.8, 0.9, 0.95, 0.1]  # a pruned trial has the value that it was judged by
+    assert frame["val/acc"][5] == 0.41 and frame["val/acc"][[4, 6]].isna().all()
+    assert frame["round"].tolist()[:6] == [2, 2, 1, 1, 0, 3]  # of the running one: its last report
+    assert frame["seeds"].tolist()[:2] == [1, 3] and frame["seconds"][1] == 3.0 and frame["client_steps"][1] == 200
+    assert (frame["algorithm"] == "fedsol").all()
+    assert all((single.root / name / "rounds").is_dir() for name in frame["folder"].dropna()[:4])
+
+
+def test_parquet_is_the_table_with_its_dtypes(single: FakeSweep) -> None:
+    path = write_table(single.root)
+    assert path == single.root / "sweep.parquet"
+    pandas.testing.assert_frame_equal(pandas.read_parquet(path), trials_table(single.root))
+    assert [p.name for p in single.root.iterdir() if p.name.endswith(".tmp")] == []
+
+
+def test_dtypes_do_not_depend_on_what_is_filled(single: FakeSweep, tmp_path: Path) -> None:
+    """A sweep whose only trial has just begun has the columns of a full one, empty."""
+    fresh = FakeSweep(tmp_path / "fresh", ACC)
+    fresh.study().ask({"algorithm.rho": optuna.distributions.FloatDistribution(0, 10)})
+    frame = pandas.read_parquet(write_table(fresh.root))
+    assert frame[["round", "val/acc", "seeds", "client_steps", "seconds", "folder"]].isna().all(axis=None)
+    pandas.testing.assert_series_equal(frame.dtypes, trials_table(single.root).dtypes)
+
+
+def test_dtypes_of_parameters(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "s", ACC)
+    study = sweep.study()
+
+    def suggest(trial: Trial) -> None:
+        trial.suggest_int("rounds", 1, 5)
+        trial.suggest_categorical("algorithm.nesterov", [False, True])
+        trial.suggest_categorical("partition.alpha", [0.1, 1])
+        trial.suggest_categorical("algorithm.perturb", ["head", "all"])
+        trial.suggest_categorical("model.hidden", ["[64]", "[64, 64]", None])
+
+    for _ in range(6):
+        sweep.trial(study, suggest, {"val/acc": [0.5]})
+    frame = pandas.read_parquet(write_table(sweep.root))
+    kinds = {"rounds": "Int64", "algorithm.nesterov": "boolean", "partition.alpha": "Float64", "algorithm.perturb": "string"}
+    assert {name: frame[name].dtype.name.replace("float64", "Float64") for name in kinds} == kinds
+    assert set(frame["model.hidden"]) == {"[64]", "[64, 64]", "null"}  # a choice of nothing is a value, as JSON
+    assert [trial.params["partition.alpha"] for trial in study.trials] == frame["partition.alpha"].tolist()
+
+
+def test_conditional_space_and_an_algorithm_each(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "cond", ACC)
+    study = sweep.study()
+
+    def suggest(trial: Trial) -> None:
+        if trial.suggest_categorical("algorithm", ["fedavg", "fedprox"]) == "fedprox":
+            trial.suggest_float("fedprox.mu", 0.1, 1)
+
+    for _ in range(8):
+        sweep.trial(study, suggest, {"val/acc": [0.5]})
+    frame = trials_table(sweep.root)
+    assert list(frame)[:3] == ["trial", "algorithm", "fedprox.mu"] and frame["algorithm"].nunique() == 2
+    assert (frame["fedprox.mu"].notna() == (frame["algorithm"] == "fedprox")).all()
+
+    each = FakeSweep(tmp_path / "each", ACC)
+    for name in ("fedprox", "fedavg"):
+        each.trial(each.study(name), {f"{name}.lr": 0.1}, {"val/acc": [0.5]})
+    frame = trials_table(each.root)
+    assert list(frame)[:5] == ["trial", "study", "algorithm", "fedavg.lr", "fedprox.lr"]
+    assert frame["study"].tolist() == frame["algorithm"].tolist() == ["fedavg", "fedprox"]
+    assert frame["folder"].tolist() == ["trials/fedavg-0000", "trials/fedprox-0000"]
+
+
+def test_other_sweeps_of_a_database_are_left_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    for number, name in enumerate(("demo", "demo2", "demo/fedavg")):
+        sweep = FakeSweep(tmp_path / str(number), ACC, name.partition("/")[0], url)
+        sweep.trial(sweep.study(name.partition("/")[2]), {"x": float(number)}, {"val/acc": [0.5]})
+    frame = trials_table(tmp_path / "0")
+    assert frame["study"].tolist() == ["", "fedavg"] and frame["x"].tolist() == [0.0, 2.0]
+    assert trials_table(tmp_path / "1")["x"].tolist() == [1.0]
+
+
+def test_a_folder_that_holds_no_sweep(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a sweep folder: it has no sweep.yaml"):
+        trials_table(tmp_path)
+    (tmp_path / "sweep.yaml").write_text("name: x\n")
+    with pytest.raises(CheckpointError, match="is not a complete sweep"):
+        write_report(tmp_path)
+    (tmp_path / "sweep.yaml").write_text("name: x\nobjective: {val/acc: max}\n")
+    with pytest.raises(CheckpointError, match=r"has no study\.journal: its sweep did not begin"):
+        write_report(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
+
+
+# the Pareto front --------------------------------------------------------------------------------
+VALUE = st.sampled_from([0.0, 1.0, 2.0, 3.0, math.nan])
+ROW = st.tuples(VALUE, VALUE, VALUE, st.sampled_from(["finished"] * 4 + ["pruned", "running"]))
+
+
+@given(st.lists(ROW, max_size=9), st.lists(st.sampled_from(["max", "min"]), min_size=3, max_size=3), st.integers(1, 3))
+def test_pareto_by_its_definition(rows: list[tuple[Any, ...]], directions: list[str], count: int) -> None:
+    """A finished trial with all values is on the front unless one of its kind is no worse anywhere and not equal."""
+    objectives = dict(zip(["a", "b", "c"][:count], directions, strict=False))
+    frame = pandas.DataFrame(rows, columns=["a", "b", "c", "state"], index=range(10, 10 + len(rows)))
+    good = [[v if d == "max" else -v for v, d in zip(row, objectives.values(), strict=False)] for row in rows]
+    counts = [row[3] == "finished" and not any(map(math.isnan, own)) for row, own in zip(rows, good, strict=True)]
+    expected = [
+        counted
+        and not any(
+            there and other != own and all(o >= v for o, v in zip(other, own, strict=True))
+            for other, there in zip(good, counts, strict=True)
+        )
+        for own, counted in zip(good, counts, strict=True)
+    ]
+    found = pareto(frame, objectives)
+    assert found.tolist() == expected and found.dtype == bool and found.index.equals(frame.index)
+
+
+def test_front_is_sorted_and_equal_trials_share_it() -> None:
+    frame = pandas.DataFrame(
+        {"val/acc": [0.5, 0.9, 0.7, 0.7, 0.6, 0.99], "comm/bytes": [1.0, 9, 4, 4, 5, 1], "state": ["finished"] * 5 + ["pruned"]}
+    )
+    assert front(frame, BOTH).index.tolist() == [1, 2, 3, 0]
+    assert front(frame, ACC).index.tolist() == [1]
+    assert pareto(frame[["val/acc", "comm/bytes"]], BOTH).tolist() == [False] * 5 + [True]  # without states: all count
+
+
+# the terminal ------------------------------------------------------------------------------------
+def shown(table: Any) -> str:
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_best_trials_on_the_terminal(single: FakeSweep) -> None:
+    table = render_trials(trials_table(single.root), ACC, top=5)  # type: ignore[arg-type]
+    text = shown(table)
+    assert "best 2 by val/acc (max) of 7 trials: 2 finished, 1 pruned, 1 diverged, 1 failed, 1 running, 1 waiting" in " ".join(text.split())
+    assert [list(column.cells) for column in table.columns[:3]] == [["1", "0"], ["rho=0.5", "rho=1.5"], ["90.00", "80.00"]]
+    assert "fedsol" not in text and "seeds" in text  # one algorithm, two numbers of seeds
+    nothing = render_trials(trials_table(single.root).iloc[4:], ACC)  # type: ignore[arg-type]
+    assert nothing.row_count == 0 and "best 0" in shown(nothing)
+
+
+def test_front_on_the_terminal(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "s", BOTH)
+    study = sweep.study()
+    for acc, size in ((0.5, 1e6), (0.9, 9e6), (0.4, 2e6)):
+        sweep.trial(study, {"algorithm.rho": acc}, {"val/acc": [acc]}, values=[acc, size])
+    table = render_front(trials_table(sweep.root), BOTH)  # type: ignore[arg-type]
+    assert list(table.columns[2].cells) == ["90.00", "50.00"] and list(table.columns[3].cells) == ["9 MB", "1 MB"]
+    assert "Pareto front of val/acc max, comm/bytes min: 2 of 3 finished trials" in " ".join(shown(table).split())
+
+
+# figures -----------------------------------------------------------------------------------------
+def test_figures_of_a_sweep(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "s", ACC)
+    study = sweep.study()
+
+    def suggest(trial: Trial) -> None:
+        trial.suggest_float("algorithm.rho", 0.05, 5, log=True)
+        trial.suggest_categorical("algorithm.perturb", ["head", "all"])
+
+    for number in range(9):
+        sweep.trial(study, suggest, {"val/acc": [0.1 * number, 0.1]})
+    before = (matplotlib.get_backend(), dict(matplotlib.rcParams), pyplot.get_fignums(), optuna.logging.get_verbosity())
+    report = write_report(sweep.root)
+    assert [path.name for path in report.figures] == ["history.png", "importance.png", "slice.png", "parallel.png", "curves.png"]
+    assert report.skipped == ()
+    assert sorted(sweep.root.glob("figures/*")) == sorted(report.figures)
+    for path in report.figures:
+        image = matplotlib.image.imread(path)[..., :3]
+        assert min(image.shape[:2]) > 300 and len(np.unique((image * 255).astype(int).reshape(-1, 3), axis=0)) > 20, path.name
+    assert before == (matplotlib.get_backend(), dict(matplotlib.rcParams), pyplot.get_fignums(), optuna.logging.get_verbosity())
+    assert len(pandas.read_parquet(report.table)) == 9
+
+
+@pytest.mark.filterwarnings("error::optuna.exceptions.ExperimentalWarning")
+def test_what_cannot_be_drawn_has_a_reason(single: FakeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = write_report(single.root)
+    assert [path.name for path in report.figures] == ["history.png", "slice.png", "parallel.png", "curves.png"]
+    assert report.skipped == ("importance.png: 2 finished trials, and fewer than 8 say nothing about importance",)
+    empty = FakeSweep(tmp_path / "empty", BOTH)
+    empty.study()
+    report = write_report(empty.root)
+    assert report.figures == () and len(pandas.read_parquet(report.table)) == 0
+    assert "history-val_acc.png: no trial has finished" in report.skipped
+    assert "pareto.png: no trial has finished with a value for every objective" in report.skipped
+    assert "slice-val_acc.png: 0 finished trials" in report.skipped
+    assert "curves.png: no run folder has a column val/acc in its rounds" in report.skipped
+    monkeypatch.setattr(figures, "curves_figure", lambda *_: 1 / 0)
+    assert "curves.png: ZeroDivisionError: division by zero" in write_report(single.root).skipped
+
+
+def test_a_figure_for_each_objective_and_algorithm(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "s", BOTH)
+    study = sweep.study()
+
+    def suggest(trial: Trial) -> None:
+        name = trial.suggest_categorical("algorithm", ["fedavg", "fedprox"])
+        trial.suggest_float(f"{name}.lr", 0.1, 1)
+
+    for number in range(8):
+        sweep.trial(study, suggest, {"val/acc": [0.1 * number]}, values=[0.1 * number, 1e6 * number])
+    names = {path.name for path in write_report(sweep.root).figures}
+    assert names == {
+        *(f"slice-{a}-{o}.png" for a in ("fedavg", "fedprox") for o in ("val_acc", "comm_bytes")),
+        *("history-val_acc.png", "history-comm_bytes.png", "parallel-fedavg.png", "parallel-fedprox.png", "pareto.png", "curves.png"),
+    }
+    opened = open_sweep(sweep.root)
+    parts = _parts(opened)
+    assert {name: {p for t in part.trials for p in t.params} - {"algorithm"} for name, part in parts.items()} == {
+        "fedavg": {"fedavg.lr"},
+        "fedprox": {"fedprox.lr"},
+    }
+    with canvas():
+        axis = pareto_figure(opened, table_of(opened)).axes[0]
+    # accuracy and bytes rise together: all trials are on the front, ringed
+    assert sorted(axis.collections[-1].get_offsets()[:, 0]) == pytest.approx([0.1 * number for number in range(8)])
+
+
+@pytest.mark.parametrize("objectives", [ACC, BOTH], ids=["one", "two"])
+def test_importance_is_for_good_values(tmp_path: Path, objectives: dict[str, str]) -> None:
+    """High accuracy needs x near 10, low accuracy comes from y near 0. Optuna's evaluator, given a target, looks for what makes it low."""
+    sweep = FakeSweep(tmp_path / "s", objectives)
+    study = sweep.study()
+    generator = np.random.default_rng(0)
+    for x, y in generator.uniform(0, 10, (120, 2)):
+        study.enqueue_trial({"x": x, "y": y})
+        trial = study.ask({name: optuna.distributions.FloatDistribution(0, 10) for name in "xy"})
+        study.tell(trial, [x**4 - (1e5 if y < 1 else 0), y][: len(objectives)])
+    opened = open_sweep(sweep.root)
+    with canvas():
+        axis = _importance(opened, _parts(opened)[""], "", 0).axes[0]
+    widths = {label.get_text(): bar.get_width() for label, bar in zip(axis.get_yticklabels(), axis.patches, strict=True)}
+    assert widths["x"] > 0.9
+
+
+def test_curves_of_all_trials(single: FakeSweep) -> None:
+    (single.root / "trials" / "0003" / "rounds" / "part-0000.parquet").write_bytes(b"torn")
+    sweep = open_sweep(single.root)
+    with canvas():
+        axis = curves_figure(sweep, table_of(sweep)).axes[0]
+    lines = [(line.get_ydata().tolist(), line.get_linestyle(), line.get_color()) for line in axis.lines if line.get_marker() == "None"]
+    best, pruned, running = "#0072B2", "#9aa1a9", "#E69F00"
+    assert lines == [
+        ([0.5, 0.8], "-", "#56B4E9"),
+        *[([0.6, 0.9], style, best) for style in ("-", "--", "--")],  # its three seeds
+        ([0.95], "-", pruned),
+        ([0.3, 0.4, 0.41], "-", running),
+    ]
+    (cross,) = [line for line in axis.lines if line.get_marker() == "x"]
+    assert (cross.get_xdata()[0], cross.get_ydata()[0], cross.get_color()) == (1, 0.95, pruned)
+    legend = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert legend == ["1 pruned", "1 running", "2 finished", "best: trial 1, fedsol, rho=0.5"]
+
+
+def test_figure_sweep_command(single: FakeSweep) -> None:
+    result = CliRunner().invoke(app, ["figure", "sweep", str(single.root)])
+    assert result.exit_code == 0, result.output
+    assert str(single.root / "figures" / "curves.png") in result.output and "left out: importance.png: 2 finished" in result.output
+
+
+# the final table ---------------------------------------------------------------------------------
+def test_final_table(tmp_path: Path) -> None:
+    """Fresh seeds 100 and 101: FedSOL is 0.2 and 0.4 better than FedAvg; two of four sign assignments are as extreme."""
+    with pytest.raises(CheckpointError, match="holds no runs: the sweep did not get to its final runs"):
+        final_table(tmp_path)
+    accuracies = {"ditto": [0.2, 0.2], "fedavg": [0.4, 0.5], "fedsol": [0.6, 0.9]}
+    for name, values in accuracies.items():
+        for seed, value in enumerate(values):
+            folder(tmp_path / "final" / f"{name}-seed{100 + seed}", config(name, 100 + seed), [value])
+    runs, over = final_table(tmp_path)
+    assert len(runs) == 6
+    assert over["algorithm"].tolist() == ["fedavg", "ditto", "fedsol"]  # FedAvg is the reference where it is one
+    assert over["diff"].tolist()[1:] == pytest.approx([-0.25, 0.3])
+    assert over["p_wilcoxon"].tolist()[1:] == [0.5, 0.5]
+    pandas.testing.assert_frame_equal(pandas.read_csv(tmp_path / "final.csv"), runs, check_dtype=False)
+    text = (tmp_path / "final.md").read_text()
+    assert "Against fedavg, on the same seeds:" in text and "+30.00" in text
+    assert final_table(tmp_path, "ditto")[1]["algorithm"].tolist()[0] == "ditto"
+
+
+def test_final_table_of_one_setting(tmp_path: Path) -> None:
+    for seed in (7, 8):
+        folder(tmp_path / "final" / "best" / f"seed{seed}", config(seed=seed), [0.4 + seed / 10])
+    _, over = final_table(tmp_path)
+    assert "diff" not in over and over["mean"].tolist() == pytest.approx([1.15])
+    assert "Against" not in (tmp_path / "final.md").read_text()

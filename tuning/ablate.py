@@ -1,0 +1,101 @@
+"""Given experiments, side by side on the cluster: the cells of a grid, or of an ablation. A second call goes on where the first stopped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ray.tune.schedulers import FIFOScheduler
+from ray.tune.search import Searcher
+
+from flray.config import pair, several
+from flray.core.errors import FlrayError, ResourceError
+from flray.engine.cluster import connect
+from flray.engine.prepare import build_data, cpus_needed
+from flray.experiment import Experiment
+from flray.grid import cell_status, labels
+from flray.results import compare
+from tuning.drive import drive, place
+from tuning.progress import Show
+from tuning.trainable import Job
+
+
+class Cells(Searcher):
+    """Ray Tune's view of a list of jobs."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        super().__init__()
+        self._jobs = list(jobs)
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        return self._jobs.pop(0).config() if self._jobs else Searcher.FINISHED
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Nothing to learn."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the cells are run folders."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing: a second call makes a new list of what is left."""
+
+
+def run_cells(
+    cells: Sequence[Experiment],
+    folders: Sequence[Path],
+    concurrency: int | str = "auto",
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
+    label: str = "grid",
+) -> None:
+    """Run each cell into its folder; a finished (or diverged) cell is kept, an unfinished one resumed.
+
+    Raises `CheckpointError` when a folder holds another experiment, `FlrayError` when a cell failed, after all others are done.
+    """
+    state = [cell_status(cell, folder, overwrite) for cell, folder in zip(cells, folders, strict=True)]
+    left = [i for i, status in enumerate(state) if status != "finished"]
+    if not left:
+        return
+    for cell in {cell.data.model_dump_json(): cell for cell in cells}.values():
+        build_data(cell)  # an error in the data is said before anything starts
+    connect(cells[0].address, max(cpus_needed(cells[i]) for i in left))
+    folders[0].parent.mkdir(parents=True, exist_ok=True)
+    if overwrite:
+        for i in left:
+            shutil.rmtree(folders[i], ignore_errors=True)
+    groups: dict[Any, list[int]] = {}
+    for i in left:  # cells that ask for other resources, or another algorithm's engine, come after one another
+        groups.setdefault(cells[i].resources, []).append(i)
+    with Show(label, len(cells), len(cells) - len(left), {}, progress) as show:
+        for members in groups.values():
+            placement = place(cells[members[0]], concurrency)
+            jobs = [Job.of(folders[i].name, folders[i], cells[i], (), [(cells[i].rounds, 1)]) for i in members]
+            drive(folders[0].parent, Cells(jobs), FIFOScheduler(), placement, len(jobs), lambda: False, show)
+    failed = [status for status in show.ended if status.startswith("failed")]
+    if failed:
+        raise FlrayError(f"{len(failed)} of {len(cells)} cells failed; the first: {failed[0].removeprefix('failed: ')}")
+    if len(show.ended) < len(left):
+        raise ResourceError(f"interrupted with {len(left) - len(show.ended)} of {len(cells)} cells left; the same command goes on")
+
+
+def run_grid(
+    cells: Sequence[Experiment], root: Path, concurrency: int | str = "auto", *, overwrite: bool = False, progress: bool = True
+) -> Any:
+    """Run every cell into `ROOT/LABEL`; the table of all (DataFrame)."""
+    folders = [root / label for label in labels(cells)]
+    run_cells(cells, folders, concurrency, overwrite=overwrite, progress=progress, label=root.name)
+    return compare(folders)
+
+
+def axes(overrides: Sequence[str]) -> list[str]:
+    """The keys with several values, without the seed."""
+    return [key for key, text in map(pair, overrides) if key != "seed" and len(several(key, text)) > 1]
+
+
+def reference_cell(own: Experiment, cells: Sequence[Experiment], root: Path) -> Path:
+    """The folder of the cell that is the configuration itself (`own`), whatever its seed; the first cell where there is none."""
+    bare = [cell.model_copy(update={"seed": own.seed}) for cell in cells]
+    return root / labels(cells)[bare.index(own) if own in bare else 0]

@@ -1,0 +1,66 @@
+"""What a sweep's figures share: a canvas without a window, titles, axes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tuning.trials import Direction, Opened
+
+
+class Skip(Exception):
+    """Why a figure is not drawn."""
+
+
+@contextmanager
+def canvas() -> Iterator[None]:
+    """Optuna draws with pyplot: on a canvas without a window, without its remarks, and with everything that it sets put back afterwards."""
+    import matplotlib
+    import optuna
+    from matplotlib import pyplot
+
+    backend, before, verbosity = matplotlib.get_backend(), pyplot.get_fignums(), optuna.logging.get_verbosity()
+    try:
+        pyplot.switch_backend("agg")
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        with pyplot.style.context("default"), warnings.catch_warnings():
+            # that the plots are experimental, and that an importance looks for low values
+            for category in (optuna.exceptions.ExperimentalWarning, UserWarning):
+                warnings.simplefilter("ignore", category)
+            matplotlib.rcParams["figure.constrained_layout.use"] = True
+            yield
+    finally:
+        for number in set(pyplot.get_fignums()) - set(before):
+            pyplot.close(number)
+        optuna.logging.set_verbosity(verbosity)
+        pyplot.switch_backend(backend)
+
+
+def titled(figure: Any, sweep: Opened, what: str, algorithm: str = "", size: tuple[float, float] | None = None) -> Any:
+    """The sweep, the algorithm and what is shown, in place of Optuna's titles."""
+    for axis in figure.axes:
+        for place in ("left", "center"):
+            axis.set_title("", loc=place)
+    figure.suptitle(", ".join(part for part in (sweep.name, algorithm) if part) + f": {what}", fontsize=11)
+    figure.set_layout_engine("constrained")
+    if size is not None:
+        figure.set_size_inches(size)
+    return figure
+
+
+def headed(objective: str, objectives: dict[str, Direction]) -> str:
+    return f"{objective} ({objectives[objective]})"
+
+
+def save_aside(figure: Any, path: Path) -> Path:
+    from matplotlib import pyplot
+
+    from flray.results.figures import save
+
+    aside = save(figure, path.with_name(f".{path.stem}.tmp.png"))
+    pyplot.close(figure)
+    return aside.replace(path)

@@ -1,0 +1,255 @@
+"""A sweep: what its YAML file says, checked and complete.
+
+sweep = load_sweep("configs/sweeps/fedsol_rho.yaml", ["trials=40", "space.algorithm.rho=auto", "rounds=10"])
+sweep.experiment(sweep.search_space.suggest(trial))  # the experiment of one trial
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import to_jsonable_python
+
+from flray.catalog import METRICS
+from flray.config import pair, read_yaml, scalar, self_contained
+from flray.core.errors import ConfigError, unknown
+from flray.core.validation import one_line
+from flray.experiment import Experiment, Section, ValidationConfig
+from tuning.domain import show
+from tuning.space import Space, build, narrowed, resolve
+
+# objectives that are sums over a run's rounds, and the columns of rounds/ that they add
+CUMULATIVE = {
+    "comm/bytes": ("comm/up_bytes", "comm/down_bytes"),
+    "client_steps": ("client_steps",),
+    "time/s": ("time/round_s",),
+}
+# what each scheduler reads, with its default
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "asha": {"grace": 4, "reduction": 3.0, "seeds": (1,)},
+    "hyperband": {"reduction": 3.0},
+    "pbt": {"grace": 4},
+    "median": {"grace": 4, "startup": 5},
+    "percentile": {"grace": 4, "startup": 5, "percentile": 25.0},
+    "successive_halving": {"grace": 4, "reduction": 4.0},
+}
+
+
+class SchedulerConfig(Section):
+    """Which trials are stopped early, by their value of the objective on the way; options that a scheduler does not read are errors."""
+
+    name: Literal["none", "asha", "hyperband", "pbt", "median", "percentile", "successive_halving"] = Field(
+        "none", description="asha, hyperband and pbt, or a pruner of Optuna"
+    )
+    grace: int | None = Field(None, ge=1, description="rounds before the first decision (the first rung); pbt: between two exchanges")
+    reduction: float | None = Field(None, gt=1, description="one in so many goes on to the next rung, which is so many times later")
+    seeds: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, min_length=1, description="asha: seeds over which a trial is judged, rung by rung; the last holds for those after it"
+    )
+    startup: int | None = Field(None, ge=0, description="median, percentile: trials that end before any is stopped")
+    percentile: float | None = Field(None, gt=0, lt=100, description="percentile: the share of trials, in percent, that goes on")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        """A name alone, and the defaults of the named one: the saved sweep is complete."""
+        data = {"name": data} if isinstance(data, str) else {"name": "none"} if data is None else data
+        reads = SCHEDULERS.get(data.get("name", "none")) if isinstance(data, Mapping) else None
+        if reads is None:
+            return data
+        for option in cls.model_fields:
+            if option != "name" and option not in reads and data.get(option) is not None:
+                readers = [name for name, options in SCHEDULERS.items() if option in options]
+                raise ConfigError(f"scheduler.{option}: {data.get('name', 'none')} does not read it (read by {', '.join(readers)})")
+        return {**reads, **{option: value for option, value in data.items() if value is not None}}
+
+    @model_validator(mode="after")
+    def _whole(self) -> SchedulerConfig:
+        if self.name == "successive_halving" and self.reduction != int(self.reduction or 0):
+            raise ConfigError(f"scheduler.reduction: successive_halving needs a whole number, not {self.reduction}")
+        if self.seeds is not None and list(self.seeds) != sorted(self.seeds):
+            raise ConfigError(f"scheduler.seeds: {list(self.seeds)} falls; a later rung has as many seeds as the one before, or more")
+        return self
+
+
+class FinalConfig(Section):
+    """The best configurations again: on fresh seeds, on all training data, with the test set, which is read once."""
+
+    top: int = Field(1, ge=0, description="configurations that are run again (of each algorithm where each has its budget); 0: none")
+    seeds: int = Field(3, ge=1, description="fresh seeds for each")
+
+
+class Sweep(Section):
+    """A complete, checked sweep; `load_sweep(SWEEP/sweep.yaml)` is the same from any folder."""
+
+    name: str = Field("sweep", pattern="^[^/]+$", description="names the study and the sweep's folder")
+    values: dict[str, Any] = Field(alias="experiment", description="the experiment of every trial, as in any configuration file")
+    space: dict[str, Any] = Field(description="what is searched: auto, a list, {log: [lo, hi]}, {linear: [lo, hi]}, or a constant")
+    objective: dict[str, Literal["max", "min"]] = Field(
+        {"val/acc": "max"}, min_length=1, description="columns of rounds/, comm/bytes, client_steps or time/s, each max or min"
+    )
+    trials: int = Field(12, ge=1, description="configurations that are tried")
+    hours: float | None = Field(None, gt=0, description="wall time after which no trial starts")
+    client_steps: int | None = Field(None, gt=0, description="local gradient steps, over all trials, after which none starts")
+    budget_per: Literal["sweep", "algorithm"] = Field("sweep", description="algorithm: each has these budgets, and a study of its own")
+    seed: int = Field(0, ge=0, description="address of the suggestions; that of the trials is the experiment's")
+    sampler: Literal["tpe", "random", "qmc", "gp", "nsga2", "nsga3"] = Field("tpe", description="Optuna's sampler")
+    scheduler: SchedulerConfig = Field(SchedulerConfig(), description="which trials are stopped early")
+    concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="trials at a time; auto: what the cluster holds. With 1 the same seed gives the same suggestions"
+    )
+    study: str | None = Field(None, description="URL of a database for the study; none: a journal file in the sweep's folder")
+    final: FinalConfig = Field(FinalConfig(), description="the final table")
+
+    @field_validator("values")
+    @classmethod
+    def _held_out(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """A sweep never reads the test set, whatever it tunes."""
+        evaluate = values.get("evaluate") or {}
+        if not isinstance(evaluate, Mapping) or evaluate.get("validation") is not None:
+            return values
+        return {**values, "evaluate": {**evaluate, "validation": ValidationConfig().model_dump()}}
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            _metric(value)
+            if "acc" not in value.rpartition("/")[2]:
+                raise ConfigError(f"objective: {value} alone does not say max or min; write objective: {{{value}: min}}")
+            return {value: "max"}
+        for name in value if isinstance(value, Mapping) else ():
+            _metric(str(name))
+        return value
+
+    @field_validator("study")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and "://" not in value:
+            raise ConfigError(f"study: {value!r} is not a database URL; write for example sqlite:///sweep.db, or null for a journal file")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Sweep:
+        space = self.search_space
+        if self.budget_per == "algorithm" and not space.conditional:
+            raise ConfigError("budget_per: algorithm, but the sweep has one; let it choose: space: {algorithm: [fedavg, fedprox]}")
+        if self.scheduler.name != "none":
+            self._schedulable(space)
+        return self
+
+    def _schedulable(self, space: Space) -> None:
+        """There is one number to judge trials by, on the way, before they end."""
+        name, grace = self.scheduler.name, self.scheduler.grace or 1
+        if len(self.objective) > 1:
+            raise ConfigError(
+                f"scheduler: {name} judges trials by one number, this sweep has {len(self.objective)} objectives; set it to none"
+            )
+        for algorithm in space.algorithms:
+            sizes = [value for p in space.parameters[algorithm] if p.key == "rounds" for value in p.domain.probes()]
+            experiment = self.experiment(space.example(algorithm))
+            rounds, every = min(sizes, default=experiment.rounds), experiment.evaluate.every
+            if grace >= rounds:
+                raise ConfigError(
+                    f"scheduler.grace: the first decision is after {grace} rounds, a trial has {rounds}; lower it, or raise rounds"
+                )
+            if next(iter(self.objective)).startswith("val/") and not 0 < every < rounds:
+                raise ConfigError(
+                    f"evaluate.every: {every} tests a trial of {rounds} rounds only at its end, {name} needs a value before; lower it"
+                )
+            if name == "pbt" and not space.mutations(algorithm):
+                raise ConfigError(f"scheduler: pbt changes numbers of the algorithm as it goes, and none of {algorithm} is in the space")
+        if name == "pbt" and len(space.algorithms) > 1:
+            raise ConfigError("scheduler: pbt copies one trial's state into another, so there is one algorithm; or choose asha")
+
+    @cached_property
+    def search_space(self) -> Space:
+        """The resolved space."""
+        return resolve(self.space, self.values)
+
+    def experiment(self, overrides: Mapping[str, Any]) -> Experiment:
+        """The experiment of a trial: `overrides` (of :meth:`Space.suggest`, and others such as `seed`) over that of the sweep."""
+        return build(self.values, overrides)
+
+    def dump(self) -> dict[str, Any]:
+        """Plain values, complete, in the order of the file."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def yaml(self) -> str:
+        return yaml.safe_dump(self.dump(), sort_keys=False)
+
+
+KEYS = tuple(info.alias or name for name, info in Sweep.model_fields.items())
+
+
+def load_sweep(
+    source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = (), imports: Sequence[str] = ()
+) -> Sweep:
+    """The sweep of a YAML file (or mapping) and overrides: `trials=40`, `scheduler.grace=2`, `space.algorithm.rho=auto` are the sweep's,
+    anything else is the experiment's (`rounds=10`, `preset=small`; `experiment.seed=3` where both have the key). Commas make no grid.
+    `space.algorithm=[...]` drops what the file says of algorithms that it leaves out.
+
+    What the experiment `extends` (relative to the file), its preset, `auto` and all defaults are written out: the result reads no other
+    file. Raises `ConfigError` in one line.
+    """
+    raw: dict[str, Any] = dict(source) if isinstance(source, Mapping) else {"name": Path(source).stem, **read_yaml(Path(source))}
+    folder = Path() if isinstance(source, Mapping) else Path(source).parent
+    experiment = raw.pop("experiment", None)
+    if not isinstance(experiment, Mapping | Experiment):
+        where = "the sweep" if isinstance(source, Mapping) else str(source)
+        raise ConfigError(
+            f"{where} has no section `experiment`: write what every trial runs, e.g. experiment: {{extends: ../quickstart.yaml}}"
+        )
+    raw = to_jsonable_python(raw)
+    pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [(key, scalar(key, text)) for key, text in map(pair, overrides)]
+    theirs: dict[str, Any] = {}
+    for key, value in pairs:
+        section, _, inner = key.partition(".")
+        if key == "experiment":
+            raise ConfigError(f"override experiment={show(value)}: write experiment.KEY=value, or another sweep file")
+        if section == "experiment" or section not in KEYS:
+            theirs[inner if section == "experiment" else key] = value
+        else:
+            _assign(raw, section, inner, value)
+    if "space.algorithm" in dict(pairs):
+        raw["space"] = narrowed(raw["space"])
+    for key in raw:
+        if key not in KEYS:
+            raise unknown("key", str(key), KEYS, "the sweep; keys of the experiment stand below `experiment`")
+    plain = experiment if isinstance(experiment, Experiment) else copy.deepcopy(dict(experiment))
+    if "extends" in theirs and isinstance(plain, dict):  # as written on the command line: from the working directory
+        plain["extends"] = Path.cwd() / str(theirs.pop("extends"))
+    values = to_jsonable_python(self_contained(plain, theirs, imports, folder))
+    with one_line("", Sweep):
+        sweep = Sweep(**raw, experiment=values)
+    return sweep.model_copy(update={"space": sweep.search_space.dump()})
+
+
+def _assign(raw: dict[str, Any], section: str, inner: str, value: Any) -> None:
+    """`section=value`, or `section.inner=value`; the keys of `space` have dots themselves."""
+    if not inner:
+        raw[section] = value
+        return
+    current = raw.get(section)
+    if section == "scheduler" and isinstance(current, str):
+        current = {"name": current}
+    if current is not None and not isinstance(current, Mapping):
+        raise ConfigError(f"override {section}.{inner}: {section} is {show(current)}, a value, not a section")
+    raw[section] = {**(current or {}), inner: value}
+
+
+def _metric(name: str) -> None:
+    """`ConfigError` where `name` is nothing that a run reports round by round, or tuning must not read it."""
+    if name.startswith(("test/", "personal/")):
+        raise ConfigError(f"objective: tuning never reads the test set, so not {name}; use val/acc")
+    valid = [*CUMULATIVE, *(metric for metric, meaning in METRICS.items() if not meaning.startswith("tasks/:"))]
+    valid = [metric for metric in valid if not metric.startswith(("test/", "personal/"))]
+    if name not in valid:
+        raise unknown("metric", name, valid, "objective")

@@ -1,0 +1,114 @@
+"""Figures of a sweep's trials that Optuna does not draw: the Pareto front over all studies, and every trial's learning curve."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flray.core.errors import CheckpointError
+from tuning.canvas import Skip, headed, titled
+
+if TYPE_CHECKING:
+    import pandas
+
+    from tuning.trials import Opened
+
+# of a trial's curve: colour, width, opacity and what lies above what, by its state
+LINES = {
+    "pruned": ("#9aa1a9", 0.8, 0.6, 2.1),
+    "failed": ("#D55E00", 0.8, 0.6, 2.2),
+    "diverged": ("#D55E00", 0.8, 0.6, 2.2),
+    "waiting": ("#E69F00", 1.2, 0.9, 2.4),
+    "running": ("#E69F00", 1.2, 0.9, 2.4),
+    "finished": ("#56B4E9", 1.0, 0.7, 2.3),
+}
+BEST = ("#0072B2", 2.2, 1.0, 2.5)
+
+
+def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
+    """Every pair of objectives against each other; the front in full colour, for two objectives joined."""
+    import numpy as np
+    from matplotlib import pyplot
+
+    from flray.results.figures import palette, plain
+    from tuning.trials import front
+
+    finished, best = frame[frame["state"] == "finished"], front(frame, sweep.objectives)
+    if best.empty:
+        raise Skip("no trial has finished with a value for every objective")
+    names = list(sweep.objectives)
+    size = len(names) - 1
+    figure, axes = pyplot.subplots(size, size, figsize=(2.6 + 3.4 * size, 1.8 + 3 * size), squeeze=False, layout="constrained")
+    algorithms = sorted(finished["algorithm"].unique())
+    colours = dict(zip(algorithms, palette(len(algorithms)), strict=True))
+    for row, column in np.ndindex(size, size):
+        axis, x, y = axes[row, column], names[column], names[row + 1]
+        if column > row:
+            axis.set_axis_off()
+            continue
+        for algorithm, trials in finished.groupby("algorithm"):
+            axis.scatter(trials[x], trials[y], s=22, color=colours[algorithm], alpha=0.7, linewidth=0, label=algorithm)
+        axis.scatter(best[x], best[y], s=48, facecolor="none", edgecolor="black", linewidth=1, zorder=3, label="Pareto front")
+        if size == 1:
+            axis.plot(best[x], best[y], color="black", linewidth=0.8, alpha=0.5, zorder=2)
+            for number, *point in best[["trial", x, y]].itertuples(index=False):
+                axis.annotate(str(number), point, xytext=(4, 4), textcoords="offset points", fontsize=8)
+        axis.set_xlabel(headed(x, sweep.objectives))
+        axis.set_ylabel(headed(y, sweep.objectives))
+        plain(axis)
+    axes[0, 0].legend(frameon=False)
+    return titled(figure, sweep, f"Pareto front, {len(best)} of {len(finished)} finished trials")
+
+
+def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
+    """Each objective that runs record, over rounds, a line a run: further seeds of a trial are dashed, a cross is where it was pruned."""
+    from matplotlib import pyplot
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
+
+    from flray.results.figures import plain
+    from tuning.trials import best, describe_parameters
+
+    lines = _lines(sweep, frame)
+    if not lines:
+        raise Skip(f"no run folder has a column {' or '.join(sweep.objectives)} in its rounds")
+    figure, axes = pyplot.subplots(1, len(lines), figsize=(1.4 + 6.6 * len(lines), 4.6), squeeze=False, layout="constrained")
+    for axis, (objective, curves) in zip(axes[0], lines.items(), strict=True):
+        chosen, states = best(frame, {objective: sweep.objectives[objective]}, 1), frame["state"]
+        for index, seed, rounds in curves:
+            colour, width, opacity, above = BEST if index in chosen.index else LINES[states[index]]
+            look = {"color": colour, "alpha": opacity, "zorder": above}
+            axis.plot(*rounds.to_numpy(float).T, linewidth=width, linestyle="--" if seed else "-", **look)
+            if states[index] == "pruned":
+                axis.plot(*rounds.iloc[-1], marker="x", markersize=4, **look)
+        there = {states[index] for index, *_ in curves}
+        handles = [Line2D([], [], color=LINES[name][0], label=f"{(states == name).sum()} {name}") for name in LINES if name in there]
+        if len(chosen):
+            trial, algorithm = chosen[["trial", "algorithm"]].iloc[0]
+            named = f"trial {trial}, {algorithm}, {describe_parameters(frame, chosen.index[0])}"
+            handles.append(Line2D([], [], color=BEST[0], linewidth=BEST[1], label=f"best: {named}"))
+        axis.legend(handles=handles, frameon=False, fontsize=8)
+        axis.set_xlabel("round")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_ylabel(headed(objective, sweep.objectives))
+        plain(axis)
+    return titled(figure, sweep, "learning curves of all trials")
+
+
+def _lines(sweep: Opened, frame: pandas.DataFrame) -> dict[str, list[tuple[Any, int, pandas.DataFrame]]]:
+    """By objective: the trial's row, the number of its seed, and the rounds that have the objective (columns `done` and it)."""
+    from flray.results import Run
+    from tuning.config import CUMULATIVE
+
+    found: dict[str, list[tuple[Any, int, pandas.DataFrame]]] = {}
+    for index, name in frame["folder"].dropna().items():
+        folder = sweep.folder / name
+        for seed, run in enumerate([folder, *sorted(folder.parent.glob(f"{folder.name}-seed*"))]):
+            try:
+                rounds = Run(run).rounds
+            except CheckpointError:  # just being written, or damaged
+                continue
+            for objective in (name for name in sweep.objectives if name not in CUMULATIVE):
+                kept = rounds[["done", objective]].dropna() if objective in rounds else rounds.iloc[:0]
+                if len(kept):
+                    found.setdefault(objective, []).append((index, seed, kept))
+    return found

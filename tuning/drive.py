@@ -1,0 +1,159 @@
+"""Trials on the cluster: how many at a time, and the one call of Ray Tune that runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # a trial is a run folder, which has all that and more
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")  # Ray Tune's own state is not what a resume reads
+os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+
+from ray import tune
+from ray.tune import Callback, CheckpointConfig, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
+
+from flray.core.errors import ResourceError
+from flray.engine.cluster import ray
+from flray.experiment import Experiment
+from tuning.trainable import Trial
+
+LOST = 3  # times that a trial whose processes were lost is started again
+NOTHING = {"memory": float(2**20)}  # a bundle that takes no CPU and no GPU must take something
+
+
+class Placement(NamedTuple):
+    """The resources of a trial, how many trials the cluster holds at once, and why."""
+
+    group: PlacementGroupFactory
+    at_once: int
+    why: str
+
+
+def place(experiment: Experiment, concurrency: int | str) -> Placement:
+    """One bundle for the trial's driver, one for its server actor, one for each client actor.
+
+    `resources.client_actors: auto` is what an equal share of the cluster holds for `concurrency` trials, and 1 when that is auto too: many
+    small trials use a cluster better than few large ones. Raises `ResourceError` when not even one trial fits.
+    """
+    resources = experiment.resources
+    if resources.client.num_gpus == "auto":
+        raise ResourceError("resources.client.num_gpus: auto is measured by a run of its own; run one experiment, and write what it took")
+    client = _bundle(resources.client.num_cpus, resources.client.num_gpus)
+    server = _bundle(resources.server.num_cpus, resources.server.num_gpus)
+    nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    actors = resources.client_actors
+    if actors == "auto":
+        most = experiment.cohort.size or (experiment.partition.clients if experiment.cohort.fraction is None else None) or 1_000_000
+        actors = 1
+        while concurrency != "auto" and actors < most and _fit(nodes, [NOTHING, server, *[client] * (actors + 1)]) >= int(concurrency):
+            actors += 1
+    bundles = [NOTHING, server, *[client] * int(actors)]
+    fits = _fit(nodes, bundles)
+    have = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
+    cluster = f"the cluster has {have['CPU']:g} CPUs and {have['GPU']:g} GPUs on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+    needs = f"a trial takes a server actor ({_words(server)}) and {actors} client actor{'s' if actors != 1 else ''} ({_words(client)} each)"
+    if fits < 1:
+        raise ResourceError(f"no trial fits: {needs}, and {cluster}; lower resources.client_actors or resources.client")
+    at_once = fits if concurrency == "auto" else min(fits, int(concurrency))
+    asked = "" if concurrency == "auto" else f"; concurrency: {concurrency}"
+    return Placement(PlacementGroupFactory(bundles, strategy="PACK"), at_once, f"{at_once} at a time: {needs}; {cluster}{asked}")
+
+
+def _bundle(cpus: float, gpus: float) -> dict[str, float]:
+    return {name: value for name, value in (("CPU", cpus), ("GPU", gpus)) if value} or NOTHING
+
+
+def _words(bundle: dict[str, float]) -> str:
+    return " and ".join(f"{value:g} {name}" for name, value in bundle.items() if name != "memory") or "no CPU"
+
+
+def _fit(nodes: list[dict[str, float]], bundles: list[dict[str, float]], most: int = 10_000) -> int:
+    """Trials that the nodes hold at once, each bundle on the first node with room for it."""
+    free = [dict(node) for node in nodes]
+    for count in range(most):
+        for bundle in bundles:
+            home = next((node for node in free if all(node.get(name, 0) + 1e-9 >= value for name, value in bundle.items())), None)
+            if home is None:
+                return count
+            for name, value in bundle.items():
+                home[name] -= value
+    return most
+
+
+class Stop(tune.Stopper):
+    """Ends all trials when `reached()` is true: a budget is spent, or an error concerns every trial."""
+
+    def __init__(self, reached: Callable[[], bool]) -> None:
+        self._reached = reached
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._reached()
+
+
+def drive(
+    folder: Path,
+    searcher: Searcher,
+    scheduler: TrialScheduler,
+    placement: Placement,
+    count: int,
+    stopping: Callable[[], bool],
+    callback: Callback,
+) -> None:
+    """Run up to `count` trials of the searcher. Trials report to the searcher and the callback; nothing is returned.
+
+    Ray Tune's own `FOLDER/tune` is dropped at the end: what a sweep is and found is in the studies and the run folders.
+    """
+    scratch = (folder / "tune").absolute()
+    shutil.rmtree(scratch, ignore_errors=True)
+    limited = None if type(scheduler).__name__ in ("HyperBandScheduler", "PopulationBasedTraining") else placement.at_once
+    try:
+        with _quiet():
+            Tuner(
+                tune.with_resources(Trial, placement.group),
+                tune_config=TuneConfig(
+                    search_alg=searcher,
+                    scheduler=scheduler,
+                    num_samples=count,
+                    max_concurrent_trials=limited,
+                    reuse_actors=True,
+                    trial_name_creator=lambda trial: str(trial.config["key"]).replace("/", "-"),
+                    trial_dirname_creator=lambda trial: str(trial.config["key"]).replace("/", "-"),
+                ),
+                run_config=RunConfig(
+                    name="tune",
+                    storage_path=str(scratch),
+                    verbose=0,
+                    stop=Stop(stopping),
+                    callbacks=[callback],
+                    failure_config=FailureConfig(max_failures=LOST),
+                    checkpoint_config=CheckpointConfig(num_to_keep=2, checkpoint_frequency=0, checkpoint_at_end=False),
+                ),
+            ).fit()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """Ray Tune prints its configuration and its paths, which are not those a user should look at."""
+    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,91 @@
+"""What a user sees while trials run: one bar, the best trial so far, a line for each that ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from ray.tune import Callback
+
+LINE_EVERY_S = 10.0
+
+
+class Show(Callback):
+    """`with Show("sweep", 12, {"val/acc": "max"}) as show`, then given to Ray Tune; `enabled=False` prints nothing."""
+
+    def __init__(self, label: str, total: int, done: int, objectives: Mapping[str, str], enabled: bool = True) -> None:
+        self.label, self.total, self.done, self.enabled = label, total, done, enabled
+        self.objectives = dict(objectives)
+        self.ended: list[str] = []  # STATUS of the trials that ended
+        self._rounds: dict[str, tuple[int, int]] = {}
+        self._best: tuple[float, str] | None = None
+        self._bar: Any = None
+        self._task: Any = None
+        self._line_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self.enabled and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}")
+            self._bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+            self._bar.start()
+            self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, facts="starting")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_bar": None, "_task": None}  # Ray Tune pickles its callbacks
+
+    # Ray Tune calls these
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
+        if "round" not in result:
+            return
+        self._rounds[result["key"]] = (int(result["round"]), int(result["rounds"]))
+        self._draw()
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        result = trial.last_result or {}
+        key = trial.config["key"]
+        self._rounds.pop(key, None)
+        self.done += 1
+        status = str(result.get("status", ""))
+        self.ended.append(status)
+        stopped = result.get("round", 0) < result.get("rounds", 0) and not status.startswith(("failed", "diverged"))
+        word = f"stopped in round {result.get('round')} of {result.get('rounds')}" if stopped else status.partition(":")[0] or "finished"
+        values = "  ".join(f"{name} {result[name]:.4g}" for name in self.objectives if name in result)
+        name, mode = next(iter(self.objectives.items()), ("", "max"))
+        if name in result and not stopped:
+            rank = result[name] if mode == "max" else -result[name]
+            if self._best is None or rank > self._best[0]:
+                self._best = (rank, f"best {name} {result[name]:.4g} (trial {key})")
+        reason = f": {status.partition(': ')[2]}" if status.startswith("failed") else ""
+        self._print(f"{self.label}  trial {key}  {word}  {values}{reason}".rstrip())
+        self._draw()
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.done += 1
+        self.ended.append("failed")
+        self._print(f"{self.label}  trial {trial.config['key']}  failed: its processes were lost too often")
+
+    def _draw(self) -> None:
+        running = ", ".join(f"{key} {at}/{rounds}" for key, (at, rounds) in sorted(self._rounds.items()))
+        facts = "  ".join(filter(None, [self._best[1] if self._best else "", f"rounds: {running}" if running else ""]))
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, facts=facts)
+        elif self.enabled and time.monotonic() - self._line_at > LINE_EVERY_S:
+            self._print(f"{self.label}  {self.done}/{self.total}  {facts}")
+
+    def _print(self, text: str) -> None:
+        self._line_at = time.monotonic()
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False)
+        elif self.enabled:
+            print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,115 @@
+"""What a sweep found: its table, its figures, the best trials on the terminal, and the final comparison on the test set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flray.core.errors import CheckpointError
+from tuning.trials import Direction, Opened, best, describe_parameters, front, open_sweep, parameters, pareto, table_of, trials_table
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.table import Table
+
+__all__ = ["Report", "final_table", "front", "pareto", "render_front", "render_trials", "trials_table", "write_report", "write_table"]
+
+TABLE = "sweep.parquet"
+BASELINE = "fedavg"
+
+
+class Report(NamedTuple):
+    """What `write_report` wrote, and which figures it left out and why."""
+
+    table: Path
+    figures: tuple[Path, ...]
+    skipped: tuple[str, ...]
+
+
+# showing -----------------------------------------------------------------------------------------
+def render_trials(frame: pandas.DataFrame, objectives: Mapping[str, Direction], top: int = 10) -> Table:
+    """A table for the terminal: the best finished trials by the first objective; its title counts all of them."""
+    shown = best(frame, objectives, top)
+    counts = ", ".join(f"{count} {name}" for name, count in frame["state"].value_counts().items())
+    first, direction = next(iter(objectives.items()))
+    title = f"best {len(shown)} by {first} ({direction}) of {len(frame)} trials" + (f": {counts}" if counts else "")
+    return _render(shown, objectives, title)
+
+
+def render_front(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> Table:
+    """A table of the Pareto front for the terminal."""
+    wanted = ", ".join(f"{name} {direction}" for name, direction in objectives.items())
+    shown = front(frame, objectives)
+    return _render(shown, objectives, f"Pareto front of {wanted}: {len(shown)} of {(frame['state'] == 'finished').sum()} finished trials")
+
+
+def _render(frame: pandas.DataFrame, objectives: Mapping[str, Direction], title: str) -> Table:
+    """Few columns, so that they fit; the algorithm and the number of seeds only where they vary."""
+    import pandas
+
+    from flray.results import render
+
+    varied = [name for name in ("algorithm", "seeds") if frame[name].nunique() > 1]
+    columns: dict[str, Any] = {"trial": frame["trial"]} | ({"algorithm": frame["algorithm"]} if "algorithm" in varied else {})
+    columns["parameters"] = pandas.Series([describe_parameters(frame, index) for index in frame.index], index=frame.index, dtype=object)
+    columns |= {name: frame[name] for name in (*objectives, "round")} | ({"seeds": frame["seeds"]} if "seeds" in varied else {})
+    shown = pandas.DataFrame({"time/s": frame["seconds"]} | columns)[list(dict.fromkeys([*columns, "time/s"]))].astype(object)
+    table = render(shown.where(shown.notna(), None), title)
+    column = table.columns[list(columns).index("parameters")]
+    column.overflow, column.min_width = "fold", 20 if frame[parameters(frame)].shape[1] else None
+    return table
+
+
+# writing -----------------------------------------------------------------------------------------
+def write_table(folder: str | Path) -> Path:
+    """Write `sweep.parquet` alone, which is quick. Raises `CheckpointError` for a folder that holds no sweep."""
+    sweep = open_sweep(folder)
+    return _write(sweep, table_of(sweep))
+
+
+def write_report(folder: str | Path) -> Report:
+    """Write `sweep.parquet` and `figures/` of a sweep folder, at any moment; about a second a figure.
+
+    A figure that cannot be drawn (yet) is left out, with the reason. Raises `CheckpointError` for a folder that holds no sweep.
+    """
+    from tuning.figures import draw
+
+    sweep = open_sweep(folder)
+    frame = table_of(sweep)
+    return Report(_write(sweep, frame), *draw(sweep, frame))
+
+
+def _write(sweep: Opened, frame: pandas.DataFrame) -> Path:
+    path = sweep.folder / TABLE
+    aside = path.with_name(f".{TABLE}.tmp")
+    try:
+        frame.to_parquet(aside, index=False)
+        return aside.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def final_table(folder: str | Path, against: str | Mapping[str, Any] | None = None) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """The fresh-seed runs of `FOLDER/final`, and their table over seeds; written as `final.csv` (runs) and `final.md` (both).
+
+    With several settings the second table has the paired differences to one of them: `against` (see `flray.results.paired`), or FedAvg
+    where it is one of them, or the first. Raises `CheckpointError` when there are no such runs.
+    """
+    from flray.engine.recorder import write_text
+    from flray.results import compare, paired, runs_below, summary, to_markdown
+    from flray.results.paired import caption
+
+    folder = Path(folder)
+    runs = runs_below(folder / "final")
+    if not runs:
+        raise CheckpointError(f"{folder / 'final'} holds no runs: the sweep did not get to its final runs; continue it with --resume")
+    frame = compare(runs)
+    over, head = summary(frame), ""
+    if len(over) > 1:
+        baseline = BASELINE if (over["algorithm"] == BASELINE).sum() == 1 else str(frame["folder"].iloc[0])
+        over = paired(frame, baseline if against is None else against)
+        head = f"{caption(over)}:\n\n"
+    write_text(folder / "final.csv", frame.to_csv(index=False))
+    write_text(folder / "final.md", f"{to_markdown(frame)}\n{head}{to_markdown(over)}")
+    return frame, over

@@ -1,0 +1,290 @@
+"""The search space of a sweep: what the algorithms declare with `hp`, narrowed by the sweep, and any other key of an experiment.
+
+space = resolve({"algorithm.rho": "auto", "partition.alpha": [0.1, 0.3]}, experiment)
+space.suggest(trial)  # {"algorithm.rho": 1.2, "partition.alpha": 0.1}: overrides for load_config
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic_core import to_jsonable_python
+
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
+from flray.config import load_config
+from flray.core.errors import ConfigError, unknown
+from flray.core.hp import Hyperparameter, hyperparameters
+from flray.experiment import Experiment
+from tuning.domain import Choice, Domain, Fixed, check_within, show, written
+
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
+# keys that would make trials incomparable, or that change no run
+NOT_SEARCHED = {
+    "seed": "a seed is not tuned; scheduler.seeds and final.seeds say how many each configuration gets",
+    "evaluate.validation": "every trial is judged on the same held-out share; set it in the experiment",
+    **dict.fromkeys(("name", "imports", "address", "storage"), "it changes no run; set it in the experiment"),
+}
+
+
+class Parameter(NamedTuple):
+    """One parameter: its `name` in the study, the `key` of the experiment that it sets, and its values."""
+
+    name: str
+    key: str
+    domain: Domain
+
+
+class Space(NamedTuple):
+    """A resolved space: the parameters of each algorithm.
+
+    `conditional`: the algorithm is a parameter itself, named `algorithm`, and those of each are named `ALGORITHM.FIELD`.
+    Otherwise there is one algorithm, and its parameters are named `algorithm.FIELD`.
+    """
+
+    conditional: bool
+    parameters: dict[str, tuple[Parameter, ...]]
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        return tuple(self.parameters)
+
+    def names(self, algorithm: str | None = None) -> tuple[str, ...]:
+        """Names of the searched parameters of one algorithm, or of all (`algorithm` among them in a conditional space)."""
+        if algorithm is not None:
+            return tuple(p.name for p in self._of(algorithm) if not isinstance(p.domain, Fixed))
+        every = itertools.chain.from_iterable(map(self.names, self.algorithms))
+        return tuple(dict.fromkeys([*(["algorithm"] if self.conditional else []), *every]))
+
+    def suggest(self, trial: BaseTrial, algorithm: str | None = None) -> dict[str, Any]:
+        """Overrides for `load_config` from an Optuna trial; `algorithm`: that one, without asking the trial."""
+        if algorithm is None:
+            algorithm = trial.suggest_categorical("algorithm", self.algorithms) if self.conditional else self.algorithms[0]
+        found = {p.name: p.domain.suggest(trial, p.name) for p in self._of(algorithm) if not isinstance(p.domain, Fixed)}
+        return self.overrides(found, algorithm)
+
+    def overrides(self, params: Mapping[str, Any], algorithm: str | None = None) -> dict[str, Any]:
+        """The overrides of a trial from its `params` in the study (`algorithm` among them, or given).
+
+        Raises `ConfigError` where they are not of this space: a name too many or too few, a value outside.
+        """
+        params = dict(params)
+        if self.conditional:
+            algorithm = params.pop("algorithm", algorithm)
+            if algorithm is None:
+                raise ConfigError(f"trial: its algorithm is missing; this sweep chooses among {', '.join(self.algorithms)}")
+        algorithm = algorithm or self.algorithms[0]
+        names = self.names(algorithm)
+        for name in params:
+            if name not in names:
+                raise unknown("parameter", name, names, "a trial; is it of another sweep?")
+        found = {"algorithm": algorithm} if self.conditional else {}
+        for name, key, domain in self._of(algorithm):
+            if name in names and name not in params:
+                raise ConfigError(f"trial: it has no parameter {name}; is it of another sweep?")
+            found[key] = domain.value(name, params.get(name))
+        return found
+
+    def example(self, algorithm: str | None = None) -> dict[str, Any]:
+        """Overrides of one trial: the first value, or the lower end, of everything."""
+        algorithm = algorithm or self.algorithms[0]
+        head = {"algorithm": algorithm} if self.conditional else {}
+        return head | {p.key: p.domain.probes()[0] for p in self._of(algorithm)}
+
+    def contains(self, params: Mapping[str, Any], algorithm: str | None = None) -> bool:
+        """Whether this space could have suggested a trial with these `params`."""
+        try:
+            self.overrides(params, algorithm)
+        except ConfigError:
+            return False
+        return True
+
+    def mutations(self, algorithm: str | None = None) -> dict[str, list[Any] | tuple[Any, Any, bool]]:
+        """For population-based training: the algorithm's own numbers, which can change while a run goes on.
+
+        By parameter name a list of values, or (low, high, whether on a log scale); integers where the field is one.
+        """
+        found = {p.name: p.domain.numbers() for p in self._of(algorithm or self.algorithms[0]) if p.key.startswith("algorithm.")}
+        return {name: numbers for name, numbers in found.items() if numbers is not None}
+
+    def dump(self) -> dict[str, Any]:
+        """Plain values with nothing left to look up: `resolve(space.dump(), experiment)` is this space."""
+        values: dict[str, Any] = {"algorithm": {"choice": list(self.algorithms)}} if self.conditional else {}
+        return values | {p.name: p.domain.dump() for p in itertools.chain.from_iterable(self.parameters.values())}
+
+    def _of(self, algorithm: str) -> tuple[Parameter, ...]:
+        if algorithm not in self.parameters:
+            raise unknown("algorithm", algorithm, self.algorithms, "this sweep")
+        return self.parameters[algorithm]
+
+
+def build(experiment: Mapping[str, Any], overrides: Mapping[str, Any]) -> Experiment:
+    """One experiment; a value that is a string stays one (`off` is not false, a comma makes no grid)."""
+    quoted = {key: json.dumps(v, ensure_ascii=False) if isinstance(v, str) else v for key, v in overrides.items()}
+    return load_config(experiment, quoted)[0]
+
+
+def resolve(space: Mapping[str, Any], experiment: Mapping[str, Any] | Experiment) -> Space:
+    """What a sweep's section `space` says over its `experiment`.
+
+    `auto` is what the algorithm declares, a list or `{choice: [...]}` are values, `{log: [lo, hi]}` and `{linear: [lo, hi]}` ranges (of
+    integers where the field is one), anything else is a constant. A choice of algorithms brings what each declares in its own class;
+    `algorithm.FIELD` is then for all that have it, `NAME.FIELD` for one. What is declared may be narrowed, not widened.
+    Every value, and every two options together, must make a valid experiment. Raises `ConfigError` in one line.
+    """
+    if not isinstance(space, Mapping):
+        raise ConfigError(f"space: {show(space)} is not a mapping; write for example space: {{algorithm.lr: auto}}")
+    values = experiment.dump() if isinstance(experiment, Experiment) else experiment
+    forms = {str(key): form for key, form in space.items()}
+    chosen = forms.pop("algorithm", None)
+    names, conditional = _algorithms(chosen, values)
+    _check_keys(forms, names, conditional)
+    parameters = {}
+    for name in names:
+        drafts = _drafts(forms, name, conditional)
+        head = {"algorithm": name} if chosen is not None else {}
+        constant = [] if conditional or not head else [Parameter("algorithm", "algorithm", Fixed(name))]
+        parameters[name] = (*constant, *_checked(drafts, name, values, head))
+    found = Space(conditional, parameters)
+    if not found.names():
+        raise ConfigError("space: nothing to search; write for example space: {algorithm.lr: auto}")
+    return found
+
+
+def narrowed(space: Mapping[str, Any]) -> dict[str, Any]:
+    """`space` without what it says of algorithms that its `algorithm` does not name: for a choice that became shorter."""
+    form = space["algorithm"]
+    names = [form] if isinstance(form, str) else [str(name) for name in written("algorithm", form).probes()]
+
+    def left(key: str) -> bool:
+        section, _, field = key.partition(".")
+        if section == "algorithm":
+            return not field or any(field in ALGORITHMS.get(name).model_fields for name in names)
+        return section in names or section not in ALGORITHMS.names()
+
+    return {key: form for key, form in space.items() if left(key)}
+
+
+def _algorithms(form: Any, values: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """The algorithms of the sweep, and whether it chooses among them."""
+    if form is None or isinstance(form, str):
+        section = values.get("algorithm") if form is None else form
+        name = section.get("name") if isinstance(section, Mapping) else section
+        if name is None:
+            raise ConfigError("experiment.algorithm: missing; name one, or let the sweep choose: space: {algorithm: [fedavg, fedprox]}")
+        ALGORITHMS.get(name)
+        return [name], False
+    domain = written("algorithm", form)
+    if not isinstance(domain, Choice):
+        raise ConfigError(f"space.algorithm: {show(form)}; write one name, or a list of names")
+    for name in domain.values:
+        ALGORITHMS.get(name if isinstance(name, str) else show(name))
+    return list(domain.checked("algorithm", domain.values).values), True
+
+
+def _check_keys(forms: Iterable[str], names: Sequence[str], conditional: bool) -> None:
+    """Every key is one of the experiment, or of an algorithm of the sweep."""
+    fields = {name: list(ALGORITHMS.get(name).model_fields) for name in names}
+    for key in forms:
+        section, _, field = key.partition(".")
+        for prefix, why in NOT_SEARCHED.items():
+            if key == prefix or key.startswith(f"{prefix}."):
+                raise ConfigError(f"space.{key}: {why}")
+        if section == "algorithm":
+            if not any(field in own for own in fields.values()):
+                raise unknown("parameter", field, set(itertools.chain(*fields.values())), f"space.{key}, of {', '.join(names)}")
+        elif conditional and section in fields:
+            if field not in fields[section]:
+                raise unknown("parameter", field, fields[section], f"space.{key}")
+        elif section not in Experiment.model_fields:
+            if section not in ALGORITHMS.names():
+                raise unknown("key", section, [*Experiment.model_fields, *(names if conditional else [])], f"space.{key}")
+            if conditional:
+                raise ConfigError(f"space.{key}: {section} is not an algorithm of this sweep; add it to space.algorithm")
+            raise ConfigError(f"space.{key}: this sweep does not choose among algorithms; write algorithm.{field}")
+
+
+class Draft(NamedTuple):
+    """A parameter before its values are checked: also `where` it is written, and what the algorithm declares of it."""
+
+    where: str
+    name: str
+    key: str
+    domain: Domain
+    declared: Hyperparameter | None
+
+
+def _drafts(forms: Mapping[str, Any], algorithm: str, conditional: bool) -> list[Draft]:
+    """What is searched with one algorithm: its fields in their own order, then the other keys in the order written."""
+    kind = ALGORITHMS.get(algorithm)
+    declared = {f"algorithm.{hp.name}": hp for hp in hyperparameters(kind)}
+    own = {} if kind is FedAvg or not conditional else vars(kind).get("__annotations__", {})  # FedAvg's are those that all share
+    found: dict[str, tuple[str, Any]] = {}
+    for key, hp in declared.items():
+        alone = f"{algorithm}.{hp.name}"
+        for where in (alone, key) if conditional else (key,):
+            if where in forms:
+                found[key] = (where, forms[where])
+                break
+        else:
+            if hp.name in own and hp.space is not None:
+                found[key] = (alone, "auto")
+    found |= {key: (key, form) for key, form in forms.items() if key.partition(".")[0] in Experiment.model_fields and key not in found}
+    drafts = []
+    for key, (where, form) in found.items():
+        field = declared.get(key)
+        if field is None and key.startswith("algorithm."):
+            continue  # other algorithms of the choice have it
+        name = f"{algorithm}.{field.name}" if conditional and field is not None else key
+        drafts.append(Draft(where, name, key, _declared(where, name, field) if form == "auto" else written(where, form), field))
+    return drafts
+
+
+def _declared(where: str, name: str, hp: Hyperparameter | None) -> Domain:
+    """What `auto` stands for."""
+    if hp is None or hp.space is None:
+        what = f"auto, but no search space is declared for {name}"
+        raise ConfigError(f"space.{where}: {what}; write {name}: [VALUE, ...], or a range: {{linear: [LOW, HIGH]}}")
+    return written(where, {hp.space.kind: list(hp.space.values)})
+
+
+def _checked(drafts: Sequence[Draft], algorithm: str, values: Mapping[str, Any], head: Mapping[str, Any]) -> list[Parameter]:
+    """The parameters, after every value of each, and every two options, have made an experiment."""
+    first = {**head, **{draft.key: draft.domain.probes()[0] for draft in drafts}}
+    try:
+        build(values, first)
+    except ConfigError as error:
+        raise ConfigError(f"space.{error}" if str(error).startswith(tuple(draft.key for draft in drafts)) else str(error)) from None
+    parameters = []
+    for draft in drafts:
+        read = []
+        for value in draft.domain.probes():
+            try:
+                read.append(_read(build(values, {**first, draft.key: value}), draft.key, value))
+            except ConfigError as error:
+                raise ConfigError(f"space.{draft.where}: {str(error).removeprefix(f'{draft.key}: ')}") from None
+        domain = draft.domain.checked(draft.where, read)
+        if draft.declared is not None and draft.declared.space is not None:
+            check_within(draft.where, domain, draft.declared.space, algorithm)
+        parameters.append(Parameter(draft.name, draft.key, domain))
+    options = [p for p in parameters if isinstance(p.domain, Choice) and p.domain.numbers() is None]
+    for one, other in itertools.combinations(options, 2):
+        for a, b in itertools.product(one.domain.probes(), other.domain.probes()):
+            try:
+                build(values, {**first, one.key: a, other.key: b})
+            except ConfigError as error:
+                raise ConfigError(f"space: {one.name}={show(a)} with {other.name}={show(b)}: {error}") from None
+    return parameters
+
+
+def _read(experiment: Any, key: str, value: Any) -> Any:
+    """`value` as the experiment reads it: `"1e-4"` and `1` are numbers of a float field; a section stays as it is written."""
+    for part in key.split("."):
+        experiment = experiment[part] if isinstance(experiment, Mapping) else getattr(experiment, part)
+    found = to_jsonable_python(experiment)
+    return to_jsonable_python(value) if value is None or isinstance(found, Mapping) else found

@@ -1,0 +1,212 @@
+"""`flray sweep`: tune on a validation split, then compare the best configurations on fresh seeds and the test set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flray.core.errors import CheckpointError, ConfigError, FlrayError
+from flray.engine.cluster import connect
+from flray.engine.prepare import build_data, build_partition, cpus_needed
+from flray.engine.recorder import write_text
+from flray.grid import flatten
+from tuning.ablate import run_cells
+from tuning.config import Sweep, load_sweep
+from tuning.drive import drive, place
+from tuning.progress import Show
+from tuning.report import write_report
+from tuning.schedulers import Asha, make_scheduler, rungs
+from tuning.search import Studies, StudySearcher
+from tuning.trainable import Job
+
+CONFIG = "sweep.yaml"
+RESUMABLE = ("trials", "hours", "client_steps", "concurrency", "final")  # what a resume may change
+
+
+class Budget:
+    """When no trial starts any more: hours of this call, or local steps of all trials; or an error that concerns every trial."""
+
+    def __init__(self, sweep: Sweep, studies: Studies) -> None:
+        self._sweep, self._studies = sweep, studies
+        self._began = time.monotonic()
+        self._running: dict[str, float] = {}  # local steps of the trials that go on
+        self._ended = {group: sum(int(t.user_attrs.get("client_steps", 0)) for t in studies.counted(group)) for group in studies.groups}
+        self.error: ConfigError | None = None
+
+    def note(self, key: str, result: Mapping[str, Any]) -> None:
+        self._running[key] = float(result.get("spent", 0))
+        if str(result.get("status", "")).startswith("failed: objective "):
+            self.error = ConfigError(str(result["status"]).removeprefix("failed: "))
+
+    def why(self) -> str:
+        """The budget that is spent; empty: none."""
+        if self._sweep.hours is not None and time.monotonic() - self._began > 3600 * self._sweep.hours:
+            return f"hours: {self._sweep.hours:g} are over"
+        if self._sweep.client_steps is not None:
+            groups = len(self._studies.groups)
+            spent = sum(self._ended.values()) + sum(self._running.values())
+            if spent >= self._sweep.client_steps * groups:
+                return f"client_steps: {spent:.0f} are done"
+        return ""
+
+    def reached(self) -> bool:
+        return self.error is not None or bool(self.why())
+
+
+def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: bool = True) -> None:
+    """Run a sweep into `folder`, or go on with the one that is there. Raises `FlrayError` in one line; what is on disk stays.
+
+    The folder then holds `sweep.parquet`, `figures/`, the run folders of the trials, and `final/` with the best configurations on fresh
+    seeds. Ctrl-C, a kill, or a lost machine: `resume` goes on, finished trials are kept.
+    """
+    _check_folder(folder, sweep, resume)
+    sample = {group: sweep.experiment(sweep.search_space.example(group)) for group in sweep.search_space.algorithms}
+    first = next(iter(sample.values()))
+    data = build_data(first)  # what is wrong with the data is said before anything starts, and each node decodes it once
+    build_partition(first, data[0], data[2])
+    connect(first.address, cpus_needed(first))
+    placement = place(first, sweep.concurrency)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / CONFIG, sweep.yaml())
+    studies = Studies(sweep, folder)
+    _status(folder, "running")
+    try:
+        ended = _tune(sweep, folder, studies, placement, progress)
+        total = sweep.trials * len(studies.groups)
+        write_report(folder)
+        if len(studies.ended()) < total:
+            _status(folder, f"{ended} after {len(studies.ended())} of {total} trials; continue with: flray sweep {folder} --resume")
+            return
+        _final(sweep, folder, studies, progress)
+        write_report(folder)
+        _status(folder, "finished")
+    except BaseException as error:
+        why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else f"failed: {str(error).splitlines()[0]}"
+        _status(folder, f"{why}; continue with: flray sweep {folder} --resume")
+        raise
+
+
+def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress: bool) -> str:
+    """Every trial that is left; returns why it ended before the last one, if it did."""
+    space, budget = sweep.search_space, Budget(sweep, studies)
+    rounds = _rounds(sweep)
+    scheduler = make_scheduler(sweep, studies, folder, rounds)
+    if isinstance(scheduler, Asha):
+        studies.prune(scheduler.stopped)
+    total, done = sweep.trials * len(studies.groups), len(studies.ended())
+    if done >= total:
+        return "finished"
+
+    def config(key: str, overrides: dict[str, Any], run_folder: Path) -> dict[str, Any]:
+        experiment = sweep.experiment(overrides)
+        job = Job.of(key, run_folder, experiment, tuple(sweep.objective), rungs(sweep.scheduler, experiment.rounds))
+        numbers = [p.key for p in space.parameters[space.algorithms[0]] if p.name in space.mutations(space.algorithms[0])]
+        return job.config({name: overrides[name] for name in numbers} if sweep.scheduler.name == "pbt" else {})
+
+    class Watched(StudySearcher):
+        def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+            super().on_trial_result(trial_id, result)
+            budget.note(result["key"], result)
+
+    if progress:
+        print(f"{sweep.name}: {total} trials, {placement.why}")
+    with Show(sweep.name, total, done, sweep.objective, progress) as show:
+        drive(folder, Watched(studies, config, budget.reached), scheduler, placement, total - done, budget.reached, show)
+    if budget.error is not None:
+        raise budget.error
+    failed = [status for status in show.ended if status.startswith("failed")]
+    if failed and len(failed) == len(show.ended):
+        raise FlrayError(f"all {len(failed)} trials failed, the last with: {failed[-1].removeprefix('failed: ')}")
+    return f"stopped ({budget.why()})" if budget.why() else "interrupted"
+
+
+def _rounds(sweep: Sweep) -> int:
+    """The most rounds that a trial of this sweep can have."""
+    space = sweep.search_space
+    swept = [
+        value for algorithm in space.algorithms for p in space.parameters[algorithm] if p.key == "rounds" for value in p.domain.probes()
+    ]
+    return int(max(swept or [sweep.experiment(space.example(algorithm)).rounds for algorithm in space.algorithms]))
+
+
+# the end -----------------------------------------------------------------------------------------
+def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None:
+    """The best configurations on seeds that tuning never saw, with all training data, tested once, at the end of each run's rounds."""
+    if not sweep.final.top:
+        return
+    cells, homes = [], []
+    for group, trial in best(sweep, studies):
+        tuned = sweep.experiment(sweep.search_space.overrides(trial.params, group))
+        label = f"{trial.params.get('algorithm', group) or sweep.search_space.algorithms[0]}-{trial.number:04d}"
+        first = tuned.seed + max(sweep.scheduler.seeds or (1,))
+        for seed in range(first, first + sweep.final.seeds):
+            evaluate = tuned.evaluate.model_copy(update={"validation": None, "every": 0})
+            cells.append(tuned.model_copy(update={"seed": seed, "evaluate": evaluate}))
+            homes.append(folder / "final" / f"{label}-seed{seed}")
+    run_cells(cells, homes, sweep.concurrency, progress=progress, label=f"{sweep.name} final")
+
+
+def best(sweep: Sweep, studies: Studies) -> list[tuple[str | None, Any]]:
+    """The `final.top` complete trials of each study by its first objective; of several objectives, the Pareto front."""
+    found = []
+    for group, study in studies.groups.items():
+        if len(sweep.objective) > 1:
+            found += [(group, trial) for trial in study.best_trials]
+            continue
+        complete = [t for g, t in studies.ended() if g == group and t.state.name == "COMPLETE"]
+        (mode,) = sweep.objective.values()
+        complete.sort(key=lambda t: (-t.value if mode == "max" else t.value, t.number))
+        found += [(group, trial) for trial in complete[: sweep.final.top]]
+    return found
+
+
+# the folder --------------------------------------------------------------------------------------
+def _status(folder: Path, text: str) -> None:
+    write_text(folder / "STATUS", text + "\n")
+
+
+def _check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
+    """Raises `CheckpointError` rather than write over a sweep, go on with another one, or into a folder that is something else."""
+    there = folder / CONFIG
+    if resume:
+        if not there.exists():
+            raise CheckpointError(f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}")
+        _same(flatten(yaml.safe_load(there.read_text())), flatten(sweep.dump()), folder)
+    elif there.exists():
+        _same(flatten(yaml.safe_load(there.read_text())), flatten(sweep.dump()), folder)
+        raise CheckpointError(f"{folder} already holds this sweep; continue with: flray sweep {folder} --resume, or give another --out")
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder} is not empty and not a sweep folder; give another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
+
+
+def _same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
+    for key in [*new, *old]:
+        free = key.split(".")[0] in RESUMABLE or key.startswith(("experiment.resources", "experiment.address"))
+        if not free and old.get(key) != new.get(key):
+            raise CheckpointError(f"{folder} holds another sweep: {key} is {old.get(key)} there, {new.get(key)} here; give another --out")
+
+
+def resume_sweep(folder: Path, overrides: list[str], *, progress: bool = True) -> Sweep:
+    """Go on with the sweep in `folder`; `overrides` may raise its budgets (`trials=40 hours=2`)."""
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}")
+    sweep = load_sweep(folder / CONFIG, overrides)
+    run_sweep(sweep, folder, resume=True, progress=progress)
+    return sweep
+
+
+def default_folder(sweep: Sweep, root: Path = Path("runs")) -> Path:
+    """`runs/NAME`, the first number free behind it."""
+    folder, number = root / sweep.name, 1
+    while folder.exists():
+        number += 1
+        folder = root / f"{sweep.name}-{number}"
+    return folder

@@ -1,0 +1,191 @@
+"""The trials of a sweep as a table, read from its Optuna studies at any moment, and which of them are best."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from flray.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+    from optuna.distributions import BaseDistribution
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+Direction = Literal["max", "min"]
+# what a trial says of itself in its user attributes, and the dtype of the column
+FACTS = {"round": "Int64", "seeds": "Int64", "client_steps": "Int64", "seconds": "float64", "folder": "string"}
+STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
+
+
+class Opened(NamedTuple):
+    """A sweep folder as the reports read it: `studies` by what their names add to the sweep's (`""`, or one for each algorithm)."""
+
+    folder: Path
+    name: str
+    algorithm: str
+    objectives: dict[str, Direction]
+    studies: dict[str, Study]
+
+
+# reading -----------------------------------------------------------------------------------------
+def open_sweep(folder: str | Path) -> Opened:
+    """A sweep's studies, also while it goes on, without importing the user's modules.
+
+    Raises `CheckpointError` when the folder holds no sweep, or its storage cannot be read.
+    """
+    import optuna
+    import yaml
+
+    from tuning.search import JOURNAL, open_storage
+
+    folder = Path(folder)
+    try:
+        sweep = yaml.safe_load((folder / "sweep.yaml").read_text())
+        name, objective, url = str(sweep["name"]), sweep["objective"], sweep.get("study")
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is not a sweep folder: it has no sweep.yaml") from None
+    except (KeyError, TypeError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{folder / 'sweep.yaml'} is not a complete sweep: {' '.join(str(error).split())}") from error
+    if url is None and not (folder / JOURNAL).exists():  # opening it would make an empty one
+        raise CheckpointError(f"{folder} has no {JOURNAL}: its sweep did not begin; start it with flray sweep")
+    storage = open_storage(url, folder)
+    names = [found for found in optuna.get_all_study_names(storage) if found == name or found.startswith(f"{name}/")]
+    studies = {found.removeprefix(name).removeprefix("/"): optuna.load_study(study_name=found, storage=storage) for found in sorted(names)}
+    algorithm = (sweep.get("experiment") or {}).get("algorithm")
+    algorithm = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
+    return Opened(folder, name, str(algorithm), {objective: "max"} if isinstance(objective, str) else dict(objective), studies)
+
+
+def trials_table(folder: str | Path) -> pandas.DataFrame:
+    """One row a trial, also while the sweep goes on.
+
+    Columns: `trial`; `study` only when there are several; `algorithm`; the searched parameters by name; `state` (finished, pruned, failed,
+    diverged, running, waiting); `round` (the last one); the objectives: a pruned or running trial has its last intermediate value, or none
+    where there are several; `seeds` (over which the value is a mean); `client_steps`; `seconds`; `folder` (relative to the sweep).
+    A column has the same dtype whether it is full or empty. Raises `CheckpointError` when the folder holds no sweep.
+    """
+    return table_of(open_sweep(folder))
+
+
+def table_of(sweep: Opened) -> pandas.DataFrame:
+    import pandas
+
+    from tuning.search import NEVER
+
+    every = [(name, trial) for name, study in sweep.studies.items() for trial in study.get_trials(deepcopy=False)]
+    found = [(name, trial) for name, trial in every if trial.user_attrs.get("status") != NEVER]
+    kinds: dict[str, str] = {}
+    for _, trial in found:
+        for parameter, distribution in trial.distributions.items():
+            kind = _kind(distribution)
+            kinds[parameter] = kind if kinds.get(parameter, kind) == kind else "string"
+    columns: dict[str, tuple[str, list[Any]]] = {"trial": ("int64", [trial.number for _, trial in found])}
+    if len(sweep.studies) > 1:
+        columns["study"] = ("string", [name for name, _ in found])
+    columns["algorithm"] = ("string", [trial.params.get("algorithm", name or sweep.algorithm) for name, trial in found])
+    for parameter, kind in kinds.items():
+        if parameter != "algorithm":
+            columns[parameter] = (kind, [_cell(trial, parameter, kind) for _, trial in found])
+    columns["state"] = ("string", [state(trial) for _, trial in found])
+    attributes = [{"round": max(trial.intermediate_values, default=None), **trial.user_attrs} for _, trial in found]
+    facts = {name: (kind, [values.get(name) for values in attributes]) for name, kind in FACTS.items()}
+    columns["round"] = facts.pop("round")
+    for place, objective in enumerate(sweep.objectives):
+        columns[objective] = ("float64", [_value(trial, place) for _, trial in found])
+    columns |= {name: values for name, values in facts.items() if name not in sweep.objectives}
+    return pandas.DataFrame({name: pandas.Series(values, dtype=kind) for name, (kind, values) in columns.items()})
+
+
+def parameters(frame: pandas.DataFrame) -> list[str]:
+    """The searched parameters of a table of trials, without the algorithm."""
+    columns = list(frame.columns)
+    return columns[columns.index("algorithm") + 1 : columns.index("state")]
+
+
+def describe_parameters(frame: pandas.DataFrame, index: Any) -> str:
+    """A trial's parameters in few words: `rho=0.512, perturb=head`."""
+    row = frame.loc[index, parameters(frame)].dropna()
+    return ", ".join(f"{name.rpartition('.')[2]}={_short(value)}" for name, value in row.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def state(trial: FrozenTrial) -> str:
+    """finished, pruned, failed, diverged, running or waiting."""
+    if str(trial.user_attrs.get("status", "")).startswith("diverged"):
+        return "diverged"
+    return STATES[trial.state.name]
+
+
+def _value(trial: FrozenTrial, place: int) -> float:
+    if trial.values is not None:
+        return float(trial.values[place])
+    known = trial.intermediate_values
+    return float(known[max(known)]) if known and place == 0 else math.nan
+
+
+def _kind(distribution: BaseDistribution) -> str:
+    """The dtype of a parameter's column."""
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    if not isinstance(distribution, CategoricalDistribution):
+        return "Int64" if isinstance(distribution, IntDistribution) else "float64"
+    types = {type(choice) for choice in distribution.choices} - {type(None)}
+    if types == {bool}:
+        return "boolean"
+    return "Int64" if types == {int} else "float64" if types <= {int, float} else "string"
+
+
+def _cell(trial: FrozenTrial, parameter: str, kind: str) -> Any:
+    """A parameter's value as its column holds it; None where the trial has not got the parameter."""
+    value = trial.params.get(parameter)
+    return json.dumps(value) if kind == "string" and parameter in trial.params and not isinstance(value, str) else value
+
+
+# the best ------------------------------------------------------------------------------------------
+def pareto(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> pandas.Series:
+    """Which trials no other trial beats: at least as good in every objective and better in one.
+
+    Equal trials do not beat each other. Only finished trials with a value for every objective count. Boolean, with the frame's index.
+    """
+    import numpy as np
+    import pandas
+
+    values = frame[list(objectives)].to_numpy(float) * [1 if direction == "min" else -1 for direction in objectives.values()]
+    counts = ~np.isnan(values).any(axis=1)
+    if "state" in frame:
+        counts &= (frame["state"] == "finished").to_numpy(bool)
+    front = pandas.Series(counts, index=frame.index, dtype=bool)
+    front[counts] = _undominated(values[counts])
+    return front
+
+
+def _undominated(values: np.ndarray) -> np.ndarray:
+    """Rows of `[n, k]`, smaller is better, that no other row dominates; one row at a time, so memory stays O(n k)."""
+    import numpy as np
+
+    return np.array([not ((values <= row).all(axis=1) & (values < row).any(axis=1)).any() for row in values], dtype=bool)
+
+
+def front(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> pandas.DataFrame:
+    """The rows of the Pareto front, the best in the first objective first."""
+    return _sorted(frame[pareto(frame, objectives)], objectives)
+
+
+def best(frame: pandas.DataFrame, objectives: Mapping[str, Direction], top: int) -> pandas.DataFrame:
+    """The `top` finished trials by the first objective."""
+    first = next(iter(objectives))
+    return _sorted(frame[(frame["state"] == "finished") & frame[first].notna()], objectives).head(top)
+
+
+def _sorted(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> pandas.DataFrame:
+    ascending = [direction == "min" for direction in objectives.values()]
+    return frame.sort_values(list(objectives), ascending=ascending, kind="stable")
