@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from flray.core.errors import ResourceError
 from flray.data import partition_figure, partition_table
 from flray.engine.prepare import build_data, build_partition
 from flray.engine.progress import size
+from flray.engine.storage import Storage
 from flray.engine.workbench import Workbench
-from flray.experiment import Experiment, algorithm_name
+from flray.experiment import Experiment, algorithm_name, default_folder
 
 
 def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[dict[str, Any]], str]:
@@ -20,6 +23,9 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     from flray.core.messages import nbytes
     from flray.engine.cluster import cores
 
+    storage = Storage.of(experiment.storage, default_folder(experiment))
+    if storage is not None:
+        storage.probe()
     dataset, proxy, private = build_data(experiment)
     partition = build_partition(experiment, dataset, private)
     bench = Workbench(experiment)
@@ -57,6 +63,8 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         ("traffic", f"{size(down * cohort)} down a round before the algorithm has state of its own, {size(vector * cohort)} up"),
         ("server memory", f"about {size(server)} for parameters ({algorithm.pool} of the updates)"),
         ("checkpoint", f"about {size(vector)}, the last {experiment.checkpoint.keep or 'all'} kept; {size(free)} of disk free"),
+        ("storage", "none" if storage is None else f"{storage.uri} can be written"),
+        ("ray", f"{experiment.address or os.environ.get('RAY_ADDRESS') or 'a new one here'}; RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']}"),
         ("this machine", f"{cores()} cores, {torch.cuda.device_count()} GPUs; client actors: {experiment.resources.client_actors}"),
     ]
     frame = partition_table(partition, dataset.train.y, dataset.num_classes) if partition.num_clients <= 10_000 else None
@@ -64,3 +72,27 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         partition_figure(partition, dataset.train.y, dataset.classes, figure)
     text = "" if frame is None else frame.head(20).to_string() + ("\n..." if len(frame) > 20 else "")
     return [{"check": name, "found": value} for name, value in rows], text
+
+
+def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
+    """Rows of what `ray job submit --working-dir FOLDER` would upload. Raises `ResourceError` when Ray would refuse it."""
+    from flray.data.sources import data_root
+    from flray.engine.upload import LIMIT, working_dir
+
+    upload = working_dir(folder)
+    largest = ", ".join(f"{name} {size(held)}" for name, held in upload.largest)
+    if upload.bytes > LIMIT:
+        raise ResourceError(
+            f"--working-dir {folder}: {size(upload.bytes)} in {upload.files} files, and Ray uploads at most {size(LIMIT)} "
+            f"(largest: {largest}); exclude what the job does not need by lines such as /{upload.largest[0][0]} in "
+            f"{folder / '.rayignore'} (patterns as in .gitignore; --write-rayignore writes a first one)"
+        )
+    rows = [
+        ("upload", f"{upload.files} files, {size(upload.bytes)} of at most {size(LIMIT)}"),
+        ("largest", largest or "nothing is left to upload"),
+    ]
+    root = data_root(experiment.data)
+    if root is not None and root.resolve().is_relative_to(folder.resolve()):
+        where = f"{root} lies in the working directory: uploaded with every job, or ignored and then missing"
+        rows.append(("data.root", f"{where}; name a folder that the nodes have"))
+    return [{"check": name, "found": value} for name, value in rows]

@@ -6,6 +6,7 @@ result = run(experiment)
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,6 +24,9 @@ from flray.models import ModelConfig
 
 if TYPE_CHECKING:
     from flray.results import Run
+
+
+RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage")  # what may change when a run is resumed
 
 
 class Section(BaseModel, frozen=True, extra="forbid"):
@@ -89,6 +93,10 @@ class EvaluateConfig(Section):
         """Prefix of the columns `acc` and `loss`: what the global model is tested on."""
         return "test" if self.validation is None else "val"
 
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether the global model is tested after round `round` (from 0) of `rounds`."""
+        return bool(self.every and (round + 1) % self.every == 0) or round + 1 == rounds
+
     @field_validator("finetune_epochs", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
@@ -154,6 +162,7 @@ class Experiment(Section):
     )
     precision: Precision = Field("fp32", description="bf16: autocast in forward and backward passes")
     address: str | None = Field(None, description="Ray cluster; none: a new one here (or RAY_ADDRESS); auto: the one that runs")
+    storage: str | None = Field(None, description="URI that the run folder is mirrored below, e.g. s3://bucket/exp; none: only the folder")
     imports: tuple[str, ...] = Field((), description="modules to import first: your own algorithms, models, sources")
 
     @field_validator("algorithm", mode="before")
@@ -226,19 +235,29 @@ def run(
     return load(folder)
 
 
-def resume(folder: str | Path, *overrides: str, progress: bool = False, **values: Any) -> Run:
-    """Continue a run folder from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint` may change."""
+def resume(folder: str | Path, *overrides: str, out: str | Path | None = None, progress: bool = False, **values: Any) -> Run:
+    """Continue a run from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint`, `storage` may change.
+
+    The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one line.
+    """
     from flray.config import load_config, pair
+    from flray.engine.remote import download
     from flray.engine.simulation import simulate
+    from flray.engine.uri import is_uri, split
     from flray.results import load
 
+    changes = dict([*map(pair, overrides), *values.items()])
+    if is_uri(folder):
+        changes.setdefault("storage", json.dumps(split(str(folder))[0]))  # quoted: its commas make no grid
+        folder = download(str(folder), out or "runs")
+    elif out is not None:
+        raise ConfigError(f"resume: out is where a run from a storage goes; {folder} is continued where it is")
     folder = Path(folder)
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{folder} is not a run folder: it has no config.yaml; start one with flray run CONFIG --out {folder}")
-    changes = dict([*map(pair, overrides), *values.items()])
-    wrong = [k for k in changes if k.split(".")[0] not in ("rounds", "resources", "address", "checkpoint") or k == "resources.store"]
+    wrong = [k for k in changes if k.split(".")[0] not in RESUMABLE or k == "resources.store"]
     if wrong:
-        raise ConfigError(f"resume: {wrong[0]} would make it another experiment; only rounds, resources, address and checkpoint may change")
+        raise ConfigError(f"resume: {wrong[0]} would make it another experiment; only {', '.join(RESUMABLE)} may change")
     cells = load_config(folder / "config.yaml", changes)
     if len(cells) != 1:
         raise ConfigError("resume continues one run: give one value for each key")

@@ -73,7 +73,7 @@ def test_step_row():
     assert set(row) == KEYS and row["value"] > 0
 
 
-@pytest.mark.parametrize("name", built_in())
+@pytest.mark.parametrize("name", built_in(federated=True))
 def test_the_declared_cost_of_a_step_is_what_torch_counts(name):
     """FLOPs of matrix products and convolutions in one step over FedAvg's. The first layer has no gradient for its input and the head costs
     next to nothing, so thirds are off by a few per cent."""

@@ -10,7 +10,7 @@ from flray.algorithms import built_in
 from flray.config import load_config
 
 HOME = Path(__file__).parents[1] / "configs"
-FILES = sorted(path for path in HOME.rglob("*.yaml") if not path.name.startswith("_"))
+FILES = sorted(path for path in HOME.rglob("*.yaml") if not path.name.startswith("_") and path.parent.name not in ("sweeps", "cluster"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOME)))

@@ -1,1 +1,1 @@
-"""Sweeps: search spaces read from the algorithms' own declarations, Optuna studies, Ray Tune trials. The only home of `ray.tune` and `optuna`."""
+"""Sweeps: search spaces from the algorithms' own declarations, Optuna studies, trials of Ray Tune. The only home of both."""

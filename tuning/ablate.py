@@ -14,6 +14,7 @@ from flray.config import pair, several
 from flray.core.errors import FlrayError, ResourceError
 from flray.engine.cluster import connect
 from flray.engine.prepare import build_data, cpus_needed
+from flray.engine.storage import Storage
 from flray.experiment import Experiment
 from flray.grid import cell_status, labels
 from flray.results import compare
@@ -66,6 +67,9 @@ def run_cells(
     if overwrite:
         for i in left:
             shutil.rmtree(folders[i], ignore_errors=True)
+            storage = Storage.of(cells[i].storage, folders[i])
+            if storage is not None:
+                storage.clear()
     groups: dict[Any, list[int]] = {}
     for i in left:  # cells that ask for other resources, or another algorithm's engine, come after one another
         groups.setdefault(cells[i].resources, []).append(i)

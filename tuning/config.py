@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_jsonable_python
 
 from flray.catalog import METRICS
-from flray.config import pair, read_yaml, scalar, self_contained
+from flray.config import NAMED, pair, read_yaml, scalar, self_contained
 from flray.core.errors import ConfigError, unknown
 from flray.core.validation import one_line
 from flray.experiment import Experiment, Section, ValidationConfig
@@ -187,6 +187,7 @@ class Sweep(Section):
 
 
 KEYS = tuple(info.alias or name for name, info in Sweep.model_fields.items())
+THEIRS = (*Experiment.model_fields, "preset", *(f"{section}s" for section in NAMED))  # what an override may say of the experiment
 
 
 def load_sweep(
@@ -214,12 +215,14 @@ def load_sweep(
         section, _, inner = key.partition(".")
         if key == "experiment":
             raise ConfigError(f"override experiment={show(value)}: write experiment.KEY=value, or another sweep file")
-        if section == "experiment" or section not in KEYS:
-            theirs[inner if section == "experiment" else key] = value
+        if section == "experiment":
+            theirs[inner] = value
+        elif section not in KEYS:
+            if section not in THEIRS:
+                raise unknown("key", section, [*KEYS, *THEIRS], f"override {key}")
+            theirs[key] = value
         else:
             _assign(raw, section, inner, value)
-    if "space.algorithm" in dict(pairs):
-        raw["space"] = narrowed(raw["space"])
     for key in raw:
         if key not in KEYS:
             raise unknown("key", str(key), KEYS, "the sweep; keys of the experiment stand below `experiment`")
@@ -227,6 +230,8 @@ def load_sweep(
     if "extends" in theirs and isinstance(plain, dict):  # as written on the command line: from the working directory
         plain["extends"] = Path.cwd() / str(theirs.pop("extends"))
     values = to_jsonable_python(self_contained(plain, theirs, imports, folder))
+    if "space.algorithm" in dict(pairs):
+        raw["space"] = narrowed(raw["space"])
     with one_line("", Sweep):
         sweep = Sweep(**raw, experiment=values)
     return sweep.model_copy(update={"space": sweep.search_space.dump()})
@@ -249,7 +254,7 @@ def _metric(name: str) -> None:
     """`ConfigError` where `name` is nothing that a run reports round by round, or tuning must not read it."""
     if name.startswith(("test/", "personal/")):
         raise ConfigError(f"objective: tuning never reads the test set, so not {name}; use val/acc")
-    valid = [*CUMULATIVE, *(metric for metric, meaning in METRICS.items() if not meaning.startswith("tasks/:"))]
-    valid = [metric for metric in valid if not metric.startswith(("test/", "personal/"))]
+    hidden = [metric for metric, meaning in METRICS.items() if metric.startswith(("test/", "personal/")) or meaning.startswith("tasks/:")]
+    valid = {*CUMULATIVE, *METRICS} - set(hidden)
     if name not in valid:
         raise unknown("metric", name, valid, "objective")

@@ -66,11 +66,13 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     from matplotlib.ticker import MaxNLocator
 
     from flray.results.figures import plain
+    from tuning.config import CUMULATIVE
     from tuning.trials import best, describe_parameters
 
-    lines = _lines(sweep, frame)
+    names = [name for name in sweep.objectives if name not in CUMULATIVE]
+    lines = _lines(sweep, frame, names)
     if not lines:
-        raise Skip(f"no run folder has a column {' or '.join(sweep.objectives)} in its rounds")
+        raise Skip(f"no run folder has a column {' or '.join(names)} in its rounds" if names else "the objectives are sums over the rounds")
     figure, axes = pyplot.subplots(1, len(lines), figsize=(1.4 + 6.6 * len(lines), 4.6), squeeze=False, layout="constrained")
     for axis, (objective, curves) in zip(axes[0], lines.items(), strict=True):
         chosen, states = best(frame, {objective: sweep.objectives[objective]}, 1), frame["state"]
@@ -94,10 +96,9 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     return titled(figure, sweep, "learning curves of all trials")
 
 
-def _lines(sweep: Opened, frame: pandas.DataFrame) -> dict[str, list[tuple[Any, int, pandas.DataFrame]]]:
+def _lines(sweep: Opened, frame: pandas.DataFrame, names: list[str]) -> dict[str, list[tuple[Any, int, pandas.DataFrame]]]:
     """By objective: the trial's row, the number of its seed, and the rounds that have the objective (columns `done` and it)."""
     from flray.results import Run
-    from tuning.config import CUMULATIVE
 
     found: dict[str, list[tuple[Any, int, pandas.DataFrame]]] = {}
     for index, name in frame["folder"].dropna().items():
@@ -107,7 +108,7 @@ def _lines(sweep: Opened, frame: pandas.DataFrame) -> dict[str, list[tuple[Any, 
                 rounds = Run(run).rounds
             except CheckpointError:  # just being written, or damaged
                 continue
-            for objective in (name for name in sweep.objectives if name not in CUMULATIVE):
+            for objective in names:
                 kept = rounds[["done", objective]].dropna() if objective in rounds else rounds.iloc[:0]
                 if len(kept):
                     found.setdefault(objective, []).append((index, seed, kept))

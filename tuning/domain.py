@@ -30,9 +30,7 @@ class Range(NamedTuple):
     def checked(self, where: str, values: Sequence[Any]) -> Range:
         """The same with its probes as the experiment reads them (`"1e-4"` is a number). Raises `ConfigError` where it is empty."""
         if not all(is_number(v) and math.isfinite(v) for v in values):
-            raise ConfigError(
-                f"space.{where}: {show(self.low)} to {show(self.high)} is no range of numbers; write a list of values"
-            )
+            raise ConfigError(f"space.{where}: {show(self.low)} to {show(self.high)} is no range of numbers; write a list of values")
         low, high = values
         if not low < high:
             raise ConfigError(f"space.{where}: the range from {show(low)} to {show(high)} is empty; write the lower end first")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # a trial is a run folder, which has all that and more
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")  # Ray Tune's own state is not what a resume reads
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints its configuration and its own paths, however quiet it is told to be
+os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # a trial that failed or diverged has no value
 os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
 
 from ray import tune
 from ray.tune import Callback, CheckpointConfig, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
-from ray.tune.schedulers import TrialScheduler
+from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Searcher
 
 from flray.core.errors import ResourceError
@@ -49,15 +49,16 @@ def place(experiment: Experiment, concurrency: int | str) -> Placement:
     client = _bundle(resources.client.num_cpus, resources.client.num_gpus)
     server = _bundle(resources.server.num_cpus, resources.server.num_gpus)
     nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    have = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
     actors = resources.client_actors
     if actors == "auto":
-        most = experiment.cohort.size or (experiment.partition.clients if experiment.cohort.fraction is None else None) or 1_000_000
-        actors = 1
-        while concurrency != "auto" and actors < most and _fit(nodes, [NOTHING, server, *[client] * (actors + 1)]) >= int(concurrency):
+        actors, most, trials = 1, _most_actors(experiment, client, have), 0 if concurrency == "auto" else int(concurrency)
+        while trials and actors < most and _fit(nodes, _bundles(server, client, actors + 1), trials) == trials:
             actors += 1
-    bundles = [NOTHING, server, *[client] * int(actors)]
+    bundles = _bundles(server, client, int(actors))
     fits = _fit(nodes, bundles)
-    have = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
+    if all(bundle == NOTHING for bundle in bundles):
+        fits = min(fits, max(int(have["CPU"]), 1))  # trials that reserve nothing still compute
     cluster = f"the cluster has {have['CPU']:g} CPUs and {have['GPU']:g} GPUs on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
     needs = f"a trial takes a server actor ({_words(server)}) and {actors} client actor{'s' if actors != 1 else ''} ({_words(client)} each)"
     if fits < 1:
@@ -65,6 +66,19 @@ def place(experiment: Experiment, concurrency: int | str) -> Placement:
     at_once = fits if concurrency == "auto" else min(fits, int(concurrency))
     asked = "" if concurrency == "auto" else f"; concurrency: {concurrency}"
     return Placement(PlacementGroupFactory(bundles, strategy="PACK"), at_once, f"{at_once} at a time: {needs}; {cluster}{asked}")
+
+
+def _most_actors(experiment: Experiment, client: dict[str, float], have: dict[str, float]) -> int:
+    """Client actors that a trial can use: one for each client of the cohort."""
+    cohort, population = experiment.cohort, experiment.partition.clients
+    limits = [cohort.count(population)] if population is not None else [cohort.size] if cohort.size is not None else []
+    if client == NOTHING:
+        limits.append(max(int(have["CPU"]), 1))
+    return min(limits, default=10_000)
+
+
+def _bundles(server: dict[str, float], client: dict[str, float], actors: int) -> list[dict[str, float]]:
+    return [NOTHING, server, *[client] * actors]
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
@@ -116,16 +130,16 @@ def drive(
     """
     scratch = (folder / "tune").absolute()
     shutil.rmtree(scratch, ignore_errors=True)
-    limited = None if type(scheduler).__name__ in ("HyperBandScheduler", "PopulationBasedTraining") else placement.at_once
+    halts = isinstance(scheduler, HyperBandScheduler | PopulationBasedTraining)  # trials that it halts count for Ray Tune's limit
     try:
-        with _quiet():
+        with _pending(count if isinstance(scheduler, HyperBandScheduler) else placement.at_once):
             Tuner(
                 tune.with_resources(Trial, placement.group),
                 tune_config=TuneConfig(
                     search_alg=searcher,
                     scheduler=scheduler,
                     num_samples=count,
-                    max_concurrent_trials=limited,
+                    max_concurrent_trials=None if halts else placement.at_once,
                     reuse_actors=True,
                     trial_name_creator=lambda trial: str(trial.config["key"]).replace("/", "-"),
                     trial_dirname_creator=lambda trial: str(trial.config["key"]).replace("/", "-"),
@@ -145,15 +159,15 @@ def drive(
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:
-    """Ray Tune prints its configuration and its paths, which are not those a user should look at."""
-    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+def _pending(count: int) -> Iterator[None]:
+    """How many trials Ray Tune makes before they can start: each costs a placement group, but Hyperband must see its brackets whole."""
+    name = "TUNE_MAX_PENDING_TRIALS_PG"
+    before = os.environ.get(name)
+    os.environ[name] = str(count)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
+        yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

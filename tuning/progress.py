@@ -62,7 +62,7 @@ class Show(Callback):
         word = f"stopped in round {result.get('round')} of {result.get('rounds')}" if stopped else status.partition(":")[0] or "finished"
         values = "  ".join(f"{name} {result[name]:.4g}" for name in self.objectives if name in result)
         name, mode = next(iter(self.objectives.items()), ("", "max"))
-        if name in result and not stopped:
+        if name in result and not stopped and not status.startswith("diverged"):
             rank = result[name] if mode == "max" else -result[name]
             if self._best is None or rank > self._best[0]:
                 self._best = (rank, f"best {name} {result[name]:.4g} (trial {key})")
@@ -72,8 +72,11 @@ class Show(Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.done += 1
-        self.ended.append("failed")
-        self._print(f"{self.label}  trial {trial.config['key']}  failed: its processes were lost too often")
+        self._rounds.pop(trial.config["key"], None)
+        reason = [line for line in str(trial.get_error()).splitlines() if line.strip()][-1].strip()
+        self.ended.append(f"failed: its processes were lost too often, the last time with {reason}")
+        self._print(f"{self.label}  trial {trial.config['key']}  {self.ended[-1]}")
+        self._draw()
 
     def _draw(self) -> None:
         running = ", ".join(f"{key} {at}/{rounds}" for key, (at, rounds) in sorted(self._rounds.items()))

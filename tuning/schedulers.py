@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
+from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.schedulers.async_hyperband import _Bracket
+from ray.tune.schedulers.pbt import _PBTTrialState
 
 from flray.core.errors import CheckpointError
+from flray.engine.recorder import write_text
 from tuning.config import SchedulerConfig, Sweep
 from tuning.search import Studies
 
@@ -22,27 +26,29 @@ RUNGS = "rungs.json"
 def make_scheduler(sweep: Sweep, studies: Studies, folder: Path, rounds: int) -> TrialScheduler:
     """The scheduler that a sweep names, for trials of at most `rounds` rounds."""
     rule = sweep.scheduler
+    options = rule.model_dump()  # complete: those that the scheduler reads are set
     (name, mode), *_ = sweep.objective.items()
     if rule.name == "none":
         return FIFOScheduler()
     if rule.name == "hyperband":
-        return HyperBandScheduler(time_attr="round", metric=name, mode=mode, max_t=rounds, reduction_factor=rule.reduction or 3)
-    assert rule.grace is not None
+        return HyperBandScheduler(time_attr="round", metric=name, mode=mode, max_t=rounds, reduction_factor=options["reduction"])
     if rule.name == "asha":
-        return Asha(folder / RUNGS, [at for at, _ in rungs(rule, rounds)[:-1]], name, mode, rule.reduction or 3)
+        return Asha(folder / RUNGS, [at for at, _ in rungs(rule, rounds)[:-1]], name, mode, options["reduction"])
     if rule.name == "pbt":
-        return _population_based(sweep, rule.grace, name, mode)
+        return _population_based(sweep, studies, options["grace"], name, mode)
     return Pruner(make_pruner(rule), studies)
 
 
 def rungs(rule: SchedulerConfig, rounds: int) -> list[tuple[int, int]]:
     """(round, seeds over which a trial is judged there) of every rung of ASHA, and of the last round."""
-    found, at = [], float(rule.grace or rounds)
-    while rule.name == "asha" and at < rounds:
-        found.append(round(at))
-        at *= rule.reduction or 3
-    seeds = rule.seeds or (1,)
-    return [(at, seeds[min(rung, len(seeds) - 1)]) for rung, at in enumerate([*found, rounds])]
+    if rule.name != "asha":
+        return [(rounds, 1)]
+    options = rule.model_dump()
+    found, at, seeds = [], float(options["grace"]), options["seeds"]
+    while at < rounds:
+        found.append(math.ceil(at - 1e-9))  # 10 * 1.1 is a little more than 11
+        at *= options["reduction"]
+    return [(at, seeds[min(rung, len(seeds) - 1)]) for rung, at in enumerate(dict.fromkeys([*found, rounds]))]
 
 
 class Asha(ASHAScheduler):
@@ -57,22 +63,26 @@ class Asha(ASHAScheduler):
         self._path, self._milestones, self._factor = path, milestones, reduction
         self._groups: dict[str, Any] = {}
         self._number: dict[str, str] = {}  # Ray Tune's id of a trial -> its key in the sweep
-        self._saved, self.stopped = _read_rungs(path, milestones)
+        saved, self.stopped = _read_rungs(path, milestones)
+        for at, values in saved.items():
+            for key, value in values.items():
+                dict(self._group(key)._rungs)[at][key] = value
+
+    def _group(self, key: str) -> Any:
+        """Ray Tune's rungs for the trials that are compared with this one."""
+        name = key.rpartition("/")[0]
+        if name not in self._groups:
+            self._groups[name] = _Bracket(1, 1, self._factor, 0)
+            self._groups[name]._rungs = [(at, {}) for at in reversed(self._milestones)]
+        return self._groups[name]
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         key = trial.config["key"]
         self._number[trial.trial_id] = key
-        group = key.rpartition("/")[0]
-        if group not in self._groups:
-            bracket = _Bracket(1, 1, self._factor, 0)
-            bracket._rungs = [(at, {}) for at in reversed(self._milestones)]
-            for at, recorded in bracket._rungs:
-                recorded.update({k: v for k, v in self._saved.get(at, {}).items() if k.rpartition("/")[0] == group})
-            self._groups[group] = bracket
-        for _, recorded in self._groups[group]._rungs:  # it goes on under another id
+        self._trial_info[trial.trial_id] = self._group(key)
+        for _, recorded in self._group(key)._rungs:  # it goes on under another id
             if key in recorded:
                 recorded[trial.trial_id] = recorded.pop(key)
-        self._trial_info[trial.trial_id] = self._groups[group]
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         decision: str = super().on_trial_result(tune_controller, trial, result)
@@ -94,9 +104,7 @@ class Asha(ASHAScheduler):
             for at, recorded in bracket._rungs:
                 found[at].update({self._number.get(name, name): value for name, value in recorded.items()})
         text = json.dumps({"rungs": [[at, values] for at, values in found.items()], "stopped": sorted(self.stopped)}, indent=1)
-        aside = self._path.with_name(f".{self._path.name}.tmp")
-        aside.write_text(text + "\n")
-        aside.replace(self._path)
+        write_text(self._path, text + "\n")
 
 
 def _read_rungs(path: Path, milestones: list[int]) -> tuple[dict[int, dict[str, float]], set[str]]:
@@ -105,9 +113,10 @@ def _read_rungs(path: Path, milestones: list[int]) -> tuple[dict[int, dict[str, 
         return {}, set()
     try:
         found = json.loads(path.read_text())
-        return {int(at): dict(values) for at, values in found["rungs"] if int(at) in milestones}, set(found["stopped"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); delete it to go on with empty rungs") from error
+        rungs = {int(at): {str(key): float(value) for key, value in dict(values).items()} for at, values in found["rungs"]}
+        return {at: values for at, values in rungs.items() if at in milestones}, set(found["stopped"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); delete it to go on with empty rungs") from error
 
 
 class Pruner(FIFOScheduler):  # type: ignore[misc]
@@ -127,23 +136,39 @@ class Pruner(FIFOScheduler):  # type: ignore[misc]
 
 def make_pruner(rule: SchedulerConfig) -> optuna.pruners.BasePruner:
     """Optuna's pruner of this name; `grace` is its first round."""
-    pruners = optuna.pruners
-    grace = rule.grace or 1
+    options, pruners = rule.model_dump(), optuna.pruners
+    waits = {"n_startup_trials": options["startup"], "n_warmup_steps": options["grace"]}
     kinds: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
-        "median": lambda: pruners.MedianPruner(n_startup_trials=rule.startup or 0, n_warmup_steps=grace - 1),
-        "percentile": lambda: pruners.PercentilePruner(
-            rule.percentile or 25.0, n_startup_trials=rule.startup or 0, n_warmup_steps=grace - 1
+        "median": lambda: pruners.MedianPruner(**waits),
+        "percentile": lambda: pruners.PercentilePruner(options["percentile"], **waits),
+        "successive_halving": lambda: pruners.SuccessiveHalvingPruner(
+            min_resource=options["grace"], reduction_factor=int(options["reduction"])
         ),
-        "successive_halving": lambda: pruners.SuccessiveHalvingPruner(min_resource=grace, reduction_factor=int(rule.reduction or 4)),
     }
     return kinds[rule.name]()
 
 
-def _population_based(sweep: Sweep, interval: int, name: str, mode: str) -> TrialScheduler:
+class Population(PopulationBasedTraining):
     """Population-based training (Jaderberg et al. 2017): every `interval` rounds the worst quarter go on from a copy of one of the best,
-    with changed numbers, which stay inside the space."""
-    from ray import tune
+    with changed numbers, which the study has as the trial's attribute `values`: its parameters are those that it began with."""
 
+    def __init__(self, studies: Studies, **options: Any) -> None:
+        super().__init__(**options)
+        self._studies = studies
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        """Ray Tune's own refuses trials of a searcher, because it would draw the numbers itself; these bring theirs."""
+        self._trial_state[trial] = _PBTTrialState(trial)
+
+    def _get_new_config(self, trial: Trial, trial_to_clone: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The numbers are the other's, the key and the run folder stay the trial's own."""
+        config, changes = super()._get_new_config(trial, trial_to_clone)
+        self._studies.trial(trial.config["key"]).set_user_attr("values", config["values"])
+        return {**trial.config, "values": config["values"]}, changes
+
+
+def _population_based(sweep: Sweep, studies: Studies, interval: int, name: str, mode: str) -> Population:
+    """The scheduler whose numbers stay inside the space."""
     (algorithm,) = sweep.search_space.algorithms
     keys = {p.name: p.key for p in sweep.search_space.parameters[algorithm]}
     numbers = {keys[parameter]: values for parameter, values in sweep.search_space.mutations(algorithm).items()}
@@ -165,12 +190,14 @@ def _population_based(sweep: Sweep, interval: int, name: str, mode: str) -> Tria
                 config["values"][key] = round(value) if isinstance(low, int) and isinstance(high, int) else value
         return config
 
-    return PopulationBasedTraining(
+    return Population(
+        studies,
         time_attr="round",
         metric=name,
         mode=mode,
         perturbation_interval=interval,
         hyperparam_mutations={"values": space},
         custom_explore_fn=inside,
-        synch=False,
+        log_config=False,
+        require_attrs=False,
     )

@@ -1,13 +1,15 @@
 """The trials of a sweep: Optuna studies that are asked and told, and the searcher through which Ray Tune reads them.
 
-A suggestion's randomness is addressed by (seed, study, number of the trial), so a sweep that was killed and resumed suggests what an
+A suggestion's randomness is addressed by (seed, study, trials before it), so a sweep that was killed and resumed suggests what an
 uninterrupted one would have, where trials run one at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,48 +31,75 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def open_storage(url: str | None, folder: Path) -> BaseStorage:
-    """The journal in the folder, or the database at `url`. Raises `CheckpointError` when it cannot be read or written."""
-    try:
+    """The journal in the folder, or the database at `url`. Raises `CheckpointError` when it cannot be used."""
+    with _one_line(url, folder):
         if url is not None:
             return RDBStorage(url)
-        return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        # absolute: Optuna's lock is a link to the journal, and never breaks one of a killed process that leads nowhere
+        return JournalStorage(JournalFileBackend(str((folder / JOURNAL).absolute())))
+
+
+@contextlib.contextmanager
+def _one_line(url: str | None, folder: Path) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # whatever the database's own driver raises
-        raise CheckpointError(f"study: {url or folder / JOURNAL} cannot be opened: {' '.join(str(error).split())}") from error
+        raise CheckpointError(f"study: {url or folder / JOURNAL} cannot be used: {' '.join(str(error).split())}") from error
 
 
-def make_sampler(name: str, seed: int) -> BaseSampler:
-    """Optuna's sampler of this name."""
+def make_sampler(name: str, seed: int, sequence: int) -> BaseSampler:
+    """Optuna's sampler of this name for the next trial. Quasi-random numbers are one `sequence`, which has one seed for all trials.
+
+    gp and qmc draw what only some of the algorithms have at random.
+    """
     samplers = optuna.samplers
-    kinds = {
-        "tpe": samplers.TPESampler,
-        "random": samplers.RandomSampler,
-        "qmc": samplers.QMCSampler,
-        "gp": samplers.GPSampler,
-        "nsga2": samplers.NSGAIISampler,
-        "nsga3": samplers.NSGAIIISampler,
+    kinds: dict[str, Callable[[], BaseSampler]] = {
+        "tpe": lambda: samplers.TPESampler(seed=seed),
+        "random": lambda: samplers.RandomSampler(seed=seed),
+        "qmc": lambda: samplers.QMCSampler(
+            seed=sequence, scramble=True, independent_sampler=samplers.RandomSampler(seed=seed), warn_independent_sampling=False
+        ),
+        "gp": lambda: samplers.GPSampler(seed=seed, warn_independent_sampling=False),
+        "nsga2": lambda: samplers.NSGAIISampler(seed=seed),
+        "nsga3": lambda: samplers.NSGAIIISampler(seed=seed),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return kinds[name](seed=seed)
+        return kinds[name]()
+
+
+def _mend(journal: Path) -> None:
+    """Drop a last line that a lost machine left half written: Optuna would append to it, and then read neither."""
+    text = journal.read_bytes() if journal.exists() else b""
+    if text and not text.endswith(b"\n"):
+        os.truncate(journal, text.rfind(b"\n") + 1)
 
 
 class Studies:
-    """The studies of one sweep: one, or with `budget_per: algorithm` one for each algorithm."""
+    """The studies of one sweep: one, or with `budget_per: algorithm` one for each algorithm.
 
-    def __init__(self, sweep: Sweep, folder: Path) -> None:
+    `new`: they must not be there yet, since a database can hold those of other sweeps. Raises `CheckpointError` when they are, or when
+    the storage cannot be read or written.
+    """
+
+    def __init__(self, sweep: Sweep, folder: Path, *, new: bool = False) -> None:
         self.sweep, self.folder = sweep, folder
+        if sweep.study is None:
+            with _one_line(None, folder):
+                _mend(folder / JOURNAL)
         storage = open_storage(sweep.study, folder)
         groups: list[str | None] = list(sweep.search_space.algorithms) if sweep.budget_per == "algorithm" else [None]
+        names = {group: sweep.name if group is None else f"{sweep.name}/{group}" for group in groups}
         directions = [{"max": "maximize", "min": "minimize"}[way] for way in sweep.objective.values()]
-        self.groups = {
-            group: optuna.create_study(
-                study_name=sweep.name if group is None else f"{sweep.name}/{group}",
-                storage=storage,
-                directions=directions,
-                load_if_exists=True,
-            )
-            for group in groups
-        }
+        with _one_line(sweep.study, folder):
+            there = set(optuna.get_all_study_names(storage)) & set(names.values())
+        if new and there:
+            raise CheckpointError(f"study: {sweep.study} already holds {min(there)}; give this sweep another name, or resume that one")
+        with _one_line(sweep.study, folder):
+            self.groups = {
+                group: optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
+                for group, name in names.items()
+            }
         self._open: dict[str, optuna.Trial] = {}  # trials that this process has given out and not told of yet
         self._reported: dict[str, set[int]] = {}
 
@@ -88,11 +117,12 @@ class Studies:
                 if key in self._open:
                     continue
                 if "folder" not in frozen.user_attrs or not space.contains(frozen.params, group):
-                    study.tell(frozen.number, state=TrialState.FAIL)
                     study._storage.set_trial_user_attr(frozen._trial_id, "status", NEVER)
+                    study.tell(frozen.number, state=TrialState.FAIL)
                     continue
                 self._open[key] = optuna.Trial(study, frozen._trial_id)
-                return key, space.overrides(frozen.params, group), self.folder / frozen.user_attrs["folder"]
+                overrides = space.overrides(frozen.params, group) | frozen.user_attrs.get("values", {})
+                return key, overrides, self.folder / frozen.user_attrs["folder"]
         left = {group: self.sweep.trials - len(self.counted(group)) for group in self.groups}
         group = max(left, key=lambda g: left[g])  # the algorithms take turns
         if left[group] < 1:
@@ -101,9 +131,9 @@ class Studies:
 
     def _ask(self, group: str | None) -> tuple[str, dict[str, Any], Path]:
         study = self.groups[group]
-        number = len(study.get_trials(deepcopy=False))
-        address = ("sweep", study.study_name, *([] if self.sweep.sampler == "qmc" else [number]))  # one sequence has one seed
-        study.sampler = make_sampler(self.sweep.sampler, torch_seed(self.sweep.seed, *address) % 2**32)
+        address = ("sweep", study.study_name)
+        seeds = [torch_seed(self.sweep.seed, *address, *more) % 2**32 for more in ([len(self.counted(group))], [])]
+        study.sampler = make_sampler(self.sweep.sampler, *seeds)
         trial = study.ask()
         overrides = self.sweep.search_space.suggest(trial, group)
         key = self.key(group, trial.number)
@@ -132,19 +162,20 @@ class Studies:
     def tell(self, key: str, result: Mapping[str, Any]) -> None:
         """The end of a trial: complete, pruned (stopped before its last round, or diverged), or failed."""
         trial = self._open.pop(key)
-        facts = {"round": "round", "seeds": "seeds", "client_steps": "spent", "seconds": "seconds", "status": "status"}
-        for name, source in facts.items():
-            if source in result:
-                trial.set_user_attr(name, result[source])
-        study, values = trial.study, [result.get(name) for name in self.sweep.objective]
-        if str(result["status"]).startswith("failed"):
-            study.tell(trial, state=TrialState.FAIL)
+        values: list[Any] = [result.get(name) for name in self.sweep.objective]
+        missing = [name for name, value in zip(self.sweep.objective, values, strict=True) if value is None]
+        status, state = result["status"], TrialState.COMPLETE
+        if status.startswith("failed"):
+            state = TrialState.FAIL
         elif result.get("diverged") or result["round"] < result["rounds"]:
-            study.tell(trial, state=TrialState.PRUNED if len(values) == 1 else TrialState.FAIL)
-        elif any(value is None for value in values):
-            study.tell(trial, state=TrialState.FAIL)
-        else:
-            study.tell(trial, [float(value) for value in values if value is not None])
+            state = TrialState.PRUNED if len(values) == 1 else TrialState.FAIL  # Optuna prunes by one objective only
+            status = "pruned" if status == "running" else status
+        elif missing:
+            status, state = f"failed: its last round has no finite {missing[0]}", TrialState.FAIL
+        facts = {"round": "round", "seeds": "seeds", "client_steps": "spent", "seconds": "seconds"}
+        for name, value in {**{name: result[source] for name, source in facts.items() if source in result}, "status": status}.items():
+            trial.set_user_attr(name, value)
+        trial.study.tell(trial, values if state == TrialState.COMPLETE else None, state=state)
 
     def prune(self, keys: set[str]) -> None:
         """Tell of trials that a scheduler had stopped when the driver was killed before it said so."""
@@ -169,6 +200,7 @@ class StudySearcher(Searcher):
         super().__init__()
         self.studies, self._config, self._stopping = studies, config, stopping
         self._keys: dict[str, str] = {}  # Ray Tune's id of a trial -> its key
+        self._last: dict[str, dict[str, Any]] = {}  # -> its last result
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if self._stopping():
@@ -181,16 +213,18 @@ class StudySearcher(Searcher):
         return self._config(key, overrides, folder)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        if "round" in result:
-            self.studies.report(self._keys[trial_id], result)
+        self._last[trial_id] = result
+        self.studies.report(self._keys[trial_id], result)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         key = self._keys[trial_id]
         if error:
-            self.studies.tell(key, {"status": "failed: its processes were lost too often", "round": 0, "rounds": 1})
-        elif result and "round" in result and (result["done"] or not self._stopping()):
+            self.studies.tell(key, {"status": "failed: its processes were lost too often"})
+            return
+        if result:
             self.on_trial_result(trial_id, result)
-            self.studies.tell(key, result)
+        if trial_id in self._last:  # Hyperband stops trials that are paused: they come without a result
+            self.studies.tell(key, self._last.pop(trial_id))
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the studies are on disk."""

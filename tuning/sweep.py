@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +16,8 @@ from flray.core.errors import CheckpointError, ConfigError, FlrayError
 from flray.engine.cluster import connect
 from flray.engine.prepare import build_data, build_partition, cpus_needed
 from flray.engine.recorder import write_text
+from flray.engine.uri import join
+from flray.experiment import Experiment
 from flray.grid import flatten
 from tuning.ablate import run_cells
 from tuning.config import Sweep, load_sweep
@@ -20,7 +25,7 @@ from tuning.drive import drive, place
 from tuning.progress import Show
 from tuning.report import write_report
 from tuning.schedulers import Asha, make_scheduler, rungs
-from tuning.search import Studies, StudySearcher
+from tuning.search import JOURNAL, Studies, StudySearcher
 from tuning.trainable import Job
 
 CONFIG = "sweep.yaml"
@@ -73,7 +78,7 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CONFIG, sweep.yaml())
     studies = Studies(sweep, folder)
-    _status(folder, "running")
+    _status(folder, f"running on {socket.gethostname()}, process {os.getpid()}")
     try:
         ended = _tune(sweep, folder, studies, placement, progress)
         total = sweep.trials * len(studies.groups)
@@ -102,7 +107,7 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
         return "finished"
 
     def config(key: str, overrides: dict[str, Any], run_folder: Path) -> dict[str, Any]:
-        experiment = sweep.experiment(overrides)
+        experiment = _stored(sweep.experiment(overrides), folder, "trials")
         job = Job.of(key, run_folder, experiment, tuple(sweep.objective), rungs(sweep.scheduler, experiment.rounds))
         numbers = [p.key for p in space.parameters[space.algorithms[0]] if p.name in space.mutations(space.algorithms[0])]
         return job.config({name: overrides[name] for name in numbers} if sweep.scheduler.name == "pbt" else {})
@@ -122,6 +127,13 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
     if failed and len(failed) == len(show.ended):
         raise FlrayError(f"all {len(failed)} trials failed, the last with: {failed[-1].removeprefix('failed: ')}")
     return f"stopped ({budget.why()})" if budget.why() else "interrupted"
+
+
+def _stored(experiment: Experiment, folder: Path, part: str) -> Experiment:
+    """The runs of a sweep have a place of their own in a storage: each sweep has a trial 0003."""
+    if experiment.storage is None:
+        return experiment
+    return experiment.model_copy(update={"storage": join(join(experiment.storage, folder.absolute().name), part)})
 
 
 def _rounds(sweep: Sweep) -> int:
@@ -145,7 +157,7 @@ def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None
         first = tuned.seed + max(sweep.scheduler.seeds or (1,))
         for seed in range(first, first + sweep.final.seeds):
             evaluate = tuned.evaluate.model_copy(update={"validation": None, "every": 0})
-            cells.append(tuned.model_copy(update={"seed": seed, "evaluate": evaluate}))
+            cells.append(_stored(tuned.model_copy(update={"seed": seed, "evaluate": evaluate}), folder, "final"))
             homes.append(folder / "final" / f"{label}-seed{seed}")
     run_cells(cells, homes, sweep.concurrency, progress=progress, label=f"{sweep.name} final")
 
@@ -176,6 +188,7 @@ def _check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
         if not there.exists():
             raise CheckpointError(f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}")
         _same(flatten(yaml.safe_load(there.read_text())), flatten(sweep.dump()), folder)
+        _take_over(folder)
     elif there.exists():
         _same(flatten(yaml.safe_load(there.read_text())), flatten(sweep.dump()), folder)
         raise CheckpointError(f"{folder} already holds this sweep; continue with: flray sweep {folder} --resume, or give another --out")
@@ -185,6 +198,19 @@ def _check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
+
+
+def _take_over(folder: Path) -> None:
+    """Raises `CheckpointError` when the sweep's driver still runs; drops the lock of one that was killed while it wrote."""
+    found = re.fullmatch(r"running on (.*), process (\d+)", (folder / "STATUS").read_text().strip() if (folder / "STATUS").exists() else "")
+    if found is None or found[1] != socket.gethostname() or int(found[2]) == os.getpid():
+        return
+    try:
+        os.kill(int(found[2]), 0)
+    except ProcessLookupError:
+        (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
+    else:
+        raise CheckpointError(f"{folder} is being swept by process {found[2]}; wait for it, or stop it and try again")
 
 
 def _same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:

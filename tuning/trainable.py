@@ -150,8 +150,9 @@ class Trial(tune.Trainable):
 
     def _play(self, index: int) -> Generator[dict[str, Any]]:
         experiment = self.experiment.model_copy(update={"seed": self.experiment.seed + index})
-        begun = self._done(index) > 0
-        return play(experiment, self.folder(index), resume=begun, overwrite=not begun)
+        folder, begun = self.folder(index), self._done(index) > 0
+        # a folder without a checkpoint is this trial's own beginning; a run that only the storage has is somebody's
+        return play(experiment, folder, resume=begun, overwrite=not begun and folder.exists())
 
     def _done(self, index: int) -> int:
         """Rounds in the last checkpoint of a run folder."""

@@ -24,10 +24,12 @@ ALGORITHMS = Registry(
         "fedntd": "flray.algorithms.fedntd:FedNTD",
         "fedrcl": "flray.algorithms.fedrcl:FedRCL",
         "fedet": "flray.algorithms.fedet:FedET",
+        "centralized": "flray.algorithms.centralized:Centralized",
     },
 )
 
 
-def built_in() -> list[str]:
-    """The names of flray's own algorithms, without those that a package or an `--import` added."""
-    return [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).__module__.startswith("flray.")]
+def built_in(federated: bool = False) -> list[str]:
+    """The names of flray's own algorithms, without those that a package or an `--import` added; `federated`: those with clients."""
+    own = [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).__module__.startswith("flray.")]
+    return [name for name in own if not (federated and ALGORITHMS.get(name).centralized)]

@@ -106,7 +106,10 @@ class FedAvg(Algorithm, frozen=True):
         return ctx.objective.value_and_grad(lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), carry.w, carry.b, out=carry.grad)
 
     def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:
-        loss, g = self.gradient(ctx, down, client, carry, batch)
+        return self.descend(ctx, down, carry, *self.gradient(ctx, down, client, carry, batch))
+
+    def descend(self, ctx: Context, down: Any, carry: Any, loss: Tensor, g: Tensor) -> Any:
+        """The step along a gradient `g [P]`, which it consumes."""
         carry.loss.add_(loss)
         carry.w.add_(self.direction(ctx, down, carry, g), alpha=-self.learning_rate(ctx))
         return carry._replace(moments=carry.moments._replace(steps=carry.moments.steps + 1))

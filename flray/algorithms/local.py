@@ -17,30 +17,17 @@ Adam. Cost per step: 1 FedAvg step. Known failure: clients outside a round's coh
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.lasting import Lasting
 from flray.core.algorithm import ClientData, Context, Predictor
 from flray.core.messages import Cohort, Metrics
-from flray.ops.optim import Moments
 
 
-class LocalClient(NamedTuple):
-    """The client's own parameters `w [P]`, statistics `b [Q]` and optimiser; moments that it does not read are `[0]`."""
-
-    w: Tensor
-    b: Tensor
-    moments: Moments
-
-
-class Local(FedAvg, frozen=True):
+class Local(Lasting, frozen=True):
     global_model: ClassVar[bool] = False
-    # no options here: there is no average that they could change
-    weighting: ClassVar[Literal["examples", "uniform"]] = "examples"  # type: ignore[misc]
-    buffers: ClassVar[Literal["average", "keep", "local"]] = "local"  # type: ignore[misc]
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
@@ -57,23 +44,7 @@ class Local(FedAvg, frozen=True):
 
     # client -----------------------------------------------------------------------------------
     def init_client(self, ctx: Context) -> Any:
-        w, b = ctx.objective.initial()
-        none = w[:0].clone()
-        first = torch.zeros_like(w) if self.optimizer == "adam" or self.momentum else none
-        return LocalClient(w, b, Moments(first, torch.zeros_like(w) if self.optimizer == "adam" else none, 0))
-
-    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
-        carry = self.start(ctx, client.w, client.b)
-        for scratch, kept in zip(carry.moments[:2], client.moments[:2], strict=True):
-            scratch[: len(kept)].copy_(kept)
-        return carry._replace(moments=carry.moments._replace(steps=client.moments.steps))
-
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
-        first, second = (scratch[: len(old)].clone() for scratch, old in zip(carry.moments[:2], client.moments[:2], strict=True))
-        return (), LocalClient(carry.w.clone(), carry.b.clone(), Moments(first, second, carry.moments.steps))
-
-    def report(self, ctx: Context, carry: Any) -> Metrics:
-        return {"train/loss": carry.loss / max(ctx.num_steps, 1)}
+        return self.untrained(ctx)
 
     # personalised evaluation ------------------------------------------------------------------
     def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:

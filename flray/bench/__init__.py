@@ -8,8 +8,6 @@ better counts.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,11 +17,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from flray.bench import processes
 from flray.bench.bare import WARM_UP, BarePool, Measured, Workload, measure
-from flray.core.errors import ConfigError, FlrayError, unknown
+from flray.core.errors import ConfigError, unknown
 
 Row = dict[str, Any]
-HOME = Path(__file__).resolve().parents[2]  # the checkout, or the folder of installed packages
 HOPELESS = 3.0  # times the best bare loop
 
 
@@ -38,8 +36,9 @@ TARGETS = {  # name: unit, must, aim
     "FedProj/FedAvg step": ("ratio", 2.2, 2.0),
     "server share of a W1 round": ("share", 0.10, 0.03),
     "startup to the first round": ("s", 15, 8),
+    "sweep / the same runs in a row": ("ratio", 1.15, 1.05),
 }
-NAMES = ("W1", "W2", "W3", "step", "server", "startup")
+NAMES = ("W1", "W2", "W3", "step", "server", "startup", "sweep")
 
 
 def bench(workloads: Sequence[str] = NAMES, rounds: int | None = None, repeats: int = 3, folder: str | Path | None = None) -> list[Row]:
@@ -56,7 +55,9 @@ def bench(workloads: Sequence[str] = NAMES, rounds: int | None = None, repeats: 
     with _folder(folder) as home:
         try:
             if "startup" in workloads:
-                rows.append(startup(home, repeats))
+                rows.append(_row("startup to the first round", *processes.startup(home, repeats)))
+            if "sweep" in workloads:
+                rows.append(_row("sweep / the same runs in a row", *processes.sweep(home, repeats, rounds)))
             if "step" in workloads:
                 rows.append(step(W1, repeats))
             if "W1" in workloads or "server" in workloads:
@@ -154,13 +155,13 @@ def memory(names: tuple[str, str], home: Path) -> Row:
         experiment = workload.experiment(1)
         place = home / f"{name}-partition"
         workload.partition(experiment).save(place, experiment.partition)
-        process = _python(_CHILD, name, str(place), str(home / f"{name}-memory"))
+        process = processes.python(_CHILD, name, str(place), str(home / f"{name}-memory"))
         peak, samples = (0.0, 0.0, 0.0), 0
         while process.poll() is None:
             peak = tuple(map(max, peak, _pss(process.pid)))  # type: ignore[assignment]
             samples += 1
             time.sleep(0.05)
-        _succeeded(process, name)
+        processes.succeeded(process, name)
         peaks.append((*peak, samples))
     less, more = peaks
     parts = f"without mapped files {more[1] - less[1]:+.0f}, driver alone {more[2] - less[2]:+.0f}"
@@ -209,47 +210,7 @@ def step(workload: Workload, repeats: int) -> Row:
     return _row("FedProj/FedAvg step", two["time / fedavg"], detail)
 
 
-def startup(home: Path, repeats: int) -> Row:
-    """From the start of `flray run configs/quickstart.yaml` to its first finished round."""
-    config = HOME / "configs" / "quickstart.yaml"
-    if not config.exists():
-        raise ConfigError(f"bench startup reads {config}: run it from a checkout of flray")
-    code = "from flray.cli import main; main()"
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        process = _python(code, "run", str(config), "rounds=1", "--out", str(home / "startup"), "--overwrite")
-        assert process.stderr is not None
-        seen = []
-        for line in process.stderr:
-            seen.append(line)
-            if "round 1/1" in line:
-                times.append(time.perf_counter() - started)
-                break
-        process.stderr.read()
-        process.wait()
-        if process.returncode or len(times) == 0:
-            raise FlrayError(f"bench startup: the quickstart failed: {seen[-1].strip() if seen else 'no output'}")
-    return _row("startup to the first round", min(times), "quickstart; runs: " + ", ".join(f"{t:.2f}" for t in times) + " s")
-
-
 # help ------------------------------------------------------------------------------------------
-def _python(code: str, *arguments: str) -> subprocess.Popen[str]:
-    """A process that imports this flray and starts a Ray of its own."""
-    home = str(HOME)
-    env = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def _succeeded(process: subprocess.Popen[str], name: str) -> None:
-    assert process.stderr is not None
-    lines = process.stderr.read().strip().splitlines()
-    if process.returncode:
-        raise FlrayError(f"bench {name}: the run failed: {lines[-1] if lines else 'no output'}")
-
-
 @contextmanager
 def _folder(folder: str | Path | None) -> Iterator[Path]:
     if folder is not None:

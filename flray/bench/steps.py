@@ -25,9 +25,9 @@ STEADY = {"fedproj": {"round0": "kl_init"}}
 def compare_steps(names: Sequence[str], workload: Workload, repeats: int) -> list[dict[str, Any]]:
     """One row per algorithm: ms a step (best), time and FLOPs relative to FedAvg (median over interleaved measurements), their ratio.
 
-    One client in this process on one thread; `names` are registered algorithms, `["all"]` every one of flray.
+    One client in this process on one thread; `names` are registered algorithms, `["all"]` every federated one of flray.
     """
-    chosen = built_in() if list(names) == ["all"] else list(names)
+    chosen = built_in(federated=True) if list(names) == ["all"] else list(names)
     kinds = list(dict.fromkeys(["fedavg", *chosen]))
     with one_thread():
         trains = {name: local_training(name, workload) for name in kinds}

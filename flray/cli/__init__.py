@@ -1,4 +1,4 @@
-"""The command line: `flray run | resume | sweep | ablate | list | doctor | replay | figure | compare | bench`."""
+"""The command line: `flray run | pretrain | resume | sweep | ablate | list | doctor | replay | figure | compare | bench`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,29 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (runs.run, runs.resume, sweeps.sweep, sweeps.ablate, look.doctor, look.replay, look.compare, look.figure, look.bench):
+for command in (
+    runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate,
+    look.doctor, look.replay, look.compare, look.figure, look.bench,
+):  # fmt: skip
     app.command()(command)
 app.command("list")(look.list_)
 
 
+INTERRUPTED = "interrupted; finished rounds are saved, continue with: flray resume RUN_FOLDER"
+
+
 def main() -> None:
-    """Entry point: a `FlrayError` is one line and exit code 2; Ctrl-C is 130."""
+    """Entry point: a `FlrayError` is one line and exit code 2; Ctrl-C is 130, SIGTERM (a stopped job) 143."""
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         code = app(standalone_mode=False)  # typer turns Ctrl-C into the code 130
         if code == 130:
-            print("interrupted; finished rounds are saved, continue with: flray resume RUN_FOLDER", file=sys.stderr)
+            print(INTERRUPTED, file=sys.stderr)
         sys.exit(code if isinstance(code, int) else 0)
+    except SystemExit as stopped:
+        if stopped.code == 143:
+            print(INTERRUPTED, file=sys.stderr)
+        raise
     except FlrayError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -47,14 +47,23 @@ def doctor(
     config: Annotated[Path, typer.Argument(help="YAML file")],
     overrides: Overrides = None,
     figure: Annotated[Path | None, typer.Option(help="PNG of the partition")] = None,
+    working_dir: Annotated[Path | None, typer.Option(help="what `ray job submit --working-dir` would upload of this folder")] = None,
+    write_rayignore: Annotated[bool, typer.Option("--write-rayignore", help="write a .rayignore there first, if there is none")] = False,
     imports: Imports = None,
 ) -> None:
-    """Check a configuration before it runs: data, partition, model, memory, disk, actors. Trains nothing."""
+    """Check a configuration before it runs: data, partition, model, memory, disk, actors, the upload of a job. Trains nothing."""
     from flray.config import load_config
-    from flray.doctor import examine
+    from flray.doctor import examine, examine_upload
 
     own_modules()
     cells = load_config(config, overrides or [], imports or [])
+    if write_rayignore:
+        from flray.engine.upload import write_rayignore as write
+
+        working_dir = working_dir or Path()
+        print(f"{working_dir / '.rayignore'}: {'written' if write(working_dir) else 'is there, and stays as it is'}")
+    if working_dir is not None:
+        print_rows(examine_upload(cells[0], working_dir), f"ray job submit --working-dir {working_dir}")
     rows, table = examine(cells[0], figure)
     print_rows(rows, str(config))
     print(table)
@@ -158,7 +167,7 @@ def _expanded(folders: list[str]) -> list[str | Path]:
 
 
 def bench(
-    only: Annotated[str, typer.Option(help="workloads, by comma")] = "W1,W2,W3,step,server,startup",
+    only: Annotated[str, typer.Option(help="workloads, by comma")] = "W1,W2,W3,step,server,startup,sweep",
     algorithms: Annotated[str | None, typer.Option(help="instead: local steps of these (by comma, or all) beside FedAvg's")] = None,
     rounds: Annotated[int | None, typer.Option(help="rounds per measurement")] = None,
     repeats: Annotated[int, typer.Option(help="interleaved repetitions")] = 3,

@@ -1,4 +1,4 @@
-"""Commands that train: `flray run | resume`."""
+"""Commands that train: `flray run | pretrain | resume`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.show import Imports, Overrides, own_modules, print_table, report
+from flray.cli.show import Imports, Overrides, kept, own_modules, print_table, report
 
 
 def run(
@@ -30,13 +30,38 @@ def run(
     if len(cells) > 1:
         from tuning.ablate import run_grid
 
-        print_table(run_grid(cells, out or Path("runs") / cells[0].name, overwrite=overwrite))
+        root = kept(out or Path("runs") / cells[0].name, cells[0].storage)
+        print_table(run_grid(cells, root, overwrite=overwrite))
         return
     from flray.engine.simulation import simulate
 
-    folder = out or default_folder(cells[0])
+    folder = kept(out or default_folder(cells[0]), cells[0].storage)
     simulate(cells[0], folder, overwrite=overwrite, progress=True)
     report(folder)
+
+
+def pretrain(
+    config: Annotated[Path, typer.Argument(help="YAML file")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="run folder")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run that is already in the folder")] = False,
+    imports: Imports = None,
+) -> None:
+    """Train the configuration's model in one place on its whole data set: weights to start from.
+
+    `flray pretrain CONFIG data.source=cifar100 --out runs/pretrained`, then `flray run CONFIG model.weights=runs/pretrained`
+    """
+    own_modules()
+    start_ray_early(config, overrides or [])
+    from flray.engine.simulation import simulate
+    from flray.experiment import default_folder
+    from flray.pretrain import pretraining
+
+    experiment = pretraining(config, overrides or [], imports or [])
+    folder = kept(out or default_folder(experiment), experiment.storage)
+    simulate(experiment, folder, overwrite=overwrite, progress=True)
+    report(folder)
+    print(f"         flray run {config} model.weights={folder}   (for other classes: model.weights_head=fresh)")
 
 
 def resume(

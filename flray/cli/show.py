@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,16 @@ def own_modules() -> None:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
+
+
+def kept(folder: Path, storage: str | None) -> Path:
+    """The folder of results; warns where Ray deletes it with the copy of the working directory that it made for a job."""
+    if storage is None and "working_dir_files" in folder.absolute().parts:
+        warnings.warn(
+            f"{folder} lies in Ray's copy of the job's working directory, and is deleted with it; give --out on shared disk, or storage=URI",
+            stacklevel=2,
+        )
+    return folder
 
 
 def import_modules(modules: list[str] | None) -> None:

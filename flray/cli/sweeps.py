@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.show import Imports, own_modules, print_table
+from flray.cli.show import Imports, kept, own_modules, print_table
 
 
 def sweep(
@@ -38,7 +38,7 @@ def sweep(
         _report(config)
         return
     found = load_sweep(config, overrides or [], imports or [])
-    folder = out or default_folder(found)
+    folder = kept(out or default_folder(found), None)
     run_sweep(found, folder)
     _report(folder)
 
@@ -57,7 +57,9 @@ def ablate(
 ) -> None:
     """Vary some keys, side by side on the cluster: mean, interval, and paired tests against the reference cell.
 
-    `flray ablate configs/fedproj/cifar10_dir03.yaml algorithm.projection_rate=0,0.25,0.5,0.75,1 seed=0..4`. The same command goes on where it stopped.
+    `flray ablate configs/fedproj/cifar10_dir03.yaml algorithm.projection_rate=0,0.25,0.5,0.75,1 seed=0..4`
+
+    The same command goes on where it stopped.
     """
     own_modules()
     from flray.config import load_config
@@ -69,7 +71,7 @@ def ablate(
         raise ConfigError("ablate: give a key several values, e.g. algorithm.lr=0.01,0.1 seed=0..4; one experiment is flray run")
     if concurrency != "auto" and not concurrency.isdigit():
         raise ConfigError(f"--concurrency {concurrency}: auto or a number")
-    root = out or Path("runs") / f"{cells[0].name}-ablation"
+    root = kept(out or Path("runs") / f"{cells[0].name}-ablation", cells[0].storage)
     frame = run_grid(cells, root, concurrency if concurrency == "auto" else int(concurrency), overwrite=overwrite)
     swept = axes(overrides or [])
     frame.to_parquet(root / "ablation.parquet")
@@ -106,6 +108,8 @@ def _report(folder: Path) -> None:
         console.print(render(runs, "the best again: fresh seeds, all training data, test set"))
         console.print(render(over, caption(over) if "reference" in over.attrs else "over seeds"))
     print((folder / "STATUS").read_text().strip())
-    figures = sorted(path.name for path in folder.glob("figures/*.png"))
-    print(f"results: {folder}/sweep.parquet, final.csv, figures/ ({', '.join(figures)})")
-    print(f"         optuna-dashboard {folder}/study.journal" if (folder / "study.journal").exists() else "")
+    figures = sorted(path.stem for path in folder.glob("figures/*.png"))
+    tables = ", ".join(name for name in ("sweep.parquet", "final.csv") if (folder / name).exists())
+    print(f"results: {folder}: {tables}, figures/ ({', '.join(figures)})")
+    if (folder / "study.journal").exists():
+        print(f"         optuna-dashboard {folder}/study.journal")

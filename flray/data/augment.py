@@ -19,9 +19,9 @@ class Drawn(NamedTuple):
     flip: Tensor | None
     centre: Tensor | None
 
-    def part(self, start: int, stop: int, device: torch.device) -> Drawn:
-        """Rows start..stop, on the device."""
-        return Drawn(*(None if t is None else t[start:stop].to(device) for t in self))
+    def part(self, places: slice | np.ndarray, device: torch.device) -> Drawn:
+        """These rows, on the device."""
+        return Drawn(*(None if t is None else t[places].to(device) for t in self))
 
 
 def draw(augment: Augment, rng: np.random.Generator, n: int, size: Sequence[int]) -> Drawn:

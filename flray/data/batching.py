@@ -71,7 +71,8 @@ class Batches:
     Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`, or as they are when `rng` is None.
     The last batch of an epoch may be short and is kept; `steps` ends it all earlier, within an epoch if need be.
     Augmentation draws from `rng("augment", e)`, for the whole epoch at once: results do not depend on the chunk
-    size. `x` and `y` may be read-only memory maps, or tensors already on the device (then nothing is copied from
+    size. With `rows=(first, last)` only those rows of every batch are cut, where it has them (it may have none): what one of
+    several workers computes. `x` and `y` may be read-only memory maps, or tensors already on the device (then nothing is copied from
     the host).
     """
 
@@ -85,6 +86,7 @@ class Batches:
         epochs: int,
         rng: Rng | None,
         steps: int | None = None,
+        rows: tuple[int, int] | None = None,
         normalizer: Normalizer,
         augment: Augment | None = None,
         device: torch.device | str | None = None,
@@ -95,7 +97,7 @@ class Batches:
         if self.augment is not None and rng is None:
             raise ValueError("augmentation needs a generator; pass rng, or augment=None")
         self.x, self.y, self.indices, self.rng, self.normalizer = x, y, indices, rng, normalizer
-        self.batch_size, self.epochs = batch_size, epochs
+        self.batch_size, self.epochs, self.rows = batch_size, epochs, rows
         whole = -(-len(indices) // batch_size) * epochs
         self._steps = whole if steps is None else min(steps, whole)
         # the normalizer already stands on a device: a second opinion could only disagree
@@ -128,20 +130,32 @@ class Batches:
             if self.augment is not None and self.rng is not None:
                 drawn = draw(self.augment, self.rng("augment", epoch), n, self.x.shape[1:3])
             for start in range(0, n, chunk):
-                rows = order[start : start + chunk]
+                places, sizes = self._places(start, min(start + chunk, n))
+                rows = order[places]
                 x, y = _gather(self.x, rows), _gather(self.y, rows)
                 if drawn is not None and self.augment is not None:
-                    part = drawn.part(start, start + len(rows), self.device)
+                    part = drawn.part(places, self.device)
                     # crop and flip move raw pixels; on the device, after the small uint8 transfer
                     x = apply_crop_flip(x.to(self.device), self.augment, part)
                     x = apply_cutout(self.normalizer(x), self.augment, part)
                 else:
                     x = self.normalizer(x)
                 y = y.to(self.device)
-                if len(rows) <= size:
+                if len(sizes) == 1:
                     yield Batch(x, y)
                 else:
-                    yield from map(Batch, torch.split(x, size), torch.split(y, size))
+                    yield from map(Batch, torch.split(x, sizes), torch.split(y, sizes))
+
+    def _places(self, start: int, stop: int) -> tuple[slice | Array, list[int]]:
+        """Which of the epoch's samples `start..stop` are cut, and how many of them each batch has; `start` is where a batch begins."""
+        size = self.batch_size
+        whole = [min(size, stop - low) for low in range(start, stop, size)]
+        if self.rows is None:
+            return slice(start, stop), whole
+        first, last = self.rows
+        places = np.arange(start, stop)
+        at = (places - start) % size
+        return places[(at >= first) & (at < last)], [max(min(last, count) - first, 0) for count in whole]
 
 
 def _gather(data: Array | Tensor, rows: Array) -> Tensor:

@@ -42,8 +42,8 @@ class Recipe(NamedTuple):
         return found
 
 
-def _prepare(threads: int) -> str:
-    """Fix threads and determinism; returns the device this actor computes on."""
+def prepare(threads: int) -> str:
+    """Fix threads and determinism; returns the device this process computes on."""
     import ray
     import torch
 
@@ -56,6 +56,10 @@ def _prepare(threads: int) -> str:
     return "cpu"
 
 
+class FreshActorError(Exception):
+    """Work for a client actor that Ray has started again and that nobody has set up since."""
+
+
 class ClientActor:
     """Trains runs of the cohort. Holds data, model and algorithm; nothing about a client."""
 
@@ -66,34 +70,36 @@ class ClientActor:
     def setup(self, recipe: Recipe, key: str, threads: int) -> int:
         """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns the process id."""
         if key != self._key:
-            self._bench = Workbench(recipe.read(), _prepare(threads), recipe.held)
+            self._bench = Workbench(recipe.read(), prepare(threads), recipe.held)
             self._key = key
         return os.getpid()
 
+    @property
+    def bench(self) -> Workbench:
+        if self._bench is None:
+            raise FreshActorError
+        return self._bench
+
     def train(self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None) -> tuple[Delivery, list[dict[str, Any]]]:
-        assert self._bench is not None
-        return self._bench.train_run(job, exchange, down, states)
+        return self.bench.train_run(job, exchange, down, states)
 
     def evaluate(self, state: Any, moment: Moment, first: int, last: int) -> tuple[None, np.ndarray]:
         """Test batches `first..last-1` of a state that came as NumPy arrays."""
         from flray.core.messages import to_torch
 
-        assert self._bench is not None
-        ctx = self._bench.server_context(moment)
-        return None, self._bench.evaluate(to_torch(state, self._bench.objective.device), ctx, first, last)
+        ctx = self.bench.server_context(moment)
+        return None, self.bench.evaluate(to_torch(state, self.bench.objective.device), ctx, first, last)
 
     def personal(
         self, job: Assignment, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int]
     ) -> tuple[None, list[dict[str, Any]]]:
-        assert self._bench is not None
-        return None, self._bench.personal(job, down, states, finetune_epochs)
+        return None, self.bench.personal(job, down, states, finetune_epochs)
 
     def peak_gpu_memory(self, job: Assignment) -> tuple[int, int]:
         """(bytes that training the job's client took, bytes of the GPU); needs a GPU."""
         import torch
 
-        assert self._bench is not None
-        bench = self._bench
+        bench = self.bench
         free, total = torch.cuda.mem_get_info()
         ctx = bench.context(0, 0, 0, job.population, job.cohort_size, job.total_examples)
         state = bench.algorithm.init_server(ctx, *bench.objective.initial())
@@ -111,7 +117,7 @@ class ServerActor:
         self._server: Server | None = None
 
     def setup(self, recipe: Recipe, folder: str, threads: int) -> dict[str, Any]:
-        self._server = Server(recipe.read(), Path(folder), _prepare(threads), held=recipe.held)
+        self._server = Server(recipe.read(), Path(folder), prepare(threads), held=recipe.held)
         return self._server.facts()
 
     @property
@@ -150,3 +156,9 @@ class ServerActor:
 
     def save_model(self) -> str:
         return self.server.save_model()
+
+    def probe_storage(self) -> None:
+        self.server.probe_storage()
+
+    def push(self) -> str | None:
+        return self.server.push()

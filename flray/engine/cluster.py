@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import socket
+import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from flray.core.errors import ResourceError
 
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a private cluster on this machine; never left to what the machine happens to hold
+# always explicit: Ray's own default depends on what the machine happens to hold. A private cluster on this machine needs none,
+# and a job of a cluster with a token has `token` in its environment
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs its workers at nice 15 otherwise
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the round loop raises a client's error once, as one message
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits on a GPU
 
 import ray
 
+ANSWER_S = 5.0  # how long a cluster's head may take to accept a connection
+
 
 def connect(address: str | None, num_cpus: int) -> None:
-    """Join the cluster at `address`, or start one here with `num_cpus`; nothing to do when this process is connected."""
+    """Join the cluster at `address`, or start one here with `num_cpus`; nothing to do when this process is connected.
+
+    `address` is HOST:PORT, `auto` (the cluster of this job, or of the last `ray start` here) or None (`RAY_ADDRESS`, else a
+    new one). A cluster that is joined keeps its own resources. Raises `ResourceError` in one line, within seconds.
+    """
     with _lock:
         _connect(address, num_cpus)
 
@@ -30,22 +42,72 @@ def _connect(address: str | None, num_cpus: int) -> None:
         else:
             return
     address = address or os.environ.get("RAY_ADDRESS")
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
-        try:
-            ray.init(address=address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ResourceError(
-                f"address={address}: no Ray cluster answers ({str(error).splitlines()[0]}); "
-                "start one with `ray start --head`, or leave address out"
-            ) from error
+        _join(address)
         return
-    ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
+    _init("a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False)
     _ours["cpus"] = num_cpus
 
 
 _lock = threading.Lock()  # the early start and the run's own call
 _ours = {"cpus": 0}  # CPUs of the cluster that this process started; 0: it started none
+
+
+def _join(address: str) -> None:
+    where = f"address={address}"
+    if "://" in address:
+        raise ResourceError(
+            f"{where}: a run's driver is a process of the cluster; give the head's HOST:PORT (6379 if `ray start --head` was not told "
+            "otherwise), or send the run there: ray job submit --address http://HEAD:8265 -- flray run ..."
+        )
+    from ray._common.network_utils import parse_address
+    from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+    from ray._raylet import GcsClient
+    from ray.exceptions import AuthenticationError, RpcError
+
+    try:  # Ray itself tries for minutes, and then does not say what was wrong
+        found = canonicalize_bootstrap_address_or_die(address)
+        host, port = parse_address(found) or ("", "0")
+        socket.create_connection((host, int(port)), ANSWER_S).close()
+        ensure_token_if_auth_enabled(create_token_if_missing=False)  # without a token, the next line would abort the process
+        GcsClient(address=found)
+    except AuthenticationError as error:
+        raise _refused(where, error) from error
+    except (OSError, ValueError, RpcError) as error:
+        raise ResourceError(
+            f"{where}: no Ray cluster answers ({_line(error)}); start one with `ray start --head`, or leave address out"
+        ) from error
+    _init(where, address=found)
+
+
+def _init(where: str, **options: Any) -> None:
+    from ray.exceptions import AuthenticationError
+
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except AuthenticationError as error:
+        raise _refused(where, error) from error
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        hint = "; install the cluster's versions" if "Version mismatch" in str(error) else ""
+        raise ResourceError(f"{where}: cannot connect to Ray ({_line(error)}){hint}") from error
+
+
+def _refused(where: str, error: Exception) -> ResourceError:
+    mode = os.environ["RAY_AUTH_MODE"]
+    if mode.lower() != "token":
+        return ResourceError(
+            f"{where}: the cluster asks for a token, and RAY_AUTH_MODE is {mode}; run with RAY_AUTH_MODE=token "
+            "(and the token in RAY_AUTH_TOKEN, in the file RAY_AUTH_TOKEN_PATH or in ~/.ray/auth_token)"
+        )
+    return ResourceError(
+        f"{where}: {_line(error).partition('. ')[0]}; put the token of the cluster's nodes into RAY_AUTH_TOKEN, into the file "
+        "RAY_AUTH_TOKEN_PATH or into ~/.ray/auth_token"
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def close() -> None:
@@ -79,7 +141,19 @@ class Background:
         threading.Thread(target=body, daemon=True, name="flray-ray").start()
 
     def join(self) -> None:
-        """Wait for the work; raises its error."""
+        """Wait for the work; raises its error. From then on SIGTERM ends this process as Ctrl-C does: what is done is saved."""
         self._done.wait()
         if self._error is not None:
             raise self._error
+        exit_on_sigterm()
+
+
+def exit_on_sigterm() -> None:
+    """`SystemExit` where a stopped Ray job or a SLURM job out of time gets SIGTERM; call it after `connect`.
+
+    `ray.init` in another thread than the main one leaves SIGTERM to a handler that ends the process on the spot. A handler of
+    the user's own is set again.
+    """
+    if threading.current_thread() is threading.main_thread():
+        own = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, (lambda number, _: sys.exit(128 + number)) if own in (signal.SIG_DFL, None) else own)

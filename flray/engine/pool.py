@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from ray.exceptions import (
     ActorUnavailableError,
-    GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
     OutOfMemoryError,
@@ -25,7 +24,9 @@ from flray.experiment import Experiment
 
 LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, ObjectLostError, WorkerCrashedError)
 ATTEMPTS = 4  # per piece of work
-PATIENCE_S = 120.0  # how long an actor may take to come back
+PATIENCE_S = 300.0  # how long a run waits when it has no client actor at all
+TOGETHER_S = 30.0  # how long the first client actors wait for the others; who comes later joins in
+POLL_S = 0.2  # between two calls to the actors that are away: Ray refuses calls while an actor restarts
 SERVER_BUNDLE = 1  # of a trial's placement group: bundle 0 is its driver's, those behind the server's one client actor's each
 
 Piece = Callable[[Any], Sequence[Any]]  # actor -> (payload ref, report ref)
@@ -41,20 +42,15 @@ class Pool:
     current: Pool | None = None
 
     def __init__(self, actors: int, client: dict[str, float], server: dict[str, float]) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
-
         from flray.engine.actors import ClientActor, ServerActor
 
         self.shape = (actors, client, server, _cluster_id())
-        group = ray.util.get_current_placement_group()
-        if group is None:
-            here: Any = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)  # near the run folder
-            places: list[Any] = ["SPREAD" if len(ray.nodes()) > 1 else "DEFAULT"] * actors
-        else:  # a trial of a sweep
-            here, *places = (PlacementGroupSchedulingStrategy(group, SERVER_BUNDLE + i) for i in range(1 + actors))
+        here, *others = places(actors)
         remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
         self.server = ray.remote(scheduling_strategy=here, **server)(ServerActor).remote()
-        self.clients = [remote_client.options(scheduling_strategy=place).remote() for place in places]
+        self.clients = [remote_client.options(scheduling_strategy=place).remote() for place in others]  # those that are set up
+        self._away: dict[Any, Any] = {}  # the others -> their setup call, None: to be called again
+        self._asked = self._seen = 0.0  # when they were, and when there was a client actor
         self.retries = 0
         self._setup: tuple[Any, ...] = ()
 
@@ -63,13 +59,19 @@ class Pool:
         """The present pool if it has this shape and lives, else a new one."""
         if cls.current is not None and cls.current.shape == (actors, client, server, _cluster_id()):
             return cls.current
-        if cls.current is not None and cls.current.shape[-1] == _cluster_id():
-            cls.current.kill()
+        cls.release()
         cls.current = Pool(actors, client, server)
         return cls.current
 
+    @classmethod
+    def release(cls) -> None:
+        """Let the present pool go: its actors hold CPUs that others need."""
+        if cls.current is not None and cls.current.shape[-1] == _cluster_id():
+            cls.current.kill()
+        cls.current = None
+
     def kill(self) -> None:
-        for actor in (self.server, *self.clients):
+        for actor in (self.server, *self.clients, *self._away):
             ray.kill(actor)
         if Pool.current is self:
             Pool.current = None
@@ -83,15 +85,12 @@ class Pool:
         shared = ray.put(Recipe.of(experiment, None if held is None else np.array(held)))
         self._setup = (shared, key, client_threads)
         self.retries = 0
-        pending = [actor.setup.remote(*self._setup) for actor in self.clients]
+        self._away, self.clients, self._asked = dict.fromkeys((*self.clients, *self._away)), [], 0.0
+        self._returned()
         facts = self.call("setup", shared, folder, server_threads)
-        for actor, ref in zip(list(self.clients), pending, strict=True):
-            try:
-                ray.get(ref)
-            except LOST:
-                self._revive(actor)
-            except RayTaskError as error:
-                raise cause(error) from None
+        started = self._seen = time.monotonic()
+        while self._away and not (self.clients and time.monotonic() - started > TOGETHER_S):
+            self._rest()
         return facts  # type: ignore[no-any-return]
 
     # the server -------------------------------------------------------------------------------
@@ -120,6 +119,8 @@ class Pool:
         A piece whose actor died is repeated, on whichever actor is free: the bits are the same. An application error
         ends it: raises the client's own error. Raises `ResourceError` when a piece failed `ATTEMPTS` times.
         """
+        from flray.engine.actors import FreshActorError
+
         todo = deque(range(len(work)))
         attempts = [0] * len(work)
         results: list[tuple[Any, Any] | None] = [None] * len(work)
@@ -130,49 +131,88 @@ class Pool:
                 piece, actor = todo.popleft(), free.popleft()
                 payload, report = work[piece](actor)
                 running[report] = (piece, payload, actor)
-            (ready,), _ = ray.wait(list(running), num_returns=1)
-            piece, payload, actor = running.pop(ready)
-            try:
-                results[piece] = (payload, ray.get(ready))
-                free.append(actor)
-            except LOST as error:
-                if isinstance(error, RayTaskError):  # not this actor died, but the one that its input came from
-                    raise error if isinstance(error, ObjectLostError) else _server_lost(error) from error
-                attempts[piece] += 1
-                self.retries += 1
-                if attempts[piece] >= ATTEMPTS:
-                    raise ResourceError(
-                        f"a client actor died {ATTEMPTS} times at the same work ({type(error).__name__}: {str(error).splitlines()[0]}); "
-                        "if memory ran out, lower resources.client_actors or algorithm.batch_size, then run: flray resume"
-                    ) from error
-                todo.appendleft(piece)
-                if self._revive(actor, wait=not running and not free):
+            if self._away:
+                free.extend(self._rest(list(running)))
+            if not running:
+                continue
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=0 if self._away else None)
+            for report in ready:
+                piece, payload, actor = running.pop(report)
+                try:
+                    results[piece] = (payload, ray.get(report))
                     free.append(actor)
-                elif not running and not free:
-                    raise ResourceError(
-                        "no client actor is left and none came back; check the cluster with `ray status`, then run: flray resume"
-                    ) from error
-            except RayTaskError as error:
-                for ref in running:
-                    ray.cancel(ref, force=False)
-                raise cause(error) from None
+                except (*LOST, RayTaskError) as error:
+                    if isinstance(error, RayTaskError) and not isinstance(cause(error), FreshActorError):
+                        if isinstance(error, LOST):  # not this actor died, but the one that its input came from
+                            raise error if isinstance(error, ObjectLostError) else _server_lost(error) from error
+                        for ref in running:
+                            ray.cancel(ref, force=False)
+                        raise cause(error) from None
+                    attempts[piece] += 1
+                    self.retries += 1
+                    if attempts[piece] >= ATTEMPTS:
+                        raise ResourceError(
+                            f"a client actor died {ATTEMPTS} times at the same work ({_first_line(error)}); "
+                            "if memory ran out, lower resources.client_actors or algorithm.batch_size, then run: flray resume"
+                        ) from error
+                    todo.appendleft(piece)
+                    self.clients.remove(actor)
+                    self._away[actor], self._seen = None, time.monotonic()
         return results  # type: ignore[return-value]
 
-    def _revive(self, actor: Any, wait: bool = True) -> bool:
-        """Wait until Ray has restarted an actor and set it up; an actor that does not come back is left out (False)."""
-        deadline = time.monotonic() + (PATIENCE_S if wait else PATIENCE_S / 4)
-        while time.monotonic() < deadline:
-            try:
-                ray.get(actor.setup.remote(*self._setup), timeout=max(deadline - time.monotonic(), 0.1))
-                return True
-            except GetTimeoutError:
-                break
-            except LOST:
-                time.sleep(0.2)  # Ray refuses calls while the actor restarts
-            except RayTaskError as error:
-                raise cause(error) from None
-        self.clients = [a for a in self.clients if a is not actor]
-        return False
+    def _rest(self, running: Sequence[Any] = ()) -> list[Any]:
+        """Wait until work or a setup has ended, at most `POLL_S`; the actors that came back.
+
+        Raises `ResourceError` when there has been no client actor for `PATIENCE_S`.
+        """
+        waiting = [*running, *(call for call in self._away.values() if call is not None)]
+        if waiting:
+            ray.wait(waiting, num_returns=1, timeout=POLL_S)
+        else:
+            time.sleep(POLL_S)
+        back = self._returned()
+        if self.clients:
+            self._seen = time.monotonic()
+        elif time.monotonic() - self._seen > PATIENCE_S:
+            raise ResourceError(
+                f"no client actor for {PATIENCE_S:.0f} s: other work holds the CPUs or GPUs (see `ray status`), or they die as they start; "
+                "then run: flray resume"
+            )
+        return back
+
+    def _returned(self) -> list[Any]:
+        """Actors that Ray has started (again) and that are set up since the last call; asks the others, and waits for none.
+
+        An actor whose node is gone comes back where there is room; where there is none it stays away, and the others do its work.
+        """
+        back, ask = [], time.monotonic() - self._asked > POLL_S
+        for actor, call in list(self._away.items()):
+            if call is None and ask:
+                self._away[actor] = actor.setup.remote(*self._setup)
+                self._asked = time.monotonic()
+            elif call is not None and ray.wait([call], timeout=0)[0]:
+                self._away[actor] = None
+                try:
+                    ray.get(call)
+                except LOST:
+                    continue
+                except RayTaskError as error:
+                    raise cause(error) from None
+                del self._away[actor]
+                self.clients.append(actor)
+                back.append(actor)
+        return back
+
+
+def places(actors: int) -> list[Any]:
+    """Scheduling strategies: the server's, then one for each client actor; in a trial of a sweep, its bundles."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+    group = ray.util.get_current_placement_group()
+    if group is not None:
+        return [PlacementGroupSchedulingStrategy(group, SERVER_BUNDLE + i) for i in range(1 + actors)]
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)  # near the run folder
+    return [here, *["SPREAD" if len(ray.nodes()) > 1 else "DEFAULT"] * actors]
 
 
 def reserved() -> int | None:
@@ -182,7 +222,11 @@ def reserved() -> int | None:
 
 
 def _server_lost(error: Exception) -> ServerLostError:
-    return ServerLostError(f"the server actor died ({type(error).__name__}: {str(error).strip().splitlines()[0]})")
+    return ServerLostError(f"the server actor died ({_first_line(error)})")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _cluster_id() -> str:

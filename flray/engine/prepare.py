@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,30 +78,42 @@ def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarra
 
 
 def how_many(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:
-    """Client actors of this run. Raises `ResourceError` when the cluster cannot hold them."""
-    have = ray.cluster_resources()
-    cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
+    """Client actors of this run. Raises `ResourceError` when the cluster cannot hold them; an actor lies on one node."""
+    nodes = [(n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in ray.nodes() if n["Alive"]]
+    cpus, gpus = (sum(column) for column in zip(*nodes, strict=True))
     for who, need in (("client", client), ("server", server)):
         if need["num_gpus"] > gpus:
             raise ResourceError(
                 f"resources.{who}.num_gpus: {need['num_gpus']:g} asked for, but the cluster has {gpus:g}; "
                 f"set it to {gpus:g} or use another machine"
             )
-    limits = [
-        (have - taken) // need
-        for have, taken, need in ((cpus, server["num_cpus"], client["num_cpus"]), (gpus, server["num_gpus"], client["num_gpus"]))
-        if need > 0
-    ]
-    most = int(min(limits)) if limits else int(max(cpus, 1))
+    most = max((_held(rest, client) for rest in _beside(nodes, server)), default=0)
     if most < 1:
+        largest = "" if len(nodes) == 1 else f" on {len(nodes)} nodes (the largest: {max(nodes)[0]:g} CPUs, {max(nodes)[1]:g} GPUs)"
         raise ResourceError(
-            f"no client actor fits: each needs {client}, the server {server}, and the cluster has {cpus:g} CPUs and {gpus:g} GPUs"
+            f"no client actor fits: each needs {client}, the server {server}, and the cluster has {cpus:g} CPUs and {gpus:g} GPUs{largest}"
         )
     if wanted == "auto":
         return min(most, cohort_size)
     if int(wanted) > most:
         raise ResourceError(f"resources.client_actors: {wanted} of {client} do not fit {cpus:g} CPUs and {gpus:g} GPUs; at most {most}")
     return min(int(wanted), cohort_size)
+
+
+def _held(nodes: list[tuple[float, float]], need: dict[str, float]) -> int:
+    """How many actors of a kind the nodes' (CPUs, GPUs) hold; one a CPU where it asks for nothing."""
+    wanted = (need["num_cpus"], need["num_gpus"])
+    if not any(wanted):
+        return max(int(sum(cpus for cpus, _ in nodes)), 1)
+    return sum(int(min(have // each for have, each in zip(node, wanted, strict=True) if each > 0)) for node in nodes)
+
+
+def _beside(nodes: list[tuple[float, float]], server: dict[str, float]) -> Iterator[list[tuple[float, float]]]:
+    """What is left of the nodes' (CPUs, GPUs), for every node that can hold the server."""
+    for i, (cpus, gpus) in enumerate(nodes):
+        left = (cpus - server["num_cpus"], gpus - server["num_gpus"])
+        if min(left) >= 0:
+            yield [*nodes[:i], left, *nodes[i + 1 :]]
 
 
 def cpus_needed(experiment: Experiment) -> int:

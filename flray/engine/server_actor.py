@@ -15,6 +15,7 @@ from flray.core.errors import CheckpointError
 from flray.core.messages import Cohort, as_tensors, flatten, is_message, map_tensors, nbytes, rebuild, tensors, to_numpy, to_torch
 from flray.engine import checkpoint
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
+from flray.engine.storage import SERVER, STATE, Storage
 from flray.engine.workbench import Delivery, Moment, Workbench
 from flray.experiment import Experiment
 from flray.ops.average import combine, scale, stack
@@ -45,6 +46,7 @@ class Server:
         """
         self.bench = Workbench(experiment, device, held)
         self.folder = folder
+        self.storage = Storage.of(experiment.storage, folder) if scratch is None else None
         self.store: ClientStore = FileStore(folder / "client_state", scratch) if experiment.resources.store == "files" else MemoryStore()
         self.algorithm = experiment.algorithm
         ctx = self._context(Moment(0, 0, 0, False, 0, 0, 0))
@@ -157,8 +159,10 @@ class Server:
     def load(self, at_most: int | None = None, task_end: bool = True) -> tuple[int, int, int] | None:
         """Restore the newest good checkpoint: (task, next round, rounds done); None when there is none.
 
-        `task_end=False` passes over those from after a task's last exchange.
+        `task_end=False` passes over those from after a task's last exchange. Where this node has none, they come from the storage.
         """
+        if self.storage is not None and not checkpoint.checkpoints(self.folder):
+            self.storage.pull(STATE)
         saved = checkpoint.latest(self.folder, at_most, task_end)
         if saved is None:
             return None
@@ -182,3 +186,12 @@ class Server:
             save_file({name: tensor.cpu() for name, tensor in named.items()}, aside)
             aside.rename(path)
         return str(path)
+
+    def probe_storage(self) -> None:
+        """Raises `CheckpointError` when this node cannot write to the storage."""
+        if self.storage is not None:
+            self.storage.probe()
+
+    def push(self) -> str | None:
+        """Upload checkpoints, client states and the model, as far as they changed; what hindered that, in one line."""
+        return None if self.storage is None else self.storage.push(SERVER)

@@ -20,7 +20,7 @@ from flray.engine import cohort as cohorts
 from flray.engine.cluster import Background, connect
 from flray.engine.evaluate import evaluate_global, evaluate_personal, personal_epochs, spread
 from flray.engine.launch import launch
-from flray.engine.pool import ObjectLostError, Piece, ServerLostError
+from flray.engine.pool import ObjectLostError, Piece, Pool, ServerLostError
 from flray.engine.prepare import build_data, build_partition, check_folder, cpus_needed, create_folder, partition_hash, status_of
 from flray.engine.progress import Progress
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
@@ -29,6 +29,7 @@ from flray.engine.storage import Storage
 from flray.engine.summary import collapsed, summarise
 from flray.engine.workbench import Assignment, Moment, in_folder
 from flray.experiment import Experiment, algorithm_name
+from flray.models.weights import weights_fingerprint
 from flray.results.read import Run
 
 TASKS = 1  # task sequences build on this loop
@@ -76,8 +77,11 @@ def play(
         create_folder(folder)
         if storage is not None:
             storage.clear()
+    kind = Simulation
+    if experiment.algorithm.centralized:
+        from flray.engine.centralized import Centralized as kind
     try:
-        run = Simulation(experiment, folder, data, partition, storage)
+        run = kind(experiment, folder, data, partition, storage)
         if resume:
             run.check_fingerprints()
         starting.join()
@@ -114,6 +118,7 @@ class Simulation:
             "data": self.dataset.fingerprint,
             "partition": partition_hash(folder),
             "proxy": proxy.fingerprint if proxy else None,
+            "weights": weights_fingerprint(experiment.model.start.get("weights")),
         }
         self.recorder: Recorder | None = None
         self._ahead: tuple[Moment, Any, Any] | None = None
@@ -135,7 +140,7 @@ class Simulation:
         label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
         told = 0
         for attempt in range(RESTARTS + 1):
-            self.pool, self.facts, self.experiment = launch(self.experiment, self.folder, self.partition, self.fingerprints)
+            self.pool, self.facts, self.experiment = self._launch()
             if attempt == 0 and self.storage is not None:
                 self.pool.call("probe_storage")  # its node may lack what this one has
             position = self._restore(resume or attempt > 0)
@@ -166,6 +171,10 @@ class Simulation:
                 except BaseException as error:
                     self._fail(error)
                     raise
+
+    def _launch(self) -> tuple[Pool, dict[str, Any], Experiment]:
+        """(actors set up, facts about them, the experiment with what decides its bits written out)."""
+        return launch(self.experiment, self.folder, self.partition, self.fingerprints)
 
     def _restore(self, wanted: bool) -> tuple[int, int, int]:
         """(task, next round, rounds done), from the last good checkpoint when there is one; the recorder follows."""
@@ -249,16 +258,19 @@ class Simulation:
     def _round(self, task: int, round: int, done: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         started = time.perf_counter()
         clients = cohorts.sample(self.experiment.cohort, self.experiment.seed, task, round, self.population)
-        row: dict[str, Any] = {"done": done, "task": task, "round": round + 1, **self._untested(), "train/loss": None}
-        row.update({"cohort_size": len(clients), "comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "proxy_examples": 0.0})
-        row["time/server_s"] = 0.0
+        row = self._blank(task, round, done, len(clients))
         client_rows = self._exchanges(task, round, False, clients, row)
-        every = self.experiment.evaluate.every
-        if (every and (round + 1) % every == 0) or round + 1 == self.experiment.rounds:
+        if self.experiment.evaluate.due(round, self.experiment.rounds):
             self._test(self._moment(task, round, len(clients)), row)
         row["time/client_s"] = float(sum(c["time/client_s"] for c in client_rows))
         row["time/round_s"] = time.perf_counter() - started
         return row, client_rows
+
+    def _blank(self, task: int, round: int, done: int, cohort_size: int) -> dict[str, Any]:
+        """A round's row before anything is known."""
+        row: dict[str, Any] = {"done": done, "task": task, "round": round + 1, **self._untested(), "train/loss": None}
+        row.update({"cohort_size": cohort_size, "comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "proxy_examples": 0.0})
+        return {**row, "time/server_s": 0.0}
 
     def _untested(self) -> dict[str, None]:
         return {f"{self.experiment.evaluate.split}/{name}": None for name in ("acc", "loss")}

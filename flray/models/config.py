@@ -2,14 +2,16 @@
 
 A model's options are the parameters of its class (or function) besides those that the data give (`FROM_DATA`): names, types,
 bounds and defaults are read from that signature and stand nowhere else. The same holds for a network of the user's own,
-named by import path (`my_module:MyNet`) or added with `MODELS.add("mine", MyNet)`.
+named by import path (`my_module:MyNet`) or added with `MODELS.add("mine", MyNet)`. Every model that has no option of that name takes
+`weights`, a file to start from, and `weights_head`: whether its head comes from there too (`load`) or stays as initialised (`fresh`).
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
@@ -21,6 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from flray.core.errors import ConfigError, unknown
 from flray.core.hp import Hyperparameter, hyperparameters
+from flray.models.weights import Head, load_weights
 from flray.registry import Registry, load
 
 MODELS = Registry(
@@ -39,10 +42,11 @@ MODELS = Registry(
 
 TOKENS = {"num_tokens": "size", "pad_token": "pad", "separator_token": "separator"}  # argument of a model of text -> of the vocabulary
 FROM_DATA = ("input_shape", "num_classes", *TOKENS)
+START = ("weights", "weights_head")
 
 
 class ModelConfig(BaseModel, frozen=True, extra="allow"):
-    """A model's `name` (registered, or `module:Name`) and its own options, all written out with their defaults."""
+    """A model's `name` (registered, or `module:Name`) and its own options, all written out with their defaults; its starting weights."""
 
     name: str
 
@@ -53,6 +57,8 @@ class ModelConfig(BaseModel, frozen=True, extra="allow"):
         if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
             return data  # pydantic's own message says what is wrong
         given = {key: value for key, value in data.items() if key != "name"}
+        start = _start(data["name"], given)
+        given = {key: value for key, value in given.items() if key not in start}
         options = _check(data["name"], given)
         plain = {"name": data["name"]}
         for key in (*type(options).model_fields, *(options.model_extra or {})):
@@ -61,12 +67,18 @@ class ModelConfig(BaseModel, frozen=True, extra="allow"):
             except PydanticSerializationError as error:
                 if key in given:
                     raise ConfigError(f"model {data['name']!r}, option {key!r}: not a plain value ({error})") from error
-        return plain
+        return {**plain, **_checked_start(start)}
 
     @property
     def options(self) -> dict[str, Any]:
         """The model's own options."""
-        return dict(self.model_extra or {})
+        extra = self.model_extra or {}
+        return {key: value for key, value in extra.items() if key not in _start(self.name, extra)}
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """`weights`, `weights_head`; empty where it starts from random ones."""
+        return _start(self.name, self.model_extra or {})
 
 
 def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
@@ -95,12 +107,34 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
         last = next(reversed(module._modules.values()), None)
         if last is not None and next(last.parameters(), None) is not None:
             object.__setattr__(module, "head", last)  # an alias: registering it would give its parameters a second name
+    if config.start:
+        load_weights(module, config.start["weights"], config.start["weights_head"])
     return module
 
 
 def model_options(name: str) -> list[Hyperparameter]:
     """The options that model `name` declares, as `flray list models` prints them."""
     return hyperparameters(_declared(name))
+
+
+def _start(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the given options that say where to start from; a network's own option of that name is its own."""
+    own = inspect.signature(_target(name)).parameters if any(key in given for key in START) else {}
+    return {key: given[key] for key in START if key in given and key not in own}
+
+
+def _checked_start(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Both options as plain values, or none."""
+    weights, head = given.get("weights"), given.get("weights_head")
+    if weights is None:
+        if head is not None:
+            raise ConfigError("model.weights_head says what becomes of the head of model.weights, which is not given; leave it out")
+        return {}
+    if not isinstance(weights, str | Path):
+        raise ConfigError(f"model.weights: {weights!r} is no path; give a .safetensors file or a run folder")
+    if head not in (None, *get_args(Head)):
+        raise unknown("value", str(head), get_args(Head), "model.weights_head")
+    return {"weights": str(weights), "weights_head": head or "load"}
 
 
 def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, inspect.Parameter]) -> dict[str, int]:
@@ -163,7 +197,7 @@ def _check(name: str, given: Mapping[str, Any]) -> BaseModel:
         if key not in declared.model_fields and declared.model_config["extra"] == "forbid":
             if not declared.model_fields:
                 raise ConfigError(f"unknown option {key!r} in model {name!r}, which has no options")
-            raise unknown("option", str(key), declared.model_fields, f"model {name!r}")
+            raise unknown("option", str(key), (*declared.model_fields, *START), f"model {name!r}")
     try:
         return declared(**given)
     except ValidationError as error:

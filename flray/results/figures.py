@@ -117,7 +117,8 @@ def ablation(frame: pandas.DataFrame, axis: str | None = None, out: str | Path =
         else:
             plot.errorbar(x, mean, [mean - low, high - mean], fmt=marker, color=colour, capsize=4, label=name)
         for place in x:
-            plot.scatter(np.full(len(points[place]), place), points[place], s=10, color=colour, alpha=0.5, linewidth=0, zorder=3)
+            beside = place + (0 if numbers else 0.04)
+            plot.scatter(np.full(len(points[place]), beside), points[place], s=10, color=colour, alpha=0.5, linewidth=0, zorder=3)
     if numbers:
         _scale(plot, [value for value in places if value > 0], min(places))
     else:

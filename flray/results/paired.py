@@ -57,8 +57,8 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
 
 
 def caption(table: pandas.DataFrame) -> str:
-    """What `paired`'s table compares with."""
-    return f"Against {table.attrs['reference']}, on the same seeds"
+    """What `paired`'s table compares with, and what its p are."""
+    return f"Against {table.attrs['reference']}, on the same seeds; p of the paired t-test and of Wilcoxon's, corrected by Holm"
 
 
 def difference(values: np.ndarray) -> dict[str, float]:
@@ -105,7 +105,7 @@ def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, referen
 def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict[str, Any]:
     """Keys of the table and the values they must have."""
     if isinstance(reference, str):
-        folder = frame[frame["folder"] == str(Path(reference))]
+        folder = frame[frame["folder"].isin([str(Path(reference)), reference.rstrip("/")])]
         if len(folder):
             return folder.iloc[0][keys_of(frame)].to_dict()
         if "=" not in reference:
@@ -129,7 +129,8 @@ def key_named(frame: pandas.DataFrame, name: str) -> str:
 def describe(setting: Mapping[str, Any]) -> str:
     """`fedsol, rho=0.5`: the algorithm and what else makes a setting, where it has a value."""
     parts = [(key, value) for key, value in setting.items() if key not in ("name", "algorithm") and not missing(value)]
-    return ", ".join([str(setting["algorithm"]), *(f"{key.rpartition('.')[2]}={value}" for key, value in parts)])
+    values = [(key.rpartition(".")[2], f"{value:.6g}" if isinstance(value, float) else value) for key, value in parts]
+    return ", ".join([str(setting["algorithm"]), *(f"{name}={value}" for name, value in values)])
 
 
 def missing(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,8 @@ _SHARES = ("test/acc", "test/acc_best", "test/acc_mean10")
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high")  # of the metric that a table is about
 _HEADS = {
     "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent", "time/s": "time",
-    "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "difference", "diff_low": "diff. from", "diff_high": "diff. to",
-    "holm_t": "p (t, Holm)", "holm_wilcoxon": "p (Wilcoxon, Holm)",
+    "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "diff.", "diff_low": "95 % from", "diff_high": "to",
+    "holm_t": "p (t)", "holm_wilcoxon": "p (W)",
 }  # fmt: skip
 
 
@@ -254,7 +255,9 @@ def _shown(frame: pandas.DataFrame) -> list[str]:
 
 def _cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     columns, metric = _shown(frame), frame.attrs.get("metric", "test/acc")
-    heads = [_HEADS.get(name, name) for name in (metric if column == "mean" else column for column in columns)]
+    last = Counter(column.rpartition(".")[2] for column in columns)
+    short = {column: name for column in columns if last[name := column.rpartition(".")[2]] == 1}  # `rho` for `algorithm.rho`
+    heads = [_HEADS.get(name, short.get(name, name)) for name in (metric if column == "mean" else column for column in columns)]
     units = [metric if column in _STATISTICS else column for column in columns]
     rows = []
     for row in frame[columns].itertuples(index=False):

@@ -104,6 +104,18 @@ def test_bits_do_not_depend_on_the_chunk(monkeypatch):
         assert all(torch.equal(p, q) for p, q in zip(got, want, strict=True))
 
 
+@pytest.mark.parametrize("chunk", [1, 512])
+def test_rows_of_every_batch_are_what_one_of_several_workers_cuts(monkeypatch, chunk):
+    """Rows 0-2, 3-7 and 8-8 of batches of 8: together the batches; the last batch has 2 samples, the third worker none of any."""
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    augment = Augment(crop_padding=2, flip=True, cutout=4)
+    whole = list(batches(augment=augment))
+    shares = [list(batches(augment=augment, rows=rows)) for rows in ((0, 3), (3, 8), (8, 9))]
+    assert [[len(b.y) for b in share] for share in shares] == [[3, 3, 3, 3, 3, 3, 2] * 2, [5, 5, 5, 5, 5, 5, 0] * 2, [0] * 14]
+    for parts in zip(whole, *shares, strict=True):
+        assert all(torch.equal(getattr(parts[0], field), torch.cat([getattr(b, field) for b in parts[1:]])) for field in ("x", "y"))
+
+
 def test_epochs_differ_and_sources_stay():
     before = X.copy()
     made = list(batches(augment=Augment(crop_padding=2, cutout=4)))

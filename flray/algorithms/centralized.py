@@ -1,0 +1,42 @@
+"""Centralized training (no federation): SGD on the clients' samples in one place, the upper bound of comparison tables.
+
+A round is `local_epochs` epochs over the union of the clients' samples: what the partition gives them, each sample once, so without a
+`proxy` holdout and without the validation split. Each batch is one step of one optimiser, which goes on from round to round.
+
+| paper | field | default | others |
+|---|---|---|---|
+| eta | `lr`, `lr_decay` per round | 0.01, none | - |
+| epochs | rounds x `local_epochs` | 5 a round | - |
+| B | `batch_size` | 50 | - |
+| - | `optimizer`, `momentum`, `weight_decay`: one optimiser for the whole run | sgd, 0.9, 0 | - |
+| - | `shards`: parts of a batch whose gradients workers compute side by side | 4 | 1: the plain loop |
+
+Runs as a Ray Train `TorchTrainer` of `resources.client_actors` workers (auto: what fits, at most `shards`), each with `resources.client`
+(a whole GPU where it asks for a share of one). A batch is cut into `shards` parts of ceil(B / shards) samples, whoever computes them;
+their mean, weighted by samples, follows one fixed binary tree. So the bits are the same for any number of workers, and those of a plain
+loop with `shards: 1`, which one worker computes. Batch norm sees one part at a time, as in any data-parallel training, and its
+statistics are the parts' weighted mean; a worker that computes several parts does so one after the other.
+`cohort` is not read; `evaluate.finetune_epochs` tests the model on the clients' own test shares, as for every algorithm.
+Down: 0 numbers. Up: 0. State: P for momentum, 2 P for Adam. Cost per step: 1 FedAvg step, on samples of all clients.
+Known failures: a large batch of many small parts starves batch norm and GPUs alike; steps in which 1 ms is computed gain nothing from
+workers, since each step waits for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from flray.algorithms.lasting import Lasting
+from flray.core.algorithm import Context
+from flray.core.hp import hp
+
+
+class Centralized(Lasting, frozen=True):
+    centralized: ClassVar[bool] = True
+    buffers: ClassVar[Literal["average", "keep", "local"]] = "average"  # type: ignore[misc]
+    shards: int = hp(4, ge=1, doc="parts of a batch, computed side by side by up to so many workers; the bits depend on it")
+
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        return self.untrained(ctx)

@@ -1,0 +1,49 @@
+"""One optimiser for a whole run: what `local` (on every client) and `centralized` (on all data) share."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flray.algorithms.fedavg import FedAvg
+from flray.core.algorithm import Context
+from flray.core.messages import Metrics
+from flray.ops.optim import Moments
+
+
+class Trained(NamedTuple):
+    """A model that goes on where it stopped: parameters `w [P]`, statistics `b [Q]`, optimiser; moments that it does not read are `[0]`."""
+
+    w: Tensor
+    b: Tensor
+    moments: Moments
+
+
+class Lasting(FedAvg, frozen=True):
+    """FedAvg's local steps on a `Trained` model, which is the client state."""
+
+    # no options here: there is no average that they could change
+    weighting: ClassVar[Literal["examples", "uniform"]] = "examples"  # type: ignore[misc]
+    buffers: ClassVar[Literal["average", "keep", "local"]] = "local"  # type: ignore[misc]
+
+    def untrained(self, ctx: Context) -> Trained:
+        """The initial parameters and an optimiser that took no step."""
+        w, b = ctx.objective.initial()
+        none = w[:0].clone()
+        first = torch.zeros_like(w) if self.optimizer == "adam" or self.momentum else none
+        return Trained(w, b, Moments(first, torch.zeros_like(w) if self.optimizer == "adam" else none, 0))
+
+    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
+        carry = self.start(ctx, client.w, client.b)
+        for scratch, kept in zip(carry.moments[:2], client.moments[:2], strict=True):
+            scratch[: len(kept)].copy_(kept)
+        return carry._replace(moments=carry.moments._replace(steps=client.moments.steps))
+
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+        first, second = (scratch[: len(old)].clone() for scratch, old in zip(carry.moments[:2], client.moments[:2], strict=True))
+        return (), Trained(carry.w.clone(), carry.b.clone(), Moments(first, second, carry.moments.steps))
+
+    def report(self, ctx: Context, carry: Any) -> Metrics:
+        return {"train/loss": carry.loss / max(ctx.num_steps, 1)}

@@ -1,0 +1,80 @@
+"""A run on all data in one place: the rounds of `simulation.py`, each of them computed by the workers of a trainer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from flray.core.errors import ConfigError, NonFiniteError
+from flray.engine.actors import Recipe
+from flray.engine.cluster import cores, ray
+from flray.engine.evaluate import personal_epochs
+from flray.engine.launch import launch
+from flray.engine.pool import Pool, reserved
+from flray.engine.prepare import how_many
+from flray.engine.progress import Progress
+from flray.engine.simulation import Simulation
+from flray.engine.trainers import Trainers
+from flray.experiment import Experiment
+
+
+class Centralized(Simulation):
+    """One run of an algorithm that is `centralized`."""
+
+    trainers: Trainers | None = None
+
+    def go(self, progress: bool, resume: bool) -> Iterator[dict[str, Any]]:
+        try:
+            yield from super().go(progress, resume)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        if self.trainers is not None:
+            self.trainers.kill()
+            self.trainers = None
+
+    def _launch(self) -> tuple[Pool, dict[str, Any], Experiment]:
+        """The conductor, ready; the workers start with the first round."""
+        self._end()
+        if self.experiment.on_nonfinite == "skip":
+            raise ConfigError("on_nonfinite: skip leaves a client out, and centralized training has none; set stop or fail")
+        resources = self.experiment.resources
+        server = {"num_cpus": resources.server.num_cpus, "num_gpus": 0.0}
+        workers, share = _workers(self.experiment, server)
+        threads = max(1, int(resources.client.num_cpus))
+        self.trainers = Trainers(workers, share, server)
+        held = None if self.partition.held is None else np.array(self.partition.held)
+        recipe = Recipe.of(self.experiment, held)
+        self.trainers.prepare(recipe, np.unique(self.partition.indices), self.population, threads)
+        facts = self.trainers.call("setup", recipe, str(self.folder.absolute()), cores())
+        facts.update(client_actors=workers, client_resources=share, server_resources=server, client_threads=threads)
+        return self.trainers, facts, self.experiment
+
+    def _round(self, task: int, round: int, done: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        assert self.trainers is not None
+        row = self._blank(task, round, done, self.population)
+        row.update(self.trainers.round(task, round, round + 1 == self.experiment.rounds))
+        if row["diverged"] and self.experiment.on_nonfinite == "fail":
+            raise NonFiniteError(f"round {round + 1}: the parameters are not finite; lower algorithm.lr, or set on_nonfinite: stop")
+        return row, []
+
+    def _task_end(self, task: int, rounds: int, done: int, show: Progress) -> bool:
+        if personal_epochs(self.experiment):  # clients fine-tune: they need their actors, in the workers' place
+            self._end()
+            self.pool, _, _ = launch(self.experiment, self.folder, self.partition, self.fingerprints)
+            self.pool.call("load")
+        return super()._task_end(task, rounds, done, show)
+
+
+def _workers(experiment: Experiment, server: dict[str, float]) -> tuple[int, dict[str, float]]:
+    """(workers, what each gets): at most one for each part of a batch. Raises `ResourceError` when the cluster cannot hold them."""
+    wanted, share = experiment.resources.client_actors, experiment.resources.client
+    gpus = float(ray.cluster_resources().get("GPU", 0.0) > 0) if share.num_gpus == "auto" else share.num_gpus
+    if reserved() is not None:  # a trial of a sweep has a bundle for one worker
+        return 1, {"num_cpus": share.num_cpus, "num_gpus": gpus}
+    needs = {"num_cpus": share.num_cpus, "num_gpus": float(math.ceil(gpus))}  # workers that exchange gradients cannot share a GPU
+    return how_many(wanted, needs, server, experiment.algorithm.shards), needs

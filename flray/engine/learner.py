@@ -1,0 +1,159 @@
+"""Training on all data in one place: one worker's parts of every batch. Knows no Ray, only how to gather tensors.
+
+A batch is cut into `shards` parts of ceil(B / shards) samples, a worker computes a contiguous run of them, and their mean follows the
+fixed tree of `ops/average.py`: every worker ends with the same bits, which do not depend on how many workers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.core import seeding
+from flray.core.algorithm import Context
+from flray.core.messages import Batch, Metrics
+from flray.data import Batches
+from flray.data.cache import Array
+from flray.engine.workbench import Workbench
+from flray.ops.average import Node, TreeSum, combine
+
+Gather = Callable[[Tensor], list[Tensor]]  # every worker's tensor, all of one shape, in order of rank; valid until the next call
+
+
+class Slope(NamedTuple):
+    """What a part of a batch gives: gradient `g [P]`, statistics `b [Q]` after its forward pass, mean loss `[1]`."""
+
+    g: Tensor
+    b: Tensor
+    loss: Tensor
+
+
+class Learner:
+    """Worker `rank` of `world`. All workers call the same methods with the same arguments, and get the same results."""
+
+    def __init__(
+        self, bench: Workbench, indices: Array, population: int, rank: int = 0, world: int = 1, gather: Gather | None = None
+    ) -> None:
+        """`indices`: the training samples, in an order that all workers share; `gather` is needed where `world > 1`."""
+        self.bench, self.algorithm, self.indices, self.population = bench, bench.algorithm, indices, population
+        self.rank, self.world, self._gather = rank, world, gather
+        self.batch_size, self.epochs = self.algorithm.local_batches
+        self.part = -(-self.batch_size // self.algorithm.shards)  # samples of a part; a short batch has fewer parts
+        objective = bench.objective
+        self._sizes = [objective.layout.size, objective.buffer_layout.size, 1]  # of a Slope's fields
+        self._sent = torch.zeros(0)
+        self._spare: list[Slope] = []
+        self._plans: dict[int, list[list[Node]]] = {}
+
+    def context(self, task: int, round: int, num_steps: int = -1) -> Context:
+        where = (task, round, 0, self.population, self.population, len(self.indices))
+        return self.bench.context(*where, num_steps=num_steps, num_examples=len(self.indices))
+
+    # training -----------------------------------------------------------------------------------
+    def round(self, state: Any, task: int, round: int) -> tuple[Any, Metrics, int]:
+        """(state after a round, metrics, gradient steps)."""
+        batches = self._batches(task, round)
+        ctx = self.context(task, round, len(batches))
+        carry = self.algorithm.begin(ctx, None, state)
+        for step, batch in enumerate(batches):
+            left = len(self.indices) - step % (len(batches) // self.epochs) * self.batch_size
+            mean = self._mean(ctx, state, carry, batch, step, min(self.batch_size, left))
+            carry.b.copy_(mean.b)
+            carry = self.algorithm.descend(ctx, None, carry, mean.loss[0], mean.g)
+            if self.world == 1:
+                self._spare.append(mean)
+        _, state = self.algorithm.end(ctx, None, state, carry)
+        return state, self.algorithm.report(ctx, carry), len(batches)
+
+    def _batches(self, task: int, round: int) -> Batches:
+        data, mine = self.bench.dataset, self._mine(self.rank)
+        address = (self.bench.experiment.seed, task, round, 0, -1)  # a client's, with the number that no client has
+        return Batches(
+            data.train.x,
+            data.train.y,
+            self.indices,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            rows=None if self.world == 1 else (mine.start * self.part, mine.stop * self.part),
+            rng=lambda purpose, epoch: seeding.rng(*address, purpose, epoch),
+            normalizer=self.bench.normalizer,
+            augment=data.augment,
+        )
+
+    def _mine(self, rank: int) -> range:
+        """The parts that a worker computes."""
+        return range(self.algorithm.shards * rank // self.world, self.algorithm.shards * (rank + 1) // self.world)
+
+    def _size(self, part: int, count: int) -> int:
+        """Samples of a part of a batch of `count`."""
+        return max(min(self.part, count - part * self.part), 0)
+
+    def _mean(self, ctx: Context, state: Any, carry: Any, batch: Batch, step: int, count: int) -> Slope:
+        """The mean over a batch of `count` samples, of which `batch` has this worker's; the caller may overwrite it."""
+        own = self._sums(ctx, state, carry, batch, step, count)
+        return combine(own if self.world == 1 else self._exchange(own, count))  # type: ignore[no-any-return]
+
+    def _sums(self, ctx: Context, state: Any, carry: Any, batch: Batch, step: int, count: int) -> list[Node]:
+        """This worker's parts, reduced to whole subtrees; the parameters stay as they are."""
+        tree, first, b = TreeSum(self._spare), 0, ctx.objective.scratch("part's statistics", carry.b)
+        for part in self._mine(self.rank):
+            size = self._size(part, count)
+            if size:
+                self.bench.seed_modules(replace(ctx, exchange=step, client=part))  # what a module draws: dropout
+                some = Batch(batch.x[first : first + size], batch.y[first : first + size])
+                loss, g = self.algorithm.gradient(ctx, None, state, carry._replace(b=b.copy_(carry.b)), some)
+                tree.add(part, Slope(g, b, loss.reshape(1)), size / count)
+            else:
+                tree.add(part, None, 0.0)
+            first += size
+        return tree.nodes
+
+    def _exchange(self, own: list[Node], count: int) -> list[Node]:
+        """The subtrees of all workers, in order of position."""
+        assert self._gather is not None
+        plan = self._plan(count)
+        shape = (max(map(len, plan)), sum(self._sizes))
+        if self._sent.shape != shape:
+            self._sent = torch.zeros(shape, device=self.bench.objective.device)
+        for row, node in zip(self._sent, own, strict=False):
+            if node.value is not None:
+                torch.cat(node.value, out=row)
+                self._spare.append(node.value)
+        everyone = self._gather(self._sent)
+        return [
+            node if node.value is None else node._replace(value=Slope(*row.split(self._sizes)))
+            for nodes, rows in zip(plan, everyone, strict=True)
+            for node, row in zip(nodes, rows, strict=False)
+        ]
+
+    def _plan(self, count: int) -> list[list[Node]]:
+        """The subtrees that each worker sends for a batch of `count`, numbers in the values' place; None: no samples."""
+        if count not in self._plans:
+            trees = [TreeSum() for _ in range(self.world)]
+            for rank, tree in enumerate(trees):
+                for part in self._mine(rank):
+                    size = self._size(part, count)
+                    tree.add(part, 1.0 if size else None, size / count)
+            self._plans[count] = [tree.nodes for tree in trees]
+        return self._plans[count]
+
+    # testing ------------------------------------------------------------------------------------
+    def test(self, state: Any, task: int, round: int) -> tuple[float, float]:
+        """(accuracy, loss) on the test set or the validation split; batches are summed in order, whoever computed them."""
+        batches = self.bench.test_batches
+        cuts = [batches * rank // self.world for rank in range(self.world + 1)]
+        first, last = cuts[self.rank : self.rank + 2]
+        rows = self.bench.evaluate(state, self.context(task, round), first, last)
+        if self.world > 1:
+            assert self._gather is not None
+            sent = torch.zeros((-(-batches // self.world), 3), dtype=torch.float64, device=self.bench.objective.device)
+            sent[: len(rows)] = torch.from_numpy(rows)
+            everyone = self._gather(sent)
+            rows = np.concatenate([theirs.cpu().numpy()[: b - a] for theirs, a, b in zip(everyone, cuts, cuts[1:], strict=False)])
+        loss, right, samples = rows.sum(axis=0)
+        return float(right / samples), float(loss / samples)

@@ -1,0 +1,68 @@
+"""Runs that lie in a storage: bring one here to go on with it, or only what its results need."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from flray.core.errors import CheckpointError, nearest
+from flray.data.cache import cache_root
+from flray.engine.storage import DRIVER, SERVER, Storage, files
+from flray.engine.uri import join, open_uri, reason, split
+
+READ = ("config.yaml", "environment.json", "STATUS", "rounds", "clients", "tasks", "personal", "model.safetensors")
+
+
+def download(uri: str, root: str | Path = "runs") -> Path:
+    """The run `uri` as `ROOT/RUNNAME`, whole or not at all; a run folder that is already there is left as it is.
+
+    Raises `CheckpointError` when there is no such run, or the folder is something else.
+    """
+    base, name = split(uri)
+    folder = Path(root) / name
+    if (folder / "config.yaml").exists():  # that it is this run, and not behind it, is checked before the run goes on
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"{folder} exists and is not a run folder; give another --out")
+    aside = folder.with_name(f".{name}.{os.getpid()}")
+    try:
+        _existing(base, name, aside).pull((*DRIVER, *SERVER, "STATUS"))
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def fetch(uri: str) -> Path:
+    """A folder in flray's cache with the run's tables and its model, brought up to date. Raises `CheckpointError`."""
+    base, name = split(uri)
+    folder = cache_root() / "runs" / hashlib.blake2b(uri.encode(), digest_size=8).hexdigest() / name
+    there = _existing(base, name, folder).pull(READ)
+    for kind in READ:
+        for file, _ in list(files(folder, kind)):
+            if file not in there:
+                (folder / file).unlink(missing_ok=True)
+    return folder
+
+
+def _existing(base: str, name: str, folder: Path) -> Storage:
+    storage = Storage(base, name, folder)
+    if "config.yaml" not in storage.names():
+        raise CheckpointError(f"{storage.uri} is no run: it has no config.yaml{nearest(name, storage.names(storage.root))}")
+    return storage
+
+
+def runs_at(uri: str) -> list[str]:
+    """The run at this URI, or the runs right below it. Raises `CheckpointError` when it cannot be read."""
+    from pyarrow.fs import FileSelector
+
+    fs, path = open_uri(uri)
+    try:
+        found = fs.get_file_info(FileSelector(path, allow_not_found=True))
+    except Exception as error:  # every file system has errors of its own
+        raise CheckpointError(f"{uri} cannot be read: {reason(error)}") from error
+    if any(info.base_name == "config.yaml" for info in found):
+        return [uri]
+    return sorted(join(uri, info.base_name) for info in found if not info.is_file and not info.base_name.startswith("."))

@@ -1,0 +1,298 @@
+"""A run's mirror on any file system that pyarrow or fsspec knows: `storage=s3://bucket/exp` keeps `s3://bucket/exp/RUNNAME`.
+
+The run works in its local folder. The driver pushes what it writes and the server actor what that writes, each from its own node.
+A checkpoint's meta.json, which holds the checksums, goes up last and away first: what is torn never looks complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+from flray.core.errors import CheckpointError, ConfigError
+from flray.engine import checkpoint
+from flray.engine.uri import join, open_uri, reason
+from flray.experiment import RESUMABLE
+from flray.results.read import Run
+
+DRIVER = ("config.yaml", "environment.json", "partition", "rounds", "clients", "tasks", "personal", "tensorboard")  # in this order
+STATE = ("client_state", "checkpoints")  # in this order: a checkpoint counts on client states
+SERVER = (*STATE, "model.safetensors")
+FIXED = ("checkpoints", "client_state", "partition")  # a name in there has one content; checkpoints have checksums as well
+WHOLE = ("s3", "gcs", "abfs")  # a file appears there when it is complete; elsewhere it is written aside and renamed
+RETRY_S = (1.0, 4.0)  # waits before an upload is tried again
+PROBE_S = 60.0
+THREADS = 8
+CHUNK = 4 * 2**20
+HINT = "check the bucket or folder, the credentials (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS ...) and the network"
+
+
+class Storage:
+    """The mirror of one run folder; each process that writes the folder has its own."""
+
+    def __init__(self, base: str, name: str, folder: Path) -> None:
+        """`base/name` holds what `folder` holds. Raises `ConfigError` for a URI that names no place."""
+        self.folder, self.uri = folder, join(base, name)
+        self.fs, self.root = open_uri(base)
+        self.path = f"{self.root}/{name}"
+        self.problem: str | None = None  # what the last :meth:`sync` could not bring up
+        self._there: dict[str, tuple[int, int] | None] = {}  # files of the storage: (size, mtime) of the local file that went there
+        self._listed: set[str] = set()  # parts whose files are in `_there`
+        self._healthy = True
+        if self.fs.type_name == "local" and Path(self.path).resolve() == folder.resolve():
+            raise ConfigError(f"storage: {self.uri} is the run folder itself; resume it by this URI, or give another storage (null: none)")
+
+    @classmethod
+    def of(cls, base: str | None, folder: Path) -> Storage | None:
+        """The mirror `base/NAME` of the run folder `.../NAME`; None without a `base`."""
+        return None if base is None else cls(base, folder.absolute().name, folder)
+
+    # before the first round ---------------------------------------------------------------------
+    def probe(self) -> None:
+        """Write and delete a small file. Raises `CheckpointError` when that fails, or takes a minute."""
+        outcome: list[str | None] = []
+
+        def attempt() -> None:
+            try:
+                path = f"{self.root}/.flray-probe-{socket.gethostname()}-{os.getpid()}"
+                self._write(path, lambda sink: sink.write(b"flray"))
+                self.fs.delete_file(path)
+                outcome.append(None)
+            except Exception as error:  # every file system has errors of its own
+                outcome.append(reason(error))
+
+        thread = threading.Thread(target=attempt, daemon=True)
+        thread.start()
+        thread.join(PROBE_S)
+        why = outcome[0] if outcome else f"no answer within {PROBE_S:.0f} s"
+        if why is not None:
+            raise CheckpointError(f"storage {self.uri} cannot be written: {why}; {HINT}, or leave storage out")
+
+    def check(self, *, resume: bool, overwrite: bool) -> None:
+        """Raises `CheckpointError` rather than write over another run or a later state of this one, and where nothing can be written."""
+        self.probe()
+        there = self.names()
+        if resume and "config.yaml" in there:
+            self._check_same()
+        elif there and "config.yaml" not in there:
+            raise CheckpointError(f"{self.uri} is not empty and not a run; give another storage or --out")
+        elif there and not overwrite:
+            raise CheckpointError(
+                f"{self.uri} already holds a run; give another storage or --out, add --overwrite, or run: flray resume '{self.uri}'"
+            )
+
+    def _check_same(self) -> None:
+        with self._one_line("read"):
+            theirs = yaml.safe_load(self._read("config.yaml"))
+            newest = max((checkpoint.rounds_done(Path(name)) for name in _complete(self._list(("checkpoints",)))), default=0)
+        key = _difference(yaml.safe_load((self.folder / "config.yaml").read_text()), theirs)
+        if key is not None:
+            raise CheckpointError(
+                f"{self.uri} holds another experiment than {self.folder}: {key} differs; give another storage (null: none)"
+            )
+        rounds = Run(self.folder).rounds
+        done = int(rounds["done"].max()) if len(rounds) else 0
+        if done < newest:
+            raise CheckpointError(
+                f"{self.uri} has round {newest}, {self.folder} only round {done}: another machine went on with it; "
+                f"give another --out, or remove the folder, and run: flray resume '{self.uri}'"
+            )
+
+    def names(self, path: str | None = None) -> set[str]:
+        """What stands at the top of the mirror, or at `path`; empty where there is none. Raises `CheckpointError`."""
+        with self._one_line("read"):
+            return {info.base_name for info in self._children(path or self.path)}
+
+    def clear(self) -> None:
+        """Remove the run that :meth:`check` allowed to be overwritten."""
+        if "config.yaml" in self.names():
+            with self._one_line("removed"):
+                self.fs.delete_dir(self.path)
+
+    # up -----------------------------------------------------------------------------------------
+    def sync(self, push_server: Callable[[], str | None]) -> None:
+        """The whole mirror: rows, then the checkpoints that count on them, then STATUS. A warning in place of an error."""
+        self.problem = self.push(DRIVER) or push_server() or self.push(("STATUS",))
+        if self.problem is not None:
+            warnings.warn(f"storage {self.uri}: {self.problem}; {self.folder} has everything, the next upload catches up", stacklevel=2)
+
+    def check_complete(self) -> None:
+        """Raises `CheckpointError` when the last :meth:`sync` failed."""
+        if self.problem is not None:
+            raise CheckpointError(
+                f"the run is complete in {self.folder}, but not in {self.uri}: {self.problem}; for the rest run: flray resume {self.folder}"
+            )
+
+    def push(self, kinds: Sequence[str]) -> str | None:
+        """Bring these parts of the folder up to date; in one line what hindered it, None when all is there. Raises nothing."""
+        for wait in (0.0, *(RETRY_S if self._healthy else ())):  # a run does not wait for a storage that was gone the last time
+            time.sleep(wait)
+            try:
+                for kind in kinds:
+                    self._push(kind)
+                self._healthy = True
+                return None
+            except Exception as error:
+                problem = reason(error)
+        self._healthy = False
+        return problem
+
+    def _push(self, kind: str) -> None:
+        local = dict(files(self.folder, kind))
+        if kind not in self._listed:  # what this process did not bring up goes up again, unless it is known to be the same
+            there = self._list((kind,))
+            known = {folder for folder in _complete(there) if self._same_meta(f"{folder}/meta.json")} if kind == "checkpoints" else None
+            for name, info in there.items():
+                same = kind in FIXED and local.get(name, (None,))[0] == info.size and (known is None or _parent(name) in known)
+                self._there[name] = local[name] if same else None
+            self._listed.add(kind)
+        _each(lambda name: self._upload(name, local[name]), [name for name, stamp in local.items() if self._there.get(name) != stamp])
+        self._remove({name for name in self._there if name.split("/")[0] == kind} - local.keys(), local)
+
+    def _same_meta(self, name: str) -> bool:
+        path = self.folder / name
+        return path.exists() and path.read_bytes() == self._read(name)
+
+    def _upload(self, name: str, stamp: tuple[int, int]) -> None:
+        with (self.folder / name).open("rb") as source:
+            self._write(f"{self.path}/{name}", lambda sink: shutil.copyfileobj(source, sink, CHUNK))
+        self._there[name] = stamp
+
+    def _write(self, path: str, fill: Callable[[BinaryIO], Any]) -> None:
+        aside = path
+        if self.fs.type_name not in WHOLE:
+            parent, _, name = path.rpartition("/")
+            self.fs.create_dir(parent, recursive=True)
+            aside = f"{parent}/.{name}.part"
+        with self.fs.open_output_stream(aside) as sink:
+            fill(sink)
+        if aside != path:
+            self.fs.move(aside, path)
+
+    def _remove(self, gone: set[str], left: Iterable[str]) -> None:
+        folders = {_parent(name) for name in gone} - {_parent(name) for name in left} - {""}
+        for some in ([n for n in gone if _is_meta(n)], [n for n in gone if not _is_meta(n) and _parent(n) not in folders]):
+            _each(lambda name: self._delete(self.fs.delete_file, name), some)
+        for folder in folders:
+            self._delete(self.fs.delete_dir, folder)
+        for name in gone:
+            del self._there[name]
+
+    def _delete(self, delete: Callable[[str], None], name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            delete(f"{self.path}/{name}")
+
+    # down ---------------------------------------------------------------------------------------
+    def pull(self, kinds: Sequence[str]) -> set[str]:
+        """Bring the folder what it lacks of these parts; the names of all that is there. Raises `CheckpointError`."""
+        with self._one_line(f"copied to {self.folder}"):
+            there = self._list(kinds)
+            whole = _complete(there)
+            there = {name: info for name, info in there.items() if name.split("/")[0] != "checkpoints" or _parent(name) in whole}
+            _each(lambda name: self._download(name, there[name]), [name for name, info in there.items() if not self._have(name, info)])
+        return set(there)
+
+    def _have(self, name: str, info: Any) -> bool:
+        try:
+            found = (self.folder / name).stat()
+        except FileNotFoundError:
+            return False
+        return found.st_size == info.size and (name.split("/")[0] in FIXED or found.st_mtime_ns == info.mtime_ns)
+
+    def _download(self, name: str, info: Any) -> None:
+        path = self.folder / name
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.fs.open_input_stream(f"{self.path}/{name}") as source, aside.open("wb") as sink:
+            shutil.copyfileobj(source, sink, CHUNK)
+        if info.mtime_ns is not None:
+            os.utime(aside, ns=(info.mtime_ns, info.mtime_ns))
+        aside.replace(path)
+
+    # looking ------------------------------------------------------------------------------------
+    def _list(self, kinds: Sequence[str]) -> dict[str, Any]:
+        """Files of these parts: name relative to the run, pyarrow's `FileInfo`."""
+        found = []
+        for top in self._children(self.path):
+            if top.base_name in kinds:
+                found += [top] if top.is_file else self._children(top.path, recursive=True)
+        names = {info.path.partition(f"{self.path.strip('/')}/")[2]: info for info in found if info.is_file}
+        return {name: info for name, info in names.items() if not _hidden(name)}
+
+    def _read(self, name: str) -> bytes:
+        with self.fs.open_input_stream(f"{self.path}/{name}") as file:
+            content: bytes = file.read()
+        return content
+
+    def _children(self, path: str, recursive: bool = False) -> list[Any]:
+        from pyarrow.fs import FileSelector
+
+        return [i for i in self.fs.get_file_info(FileSelector(path, recursive=recursive, allow_not_found=True)) if not _hidden(i.base_name)]
+
+    @contextlib.contextmanager
+    def _one_line(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"storage {self.uri} cannot be {what}: {reason(error)}; {HINT}") from error
+
+
+# names ------------------------------------------------------------------------------------------
+def files(folder: Path, kind: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(name, (size, mtime)) of the files that a part of the folder has; what is being written is hidden."""
+    root = folder / kind
+    for path in [root] if root.is_file() else root.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not _hidden(name):
+            found = path.stat()
+            yield name, (found.st_size, found.st_mtime_ns)
+
+
+def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
+    """Several at a time, a checkpoint's meta.json after everything else; raises the first error."""
+    names = sorted(names)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for some in ([n for n in names if not _is_meta(n)], [n for n in names if _is_meta(n)]):
+            list(pool.map(work, some))
+
+
+def _complete(names: Iterable[str]) -> set[str]:
+    """The checkpoint folders that have their meta.json."""
+    return {_parent(name) for name in names if _is_meta(name)}
+
+
+def _is_meta(name: str) -> bool:
+    return name.startswith("checkpoints/") and name.endswith("/meta.json")
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _difference(ours: Any, theirs: Any, prefix: str = "") -> str | None:
+    """The first key that makes two configurations different experiments; a key that only one version of flray knows makes none."""
+    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+        return None if ours == theirs else prefix
+    for key in ours:
+        if key in theirs and (prefix or key not in RESUMABLE):
+            found = _difference(ours[key], theirs[key], f"{prefix}.{key}" if prefix else str(key))
+            if found is not None:
+                return found
+    return None

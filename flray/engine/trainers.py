@@ -1,0 +1,275 @@
+"""The Ray side of training on all data in one place: a Ray Train `TorchTrainer`, and the actor that holds the state between its rounds.
+
+One trainer serves a whole run. The driver takes a round's row and state from the conductor; the workers wait for that before they offer
+the next, so what is recorded and what is saved are never apart. A group of workers that Ray Train starts again begins where the driver is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.core.errors import ClientError, FlrayError
+from flray.core.messages import tensors, to_numpy, to_torch
+from flray.engine.actors import Recipe, ServerActor, prepare
+from flray.engine.cluster import ray
+from flray.engine.learner import Gather, Learner
+from flray.engine.pool import LOST, Pool, ServerLostError, places
+from flray.engine.workbench import Workbench
+
+FAILURES = 3  # of worker groups that Ray Train replaces
+CALLERS = 64  # threads of the conductor for workers; those of a lost group may still wait there
+GRACE_S = 20.0  # how long an ending trainer may take
+NO_TIMEOUT_S = 7 * 24 * 3600  # of a collective: a driver may pause; a worker that died is noticed by Ray Train
+
+
+class PeerLostError(Exception):
+    """Another worker is gone: Ray Train replaces the group."""
+
+
+class Conductor(ServerActor):
+    """The server of a run without clients: its state is the one after the last round that the driver took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+        self._next: tuple[int, int] | None = None  # task and round that the driver waits for
+        self._offer: tuple[dict[str, Any], Any] | None = None
+        self._error: FlrayError | None = None
+        self._group = 0  # number of the present group of workers
+
+    @ray.method(concurrency_group="workers")
+    def take(self, task: int, round: int) -> tuple[dict[str, Any], int]:
+        """(row of this round, groups of workers so far), as soon as it is there; the state moves on. Raises a worker's own error."""
+        with self._changed:
+            self._next = task, round
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._offer is not None or self._error is not None)
+            if self._error is not None:
+                raise self._error
+            assert self._offer is not None
+            row, state = self._offer
+            self.server.state = to_torch(state)
+            self._next, self._offer = (task, round + 1), None
+            self._changed.notify_all()
+            return row, self._group
+
+    @ray.method(concurrency_group="workers")
+    def begin(self) -> tuple[int, int, int, Any]:
+        """(number of the new group, task, round, state before it); what an earlier group offered and no one took is dropped."""
+        with self._changed:
+            self._group += 1
+            self._offer = None
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._next is not None)
+            assert self._next is not None
+            return self._group, *self._next, to_numpy(self.server.state)
+
+    @ray.method(concurrency_group="workers")
+    def offer(self, group: int, row: dict[str, Any], state: Any) -> bool:
+        """Hand in a round, when the one before it was taken; False: another group has begun."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._offer is None or group != self._group)
+            if group != self._group:
+                return False
+            self._offer = row, state
+            self._changed.notify_all()
+            return True
+
+    @ray.method(concurrency_group="workers")
+    def fail(self, error: FlrayError) -> None:
+        """A worker's error ends the run, whichever group it is of: it would come again."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+
+# the workers --------------------------------------------------------------------------------------
+def learn(config: dict[str, Any]) -> None:
+    """What each worker of the trainer runs: all rounds from the one that the driver waits for."""
+    import torch.distributed as dist
+
+    conductor, at = config["conductor"], None
+    rank, world, gather = (dist.get_rank(), dist.get_world_size(), _gatherer()) if dist.is_initialized() else (0, 1, None)
+    try:
+        experiment = config["recipe"].read()
+        bench = Workbench(experiment, _device(config["threads"]), config["recipe"].held)
+        learner = Learner(bench, config["indices"], config["population"], rank, world, gather)
+        group, task, first, state = _begin(conductor, rank, world, bench.objective.device)
+        state = to_torch(state, bench.objective.device)
+        for round in range(first, experiment.rounds):
+            at = round
+            state, row = _round(learner, state, task, round)
+            if rank == 0 and not ray.get(conductor.offer.remote(group, row, to_numpy(state))):
+                raise PeerLostError("this group of workers was replaced")
+    except (PeerLostError, *LOST):
+        raise
+    except FlrayError as error:
+        ray.get(conductor.fail.remote(error))
+        raise
+    except Exception as error:
+        where = "as it started" if at is None else f"in round {at + 1}, seed {experiment.seed}"
+        text = f"training failed {where}, worker {rank} of {world}: {type(error).__name__}: {error}\n{traceback.format_exc()}".rstrip()
+        ray.get(conductor.fail.remote(ClientError(text)))
+        raise
+
+
+def _round(learner: Learner, state: Any, task: int, round: int) -> tuple[Any, dict[str, Any]]:
+    """(state after the round, what its row says)."""
+    started = time.perf_counter()
+    evaluate, rounds = learner.bench.experiment.evaluate, learner.bench.experiment.rounds
+    state, metrics, steps = learner.round(state, task, round)
+    row: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+    trained = time.perf_counter()
+    if evaluate.due(round, rounds):
+        row[f"{evaluate.split}/acc"], row[f"{evaluate.split}/loss"] = learner.test(state, task, round)
+        row["time/evaluate_s"] = time.perf_counter() - trained
+    finite = all(bool(torch.isfinite(t.sum())) for t in tensors(state).values() if t.numel())
+    row |= {"client_steps": steps, "diverged": not finite, "time/client_s": (trained - started) * learner.world}
+    return state, {**row, "time/round_s": time.perf_counter() - started}
+
+
+def _device(threads: int) -> torch.device:
+    """Fix threads and determinism; the GPU of this worker where it has one."""
+    import torch.distributed as dist
+    from ray.train.torch import get_device
+
+    device = torch.device(prepare(threads))
+    # a group's workers on one node see each other's GPUs
+    return get_device() if device.type == "cuda" and dist.is_initialized() else device
+
+
+def _begin(conductor: Any, rank: int, world: int, device: torch.device) -> tuple[int, int, int, Any]:
+    """Where to begin, as the conductor tells rank 0: between two workers' questions the driver may take a round."""
+    import torch.distributed as dist
+
+    told = [ray.get(conductor.begin.remote()) if rank == 0 else None]
+    if world > 1:
+        with _peers():
+            dist.broadcast_object_list(told, src=0, device=device)
+    return told[0]  # type: ignore[return-value]
+
+
+def _gatherer() -> Gather:
+    """All-gather into tensors that are kept: fresh memory costs page faults."""
+    import torch.distributed as dist
+
+    kept: dict[Any, list[Tensor]] = {}
+
+    def gather(sent: Tensor) -> list[Tensor]:
+        key = sent.shape, sent.dtype
+        if key not in kept:
+            kept[key] = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+        with _peers():
+            dist.all_gather(kept[key], sent)
+        return kept[key]
+
+    return gather
+
+
+@contextlib.contextmanager
+def _peers() -> Iterator[None]:
+    """A collective fails when another worker is gone: no error of the run."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(str(error)) from error
+
+
+# the trainer --------------------------------------------------------------------------------------
+def fit(loop: dict[str, Any], workers: int, share: dict[str, float]) -> str | None:
+    """Run a trainer to its end, as a Ray task: cancelling it ends the trainer and frees what it holds. Returns what went wrong.
+
+    One worker runs in this process: Ray Train's local mode, which starts in no time and needs no more than this task has.
+    """
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # `data.root` and the user's modules may be relative
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
+    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    before = signal.getsignal(signal.SIGINT)
+    needs = {"CPU": share["num_cpus"], "GPU": share["num_gpus"]}
+    with tempfile.TemporaryDirectory(prefix="flray-train-") as scratch:  # the run folder has its own checkpoints
+        trainer = TorchTrainer(
+            learn,
+            train_loop_config=loop,
+            torch_config=TorchConfig(timeout_s=NO_TIMEOUT_S),
+            scaling_config=ScalingConfig(
+                num_workers=workers if workers > 1 else 0, use_gpu=needs["GPU"] > 0, resources_per_worker=needs, placement_strategy="PACK"
+            ),
+            run_config=RunConfig(
+                name="run",
+                storage_path=scratch,
+                failure_config=FailureConfig(max_failures=FAILURES, controller_failure_limit=FAILURES),
+                logging_config=LoggingConfig(log_level="ERROR"),
+            ),
+        )
+        try:
+            trainer.fit()
+        except (Exception, SystemExit) as error:  # SystemExit: Ray Train's own way to end when it is cancelled
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        finally:
+            signal.signal(signal.SIGINT, before)  # this process has other tasks to come
+    return None
+
+
+class Trainers(Pool):
+    """The conductor, and the trainer while there are rounds to compute. Its clients' part is empty: there are none."""
+
+    def __init__(self, workers: int, share: dict[str, float], server: dict[str, float]) -> None:
+        Pool.release()
+        here, *others = places(1)
+        self.workers, self.share = workers, share
+        self.server = ray.remote(scheduling_strategy=here, concurrency_groups={"workers": CALLERS}, **server)(Conductor).remote()
+        # a trial of a sweep gives its worker a bundle; a group of workers has one of its own
+        alone = {"scheduling_strategy": others[0], **share} if workers == 1 else {"scheduling_strategy": here, "num_cpus": 0}
+        self._task = ray.remote(max_retries=0, **alone)(fit)
+        self.clients: list[Any] = []
+        self.retries = 0
+        self._loop: dict[str, Any] = {}
+        self._fit: Any = None
+        self._last = False
+
+    def prepare(self, recipe: Recipe, indices: np.ndarray, population: int, threads: int) -> None:
+        """What the workers need; they start when the first round is asked for."""
+        self._loop = {"conductor": self.server, "recipe": recipe, "indices": indices, "population": population, "threads": threads}
+
+    def round(self, task: int, round: int, last: bool) -> dict[str, Any]:
+        """The row of a round. Raises `ServerLostError` where the trainer ended, a worker's own error."""
+        row = self.start("take", task, round)
+        if self._fit is None:
+            self._fit = self._task.remote(self._loop, self.workers, self.share)
+        ray.wait([row, self._fit], num_returns=1)
+        if not ray.wait([row], timeout=0 if self._alive() else 1.0)[0]:
+            raise ServerLostError(f"training ended early ({self._why()})")
+        found, groups = self.wait(row)
+        self.retries, self._last = groups - 1, last
+        return found  # type: ignore[no-any-return]
+
+    def _alive(self) -> bool:
+        return not ray.wait([self._fit], timeout=0)[0]
+
+    def _why(self) -> str:
+        try:
+            return ray.get(self._fit) or "without an error"
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+    def kill(self) -> None:
+        if self._fit is not None:
+            if not self._last:
+                ray.cancel(self._fit)
+            ray.wait([self._fit], timeout=GRACE_S)
+            self._fit = None
+        ray.kill(self.server)

@@ -1,0 +1,106 @@
+"""What `ray job submit --working-dir DIR` uploads, by Ray's own rules: found out in a moment, not after Ray has hashed and zipped it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from ray._private import ray_constants
+from ray._private.runtime_env import packaging
+
+from flray.core.errors import ConfigError
+
+LIMIT = min(ray_constants.DASHBOARD_CLIENT_MAX_SIZE, packaging.GCS_STORAGE_MAX_SIZE)  # of the archive, bytes
+MOST = 0.9  # share of a folder from which on the part is named, not the folder
+
+RAYIGNORE = """\
+# Not uploaded by `ray job submit --working-dir .`; patterns as in .gitignore, which counts as well (Ray leaves out .git and .venv itself).
+# Data belong where every node sees them (data.root=...), results to --out on shared disk or to storage=URI.
+/data/
+/runs/
+/wandb/
+/mlruns/
+*.parquet
+*.safetensors
+*.ckpt
+*.pt
+*.pth
+*.npz
+*.zip
+*.tar
+*.tar.*
+*.tgz
+*.ipynb
+.ipynb_checkpoints/
+.cache/
+.hypothesis/
+.mypy_cache/
+.pytest_cache/
+.ruff_cache/
+.tox/
+*.egg-info/
+/build/
+/dist/
+"""
+
+
+class Upload(NamedTuple):
+    """`files` of together `bytes`; `largest`: the paths below the folder that hold most, with their bytes, largest first."""
+
+    files: int
+    bytes: int
+    largest: list[tuple[str, int]]
+
+
+def working_dir(folder: Path) -> Upload:
+    """What would be uploaded of `folder`. Raises `ConfigError` when it is no folder."""
+    if not folder.is_dir():
+        raise ConfigError(f"--working-dir {folder}: no such folder")
+    top, sizes = folder.absolute(), dict[str, int]()
+
+    def count(path: Path) -> None:
+        if path.is_file():
+            sizes[path.relative_to(top).as_posix()] = path.stat().st_size
+
+    packaging._dir_travel(
+        top,
+        [packaging._get_excludes(top, ray_constants.get_runtime_env_default_excludes())],
+        count,
+        include_gitignore=os.environ.get(ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0") != "1",
+        logger=logging.getLogger(__name__),
+    )
+    # the archive is not compressed: each file and its name twice, once in the directory at the end
+    total = 22 + sum(size + 76 + 2 * len(name.encode()) for name, size in sizes.items())
+    return Upload(len(sizes), total, _largest(sizes))
+
+
+def _largest(sizes: dict[str, int], count: int = 5) -> list[tuple[str, int]]:
+    """The largest entries of the top folder, each as deep as one part of it holds most of it; folders end in a slash."""
+    below: dict[str, dict[str, int]] = {}
+    for name, size in sizes.items():
+        parts = name.split("/")
+        for depth in range(len(parts)):
+            parent = "".join(f"{part}/" for part in parts[:depth])
+            entry = parent + parts[depth] + ("/" if depth + 1 < len(parts) else "")
+            entries = below.setdefault(parent, {})
+            entries[entry] = entries.get(entry, 0) + size
+    found = []
+    for entry, size in sorted(below.get("", {}).items(), key=lambda item: -item[1])[:count]:
+        while entry in below:
+            part, held = max(below[entry].items(), key=lambda item: item[1])
+            if held < MOST * size:
+                break
+            entry, size = part, held
+        found.append((entry, size))
+    return sorted(found, key=lambda item: -item[1])
+
+
+def write_rayignore(folder: Path) -> bool:
+    """A `.rayignore` of what a job does not need, where there is none; False: there was one, and it stays."""
+    path = folder / ".rayignore"
+    if path.exists():
+        return False
+    path.write_text(RAYIGNORE)
+    return True

@@ -1,0 +1,72 @@
+"""Places on other file systems: `s3://bucket/exp`, `gs://...`, `hdfs://...`, `file:///...`, whatever pyarrow or fsspec knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from flray.core.errors import ConfigError, nearest
+
+
+def is_uri(place: str | Path) -> bool:
+    return "://" in str(place)
+
+
+def join(base: str, name: str) -> str:
+    """`base/name`, before the query of a URI such as `s3://bucket/exp?endpoint_override=...`."""
+    parts = urlsplit(base)
+    return parts._replace(path=f"{parts.path.rstrip('/')}/{quote(name)}").geturl()
+
+
+def split(uri: str) -> tuple[str, str]:
+    """(base, name): the other way round. Raises `ConfigError` for a URI without a path."""
+    parts = urlsplit(uri)
+    path, _, name = parts.path.rstrip("/").rpartition("/")
+    if not name:
+        raise ConfigError(f"{uri} names no run; write it with the run's own name, e.g. s3://bucket/exp/fedavg-seed0")
+    return parts._replace(path=path).geturl(), unquote(name)
+
+
+def open_uri(uri: str) -> tuple[Any, str]:
+    """(pyarrow file system, path on it). Raises `ConfigError` for what no file system takes, and for a password in the URI."""
+    if not is_uri(uri):
+        raise ConfigError(f"storage: {uri!r} is no URI; write e.g. s3://bucket/exp, or file://{Path(uri).absolute()} for a folder")
+    parts = urlsplit(uri)
+    if parts.password:
+        raise ConfigError(
+            f"storage: {parts.scheme}://... holds a secret, which config.yaml would hold too; set it in the environment instead"
+        )
+    try:
+        fs, path = _find(uri, parts.scheme)
+    except ConfigError:
+        raise
+    except Exception as error:  # every file system has errors of its own
+        raise ConfigError(f"storage: {uri}: {reason(error)}") from error
+    if not path.strip("/"):
+        raise ConfigError(f"storage: {uri} names no bucket or folder; write e.g. {parts.scheme}://bucket/exp")
+    return fs, path.rstrip("/")
+
+
+def _find(uri: str, scheme: str) -> tuple[Any, str]:
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+
+    try:
+        found: tuple[Any, str] = FileSystem.from_uri(uri)
+        return found
+    except ValueError as error:  # also of a malformed URI
+        if "Unrecognized filesystem" not in str(error):
+            raise
+    import fsspec
+
+    if scheme not in fsspec.available_protocols():
+        known = ("file", "s3", "gs", "hdfs", "abfs")
+        raise ConfigError(f"storage: neither pyarrow nor fsspec knows a file system {scheme}://{nearest(scheme, known)}")
+    inner, path = fsspec.core.url_to_fs(uri)
+    return PyFileSystem(FSSpecHandler(inner)), path
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error, without its full stop."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".;: ") if lines else type(error).__name__

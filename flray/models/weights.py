@@ -1,0 +1,77 @@
+"""Starting weights from a file: `model.weights`, written by any run (`flray pretrain`), read alike in every actor."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor, nn
+
+from flray.core.errors import ConfigError
+
+Head = Literal["load", "fresh"]
+FILE = "model.safetensors"  # in a run folder
+
+
+def load_weights(module: nn.Module, source: str, head: Head) -> None:
+    """Give `module` the tensors of `source`: a `.safetensors` file with the names of its `state_dict`, or a run folder; path or URI.
+
+    `head="fresh"` leaves the head as it was initialised, whatever the file's is. Raises `ConfigError` for a file that cannot be read,
+    and for a tensor that is missing, left over or of another shape.
+    """
+    what = f"model.weights: {source}"
+    found, own = _read(source), module.state_dict()
+    in_head = _head_names(module)
+    if head == "fresh":
+        if not in_head:
+            raise ConfigError(f"{what}: {type(module).__name__} declares no head; set model.weights_head: load")
+        found, own = ({name: t for name, t in tensors.items() if name not in in_head} for tensors in (found, own))
+    for name, tensor in own.items():
+        if name not in found:
+            if tensor.is_floating_point():  # a counter of batches is no state
+                raise ConfigError(f"{what} has no {name}, which {type(module).__name__} needs; it is of another network")
+        elif found[name].shape != tensor.shape:
+            hint = "set model.weights_head: fresh to start with a new head" if name in in_head else "it is of another network"
+            raise ConfigError(f"{what} has {name} of shape {list(found[name].shape)}, {list(tensor.shape)} is needed; {hint}")
+    left = sorted(found.keys() - own.keys())
+    if left:
+        raise ConfigError(f"{what} has {left[0]}, which {type(module).__name__} has not; it is of another network")
+    module.load_state_dict(found, strict=False)
+
+
+def weights_fingerprint(source: str | None) -> str | None:
+    """blake2b of the file, 32 hex digits; None without one. Raises `ConfigError` for a file that cannot be read."""
+    return None if source is None else hashlib.blake2b(_content(source), digest_size=16).hexdigest()
+
+
+def _read(source: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(_content(source))
+    except SafetensorError as error:
+        raise ConfigError(f"model.weights: {source} is no .safetensors file ({error}); give one, or a run folder") from error
+
+
+def _content(source: str) -> bytes:
+    try:
+        if "://" not in source:
+            path = Path(source).expanduser()
+            return (path / FILE if path.is_dir() else path).read_bytes()
+        from pyarrow.fs import FileSystem  # type: ignore[import-untyped]
+
+        system, place = FileSystem.from_uri(source)
+        with system.open_input_stream(place if place.endswith(".safetensors") else f"{place}/{FILE}") as file:
+            return file.read()  # type: ignore[no-any-return]
+    except (OSError, ValueError) as error:  # pyarrow's errors are among these
+        why = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise ConfigError(f"model.weights: {source} cannot be read ({why}); give a .safetensors file or a finished run's folder") from error
+
+
+def _head_names(module: nn.Module) -> set[str]:
+    """Names in the `state_dict` of what belongs to the head; the attribute may be an alias of the last child."""
+    head = getattr(module, "head", None)
+    inside = {id(t) for t in (*head.parameters(), *head.buffers())} if isinstance(head, nn.Module) else set()
+    return {name for name, t in (*module.named_parameters(), *module.named_buffers()) if id(t) in inside}

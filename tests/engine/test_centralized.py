@@ -1,0 +1,187 @@
+"""`algorithm=centralized` with a real trainer: an ordinary run folder, the same bits for any number of workers, after a kill and a resume."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import flray
+from flray.config import load_config
+from flray.core.errors import ClientError, ConfigError, NonFiniteError
+from flray.core.messages import to_numpy
+from flray.engine import checkpoint
+from flray.engine.learner import Learner
+from flray.engine.pool import Pool
+from flray.engine.prepare import build_data, build_partition
+from flray.engine.simulation import play, simulate
+from flray.engine.workbench import Workbench
+from flray.results import compare
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def config(workers=1, rounds=4, model=None, **sections):
+    options = {"name": "centralized", "lr": 0.05, "local_epochs": 2, "batch_size": 8, **sections.pop("algorithm", {})}
+    base = {
+        "seed": 3,
+        "rounds": rounds,
+        "data": {"source": "iris", "standardize": True},
+        "proxy": {"source": "holdout", "size": 24, "labelled": False},
+        "partition": {"name": "dirichlet", "clients": 5, "alpha": 1.0, "variant": "plain", "min_size": 6},
+        "model": {"name": "tests.engine.mortal:Mortal", **(model or {})},
+        "algorithm": options,
+        "checkpoint": {"every": 2, "keep": 0},
+        "resources": {"client_actors": workers, "server": {"threads": 1}},
+    }
+    return load_config({**base, **sections})[0]
+
+
+def contents(folder):
+    """What must not depend on who computed it."""
+    run = flray.load(folder)
+    table = run.rounds[[c for c in run.rounds.columns if not c.startswith("time/")]]
+    state = checkpoint.latest(run.folder).server
+    return {
+        "model": {n: a.tobytes() for n, a in load_file(run.folder / "model.safetensors").items()},
+        "state": {n: a.tobytes() for n, a in state.items()},
+        "rounds": table.to_dict("records"),
+    }
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    """The state and rows after four rounds of one worker in this process."""
+    experiment = config()
+    dataset, _, private = build_data(experiment)
+    partition = build_partition(experiment, dataset, private)
+    assert len(private) == len(partition.indices) == 96, "150 samples, of which 30 are tested on and 24 are public"
+    worker = Learner(Workbench(experiment), np.sort(private), 5)
+    state, rows = worker.algorithm.init_server(worker.context(0, 0), *worker.bench.objective.initial()), []
+    for round in range(4):
+        state, metrics, steps = worker.round(state, 0, round)
+        rows.append((float(metrics["train/loss"]), steps, *worker.test(state, 0, round)))
+    return to_numpy(state), rows
+
+
+@pytest.fixture(scope="module")
+def two_workers(ray_cluster, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two") / "run"
+    simulate(config(2), folder)
+    return folder
+
+
+def free_cpus(ray):
+    deadline = time.monotonic() + 30
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < deadline, "something still holds CPUs"
+        time.sleep(0.1)
+
+
+def test_two_workers_leave_an_ordinary_run_folder_with_the_bits_of_one(two_workers, by_hand, ray_cluster):
+    """96 samples, 2 epochs of 12 batches of 8: 24 steps a round."""
+    run = flray.load(two_workers)
+    state, rows = by_hand
+    assert run.status == "finished"
+    saved = checkpoint.latest(run.folder)
+    assert saved.done == 4 and {p.name for p in checkpoint.checkpoints(run.folder)} == {"round-000002", "round-000004"}
+    assert (saved.server["w"] == state.w).all() and (saved.server["moments.first"] == state.moments.first).all()
+    assert (saved.server["b"] == state.b).all() and saved.server["moments.steps"] == state.moments.steps == 96
+    table = run.rounds
+    assert list(zip(*(table[c] for c in ("train/loss", "client_steps", "test/acc", "test/loss")), strict=True)) == rows
+    assert table["round"].tolist() == [1, 2, 3, 4] and table["client_steps"].tolist() == [24] * 4
+    assert table["cohort_size"].tolist() == [5] * 4 and not table[["comm/up_bytes", "comm/down_bytes"]].to_numpy().any()
+    assert run.environment["actors"]["client_actors"] == 2 and run.environment["actors"]["repeated_work"] == 0
+    assert compare([run])["test/acc"].tolist() == [rows[-1][2]] and any((run.folder / "tensorboard").iterdir())
+    free_cpus(ray_cluster)
+
+
+def test_stop_and_resume_by_one_worker_is_uninterrupted(two_workers, tmp_path):
+    rows = play(config(1), tmp_path / "run")
+    assert [next(rows)["round"] for _ in range(3)] == [1, 2, 3]
+    rows.close()
+    assert flray.load(tmp_path / "run").status.startswith("paused after round 3")
+    run = flray.resume(tmp_path / "run")
+    assert run.status == "finished" and contents(run.folder) == contents(two_workers)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"on_nonfinite": "skip"}, "on_nonfinite: skip leaves a client out"),
+        ({"model": {"weights": "nowhere.safetensors"}}, "model.weights: nowhere.safetensors cannot be read"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_leaves_nothing(wrong, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        simulate(config(**wrong), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# faults -----------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_worker_changes_nothing(workers, two_workers, tmp_path, ray_cluster):
+    """In round 3 of 4: Ray Train replaces a group; a worker alone comes back with the conductor, from the last checkpoint."""
+    passes = 24 * 4 // workers  # of one worker in a round: 24 batches of 4 parts
+    simulate(config(workers, model={"kill": str(tmp_path / "killed"), "at": 2 * passes + 5}), tmp_path / "run")
+    assert (tmp_path / "killed").exists()
+    run = flray.load(tmp_path / "run")
+    assert run.status == "finished" and contents(run.folder) == contents(two_workers)
+    assert run.environment["actors"]["repeated_work"] == (1 if workers == 2 else 0)
+    free_cpus(ray_cluster)
+
+
+@pytest.mark.slow
+def test_a_killed_conductor_is_replaced_from_the_last_checkpoint(two_workers, tmp_path, ray_cluster):
+    from flray.engine.centralized import Centralized
+
+    original, killed = Centralized._round, []
+
+    def dying(self, task, round, done):
+        if round == 3 and not killed:
+            killed.append(round)
+            ray_cluster.kill(self.trainers.server)
+        return original(self, task, round, done)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Centralized, "_round", dying)
+        simulate(config(2), tmp_path / "run")
+    assert killed and contents(tmp_path / "run") == contents(two_workers)
+    free_cpus(ray_cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_the_model_fails_the_run_with_its_traceback(workers, tmp_path, ray_cluster):
+    with pytest.raises(ClientError, match=r"training failed in round 2, seed 3, worker \d of \d: ZeroDivisionError: made up by the test"):
+        simulate(config(workers, model={"at": 24 * 4 // workers + 5, "fault": True}), tmp_path / "run")
+    run = flray.load(tmp_path / "run")
+    assert run.status.startswith("failed: training failed in round 2")
+    assert run.rounds["round"].tolist() == [1] and checkpoint.latest(run.folder).done == 1
+    free_cpus(ray_cluster)
+
+
+@pytest.mark.slow
+def test_divergence_is_a_result_or_an_error(tmp_path, ray_cluster):
+    wild = {"lr": 1e30, "momentum": 0.0, "shards": 1}
+    simulate(config(1, algorithm=wild), tmp_path / "stop")
+    run = flray.load(tmp_path / "stop")
+    assert run.status.startswith("diverged in round 1") and bool(run.rounds["diverged"].iloc[-1])
+    with pytest.raises(NonFiniteError, match="round 1: the parameters are not finite"):
+        simulate(config(1, algorithm=wild, on_nonfinite="fail"), tmp_path / "fail")
+    free_cpus(ray_cluster)
+
+
+@pytest.mark.slow
+def test_the_model_is_tested_on_the_clients_shares_and_clients_can_fine_tune(two_workers, tmp_path, ray_cluster):
+    simulate(config(1, evaluate={"finetune_epochs": [0, 1]}), tmp_path / "run")
+    run = flray.load(tmp_path / "run")
+    assert run.status == "finished" and run.personal["finetune_epochs"].tolist() == [0, 1] * 5
+    assert contents(run.folder)["model"] == contents(two_workers)["model"]
+    Pool.release()
+    free_cpus(ray_cluster)

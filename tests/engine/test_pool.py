@@ -1,0 +1,76 @@
+"""Client actors that go away and come back, with real actors; the work is done by those that are there, to the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import ray
+from ray.exceptions import RayActorError
+
+import flray
+from flray.core.errors import ResourceError
+from flray.engine import pool as pools
+from flray.engine.actors import ClientActor
+from flray.engine.pool import Pool
+from flray.engine.simulation import play
+from tests.engine.test_faults import config, model
+
+
+@pytest.fixture(scope="module")
+def whole(ray_cluster, tmp_path_factory):
+    """An uninterrupted run."""
+    return flray.run(config(rounds=5), out=tmp_path_factory.mktemp("whole") / "run")
+
+
+def restarted(actor):
+    """Wait until Ray has started the actor again; asks for nothing that would set it up."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            return ray.get(actor.__ray_ready__.remote())
+        except RayActorError:
+            time.sleep(0.1)
+    pytest.fail("Ray did not restart the actor")
+
+
+def test_an_actor_that_died_between_two_rounds_is_set_up_again(whole, tmp_path):
+    """Ray starts it afresh while nothing runs: it takes the next work without knowing the experiment."""
+    for row in play(config(rounds=5), tmp_path / "run"):
+        if row["round"] == 2:
+            actor = Pool.current.clients[0]
+            os.kill(ray.get(actor.setup.remote(*Pool.current._setup)), signal.SIGKILL)
+            restarted(actor)
+    assert len(Pool.current.clients) == 2, "it is back"
+    run = flray.load(tmp_path / "run")
+    assert run.status == "finished" and run.environment["actors"]["repeated_work"] >= 1
+    assert model(run.folder) == model(whole.folder)
+
+
+def test_an_actor_that_finds_no_place_is_left_out_and_not_waited_for(whole, tmp_path):
+    """One of two actors is replaced by one that asks for more CPUs than there are: Ray never starts it."""
+    homeless = ray.remote(num_cpus=1000)(ClientActor).remote()
+    for row in play(config(rounds=5), tmp_path / "run"):
+        if row["round"] == 2:
+            pool, began = Pool.current, time.monotonic()
+            ray.kill(pool.clients.pop())
+            pool._away[homeless] = None
+    assert homeless in pool._away and len(pool.clients) == 1
+    assert time.monotonic() - began < pools.TOGETHER_S, "three small rounds: nobody waited"
+    assert model(tmp_path / "run") == model(whole.folder)
+    pool.kill()
+
+
+def test_without_any_client_actor_the_run_ends_with_one_line_and_resumes(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(pools, "PATIENCE_S", 1.0)
+    with pytest.raises(ResourceError, match=r"no client actor for 1 s: .*`ray status`.*flray resume"):
+        for row in play(config(rounds=5), tmp_path / "run"):
+            if row["round"] == 2:
+                for actor in Pool.current.clients:
+                    ray.kill(actor)  # for good: Ray does not start them again
+    assert (tmp_path / "run" / "STATUS").read_text().startswith("failed: no client actor")
+    Pool.current.kill()
+    monkeypatch.undo()
+    assert model(flray.resume(tmp_path / "run").folder) == model(whole.folder)

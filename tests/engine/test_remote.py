@@ -1,0 +1,234 @@
+"""Runs that live in a storage: another machine reads them and goes on with them, with real actors."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+
+import flray
+from flray.core.errors import CheckpointError, ConfigError, ResourceError
+from flray.engine import checkpoint, remote, storage
+from flray.engine.pool import Pool
+from flray.engine.storage import Storage
+from flray.engine.uri import join, split
+from flray.results import compare, runs_below
+from tests.contracts.faults import interrupted, server_killed_at
+from tests.engine.test_faults import config, last_state, model
+from tests.engine.test_storage import content, record
+from tuning import ablate
+from tuning.trainable import Job, Trial
+
+
+@pytest.fixture(scope="module")
+def whole(ray_cluster, tmp_path_factory):
+    """An uninterrupted run of an algorithm whose clients keep state, without a storage."""
+    return flray.run(config("own", resources={"store": "files"}), out=tmp_path_factory.mktemp("whole") / "run")
+
+
+def mirrored(base, folder):
+    """The storage's copy, as a new machine would see it."""
+    there = folder.with_name("copy")
+    Storage(*split(join(base, folder.name)), there).pull((*storage.DRIVER, *storage.SERVER, "STATUS"))
+    return content(there)
+
+
+# going on -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_another_machine_goes_on_to_the_same_bits(new_base, tmp_path, whole, kind):
+    base = new_base(kind)
+    first = tmp_path / "machine1" / "run"
+    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
+        flray.run(config("own", storage=base, resources={"store": "files"}), out=first)
+    shutil.rmtree(first.parent)
+    there = flray.load(join(base, "run"))
+    assert there.status.startswith("interrupted after round 3") and there.rounds["round"].tolist() == [1, 2, 3]
+
+    run = flray.resume(join(base, "run"), out=tmp_path / "machine2")
+    assert run.folder == tmp_path / "machine2" / "run" and run.status == "finished"
+    assert run.rounds["round"].tolist() == [1, 2, 3, 4]
+    assert model(run.folder) == model(whole.folder) and last_state(run.folder) == last_state(whole.folder)
+    assert mirrored(base, run.folder) == content(run.folder), "and the storage has it all"
+    table = compare([join(base, "run"), whole.folder])
+    assert table["test/acc"].nunique() == 1 and table["folder"].tolist() == [join(base, "run"), str(whole.folder)]
+
+
+def test_the_storage_changes_no_bit_and_no_setting(new_base, tmp_path, whole):
+    base = new_base("file")
+    run = flray.run(config("own", storage=base, resources={"store": "files"}), out=tmp_path / "run")
+    assert model(run.folder) == model(whole.folder) and last_state(run.folder) == last_state(whole.folder)
+    assert "storage" not in compare([run, whole]).columns
+    assert mirrored(base, run.folder) == content(run.folder)
+
+
+def test_a_server_actor_that_starts_on_an_empty_node_goes_on_from_the_storage(new_base, ray_cluster, tmp_path, monkeypatch, whole):
+    """The server dies in round 4, and with its node what it had written."""
+    base, folder, loads = new_base("file"), tmp_path / "run", []
+    original = Pool.start
+
+    def start(self, name, *arguments, **options):
+        if name != "load":
+            return original(self, name, *arguments, **options)
+        for part in storage.STATE:
+            shutil.rmtree(folder / part)
+        ref = original(self, name, *arguments, **options)
+        loads.append(ray_cluster.get(ref))
+        return ref
+
+    monkeypatch.setattr(Pool, "start", start)
+    with server_killed_at("aggregate", 6) as killed:
+        run = flray.run(config("own", storage=base, resources={"store": "files"}), out=folder)
+    assert killed and loads == [(0, 2, 2)], "the checkpoint after round 2"
+    assert run.rounds["round"].tolist() == [1, 2, 3, 4] and run.status == "finished"
+    assert last_state(run.folder) == last_state(whole.folder)
+
+
+# failures -------------------------------------------------------------------------------------
+def test_a_storage_that_cannot_be_written_stops_the_run_before_it_begins(ray_cluster, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"^storage file://.*/run cannot be written: "):
+        flray.run(config(storage=f"file://{tmp_path}/file/exp"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_whose_node_cannot_write_stops_the_run_before_it_begins(ray_cluster, tmp_path, monkeypatch):
+    """The driver's probe passes: here it is switched off."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(Storage, "probe", lambda self: None)
+    with pytest.raises(CheckpointError, match=r"^storage file://.*/run cannot be written: "):
+        flray.run(config(storage=f"file://{tmp_path}/file/exp"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_storage_that_breaks_does_not_lose_the_run(new_base, ray_cluster, tmp_path, monkeypatch):
+    base, folder = new_base("file"), tmp_path / "run"
+    home = Path(base.removeprefix("file://"))
+    original = flray.engine.simulation.Simulation._round
+
+    def _round(self, task, round, done):
+        if round == 1:  # a file where the storage was
+            home.rename(tmp_path / "gone")
+            home.write_text("")
+        return original(self, task, round, done)
+
+    monkeypatch.setattr(flray.engine.simulation.Simulation, "_round", _round)
+    monkeypatch.setattr(storage, "RETRY_S", (0.0,))
+    with (
+        warnings.catch_warnings(record=True) as told,
+        pytest.raises(CheckpointError, match=r"complete in .*/run, but not in .*flray resume"),
+    ):
+        warnings.simplefilter("always")
+        flray.run(config(storage=base), out=folder)
+    assert sum("the next upload catches up" in str(warning.message) for warning in told) >= 2
+    assert flray.load(folder).status == "finished" and (folder / "model.safetensors").exists()
+    monkeypatch.undo()
+    home.unlink()
+    (tmp_path / "gone").rename(home)
+    assert flray.load(join(base, "run")).status == "running", "what the storage has says that it is not all"
+    run = flray.resume(folder)
+    assert mirrored(base, run.folder) == content(run.folder)
+
+
+def test_a_failed_run_is_there_with_its_last_complete_round(new_base, ray_cluster, tmp_path):
+    base = new_base("file")
+    with interrupted("evaluate", 1, RuntimeError), pytest.raises(RuntimeError):
+        flray.run(config(storage=base), out=tmp_path / "run")
+    there = flray.load(join(base, "run"))
+    assert there.status == "failed: stopped by the test" and there.rounds["round"].tolist() == [1]
+    assert any(name.startswith("checkpoints/round-000001/") for name in mirrored(base, tmp_path / "run"))
+
+
+# without Ray ----------------------------------------------------------------------------------
+@pytest.fixture
+def run(base, tmp_path):
+    """A run of two rounds in a storage: (its URI, the folder it was made in)."""
+    folder = tmp_path / "maker" / "run"
+    record(folder, 2)
+    (folder / "model.safetensors").write_bytes(b"model")
+    checkpoint.write(folder, checkpoint.Position(0, 2, 2), {}, {}, 0)
+    assert Storage.of(base, folder).push((*storage.DRIVER, *storage.SERVER, "STATUS")) is None
+    return join(base, "run"), folder
+
+
+def test_a_download_is_whole_or_not_there(run, tmp_path, monkeypatch):
+    uri, made = run
+    original = Storage._download
+
+    def broken(self, name, info):
+        if name.startswith("rounds/"):
+            raise OSError("the cable is out")
+        original(self, name, info)
+
+    monkeypatch.setattr(Storage, "_download", broken)
+    with pytest.raises(CheckpointError, match=r"cannot be copied to .*the cable is out"):
+        remote.download(uri, tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []
+    monkeypatch.undo()
+    folder = remote.download(uri, tmp_path / "runs")
+    assert folder == tmp_path / "runs" / "run" and content(folder) == content(made)
+
+
+def test_a_download_leaves_what_is_already_here(run, tmp_path):
+    uri, _ = run
+    folder = remote.download(uri, tmp_path)
+    (folder / "STATUS").write_text("mine")
+    assert remote.download(uri, tmp_path) == folder and (folder / "STATUS").read_text() == "mine"
+    (tmp_path / "other" / "run").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="exists and is not a run folder"):
+        remote.download(uri, tmp_path / "other")
+
+
+def test_a_run_that_is_not_there_is_named_with_the_nearest(run):
+    uri, _ = run
+    with pytest.raises(CheckpointError, match=r"is no run: it has no config\.yaml \(did you mean 'run'\?\)"):
+        flray.load(uri.replace("/run", "/runn"))
+
+
+def test_reading_brings_results_and_no_checkpoints_and_follows_the_run(run, base):
+    uri, made = run
+    there = flray.load(uri)
+    assert there.rounds["done"].tolist() == [1, 2] and there.status == "running"
+    assert not (there.folder / "checkpoints").exists() and (there.folder / "model.safetensors").read_bytes() == b"model"
+    record(made, 3)
+    (made / "rounds/part-0000.parquet").rename(made / "rounds/part-0001.parquet")
+    Storage.of(base, made).push((*storage.DRIVER, *storage.SERVER))
+    again = flray.load(uri)
+    assert again.rounds["done"].tolist() == [1, 2, 3], "a file that is gone there is gone here"
+
+
+def test_the_runs_of_a_storage_are_found(run, base, tmp_path):
+    uri, _ = run
+    assert runs_below(uri) == [uri]
+    record(tmp_path / "b", 1)
+    Storage.of(base, tmp_path / "b").push(storage.DRIVER)
+    assert runs_below(base) == sorted([join(base, "b"), uri])
+
+
+def test_a_trial_does_not_write_over_a_run_that_only_the_storage_has(run, base, tmp_path):
+    """Another machine's cell of a grid, or another sweep's trial of the same number; what it began itself it may begin again."""
+    _, made = run
+    trial = object.__new__(Trial)  # without Ray Tune: nothing of it is needed before the first round
+    trial.job = Job.of("run", tmp_path / "run", config(storage=base), (), [(4, 1)])
+    trial.experiment = config(storage=base)
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        next(trial._play(0))
+    assert not (tmp_path / "run").exists() and mirrored(base, made) == content(made)
+
+
+def test_a_grid_that_is_told_to_overwrite_does_so_in_the_storage(run, base, tmp_path, monkeypatch):
+    for name in ("connect", "place", "drive"):  # nothing runs: the cells are found undone
+        monkeypatch.setattr(ablate, name, lambda *_: None)
+    with pytest.raises(ResourceError, match="1 of 1 cells left"):
+        ablate.run_cells([config(storage=base)], [tmp_path / "run"], progress=False)
+    assert runs_below(base) == [join(base, "run")]
+    with pytest.raises(ResourceError, match="1 of 1 cells left"):
+        ablate.run_cells([config(storage=base)], [tmp_path / "run"], overwrite=True, progress=False)
+    assert runs_below(base) == []
+
+
+def test_out_says_where_a_download_goes_and_nothing_else(run, tmp_path):
+    _, made = run
+    with pytest.raises(ConfigError, match="out is where a run from a storage goes"):
+        flray.resume(made, out=tmp_path)

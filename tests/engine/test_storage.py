@@ -1,0 +1,378 @@
+"""The mirror of a run: complete or visibly not, only what changed, and never over another run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import yaml
+
+from flray.core.errors import CheckpointError, ConfigError
+from flray.engine import checkpoint, storage
+from flray.engine.server_actor import Server
+from flray.engine.storage import DRIVER, SERVER, STATE, Storage
+from tests.contracts.inprocess import bits
+from tests.engine.test_faults import config
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(storage, "RETRY_S", (0.0, 0.0))
+
+
+def write(folder, done, keep=0):
+    return checkpoint.write(folder, checkpoint.Position(0, done, done), {"w": np.full(9, done, np.float32)}, {}, keep)
+
+
+def record(folder, done):
+    """What the driver has written after `done` rounds."""
+    for name in ("rounds", "partition"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    pandas.DataFrame({"done": range(1, done + 1)}).to_parquet(folder / "rounds/part-0000.parquet")
+    (folder / "config.yaml").write_text(yaml.safe_dump({"seed": 1, "rounds": 9, "algorithm": {"name": "fedavg", "lr": 0.1}}))
+    (folder / "partition/indices.npy").write_bytes(b"fixed")
+    (folder / "STATUS").write_text("running\n")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder after two rounds, with two checkpoints and a client's state."""
+    folder = tmp_path / "here" / "run 1"
+    record(folder, 2)
+    write(folder, 1)
+    write(folder, 2)
+    (folder / "client_state/003").mkdir(parents=True)
+    (folder / "client_state/003/000000003.r000001.safetensors").write_bytes(b"state")
+    (folder / "model.safetensors").write_bytes(b"model")
+    return folder
+
+
+def content(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def downloaded(base, name, folder):
+    """Everything that the storage has, as a new machine would see it."""
+    Storage(base, name, folder).pull((*DRIVER, *SERVER, "STATUS"))
+    return content(folder)
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Paths written to a storage, in order."""
+    paths, original = [], Storage._upload
+
+    def upload(self, name, stamp):
+        paths.append(name)
+        return original(self, name, stamp)
+
+    monkeypatch.setattr(Storage, "_upload", upload)
+    return paths
+
+
+# up and down ----------------------------------------------------------------------------------
+def test_what_comes_back_is_what_went_up(base, run, tmp_path):
+    (run / ".config.yaml.tmp").write_text("half")
+    (run / "checkpoints/.round-000003.77").mkdir()
+    (run / "checkpoints/.round-000003.77/server.safetensors").write_bytes(b"half")
+    (run / "notes.txt").write_text("not a part of a run")
+    mirror = Storage.of(base, run)
+    mirror.sync(lambda: mirror.push(SERVER))
+    mirror.check_complete()
+    expected = {name: data for name, data in content(run).items() if "half" not in data.decode(errors="ignore") and name != "notes.txt"}
+    assert downloaded(base, "run 1", tmp_path / "there") == expected
+
+
+def test_only_what_changed_goes_up(base, run, written):
+    mirror = Storage.of(base, run)
+    assert mirror.push((*DRIVER, *SERVER)) is None
+    assert sorted(written) == sorted(name for name in content(run) if name != "STATUS")
+    written.clear()
+    assert mirror.push((*DRIVER, *SERVER)) is None and written == []
+    record(run, 3)  # config.yaml has the same content and another time: it goes up as well
+    write(run, 3)
+    assert mirror.push((*DRIVER, *SERVER)) is None
+    new = {f"checkpoints/round-000003/{name}" for name in (*checkpoint.FILES, "meta.json")}
+    assert set(written) == {"config.yaml", "partition/indices.npy", "rounds/part-0000.parquet", *new}
+
+
+def test_another_process_does_not_upload_checkpoints_client_states_and_partition_again(base, run, written):
+    Storage.of(base, run).push((*DRIVER, *SERVER))
+    written.clear()
+    (run / "client_state/003/000000003.r000002.safetensors").write_bytes(b"newer")
+    assert Storage.of(base, run).push((*DRIVER, *SERVER)) is None
+    assert set(written) == {
+        "config.yaml", "rounds/part-0000.parquet", "model.safetensors", "client_state/003/000000003.r000002.safetensors",
+    }  # fmt: skip
+
+
+def test_another_process_uploads_again_what_is_there_cut_short(base, run, written):
+    Storage.of(base, run).push(SERVER)
+    mirror = Storage.of(base, run)
+    mirror._write(f"{mirror.path}/checkpoints/round-000002/server.safetensors", lambda sink: sink.write(b"cut"))
+    written.clear()
+    assert mirror.push(STATE) is None
+    assert written == ["checkpoints/round-000002/server.safetensors"]
+
+
+def test_another_process_uploads_a_checkpoint_of_the_same_size_and_other_content(base, run, written):
+    """Population-based training puts another trial's checkpoint of the same round in the folder."""
+    Storage.of(base, run).push(SERVER)
+    (run / "checkpoints/round-000002/meta.json").unlink()
+    with pytest.raises(CheckpointError):
+        checkpoint.read(run / "checkpoints/round-000002")
+    checkpoint.write(run, checkpoint.Position(0, 2, 2), {"w": np.full(9, 8, np.float32)}, {}, 0)
+    written.clear()
+    assert Storage.of(base, run).push(STATE) is None
+    assert set(written) == {f"checkpoints/round-000002/{name}" for name in (*checkpoint.FILES, "meta.json")}
+
+
+def test_what_is_dropped_here_is_dropped_there(base, run, tmp_path):
+    mirror = Storage.of(base, run)
+    mirror.push(SERVER)
+    write(run, 3, keep=2)
+    (run / "client_state/003/000000003.r000001.safetensors").unlink()
+    assert mirror.push(SERVER) is None
+    assert downloaded(base, "run 1", tmp_path / "there") == {name: data for name, data in content(run).items() if name.startswith(SERVER)}
+    # also by a process that did not bring them up
+    write(run, 4, keep=2)
+    assert Storage.of(base, run).push(SERVER) is None
+    there = tmp_path / "later"
+    downloaded(base, "run 1", there)
+    assert [p.name for p in checkpoint.checkpoints(there)] == ["round-000003", "round-000004"]
+
+
+def test_no_empty_folder_stays_where_folders_are_real(new_base, run):
+    """Otherwise whoever opens the mirror itself would see a checkpoint without files, which is a damaged one."""
+    base = new_base("file")
+    mirror = Storage.of(base, run)
+    mirror.push(SERVER)
+    write(run, 3, keep=1)
+    mirror.push(SERVER)
+    home = Path(base.removeprefix("file://")) / "run 1"
+    assert [p.name for p in checkpoint.checkpoints(home)] == ["round-000003"]
+
+
+def test_a_pull_brings_what_is_missing_or_cut_short_and_leaves_the_rest(base, run, tmp_path):
+    Storage.of(base, run).push(SERVER)
+    there = tmp_path / "there"
+    mirror = Storage(base, "run 1", there)
+    mirror.pull(STATE)
+    good = there / "checkpoints/round-000002/server.safetensors"
+    before = good.stat().st_ino
+    (there / "checkpoints/round-000001/server.safetensors").write_bytes(b"cut")
+    (there / "client_state/003/000000003.r000001.safetensors").unlink()
+    mirror.pull(STATE)
+    assert good.stat().st_ino == before, "not downloaded again"
+    assert content(there) == {name: data for name, data in content(run).items() if name.startswith(STATE)}
+
+
+# torn -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("torn", [*checkpoint.FILES, "meta.json"])
+def test_a_checkpoint_whose_upload_broke_off_is_not_there(base, run, tmp_path, monkeypatch, torn):
+    mirror = Storage.of(base, run)
+    mirror.push(SERVER)
+    write(run, 3)
+    original = Storage._upload
+
+    def upload(self, name, stamp):
+        if name == f"checkpoints/round-000003/{torn}":
+            raise OSError("the cable is out")
+        return original(self, name, stamp)
+
+    monkeypatch.setattr(Storage, "_upload", upload)
+    assert mirror.push(SERVER) == "the cable is out"
+    there = tmp_path / "there"
+    downloaded(base, "run 1", there)
+    assert [p.name for p in checkpoint.checkpoints(there)] == ["round-000001", "round-000002"]
+    monkeypatch.undo()
+    assert mirror.push(SERVER) is None
+    Storage(base, "run 1", there).pull(STATE)
+    assert checkpoint.latest(there).done == 3
+
+
+def test_a_checkpoint_whose_removal_broke_off_is_not_there(base, run, tmp_path, monkeypatch):
+    mirror = Storage.of(base, run)
+    mirror.push(SERVER)
+    write(run, 3, keep=1)
+    original = Storage._delete
+
+    def delete(self, how, name):
+        if not name.endswith("meta.json"):
+            raise OSError("the cable is out")
+        original(self, how, name)
+
+    monkeypatch.setattr(Storage, "_delete", delete)
+    assert mirror.push(SERVER) == "the cable is out"
+    downloaded(base, "run 1", tmp_path / "there")
+    assert [p.name for p in checkpoint.checkpoints(tmp_path / "there")] == ["round-000003"]
+
+
+def test_rows_go_up_before_the_checkpoint_that_counts_on_them_and_the_status_last(base, run, written):
+    mirror = Storage.of(base, run)
+    mirror.sync(lambda: mirror.push(SERVER))
+    written_first = written.index("rounds/part-0000.parquet")
+    metas = [i for i, name in enumerate(written) if name.endswith("meta.json")]
+    others = [i for i, name in enumerate(written) if name.startswith(STATE) and not name.endswith("meta.json")]
+    assert written_first < min(others) and max(others) < min(metas)
+    assert written[0] == "config.yaml" and written[-1] == "STATUS"
+
+
+def test_a_status_never_says_more_than_is_there(base, run, written):
+    mirror = Storage.of(base, run)
+    with pytest.warns(UserWarning, match=r"storage .*run%201.*: the server's node has no network; .*run 1 has everything"):
+        mirror.sync(lambda: "the server's node has no network")
+    assert "STATUS" not in written
+    with pytest.raises(CheckpointError, match=r"complete in .*here/run 1, but not in .*no network; for the rest run: flray resume"):
+        mirror.check_complete()
+    mirror.sync(lambda: None)
+    assert written[-1] == "STATUS"
+    mirror.check_complete()
+
+
+def test_an_upload_is_tried_again_but_a_dead_storage_does_not_hold_the_run_up(new_base, run, monkeypatch):
+    mirror, original, failures = Storage.of(new_base("file"), run), Storage._list, [2]
+    attempts = []
+
+    def unsteady(self, kinds):
+        attempts.append(kinds)
+        if failures[0]:
+            failures[0] -= 1
+            raise OSError("try again\nand more")
+        return original(self, kinds)
+
+    monkeypatch.setattr(Storage, "_list", unsteady)
+    assert mirror.push(("STATUS",)) is None and len(attempts) == 3
+    failures[0], mirror = 100, Storage.of(new_base("file"), run)
+    attempts.clear()
+    assert mirror.push(("STATUS",)) == "try again" and len(attempts) == 3
+    assert mirror.push(("STATUS",)) == "try again" and len(attempts) == 4
+
+
+# before the first round -----------------------------------------------------------------------
+def test_a_new_run_finds_its_place_empty_and_leaves_no_trace_of_the_probe(base, run):
+    mirror = Storage.of(base, run)
+    mirror.check(resume=False, overwrite=False)
+    assert mirror.names() == set() and mirror.names(mirror.root) == set()
+
+
+def test_a_bucket_that_does_not_exist_is_one_line(s3_endpoint, run):
+    mirror = Storage.of(f"s3://no-such-bucket/exp?endpoint_override={s3_endpoint}", run)
+    with pytest.raises(
+        CheckpointError, match=r"storage s3://no-such-bucket/exp/run%201.* cannot be written: .*NO_SUCH_BUCKET.*credentials"
+    ) as error:
+        mirror.check(resume=False, overwrite=False)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_cannot_be_one_is_one_line(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"cannot be written: .*leave storage out") as error:
+        Storage.of(f"file://{tmp_path}/file/exp", run).check(resume=False, overwrite=False)
+    assert "\n" not in str(error.value)
+
+
+def test_a_storage_that_does_not_answer_is_one_line(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "PROBE_S", 0.05)
+    monkeypatch.setattr(Storage, "_write", lambda *_: time.sleep(5))
+    with pytest.raises(CheckpointError, match="cannot be written: no answer within"):
+        Storage.of(f"file://{tmp_path}/exp", run).probe()
+
+
+def test_a_run_is_never_written_over(base, run, tmp_path):
+    Storage.of(base, run).push((*DRIVER, *SERVER))
+    other = tmp_path / "elsewhere" / "run 1"
+    with pytest.raises(CheckpointError, match=r"already holds a run; .*--overwrite, or run: flray resume '.*run%201"):
+        Storage.of(base, other).check(resume=False, overwrite=False)
+    mirror = Storage.of(base, other)
+    mirror.check(resume=False, overwrite=True)
+    assert "config.yaml" in mirror.names(), "nothing is removed before the new run begins"
+    mirror.clear()
+    assert mirror.names() == set()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_run_is_left_alone(new_base, run, overwrite):
+    base = new_base("file")
+    home = Path(base.removeprefix("file://")) / "run 1"
+    home.mkdir(parents=True)
+    (home / "thesis.txt").write_text("precious")
+    mirror = Storage.of(base, run)
+    with pytest.raises(CheckpointError, match="not empty and not a run"):
+        mirror.check(resume=False, overwrite=overwrite)
+    mirror.clear()
+    assert (home / "thesis.txt").read_text() == "precious"
+
+
+def test_a_resume_goes_on_with_the_same_experiment_only(base, run):
+    Storage.of(base, run).push((*DRIVER, *SERVER))
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**values, "rounds": 20, "storage": base, "newer_flray": 1}))
+    Storage.of(base, run).check(resume=True, overwrite=False)
+    (run / "config.yaml").write_text(yaml.safe_dump({**values, "algorithm": {"name": "fedavg", "lr": 0.2}}))
+    with pytest.raises(CheckpointError, match=r"holds another experiment than .*run 1: algorithm\.lr differs"):
+        Storage.of(base, run).check(resume=True, overwrite=False)
+
+
+def test_a_resume_does_not_go_back_behind_what_another_machine_did(base, run, tmp_path):
+    ahead = tmp_path / "other machine" / "run 1"
+    record(ahead, 5)
+    write(ahead, 5)
+    Storage.of(base, ahead).push((*DRIVER, *SERVER))
+    with pytest.raises(CheckpointError, match=r"has round 5, .*run 1 only round 2: another machine went on with it; .*flray resume"):
+        Storage.of(base, run).check(resume=True, overwrite=False)
+    record(run, 5)
+    Storage.of(base, run).check(resume=True, overwrite=False)
+
+
+def test_a_run_folder_is_not_its_own_mirror(run):
+    with pytest.raises(ConfigError, match="is the run folder itself"):
+        Storage.of(f"file://{run.parent}".replace(" ", "%20"), run)
+
+
+# the server's node ----------------------------------------------------------------------------
+@pytest.mark.parametrize("store", ["memory", "files"])
+def test_a_server_on_another_node_goes_on_from_the_storage(base, tmp_path, store):
+    """Two folders of one name stand for two nodes that share no disk. SCAFFOLD's clients keep a state."""
+    experiment = config("scaffold", storage=base, resources={"store": store})
+    first = Server(experiment, tmp_path / "node1" / "run")
+    first.state = first.state._replace(w=first.state.w + 1)
+    state = first.algorithm.init_client(first._context(first_moment()))
+    first.store.scatter([4], [numpy_of(state, 7.0)], 1)
+    first.commit(0, 1, 1)
+    first.save(keep=2)
+    assert first.push() is None
+    second = Server(experiment, tmp_path / "node2" / "run")
+    assert second.load() == (0, 1, 1)
+    assert bits(second.state) == bits(first.state)
+    assert bits(second.states([4])[0]) == bits(first.states([4])[0])
+
+
+def first_moment():
+    from flray.engine.workbench import Moment
+
+    return Moment(0, 0, 0, False, 5, 3, 100)
+
+
+def numpy_of(state, value):
+    from flray.core.messages import map_tensors, to_numpy
+
+    return to_numpy(map_tensors(lambda tensor: tensor + value, state))
+
+
+def test_a_server_whose_storage_is_gone_goes_on_from_its_own_checkpoint_but_does_not_start_again(tmp_path, monkeypatch):
+    experiment = config(storage=f"file://{tmp_path}/exp")
+    server = Server(experiment, tmp_path / "run")
+    server.commit(0, 1, 1)
+    server.save(keep=2)
+
+    def gone(self, kinds):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(Storage, "_list", gone)
+    assert Server(experiment, tmp_path / "run").load() == (0, 1, 1)
+    with pytest.raises(CheckpointError, match=r"cannot be copied to .*node2/run: no route to host"):
+        Server(experiment, tmp_path / "node2" / "run").load()

@@ -1,0 +1,68 @@
+"""Addresses: joined, split, and refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flray.core.errors import ConfigError
+from flray.engine.uri import join, open_uri, split
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ("s3://bucket/exp", "s3://bucket/exp/run"),
+        ("s3://bucket", "s3://bucket/run"),
+        ("s3://bucket/exp/?endpoint_override=http://h:9000&region=x", "s3://bucket/exp/run?endpoint_override=http://h:9000&region=x"),
+        ("file:///data/exp", "file:///data/exp/run"),
+        ("hdfs://name:8020/exp", "hdfs://name:8020/exp/run"),
+    ],
+)
+def test_a_runs_address_is_its_storage_and_its_name(base, expected):
+    assert join(base, "run") == expected
+    assert split(expected) == (base.replace("exp/?", "exp?"), "run")
+
+
+@given(st.text("abc01-._ %#?+&", min_size=1).filter(lambda name: name.strip(".")))
+def test_every_name_survives_the_way_through_an_address(name):
+    assert split(join("s3://bucket/exp?region=x", name)) == ("s3://bucket/exp?region=x", name)
+    assert open_uri(join("file:///data", name))[1] == f"/data/{name}"
+
+
+def test_an_address_is_opened_by_the_first_that_knows_its_scheme(tmp_path, s3_endpoint):
+    assert [open_uri(uri)[0].type_name for uri in (f"file://{tmp_path}", "s3://b/x?region=us-east-1", "memory://x")] == [
+        "local",
+        "s3",
+        "py::fsspec+memory",
+    ]
+    assert open_uri("s3://b/x/?region=us-east-1")[1] == "b/x"
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("runs/mirror", r"'runs/mirror' is no URI; write e\.g\. s3://bucket/exp, or file:///.*/runs/mirror for a folder"),
+        ("s4://bucket/exp", r"neither pyarrow nor fsspec knows a file system s4:// \(did you mean 's3'\?\)"),
+        ("s3://", "names no bucket or folder"),
+        ("file://relative/exp", "Unsupported hostname"),
+        ("file:///a b", "syntax error"),
+        ("oss://bucket/exp", "Install ossfs"),  # fsspec knows the scheme, and what has to be installed for it
+    ],
+)
+def test_what_is_no_storage_is_one_line(uri, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        open_uri(uri)
+    assert str(error.value).startswith("storage: ") and "\n" not in str(error.value)
+
+
+def test_a_secret_in_an_address_is_refused_and_not_repeated():
+    with pytest.raises(ConfigError, match="holds a secret") as error:
+        open_uri("s3://AKIA:hunter2@bucket/exp")
+    assert "hunter2" not in str(error.value)
+
+
+def test_an_address_without_a_runs_name():
+    with pytest.raises(ConfigError, match="names no run"):
+        split("s3://bucket")

@@ -1,0 +1,38 @@
+"""A small sweep on iris for tests that train nothing, and the last result of a trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuning.config import Sweep, load_sweep
+
+EXPERIMENT = {
+    "rounds": 6,
+    "data": {"source": "iris", "standardize": True},
+    "partition": {"name": "iid", "clients": 4},
+    "model": {"name": "mlp", "hidden": [6]},
+    "algorithm": {"name": "fedsol", "lr": 0.05, "local_epochs": 1, "batch_size": 8},
+    "evaluate": {"validation": {"fraction": 0.25}, "clients": False},
+    "resources": {"client_actors": 1, "server": {"threads": 1}},
+}
+SPACE = {"algorithm.rho": "auto", "algorithm.lr": {"log": [0.001, 0.5]}, "algorithm.perturb": ["head", "all"]}
+
+
+def iris_sweep(**changes: Any) -> Sweep:
+    """Three parameters of FedSOL, six rounds, one trial at a time."""
+    return load_sweep({"name": "tiny", "experiment": EXPERIMENT, "space": SPACE, "concurrency": 1, **changes})
+
+
+def ended(value: float) -> dict[str, Any]:
+    """What a trial reports after its sixth and last round."""
+    return {
+        "val/acc": value,
+        "round": 6,
+        "rounds": 6,
+        "seeds": 1,
+        "spent": 72,
+        "seconds": 1.5,
+        "done": True,
+        "diverged": False,
+        "status": "finished",
+    }

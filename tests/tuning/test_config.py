@@ -1,0 +1,272 @@
+"""A sweep's file and overrides: complete, the same from any folder, and one clear line for everything that is wrong."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flray.catalog import METRICS
+from flray.config import load_config
+from flray.core.errors import ConfigError
+from tuning.config import CUMULATIVE, load_sweep
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+FILES = sorted((CONFIGS / "sweeps").glob("*.yaml"))
+EXPERIMENT = {
+    "rounds": 20,
+    "data": {"source": "digits"},
+    "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.3},
+    "model": {"name": "mlp", "hidden": [16]},
+    "algorithm": {"name": "fedsol", "lr": 0.05},
+}
+BASE = {"experiment": EXPERIMENT, "space": {"algorithm.rho": "auto"}}
+CHOICE = {**BASE, "space": {"algorithm": ["fedavg", "fedprox"]}}
+
+
+def test_defaults_are_written_out():
+    sweep = load_sweep(BASE)
+    assert sweep.objective == {"val/acc": "max"}
+    assert (sweep.trials, sweep.hours, sweep.client_steps, sweep.budget_per) == (12, None, None, "sweep")
+    assert (sweep.seed, sweep.sampler, sweep.scheduler.name, sweep.concurrency, sweep.study) == (0, "tpe", "none", "auto", None)
+    assert (sweep.final.top, sweep.final.seeds) == (1, 3)
+    written = yaml.safe_load(sweep.yaml())
+    assert written["space"] == {"algorithm.rho": {"log": [0.05, 5.0]}}
+    assert written["experiment"]["evaluate"]["validation"] == {"fraction": 0.1, "of": "clients"}
+    assert list(written) == [
+        *("name", "experiment", "space", "objective", "trials", "hours", "client_steps", "budget_per", "seed", "sampler", "scheduler"),
+        *("concurrency", "study", "final"),
+    ]
+
+
+def test_an_override_reaches_the_sweep_or_the_experiment():
+    sweep = load_sweep(
+        {**BASE, "scheduler": "asha"},
+        [
+            *("trials=40", "hours=2", "seed=7", "name=mine", "scheduler.grace=2", "scheduler.seeds=[1, 3]", "final.top=2"),
+            *("space.algorithm.rho={log: [0.1, 1]}", "space.partition.alpha=[0.1, 0.3]", "objective={val/loss: min}", "concurrency=1"),
+            *("rounds=10", "experiment.seed=3", "algorithm.local_epochs=1", "experiment.name=theirs", "model.hidden=[8]"),
+        ],
+    )
+    assert (sweep.trials, sweep.hours, sweep.seed, sweep.name, sweep.concurrency) == (40, 2.0, 7, "mine", 1)
+    assert (sweep.scheduler.name, sweep.scheduler.grace, sweep.scheduler.seeds, sweep.scheduler.reduction) == ("asha", 2, (1, 3), 3.0)
+    assert (sweep.final.top, sweep.final.seeds, sweep.objective) == (2, 3, {"val/loss": "min"})
+    assert sweep.space == {"algorithm.rho": {"log": [0.1, 1.0]}, "partition.alpha": {"choice": [0.1, 0.3]}}
+    experiment = sweep.experiment({"algorithm.rho": 0.5, "partition.alpha": 0.1})
+    assert (experiment.rounds, experiment.seed, experiment.name, experiment.algorithm.local_epochs) == (10, 3, "theirs", 1)
+    assert (experiment.algorithm.rho, experiment.partition.alpha, experiment.model.options["hidden"]) == (0.5, 0.1, [8])
+
+
+def test_overrides_from_python_are_values():
+    sweep = load_sweep(BASE, {"trials": 3, "space.partition.alpha": [0.1, 1.0], "algorithm.optimizer": "adam"})
+    assert (sweep.trials, sweep.search_space.names()) == (3, ("algorithm.rho", "partition.alpha"))
+    assert sweep.experiment(sweep.search_space.example()).algorithm.optimizer == "adam"
+
+
+def test_a_saved_sweep_is_the_same_from_any_folder(tmp_path, monkeypatch):
+    """`extends` is relative to the sweep's file; nothing of it is left in what is saved."""
+    (tmp_path / "configs" / "sweeps").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    presets = {"presets": {"small": {"rounds": 9, "algorithm": {"lr": 0.2}}}}
+    (tmp_path / "configs" / "base.yaml").write_text(yaml.safe_dump(EXPERIMENT | presets))
+    section = {"extends": "../base.yaml", "preset": "small", "cohort": {"size": 4}}
+    raw = {**BASE, "experiment": section, "scheduler": "asha", "space": {"algorithm": ["fedprox", "fedsol"], "algorithm.lr": "auto"}}
+    (tmp_path / "configs" / "sweeps" / "mine.yaml").write_text(yaml.safe_dump(raw))
+    monkeypatch.chdir(tmp_path / "configs")
+    sweep = load_sweep("sweeps/mine.yaml", ["algorithm.momentum=0.5"])
+    assert (sweep.name, sweep.values["rounds"], sweep.values["cohort"]) == ("mine", 9, {"size": 4})
+    (tmp_path / "sweep.yaml").write_text(sweep.yaml())
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = load_sweep(tmp_path / "sweep.yaml")
+    assert again == sweep and again.search_space == sweep.search_space and again.yaml() == sweep.yaml()
+    assert not re.search("extends|preset|auto$", sweep.yaml().replace("concurrency: auto", ""), re.MULTILINE)
+    copy = pickle.loads(pickle.dumps(sweep))
+    assert copy == sweep and copy.search_space == sweep.search_space
+
+
+@pytest.mark.parametrize("overrides", [[], ["preset=small"], ["algorithm.weighting=uniform", "model=resnet18", "model.norm=batch"]])
+def test_a_trial_is_the_experiment_that_the_file_makes_of_the_same_overrides(overrides):
+    """The file's tables `algorithms` and `models` are still there when a trial names one of their entries; overrides go before them."""
+    file = CONFIGS / "fedsol" / "cifar10_lda01.yaml"
+    names = ["fedavg", "fedprox", "feddyn", "moon", "fedsol"]
+    sweep = load_sweep({"experiment": {"extends": str(file)}, "space": {"algorithm": names}}, overrides)
+    for name in names:
+        expected = load_config(file, [f"algorithm={name}", *overrides, "evaluate.validation={fraction: 0.1}"])[0]
+        assert sweep.experiment({"algorithm": name}) == expected
+    table = load_config(file, ["algorithm=feddyn"])[0].algorithm
+    assert (table.alpha, table.weighting) == (0.1, "examples")  # so the third case does override the table
+
+
+def test_the_held_out_share_is_the_experiments_where_it_has_one_and_the_final_runs_have_none():
+    sweep = load_sweep(BASE, ["evaluate.validation.fraction=0.2", "evaluate.validation.of=server"])
+    trial = sweep.experiment({"algorithm.rho": 1.0})
+    assert (trial.evaluate.validation.fraction, trial.evaluate.validation.of) == (0.2, "server")
+    assert load_sweep(BASE, ["evaluate.validation=null"]).experiment({}).evaluate.validation.fraction == 0.1
+    assert load_sweep(BASE, ["objective={comm/bytes: min}"]).experiment({}).evaluate.validation.of == "clients"
+    assert sweep.experiment({"algorithm.rho": 1.0, "evaluate.validation": None, "seed": 5}).evaluate.validation is None
+
+
+def test_a_shorter_choice_from_the_command_line_needs_no_other_change():
+    sweep = load_sweep(CONFIGS / "sweeps" / "compare_tuned.yaml", ["space.algorithm=[fedavg, fedprox]"])
+    assert sweep.search_space.names() == ("algorithm", "fedavg.lr", "fedprox.lr", "fedprox.mu")
+
+
+def test_another_file_to_extend_is_found_from_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "rounds": 77}))
+    monkeypatch.chdir(tmp_path)
+    sweep = load_sweep(CONFIGS / "sweeps" / "fedsol_rho.yaml", ["experiment.extends=other.yaml"])
+    assert sweep.experiment({}).rounds == 77
+
+
+def test_modules_are_imported_before_their_names_are_read(tmp_path, monkeypatch):
+    (tmp_path / "own_sweep_algorithm.py").write_text(
+        "from flray.algorithms import ALGORITHMS\nfrom flray.algorithms.fedavg import FedAvg\nfrom flray.core.hp import hp\n"
+        "class Mine(FedAvg, frozen=True):\n    pull: float = hp(0.1, log=(0.01, 1.0), gt=0, doc='how much')\n"
+        "ALGORITHMS.add('own_of_a_sweep', Mine)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    sweep = load_sweep(BASE, ["space={}", "space.algorithm=[fedavg, own_of_a_sweep]"], ["own_sweep_algorithm"])
+    from flray.algorithms import ALGORITHMS
+
+    try:
+        assert sweep.search_space.names() == ("algorithm", "own_of_a_sweep.pull")
+        assert sweep.values["imports"] == ["own_sweep_algorithm"]
+        assert sweep.experiment({"algorithm": "own_of_a_sweep"}).imports == ("own_sweep_algorithm",)
+    finally:
+        del ALGORITHMS._table["own_of_a_sweep"]
+
+
+# objective and scheduler ----------------------------------------------------------------------
+def test_an_accuracy_alone_is_maximised_and_several_objectives_keep_their_order():
+    assert load_sweep({**BASE, "objective": "val/acc"}).objective == {"val/acc": "max"}
+    assert load_sweep({**BASE, "objective": "client/acc_p10"}).objective == {"client/acc_p10": "max"}
+    several = {"val/acc": "max", "comm/bytes": "min", "client_steps": "min", "time/s": "min"}
+    assert list(load_sweep({**BASE, "objective": several}).objective.items()) == list(several.items())
+
+
+def test_cumulative_objectives_add_columns_that_every_run_has():
+    assert set(sum(CUMULATIVE.values(), ())) <= set(METRICS)
+    assert {"val/acc", "val/loss"} <= set(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        ("none", {}),
+        (None, {}),
+        ("asha", {"grace": 4, "reduction": 3.0, "seeds": (1,)}),
+        ({"name": "asha", "grace": 2, "reduction": 2.5, "seeds": [1, 1, 3]}, {"grace": 2, "reduction": 2.5, "seeds": (1, 1, 3)}),
+        ("hyperband", {"reduction": 3.0}),
+        ({"name": "pbt", "grace": 5}, {"grace": 5}),
+        ("median", {"grace": 4, "startup": 5}),
+        ({"name": "percentile", "percentile": 50, "startup": 0}, {"grace": 4, "startup": 0, "percentile": 50.0}),
+        ("successive_halving", {"grace": 4, "reduction": 4.0}),
+    ],
+)
+def test_a_scheduler_has_the_options_that_it_reads(scheduler, expected):
+    found = load_sweep({**BASE, "scheduler": scheduler}).scheduler
+    given = scheduler["name"] if isinstance(scheduler, dict) else scheduler or "none"
+    assert {k: v for k, v in found.model_dump().items() if v is not None} == {"name": given, **expected}
+
+
+def test_a_rung_must_be_reached_by_the_shortest_trial():
+    assert load_sweep(BASE, ["scheduler=asha", "scheduler.grace=19"]).scheduler.grace == 19
+    message = r"scheduler\.grace: the first decision is after {} rounds, a trial has {}; lower it, or raise rounds"
+    with pytest.raises(ConfigError, match=message.format(20, 20)):
+        load_sweep(BASE, ["scheduler=asha", "scheduler.grace=20"])
+    with pytest.raises(ConfigError, match=message.format(4, 3)):
+        load_sweep(BASE, ["scheduler=median", "space.rounds=[30, 3]"])
+    assert load_sweep(BASE, ["rounds=3", "scheduler=none"]).scheduler.name == "none"
+
+
+# the files -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_sweep_of_the_repository_loads_and_so_do_the_commands_that_it_names(path):
+    sweep = load_sweep(path)
+    assert sweep.name == path.stem
+    assert sweep.experiment(sweep.search_space.example()).data.source == "digits"
+    commands = [shlex.split(line[1:]) for line in path.read_text().splitlines() if line.startswith("#   flray sweep ")]
+    assert len(commands) >= 2
+    for command in commands:
+        assert Path(command[2]) == path.relative_to(CONFIGS.parent)
+        overrides = [part.replace("extends=configs/", f"extends={CONFIGS}/") for part in command[3:]]
+        assert load_sweep(path, overrides).search_space.names()
+
+
+def test_the_sweeps_search_what_the_issue_names():
+    names = {path.stem: load_sweep(path).search_space.names() for path in FILES}
+    assert set(names["fedsol_rho"]) == {"algorithm.rho", "algorithm.adaptive", "algorithm.perturb"}
+    assert {f"algorithm.{field}" for field in ("alpha", "delta", "projection_rate", "temperature", "memory_size")} <= set(names["fedproj"])
+    compared = load_sweep(CONFIGS / "sweeps" / "compare_tuned.yaml")
+    assert compared.budget_per == "algorithm" and {"fedavg", "fedsol", "fedproj"} <= set(compared.search_space.algorithms)
+    assert all(f"{name}.lr" in compared.search_space.names(name) for name in compared.search_space.algorithms)
+
+
+# what is wrong ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trails=3"], "unknown key 'trails' in override trails (did you mean 'trials'?)"),
+        (["trials=0"], "trials: input should be greater than or equal to 1, got 0"),
+        (["trials=1,2"], "trials: input should be a valid integer"),
+        (["hours=0"], "hours: input should be greater than 0, got 0"),
+        (["client_steps=0"], "client_steps: input should be greater than 0"),
+        (["concurrency=0"], "concurrency"),
+        (["sampler=tpee"], "sampler: input should be 'tpe', 'random', 'qmc', 'gp', 'nsga2' or 'nsga3', got 'tpee'"),
+        (["study=sweep.db"], "study: 'sweep.db' is not a database URL; write for example sqlite:///sweep.db"),
+        (["budget_per=algorithm"], "budget_per: algorithm, but the sweep has one"),
+        (["final.tops=1"], "final.tops: unknown key (did you mean 'top'?)"),
+        (["final.seeds=0"], "final.seeds: input should be greater than or equal to 1"),
+        (["trials.x=1"], "override trials.x: trials is 12, a value, not a section"),
+        (["experiment=x.yaml"], "override experiment=x.yaml: write experiment.KEY=value"),
+        (["roundz=3"], "unknown key 'roundz' in override roundz (did you mean 'rounds'?)"),
+        (["experiment.roundz=3"], "roundz: unknown key (did you mean 'rounds'?)"),
+        (["preset=small"], "unknown preset 'small' in this configuration"),
+        (["name=a/b"], "name: string should match pattern"),
+        (["nonsense"], "override 'nonsense': write key=value"),
+        (["objective=val/ac"], "unknown metric 'val/ac' in objective (did you mean 'val/acc'?)"),
+        (["objective=test/acc"], "objective: tuning never reads the test set, so not test/acc; use val/acc"),
+        (["objective={personal/ft0/acc_mean: max}"], "objective: tuning never reads the test set, so not personal/ft0/acc_mean"),
+        (["objective={time/personal_s: min}"], "unknown metric 'time/personal_s' in objective"),
+        (["objective=val/loss"], "objective: val/loss alone does not say max or min; write objective: {val/loss: min}"),
+        (["objective={val/acc: maximum}"], "objective.val/acc: input should be 'max' or 'min', got 'maximum'"),
+        (["objective={}"], "objective: dictionary should have at least 1 item"),
+        (["scheduler=ahsa"], "scheduler.name: input should be"),
+        (["scheduler=asha", "scheduler.graec=3"], "scheduler.graec: unknown key (did you mean 'grace'?)"),
+        (["scheduler=asha", "scheduler.reduction=1"], "scheduler.reduction: input should be greater than 1"),
+        (["scheduler=asha", "scheduler.seeds=[1, 0]"], "scheduler.seeds.1: input should be greater than or equal to 1"),
+        (["scheduler=asha", "scheduler.seeds=[3, 1]"], "scheduler.seeds: [3, 1] falls; a later rung has as many seeds"),
+        (["scheduler=median", "scheduler.seeds=[1, 3]"], "scheduler.seeds: median does not read it (read by asha)"),
+        (["scheduler.grace=3"], "scheduler.grace: none does not read it (read by asha, pbt, median, percentile, successive_halving)"),
+        (["scheduler=successive_halving", "scheduler.reduction=2.5"], "scheduler.reduction: successive_halving needs a whole number"),
+        (["scheduler=asha", "objective={val/acc: max, comm/bytes: min}"], "scheduler: asha judges trials by one number"),
+        (["scheduler=asha", "evaluate.every=0"], "evaluate.every: 0 tests a trial of 20 rounds only at its end, asha needs a value before"),
+        (["scheduler=pbt", "space={partition.alpha: [0.1, 1]}"], "scheduler: pbt changes numbers of the algorithm as it goes"),
+        (["scheduler=pbt", "space={algorithm: [fedprox, fedsol]}"], "scheduler: pbt copies one trial's state into another"),
+        (["space.algorithm.rhoo=auto"], "unknown parameter 'rhoo' in space.algorithm.rhoo, of fedsol (did you mean 'rho'?)"),
+        (["space.algorithm.rho=[]"], "space.algorithm.rho: no values to choose from"),
+        (["evaluate.finetune_epochs=[0, 1]"], "evaluate.validation: evaluate.finetune_epochs tests each client on the test set"),
+        (["space.algorithm=[fedavg, local]"], "evaluate.validation: algorithm local tests each client on the test set"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        load_sweep({**BASE, "trials": 12}, overrides)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_sweep_is_said_in_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"quickstart\.yaml has no section `experiment`"):
+        load_sweep(CONFIGS / "quickstart.yaml")
+    with pytest.raises(ConfigError, match=r"unknown key 'spaces' in the sweep; .* \(did you mean 'space'\?\)"):
+        load_sweep({**BASE, "spaces": {}})
+    with pytest.raises(ConfigError, match="space: missing; add it"):
+        load_sweep({"experiment": EXPERIMENT})
+    with pytest.raises(ConfigError, match=r"no configuration file .*fedsol_roh\.yaml \(did you mean 'fedsol_rho'\?\)"):
+        load_sweep(CONFIGS / "sweeps" / "fedsol_roh.yaml")
+    with pytest.raises(ConfigError, match="cannot be read as a configuration file"):
+        load_sweep(tmp_path)

@@ -1,0 +1,310 @@
+"""What stops a trial: ASHA's rungs on disk, Optuna's pruners, the numbers of population-based training. Ray Tune's own classes; no Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, PopulationBasedTraining
+from ray.tune.search import SearchGenerator
+
+from flray.core.errors import CheckpointError
+from tests.tuning.iris import ended, iris_sweep
+from tuning.config import SchedulerConfig
+from tuning.schedulers import RUNGS, Asha, make_scheduler, rungs
+from tuning.search import Studies, StudySearcher
+from tuning.trainable import Job
+
+ROUNDS = 12
+GRACE, REDUCTION = 2, 2.0  # rungs 2, 4, 8
+
+
+@dataclasses.dataclass(eq=False)
+class FakeTrial:
+    """As much of Ray Tune's trial as its schedulers read."""
+
+    trial_id: str
+    config: dict[str, Any]
+    experiment_tag: str = ""
+
+
+def trial(key: str, ray_id: str = "") -> FakeTrial:
+    return FakeTrial(ray_id or f"ray-{key}", {"key": key})
+
+
+def asha(folder: Path, mode: str = "max") -> Asha:
+    return Asha(folder / RUNGS, [2, 4, 8], "val/acc", mode, REDUCTION)
+
+
+def ray_asha(mode: str = "max") -> ASHAScheduler:
+    """Ray Tune's own with the same settings."""
+    return ASHAScheduler("round", "val/acc", mode, max_t=ROUNDS, grace_period=GRACE, reduction_factor=REDUCTION)
+
+
+class Report(NamedTuple):
+    """A value of a trial after its next round."""
+
+    trial: int
+    value: float
+
+
+def play(scheduler: Any, reports: Sequence[Report], cut: int | None = None, again: Any = None, back: int = 0) -> list[tuple[int, int, str]]:
+    """(trial, round, decision) of every report, as Ray Tune's controller asks for them.
+
+    At report `cut` the driver is killed: `again()` is the new scheduler, the trials that go on get new ids, and each says its last
+    round once more, and `back` rounds before it. These decisions are not in the list: they must be to go on.
+    """
+    found: list[tuple[int, int, str]] = []
+    trials: dict[int, Any] = {}
+    values: dict[int, list[float]] = {}
+    over: set[int] = set()
+    for place, report in enumerate(reports):
+        if place == cut:
+            scheduler = again()
+            for name in set(trials) - over:
+                trials[name] = trial(f"{name:04d}", f"second-{name}")
+                scheduler.on_trial_add(None, trials[name])
+                for round, value in list(enumerate(values[name], start=1))[-back - 1 :]:
+                    assert scheduler.on_trial_result(None, trials[name], {"round": round, "val/acc": value}) == "CONTINUE"
+        name = report.trial
+        if name in over:
+            continue
+        if name not in trials:
+            trials[name], values[name] = trial(f"{name:04d}"), []
+            scheduler.on_trial_add(None, trials[name])
+        values[name].append(report.value)
+        round = len(values[name])
+        result = {"round": round, "val/acc": report.value}
+        decision = "CONTINUE" if round == ROUNDS else scheduler.on_trial_result(None, trials[name], result)
+        found.append((name, round, decision))
+        if round == ROUNDS or decision == "STOP":
+            scheduler.on_trial_complete(None, trials[name], result)
+            over.add(name)
+    return found
+
+
+REPORTS = st.lists(st.builds(Report, st.integers(0, 5), st.floats(0, 1, width=16)), min_size=10, max_size=70)
+
+
+# ASHA --------------------------------------------------------------------------------------------
+@given(REPORTS, st.sampled_from(["max", "min"]), st.integers(0, 69), st.integers(0, 3))
+def test_asha_decides_after_a_resume_as_without_one_and_as_ray_tune_does(reports: list[Report], mode: str, cut: int, back: int) -> None:
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        whole = play(asha(Path(one), mode), reports)
+        assert whole == play(ray_asha(mode), reports)
+        assert whole == play(asha(Path(other), mode), reports, cut, lambda: asha(Path(other), mode), back)
+        assert json.loads((Path(one) / RUNGS).read_text()) == json.loads((Path(other) / RUNGS).read_text())
+
+
+def test_tuner_restore_forgets_the_rungs_and_a_resume_here_does_not(tmp_path: Path) -> None:
+    """ray#30838: `Tuner.restore` begins with an empty scheduler. Then 0.1 in round 2 has nothing to be compared with, and goes on."""
+    reports = [*[Report(0, 0.9)] * ROUNDS, Report(1, 0.1), Report(1, 0.1)]
+    cut = len(reports) - 1
+    assert play(ray_asha(), reports)[-1] == (1, 2, "STOP")
+    assert play(ray_asha(), reports, cut, ray_asha)[-1] == (1, 2, "CONTINUE")
+    assert play(asha(tmp_path), reports, cut, lambda: asha(tmp_path))[-1] == (1, 2, "STOP")
+
+
+def test_the_rungs_on_disk(tmp_path: Path) -> None:
+    """By hand: at round 2 trial 1 is below the median of {0.9}, trial 2 is not; larger is better, whatever the mode."""
+    play(asha(tmp_path), [Report(0, 0.9), Report(0, 0.9), Report(1, 0.1), Report(1, 0.1), *[Report(2, 0.95)] * 4])
+    found = json.loads((tmp_path / RUNGS).read_text())
+    assert found == {"rungs": [[2, {"0000": 0.9, "0001": 0.1, "0002": 0.95}], [4, {"0002": 0.95}], [8, {}]], "stopped": ["0001"]}
+    (tmp_path / "min").mkdir()
+    play(asha(tmp_path / "min", "min"), [Report(0, 0.9), Report(0, 0.9)])
+    assert json.loads((tmp_path / "min" / RUNGS).read_text())["rungs"][0] == [2, {"0000": -0.9}]
+
+
+def test_a_trial_without_a_value_is_not_judged(tmp_path: Path) -> None:
+    """It failed, diverged, or was not tested in this round."""
+    scheduler, one = asha(tmp_path), trial("0000")
+    scheduler.on_trial_add(None, one)
+    assert scheduler.on_trial_result(None, one, {"round": 2}) == "CONTINUE"
+    scheduler.on_trial_complete(None, one, {"round": 3, "done": True, "status": "failed: boom"})
+    scheduler.on_trial_remove(None, one)
+    assert json.loads((tmp_path / RUNGS).read_text())["rungs"] == [[2, {}], [4, {}], [8, {}]]
+
+
+def test_algorithms_with_a_budget_of_their_own_are_not_compared(tmp_path: Path) -> None:
+    """And the rungs of one are kept while only trials of the other go on."""
+
+    def decide(scheduler: Asha, key: str, value: float) -> str:
+        one = trial(key)
+        scheduler.on_trial_add(None, one)
+        return scheduler.on_trial_result(None, one, {"round": 2, "val/acc": value})
+
+    first = asha(tmp_path)
+    assert [decide(first, "fedavg/0000", 0.9), decide(first, "fedsol/0000", 0.3), decide(first, "fedavg/0001", 0.5)] == [
+        *("CONTINUE", "CONTINUE", "STOP")
+    ]
+    assert decide(asha(tmp_path), "fedsol/0001", 0.4) == "CONTINUE"
+    assert decide(asha(tmp_path), "fedavg/0002", 0.6) == "STOP"  # the median of 0.9 and 0.5 is 0.7
+    found = json.loads((tmp_path / RUNGS).read_text())
+    assert found["rungs"][0][1] == {"fedavg/0000": 0.9, "fedavg/0001": 0.5, "fedavg/0002": 0.6, "fedsol/0000": 0.3, "fedsol/0001": 0.4}
+    assert found["stopped"] == ["fedavg/0001", "fedavg/0002"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"rungs": []}', '{"rungs": [2], "stopped": []}', '{"rungs": [[2, {"0000": "a"}]], "stopped": []}']
+)
+def test_damaged_rungs_are_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / RUNGS).write_text(text)
+    with pytest.raises(CheckpointError, match=r"rungs\.json is damaged \(.*\); delete it to go on with empty rungs$"):
+        asha(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rule", "rounds", "found"),
+    [
+        ({"name": "asha"}, 40, [(4, 1), (12, 1), (36, 1), (40, 1)]),
+        ({"name": "asha", "seeds": [1, 1, 3]}, 40, [(4, 1), (12, 1), (36, 3), (40, 3)]),
+        ({"name": "asha", "seeds": [2, 3]}, 10, [(4, 2), (10, 3)]),
+        ({"name": "asha", "seeds": [1, 2, 3, 4, 5]}, 12, [(4, 1), (12, 2)]),  # no rung at the last round
+        ({"name": "asha", "grace": 4, "reduction": 2.5}, 40, [(4, 1), (10, 1), (25, 1), (40, 1)]),
+        # 1, 1.5, 2.25, 3.4, 5.1, 7.6: the first whole round that is not before; each rung once
+        ({"name": "asha", "grace": 1, "reduction": 1.5}, 10, [(1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (10, 1)]),
+        ({"name": "asha", "grace": 1, "reduction": 1.2}, 4, [(1, 1), (2, 1), (3, 1), (4, 1)]),
+        ({"name": "asha", "grace": 10, "reduction": 1.1}, 12, [(10, 1), (11, 1), (12, 1)]),
+        ({"name": "none"}, 40, [(40, 1)]),
+        ({"name": "median"}, 40, [(40, 1)]),
+    ],
+)
+def test_rungs(rule: dict[str, Any], rounds: int, found: list[tuple[int, int]]) -> None:
+    assert rungs(SchedulerConfig(**rule), rounds) == found
+
+
+# the others by name ------------------------------------------------------------------------------
+def studies_of(tmp_path: Path, **changes: Any) -> Studies:
+    return Studies(iris_sweep(trials=50, **changes), tmp_path)
+
+
+def test_schedulers_by_name(tmp_path: Path) -> None:
+    studies = studies_of(tmp_path, objective={"val/loss": "min"})
+
+    def of(**rule: Any) -> Any:
+        sweep = studies.sweep.model_copy(update={"scheduler": SchedulerConfig(**rule)})
+        return make_scheduler(sweep, studies, tmp_path, 27)
+
+    assert type(of(name="none")) is FIFOScheduler
+    found = of(name="asha", grace=3)
+    assert isinstance(found, Asha) and found.metric == "val/loss" and found._mode == "min"
+    assert [at for at, _ in found._group("0000")._rungs] == [9, 3]
+    band = of(name="hyperband")
+    assert isinstance(band, HyperBandScheduler) and (band.metric, band._mode, band._time_attr) == ("val/loss", "min", "round")
+    assert [band._get_r0(s) for s in range(4)] == [27, 9, 3, 1]  # Li et al. 2018: brackets of R / eta**s rounds
+    change = of(name="pbt", grace=3)
+    assert isinstance(change, PopulationBasedTraining) and (change._metric_op, change._perturbation_interval) == (-1.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "theirs"),
+    [
+        ({"name": "median", "grace": 2, "startup": 3}, optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=2)),
+        ({"name": "median", "grace": 1, "startup": 0}, optuna.pruners.MedianPruner(n_startup_trials=0, n_warmup_steps=1)),
+        (
+            {"name": "percentile", "grace": 2, "startup": 2, "percentile": 60},
+            optuna.pruners.PercentilePruner(60.0, n_startup_trials=2, n_warmup_steps=2),
+        ),
+        (
+            {"name": "successive_halving", "grace": 2, "reduction": 2},
+            optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=2),
+        ),
+    ],
+)
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_pruners_decide_as_optuna_itself(tmp_path: Path, rule: dict[str, Any], theirs: optuna.pruners.BasePruner, mode: str) -> None:
+    """Twelve trials of six rounds, resumed in the middle, beside Optuna's own loop over the same values; never before round `grace`."""
+    direction = {"max": "maximize", "min": "minimize"}[mode]
+    own = optuna.create_study(direction=direction, pruner=theirs, storage=optuna.storages.InMemoryStorage())
+    draw = random.Random(3)
+    studies, stopped = studies_of(tmp_path, objective={"val/acc": mode}, scheduler=rule), []
+    for number in range(12):
+        if number == 6:
+            studies = studies_of(tmp_path, objective={"val/acc": mode}, scheduler=rule)
+        scheduler = make_scheduler(studies.sweep, studies, tmp_path, 6)
+        key, *_ = studies.next()
+        expected = own.ask()
+        for round in range(1, 7):
+            value = draw.random()
+            expected.report(value, round)
+            result = {**ended(value), "round": round, "status": "running"}
+            prune = expected.should_prune()
+            assert scheduler.on_trial_result(None, trial(key), result) == ("STOP" if prune else "CONTINUE")
+            if prune:
+                stopped.append(round)
+                break
+        studies.tell(key, {**result, "status": "running" if prune else "finished"})
+        own.tell(expected, None if prune else value, state=optuna.trial.TrialState.PRUNED if prune else optuna.trial.TrialState.COMPLETE)
+    assert 2 <= len(stopped) < 12 and min(stopped) >= rule["grace"]
+    assert [t.state for t in studies.groups[None].trials] == [t.state for t in own.trials]
+
+
+# population-based training -----------------------------------------------------------------------
+@pytest.fixture
+def population(tmp_path: Path) -> tuple[Any, Studies, list[Any]]:
+    """(scheduler, studies, two trials that were added to it)."""
+    space = {
+        "algorithm.rho": {"log": [0.5, 2.0]},
+        "algorithm.local_epochs": {"linear": [1, 4]},
+        "algorithm.batch_size": [10, 32, 50],
+        "algorithm.perturb": ["head", "all"],
+    }
+    studies = studies_of(tmp_path, space=space, scheduler={"name": "pbt", "grace": 2})
+    scheduler = make_scheduler(studies.sweep, studies, tmp_path, 6)
+    trials = []
+    for _ in range(2):
+        key, overrides, folder = studies.next()
+        job = Job.of(key, folder, studies.sweep.experiment(overrides), ("val/acc",), ((6, 1),))
+        numbers = {name: value for name, value in overrides.items() if name != "algorithm.perturb"}
+        one = trial(key)
+        one.config = job.config(numbers)
+        trials.append(one)
+    return scheduler, studies, trials
+
+
+def test_changed_numbers_stay_in_the_space(population: tuple[Any, Studies, list[Any]]) -> None:
+    """300 changes, each of the last one's numbers: within their ranges and lists, integers stay integers, and all of them move."""
+    scheduler, _, (one, other) = population
+    seen: dict[str, set[Any]] = {}
+    for _ in range(300):
+        one.config = scheduler._get_new_config(one, other)[0]
+        one, other = other, one
+        values = other.config["values"]
+        assert 0.5 <= values["algorithm.rho"] <= 2.0
+        assert values["algorithm.local_epochs"] in (1, 2, 3, 4) and type(values["algorithm.local_epochs"]) is int
+        assert values["algorithm.batch_size"] in (10, 32, 50)
+        for name, value in values.items():
+            seen.setdefault(name, set()).add(value)
+    assert seen["algorithm.local_epochs"] == {1, 2, 3, 4} and seen["algorithm.batch_size"] == {10, 32, 50}
+    assert {0.5, 2.0} < seen["algorithm.rho"]  # the ends are in it
+
+
+def test_a_trial_that_copies_another_keeps_its_own_key_and_folder(population: tuple[Any, Studies, list[Any]]) -> None:
+    """Ray Tune's own would hand over the whole configuration: two trials would then write into one run folder."""
+    scheduler, studies, (one, other) = population
+    before = dict(one.config)
+    changed, _ = scheduler._get_new_config(one, other)
+    assert (changed["key"], changed["job"]) == (before["key"], before["job"]) == ("0000", one.config["job"])
+    assert one.config == before and studies.groups[None].trials[0].user_attrs["values"] == changed["values"]
+    assert "values" not in studies.groups[None].trials[1].user_attrs
+
+
+def test_population_based_training_takes_trials_of_a_searcher(population: tuple[Any, Studies, list[Any]]) -> None:
+    scheduler, studies, (one, _) = population
+    searcher = StudySearcher(studies, lambda *_: {}, lambda: False)
+    controller = SimpleNamespace(search_alg=SearchGenerator(searcher), get_trials=lambda: [one])
+    with pytest.raises(ValueError, match="Search algorithms cannot be used"):
+        PopulationBasedTraining("round", "val/acc", "max", hyperparam_mutations={"values": {}}).on_trial_add(controller, one)
+    scheduler.on_trial_add(controller, one)
+    assert scheduler.on_trial_result(controller, one, {"round": 1, "val/acc": 0.5}) == "CONTINUE"
+    assert scheduler.on_trial_result(controller, one, {"round": 2}) == "CONTINUE"  # not tested in this round

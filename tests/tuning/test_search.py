@@ -1,0 +1,368 @@
+"""Optuna studies that are asked and told: addressed suggestions, interruptions at any moment, what a trial's end is in the storage."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from ray.tune.search import Searcher
+
+from flray.core.errors import CheckpointError
+from tests.tuning.iris import ended, iris_sweep
+from tuning.config import Sweep
+from tuning.search import JOURNAL, NEVER, Studies, StudySearcher, open_storage
+from tuning.trials import trials_table
+
+# sampler -> trials that it draws at random before it learns from the others; None: it never learns
+STARTUP = {"tpe": 10, "gp": 10, "nsga2": 50, "nsga3": 50, "random": None, "qmc": None}
+
+
+def value(overrides: dict[str, Any]) -> float:
+    """Stands for training."""
+    return (
+        1 - abs(overrides["algorithm.rho"] - 1.2) / 5 - abs(overrides["algorithm.lr"] - 0.1) - (overrides["algorithm.perturb"] == "all") / 3
+    )
+
+
+def work(studies: Studies, trials: int, sign: int = 1) -> list[dict[str, Any]]:
+    """Run `trials` trials one after another; what was suggested."""
+    found = []
+    for _ in range(trials):
+        key, overrides, _ = studies.next()
+        studies.report(key, {"round": 2, "val/acc": sign * value(overrides) / 2})
+        studies.tell(key, ended(sign * value(overrides)))
+        found.append(overrides)
+    return found
+
+
+def folder_of(root: Path, sweep: Sweep) -> Path:
+    """A sweep's folder before its first trial."""
+    root.mkdir(exist_ok=True)
+    (root / "sweep.yaml").write_text(sweep.yaml())
+    return root
+
+
+# suggestions -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("sampler", STARTUP)
+def test_suggestions_are_those_of_an_uninterrupted_sweep(tmp_path: Path, sampler: str) -> None:
+    """Killed while the third trial runs, and again among those from which the sampler learns: the same suggestions."""
+    startup = STARTUP[sampler]
+    count = (startup or 4) + 3
+    sweep = iris_sweep(sampler=sampler, trials=count)
+    whole = work(Studies(sweep, folder_of(tmp_path / "whole", sweep)), count)
+    folder = folder_of(tmp_path / "killed", sweep)
+    first = Studies(sweep, folder)
+    found = work(first, 2)
+    begun = first.next()
+    again = Studies(sweep, folder)
+    assert again.next() == begun and begun[0] == "0002" and begun[2] == folder / "trials/0002"
+    again.report("0002", {"round": 2, "val/acc": value(begun[1]) / 2})
+    again.tell("0002", ended(value(begun[1])))
+    found += [begun[1], *work(again, count - 5)]
+    found += work(Studies(sweep, folder), 2)
+    assert found == whole
+    assert Studies(sweep, folder).next() is None
+    if startup is not None:  # the trials behind the random ones read the values: the other way round they differ
+        other = work(Studies(sweep, folder_of(tmp_path / "other", sweep)), count, sign=-1)
+        assert other[:startup] == whole[:startup] and other[startup:] != whole[startup:]
+
+
+@pytest.mark.parametrize("sampler", STARTUP)
+def test_another_seed_suggests_other_trials(tmp_path: Path, sampler: str) -> None:
+    found = []
+    for seed in (0, 1):
+        sweep = iris_sweep(sampler=sampler, trials=4, seed=seed)
+        found.append(work(Studies(sweep, folder_of(tmp_path / str(seed), sweep)), 4))
+    assert all(one["algorithm.rho"] != other["algorithm.rho"] for one, other in zip(*found, strict=True))
+
+
+def test_quasi_random_numbers_fill_the_space(tmp_path: Path) -> None:
+    """The first trial is random; of the next eight of a Sobol sequence, two lie in each quarter of the (log) range."""
+    sweep = iris_sweep(sampler="qmc", trials=9)
+    rates = [overrides["algorithm.lr"] for overrides in work(Studies(sweep, folder_of(tmp_path / "s", sweep)), 9)[1:]]
+    edges = [0.001 * (0.5 / 0.001) ** (quarter / 4) for quarter in range(5)]
+    assert [sum(low <= rate < high for rate in rates) for low, high in zip(edges, edges[1:], strict=False)] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("sampler", ["qmc", "gp"])
+def test_what_only_some_algorithms_have_is_drawn_anew_in_each_trial(tmp_path: Path, sampler: str, caplog: pytest.LogCaptureFixture) -> None:
+    sweep = iris_sweep(space={"algorithm": {"choice": ["fedprox", "fedsol"]}}, sampler=sampler, trials=13)
+    studies, rhos, mus = Studies(sweep, folder_of(tmp_path / "s", sweep)), [], []
+    optuna.logging.enable_propagation()
+    for _ in range(13):
+        key, overrides, _ = studies.next()
+        (rhos if overrides["algorithm"] == "fedsol" else mus).append(overrides.get("algorithm.rho", overrides.get("algorithm.mu")))
+        studies.tell(key, ended(0.5))
+    assert len(rhos) > 2 and len(set(rhos)) == len(rhos) and len(mus) > 2 and len(set(mus)) > 1
+    optuna.logging.disable_propagation()
+    assert not caplog.records
+
+
+def test_a_database_suggests_what_a_journal_does(tmp_path: Path) -> None:
+    plain = iris_sweep(trials=13)
+    stored = iris_sweep(trials=13, study=f"sqlite:///{tmp_path}/studies.db")
+    whole = work(Studies(plain, folder_of(tmp_path / "a", plain)), 13)
+    folder = folder_of(tmp_path / "b", stored)
+    assert work(Studies(stored, folder, new=True), 11) + work(Studies(stored, folder), 2) == whole
+    assert not (folder / JOURNAL).exists()
+    assert trials_table(folder)["val/acc"].tolist() == trials_table(tmp_path / "a")["val/acc"].tolist()
+    study = optuna.load_study(study_name="tiny", storage=stored.study)  # as optuna-dashboard would
+    assert study.best_value == max(map(value, whole))
+
+
+# interruptions -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("killed", ["asked", "half suggested", "told half"])
+def test_a_trial_that_was_never_given_out_does_not_count(tmp_path: Path, killed: str) -> None:
+    """The driver was killed between asking for the third trial and writing down where it runs."""
+    sweep = iris_sweep(trials=4)
+    whole = work(Studies(sweep, folder_of(tmp_path / "whole", sweep)), 4)
+    folder = folder_of(tmp_path / "torn", sweep)
+    studies = Studies(sweep, folder)
+    found = work(studies, 2)
+    torn = studies.groups[None].ask()
+    if killed != "asked":
+        torn.suggest_float("algorithm.lr", 0.001, 0.5, log=True)
+    if killed == "told half":
+        torn.set_user_attr("status", NEVER)
+    studies = Studies(sweep, folder)
+    found += work(studies, 2)
+    assert found == whole
+    assert studies.next() is None and len(studies.ended()) == 4
+    frozen = studies.groups[None].get_trials()[2]
+    assert frozen.state == TrialState.FAIL and frozen.user_attrs == {"status": NEVER}
+    assert trials_table(folder)["trial"].tolist() == [0, 1, 3, 4]
+
+
+def test_a_resumed_trial_keeps_what_it_reported(tmp_path: Path) -> None:
+    sweep = iris_sweep(trials=1)
+    folder = folder_of(tmp_path / "s", sweep)
+    first = Studies(sweep, folder)
+    key, *_ = first.next()
+    for round in (1, 2):
+        first.report(key, {"round": round, "val/acc": round / 10})
+    again = Studies(sweep, folder)
+    again.next()
+    for round in (2, 3):  # the last round before the kill comes again
+        again.report(key, {"round": round, "val/acc": round / 10})
+    again.report(key, {"round": 4})  # not tested in this round
+    assert again.groups[None].trials[0].intermediate_values == {1: 0.1, 2: 0.2, 3: 0.3}
+
+
+def test_trials_that_a_scheduler_had_stopped_end_as_pruned(tmp_path: Path) -> None:
+    sweep = iris_sweep(trials=3)
+    folder = folder_of(tmp_path / "s", sweep)
+    first = Studies(sweep, folder)
+    for _ in range(2):
+        key, *_ = first.next()
+        first.report(key, {"round": 4, "val/acc": 0.25})
+    again = Studies(sweep, folder)
+    again.prune({"0001"})
+    assert [t.state for t in again.groups[None].trials] == [TrialState.RUNNING, TrialState.PRUNED]
+    assert again.groups[None].trials[1].value == 0.25
+    row = trials_table(folder).iloc[1]
+    assert (row["state"], row["round"]) == ("pruned", 4)
+    assert again.next()[0] == "0000"
+
+
+def test_numbers_that_changed_on_the_way_are_those_of_a_resume(tmp_path: Path) -> None:
+    """Population-based training changes them; a trial goes on with the last ones."""
+    sweep = iris_sweep(trials=1)
+    folder = folder_of(tmp_path / "s", sweep)
+    studies = Studies(sweep, folder)
+    key, overrides, _ = studies.next()
+    studies.trial(key).set_user_attr("values", {"algorithm.rho": 0.75})
+    assert Studies(sweep, folder).next()[1] == {**overrides, "algorithm.rho": 0.75}
+
+
+def test_a_line_that_a_lost_machine_left_half_written_is_dropped(tmp_path: Path) -> None:
+    sweep = iris_sweep(trials=4)
+    folder = folder_of(tmp_path / "s", sweep)
+    work(Studies(sweep, folder), 2)
+    whole = (folder / JOURNAL).read_bytes()
+    with (folder / JOURNAL).open("ab") as file:
+        file.write(b'{"op_code":4,"worker')
+    assert len(work(Studies(sweep, folder), 2)) == 2
+    assert (folder / JOURNAL).read_bytes().startswith(whole + b'{"op_code"')
+    assert trials_table(folder)["state"].tolist() == ["finished"] * 4
+
+
+def test_the_lock_of_a_killed_process_leads_to_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optuna breaks a stale lock by the age of what it links to; a link that leads nowhere it would wait for, for ever."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    open_storage(None, Path("runs"))._backend._lock.acquire()
+    assert (tmp_path / "runs" / f"{JOURNAL}.lock").exists()  # follows the link
+    storage = open_storage(None, Path("runs"))
+    storage._backend._lock.grace_period = 1
+    optuna.create_study(storage=storage, study_name="after")
+
+
+# the end of a trial ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("change", "state", "row"),
+    [
+        ({}, TrialState.COMPLETE, {"state": "finished", "val/acc": 0.5, "round": 6, "seeds": 1, "client_steps": 72, "seconds": 1.5}),
+        ({"round": 4, "status": "running"}, TrialState.PRUNED, {"state": "pruned", "val/acc": 0.25, "round": 4, "client_steps": 72}),
+        ({"status": "diverged in round 6: loss", "diverged": True}, TrialState.PRUNED, {"state": "diverged", "round": 6, "val/acc": 0.25}),
+        ({"status": "failed: client 3: boom", "round": 3, "val/acc": None}, TrialState.FAIL, {"state": "failed", "round": 3}),
+        ({"val/acc": None}, TrialState.FAIL, {"state": "failed", "round": 6}),
+    ],
+)
+def test_the_end_of_a_trial(tmp_path: Path, change: dict[str, Any], state: TrialState, row: dict[str, Any]) -> None:
+    """It had 0.25 in round 2, and 0.5 at its end unless `change` says otherwise."""
+    sweep = iris_sweep(trials=1)
+    folder = folder_of(tmp_path / "s", sweep)
+    studies = Studies(sweep, folder)
+    key, *_ = studies.next()
+    studies.report(key, {"round": 2, "val/acc": 0.25})
+    result = {**ended(0.5), **change}
+    studies.tell(key, {name: told for name, told in result.items() if told is not None})
+    (trial,) = studies.groups[None].trials
+    assert trial.state == state
+    assert {name: trials_table(folder).iloc[0][name] for name in row} == row
+    assert studies.next() is None
+
+
+def test_reasons_stand_in_the_study(tmp_path: Path) -> None:
+    """As optuna-dashboard shows them."""
+    sweep = iris_sweep(trials=3)
+    studies = Studies(sweep, folder_of(tmp_path / "s", sweep))
+    for change in ({"val/acc": None}, {"round": 4, "status": "running"}, {"status": "failed: client 3: boom"}):
+        key, *_ = studies.next()
+        studies.tell(key, {name: told for name, told in {**ended(0.5), **change}.items() if told is not None})
+    found = [trial.user_attrs["status"] for trial in studies.groups[None].trials]
+    assert found == ["failed: its last round has no finite val/acc", "pruned", "failed: client 3: boom"]
+
+
+def test_several_objectives(tmp_path: Path) -> None:
+    """Their directions, both values, and what has no place in a study of several: values on the way, and pruning."""
+    sweep = iris_sweep(trials=3, objective={"val/acc": "max", "comm/bytes": "min"})
+    studies = Studies(sweep, folder_of(tmp_path / "s", sweep))
+    for change in ({"comm/bytes": 10.0}, {"comm/bytes": 20.0, "diverged": True, "status": "diverged in round 6: loss"}, {}):
+        key, *_ = studies.next()
+        studies.report(key, {"round": 2, "val/acc": 0.25, "comm/bytes": 5.0})
+        studies.tell(key, {**ended(0.5), **change})
+    study = studies.groups[None]
+    assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    assert [(trial.state, trial.values) for trial in study.trials] == [
+        (TrialState.COMPLETE, [0.5, 10.0]),
+        (TrialState.FAIL, None),
+        (TrialState.FAIL, None),
+    ]
+    assert trials_table(tmp_path / "s")["state"].tolist() == ["finished", "diverged", "failed"]
+
+
+# a budget for each algorithm ---------------------------------------------------------------------
+def test_algorithms_take_turns_in_studies_of_their_own(tmp_path: Path) -> None:
+    sweep = iris_sweep(space={"algorithm": {"choice": ["fedprox", "fedsol"]}}, budget_per="algorithm", trials=2)
+    folder = folder_of(tmp_path / "s", sweep)
+    studies, keys = Studies(sweep, folder), []
+    for _ in range(3):
+        key, overrides, run = studies.next()
+        assert overrides["algorithm"] == key.partition("/")[0]
+        assert run == folder / "trials" / key.replace("/", "-")
+        studies.tell(key, ended(0.5))
+        keys.append(key)
+    studies = Studies(sweep, folder)
+    keys.append(studies.next()[0])
+    assert keys == ["fedprox/0000", "fedsol/0000", "fedprox/0001", "fedsol/0001"]
+    assert studies.next() is None
+    assert [(group, trial.number) for group, trial in studies.ended()] == [("fedprox", 0), ("fedprox", 1), ("fedsol", 0)]
+    names = optuna.get_all_study_names(open_storage(None, folder))
+    assert sorted(names) == ["tiny/fedprox", "tiny/fedsol"]
+    assert all("algorithm" not in trial.params for study in studies.groups.values() for trial in study.trials)
+
+
+# storage -----------------------------------------------------------------------------------------
+def test_a_database_may_hold_other_sweeps_but_not_one_of_this_name(tmp_path: Path) -> None:
+    sweep = iris_sweep(study=f"sqlite:///{tmp_path}/studies.db")
+    work(Studies(sweep, folder_of(tmp_path / "a", sweep), new=True), 1)
+    other = sweep.model_copy(update={"name": "other"})
+    assert Studies(other, folder_of(tmp_path / "b", other), new=True).next()[0] == "0000"
+    with pytest.raises(CheckpointError, match=r"^study: sqlite:.*studies\.db already holds tiny; give this sweep another name, or resume"):
+        Studies(sweep, folder_of(tmp_path / "c", sweep), new=True)
+    assert Studies(sweep, tmp_path / "a").next()[0] == "0001"
+
+
+def unusable(kind: str, folder: Path) -> str | None:
+    """The URL of a storage that cannot be used."""
+    if kind == "no folder":
+        folder.rmdir()
+    elif kind == "a folder":
+        (folder / JOURNAL).mkdir()
+    elif kind == "not a journal":
+        (folder / JOURNAL).write_text("epoch,loss\n1,0.5\n")
+    elif kind == "not a database":
+        (folder / "x.db").write_text("epoch,loss\n" * 1000)
+        return f"sqlite:///{folder}/x.db"
+    elif kind == "read only":
+        open_storage(f"sqlite:///{folder}/x.db", folder)
+        return f"sqlite:///file:{folder}/x.db?mode=ro&uri=true"
+    elif kind == "tables of something else":
+        with sqlite3.connect(folder / "x.db") as connection:
+            connection.execute("CREATE TABLE studies (name TEXT)")
+        return f"sqlite:///{folder}/x.db"
+    return {"no driver": "nosuch://host/db", "no database": f"sqlite:///{folder}/missing/x.db"}.get(kind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["no folder", "a folder", "not a journal", "not a database", "read only", "tables of something else", "no driver", "no database"],
+)
+def test_a_storage_that_cannot_be_used_is_one_line(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+    url = unusable(kind, folder)
+    with pytest.raises(CheckpointError) as error:
+        Studies(iris_sweep(study=url), folder)
+    assert str(error.value).startswith(f"study: {url or folder / JOURNAL} cannot be used: ")
+    assert "\n" not in str(error.value)
+
+
+# as Ray Tune sees them ---------------------------------------------------------------------------
+def searcher_of(studies: Studies, stop: list[bool]) -> StudySearcher:
+    return StudySearcher(studies, lambda key, overrides, folder: {"key": key, "folder": str(folder)}, lambda: stop[0])
+
+
+def test_ray_tune_is_given_the_trials_and_then_no_more(tmp_path: Path) -> None:
+    sweep = iris_sweep(trials=2)
+    folder = folder_of(tmp_path / "s", sweep)
+    studies = Studies(sweep, folder)
+    searcher = searcher_of(studies, [False])
+    assert searcher.suggest("a1") == {"key": "0000", "folder": str(folder / "trials/0000")}
+    assert searcher.suggest("b2")["key"] == "0001"
+    assert searcher.suggest("c3") == Searcher.FINISHED
+    searcher.on_trial_result("b2", {**ended(0.1), "round": 2, "done": False, "status": "running"})
+    searcher.on_trial_complete("b2", ended(0.9))
+    searcher.on_trial_complete("a1", error=True)  # not told of twice
+    assert [trial.state for trial in studies.groups[None].trials] == [TrialState.FAIL, TrialState.COMPLETE]
+    assert studies.groups[None].trials[1].intermediate_values == {2: 0.1, 6: 0.9}
+    assert trials_table(folder)["state"].tolist() == ["failed", "finished"]
+
+
+def test_a_paused_trial_that_hyperband_stops_ends_with_its_last_result(tmp_path: Path) -> None:
+    """Ray Tune stops it without a result; left running, each resume would go on with it."""
+    sweep = iris_sweep(trials=1)
+    studies = Studies(sweep, folder_of(tmp_path / "s", sweep))
+    searcher = searcher_of(studies, [False])
+    searcher.suggest("a1")
+    searcher.on_trial_result("a1", {**ended(0.1), "round": 3, "done": False, "status": "running"})
+    searcher.on_trial_complete("a1", None)
+    (trial,) = studies.groups[None].trials
+    assert (trial.state, trial.value, trial.user_attrs["round"]) == (TrialState.PRUNED, 0.1, 3)
+
+
+def test_when_a_budget_is_spent_no_trial_begins_and_those_that_run_are_left(tmp_path: Path) -> None:
+    sweep, stop = iris_sweep(trials=3), [False]
+    studies = Studies(sweep, folder_of(tmp_path / "s", sweep))
+    searcher = searcher_of(studies, stop)
+    searcher.suggest("a1")
+    searcher.on_trial_result("a1", {**ended(0.1), "round": 3, "done": False, "status": "running"})
+    stop[0] = True
+    assert searcher.suggest("b2") == Searcher.FINISHED
+    assert [trial.state for trial in studies.groups[None].trials] == [TrialState.RUNNING]
+    assert Studies(sweep, tmp_path / "s").next()[0] == "0000"

@@ -1,0 +1,199 @@
+"""A sweep end to end on a real Ray: reproducible, killed and resumed, budgets, several seeds a rung, honest, one-line errors."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas
+import pytest
+import yaml
+
+import flray
+from flray.core.errors import CheckpointError, ConfigError, ResourceError
+from tuning.config import load_sweep
+from tuning.sweep import resume_sweep, run_sweep
+from tuning.trials import trials_table
+
+SWEEP = {
+    "name": "tiny",
+    "experiment": {
+        "rounds": 6,
+        "data": {"source": "iris", "standardize": True},
+        "partition": {"name": "iid", "clients": 4},
+        "model": {"name": "mlp", "hidden": [6]},
+        "algorithm": {"name": "fedsol", "lr": 0.05, "local_epochs": 1, "batch_size": 8},
+        "evaluate": {"validation": {"fraction": 0.25}, "clients": False},
+        "resources": {"client_actors": 1, "server": {"threads": 1}},
+        "checkpoint": {"every": 2},
+    },
+    "space": {"algorithm.rho": "auto", "algorithm.lr": {"log": [0.001, 0.5]}, "algorithm.perturb": ["head", "all"]},
+    "trials": 6,
+    "scheduler": {"name": "asha", "grace": 2, "reduction": 2},
+    "concurrency": 1,
+    "final": {"top": 1, "seeds": 2},
+}
+
+
+def tiny(**changes):
+    return load_sweep({**SWEEP, **changes})
+
+
+def found(folder):
+    """What a sweep suggested and saw, without times."""
+    table = trials_table(folder)
+    return table.drop(columns=["seconds"]).to_dict("records")
+
+
+def rungs(folder):
+    return json.loads((folder / "rungs.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(ray_cluster, tmp_path_factory):
+    """An uninterrupted sweep."""
+    folder = tmp_path_factory.mktemp("sweep") / "whole"
+    run_sweep(tiny(), folder, progress=False)
+    return folder
+
+
+def test_a_sweep_leaves_run_folders_a_table_and_a_final_test(whole):
+    table = pandas.read_parquet(whole / "sweep.parquet")
+    assert len(table) == 6 and set(table["state"]) <= {"finished", "pruned"} and (table["state"] == "finished").any()
+    for row in table.to_dict("records"):
+        run = flray.load(whole / row["folder"])
+        assert len(run.rounds) == row["round"]
+        assert run.status == "finished" if row["state"] == "finished" else run.status.startswith("paused after round")
+        assert run.experiment.algorithm.rho == row["algorithm.rho"]
+        assert run.rounds["val/acc"].iloc[-1] == row["val/acc"]
+        assert row["client_steps"] == run.rounds["client_steps"].sum()
+    assert (whole / "STATUS").read_text() == "finished\n"
+    assert not (whole / "tune").exists()
+    assert (whole / "figures" / "history.png").exists()
+
+
+def test_tuning_never_reads_the_test_set_and_the_final_runs_read_it_once(whole):
+    for folder in (whole / "trials").iterdir():
+        assert not [name for name in flray.load(folder).rounds if name.startswith("test/")]
+    best = (
+        pandas.read_parquet(whole / "sweep.parquet")
+        .query("state == 'finished'")
+        .sort_values("val/acc", ascending=False, kind="stable")
+        .iloc[0]
+    )
+    finals = sorted((whole / "final").iterdir())
+    assert len(finals) == 2
+    for folder in finals:
+        run = flray.load(folder)
+        assert run.experiment.algorithm.rho == best["algorithm.rho"]
+        assert run.experiment.evaluate.validation is None
+        assert run.experiment.seed not in {flray.load(p).experiment.seed for p in (whole / "trials").iterdir()}
+        assert run.rounds["test/acc"].notna().tolist() == [False] * 5 + [True]
+        # all training data: a trial's clients lack the validation split
+        assert len(flray.load(folder).clients["num_examples"]) and run.clients["num_examples"].iloc[:4].sum() == 120
+
+
+def test_the_same_seed_suggests_and_finds_the_same(whole, tmp_path):
+    run_sweep(tiny(), tmp_path / "again", progress=False)
+    assert found(tmp_path / "again") == found(whole)
+    assert rungs(tmp_path / "again") == rungs(whole)
+    run_sweep(tiny(seed=1, trials=1, final={"top": 0}), tmp_path / "other", progress=False)
+    assert found(tmp_path / "other")[0]["algorithm.rho"] != found(whole)[0]["algorithm.rho"]
+
+
+def test_killed_and_resumed_it_ends_as_if_it_had_not_been(whole, tmp_path):
+    """kill -9 of the driver in the middle of the third trial or later: finished trials and rungs are kept, the rest follows alike."""
+    folder = tmp_path / "killed"
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SWEEP))
+    words = [sys.executable, "-m", "flray.cli", "sweep", str(tmp_path / "tiny.yaml"), "--out", str(folder)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True) as process:
+        for _ in range(1200):
+            time.sleep(0.1)
+            assert process.poll() is None, process.stderr.read().decode()
+            if (folder / "study.journal").exists() and sum(row["state"] != "running" for row in found(folder)) >= 2:
+                break
+        os.kill(process.pid, signal.SIGKILL)
+    before, stamps = found(folder), {p: p.stat().st_mtime_ns for p in folder.glob("trials/*/model.safetensors")}
+    assert 2 <= len([row for row in before if row["state"] != "running"]) < 6
+    resume_sweep(folder, [], progress=False)
+    assert found(folder) == found(whole)
+    assert rungs(folder) == rungs(whole)
+    assert stamps == {p: p.stat().st_mtime_ns for p in stamps}, "a finished trial ran again"
+    ended = {row["trial"]: row for row in found(folder)}
+    assert all(ended[row["trial"]] == row for row in before if row["state"] != "running")
+
+
+def test_a_budget_ends_a_sweep_and_a_resume_raises_it(whole, tmp_path):
+    # the first trial alone takes more steps
+    run_sweep(tiny(client_steps=1), tmp_path / "s", progress=False)
+    status = (tmp_path / "s" / "STATUS").read_text()
+    assert status.startswith("stopped (client_steps: ") and "of 6 trials; continue with: flray sweep" in status
+    assert not (tmp_path / "s" / "final").exists()
+    resume_sweep(tmp_path / "s", ["client_steps=null"], progress=False)
+    assert found(tmp_path / "s") == found(whole)
+
+
+def test_a_rung_of_several_seeds_judges_by_their_mean(ray_cluster, tmp_path):
+    sweep = tiny(trials=2, scheduler={"name": "asha", "grace": 2, "reduction": 3, "seeds": [2, 3]}, final={"top": 0})
+    run_sweep(sweep, tmp_path / "s", progress=False)
+    values = rungs(tmp_path / "s")["rungs"][0][1]
+    for trial in ("0000", "0001"):
+        runs = [flray.load(tmp_path / "s" / "trials" / name) for name in (trial, f"{trial}-seed1")]
+        assert [run.experiment.seed for run in runs] == [0, 1]
+        assert values[trial] == pytest.approx(sum(run.rounds["val/acc"].iloc[1] for run in runs) / 2)
+    for row in trials_table(tmp_path / "s").to_dict("records"):
+        assert row["seeds"] == (3 if row["state"] == "finished" else 2)
+
+
+@pytest.mark.parametrize("name", ["hyperband", "pbt", "median"])
+def test_other_schedulers_by_name(ray_cluster, tmp_path, name):
+    options = {"hyperband": {"reduction": 2}, "pbt": {"grace": 2}, "median": {"grace": 1, "startup": 1}}[name]
+    sweep = tiny(trials=4, scheduler={"name": name, **options}, concurrency="auto", final={"top": 0})
+    run_sweep(sweep, tmp_path / "s", progress=False)
+    rows = found(tmp_path / "s")
+    assert len(rows) == 4 and {row["state"] for row in rows} <= {"finished", "pruned"}
+    assert any(row["state"] == "finished" and row["round"] == 6 for row in rows)
+
+
+def test_several_objectives_have_a_front(ray_cluster, tmp_path):
+    sweep = tiny(
+        trials=3, scheduler="none", objective={"val/acc": "max", "client_steps": "min"}, space={"algorithm.local_epochs": [1, 2, 5]}
+    )
+    run_sweep(sweep, tmp_path / "s", progress=False)
+    rows = found(tmp_path / "s")
+    assert [row["client_steps"] for row in rows] == [6 * 4 * 3 * row["algorithm.local_epochs"] for row in rows]  # rounds, clients, batches
+    assert len(list((tmp_path / "s" / "final").iterdir())) >= 2
+
+
+# bad input ---------------------------------------------------------------------------------------
+def test_a_folder_of_another_sweep_is_left_alone(whole):
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file()}
+    with pytest.raises(CheckpointError, match=r"holds another sweep: seed is 0 there, 5 here"):
+        run_sweep(tiny(seed=5), whole, progress=False)
+    with pytest.raises(CheckpointError, match=r"already holds this sweep; continue with: flray sweep .* --resume"):
+        run_sweep(tiny(), whole, progress=False)
+    with pytest.raises(CheckpointError, match=r"holds another sweep: sampler is tpe there, random here"):
+        resume_sweep(whole, ["sampler=random"], progress=False)
+    assert before == {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file()}
+
+
+def test_an_objective_that_no_run_reports_is_one_line(ray_cluster, tmp_path):
+    sweep = tiny(objective={"project/share": "max"}, trials=3)
+    with pytest.raises(ConfigError, match=r"objective project/share: no run reports it; this one reports .*val/acc"):
+        run_sweep(sweep, tmp_path / "s", progress=False)
+
+
+def test_more_than_the_cluster_has_is_one_line(ray_cluster, tmp_path):
+    sweep = load_sweep(SWEEP, ["resources.client_actors=9"])
+    with pytest.raises(ResourceError, match=r"no trial fits: a trial takes .* 9 client actors .*, and the cluster has 4 CPUs"):
+        run_sweep(sweep, tmp_path / "s", progress=False)
+    assert not (tmp_path / "s" / "sweep.yaml").exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_line(ray_cluster, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot create"):
+        run_sweep(tiny(), Path(tmp_path / "file" / "s"), progress=False)
