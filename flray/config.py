@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from flray.algorithms import ALGORITHMS
 from flray.core.errors import ConfigError, nearest, unknown
@@ -211,9 +212,9 @@ def switch(section: str, current: Any, name: str) -> dict[str, Any]:
     return {"name": name, **kept}
 
 
-def _shared(key: str, new: type, old: type) -> bool:
-    """Whether both algorithms have `key` from a common base: the `alpha` of FedProj is not the one of FedDyn."""
-    return any(key in vars(base).get("__annotations__", {}) for base in new.__mro__ if base in old.__mro__)
+def _shared(key: str, new: type[BaseModel], old: type[BaseModel]) -> bool:
+    """Whether both algorithms have `key` from a common base: FedProj's `alpha` is not FedDyn's, and `local` has no `weighting`."""
+    return key in new.model_fields and any(key in vars(base).get("__annotations__", {}) for base in new.__mro__ if base in old.__mro__)
 
 
 def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:

@@ -40,6 +40,15 @@ def test_algorithm_switch_keeps_what_both_share():
     assert type(only("algorithm=fedavg").algorithm).__name__ == "FedAvg"
 
 
+@pytest.mark.parametrize("name", ["local", "centralized"])
+def test_algorithm_switch_drops_what_a_descendant_took_away(name):
+    """FedAvg's `weighting` is no option of those that average nothing."""
+    switched = load_config({**BASE, "algorithm": {"name": "fedavg", "weighting": "uniform", "lr": 0.05}}, [f"algorithm={name}"])[
+        0
+    ].algorithm
+    assert switched.lr == 0.05 and "weighting" not in type(switched).model_fields
+
+
 def test_override_beats_preset_beats_file():
     experiment = only("preset=small", "algorithm.lr=0.3")
     assert (experiment.rounds, experiment.model.name, experiment.algorithm.lr) == (1, "fedavg_cnn", 0.3)

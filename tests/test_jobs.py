@@ -12,6 +12,7 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
+from flray import run
 from flray.cli import app
 from flray.core.errors import ConfigError, ResourceError
 from flray.engine.upload import LIMIT, RAYIGNORE, working_dir
@@ -43,8 +44,7 @@ def wait_for_rounds(folder, count):
 
 
 # jobs -----------------------------------------------------------------------------------------
-def test_a_job_runs_on_the_cluster_and_gives_the_bits_of_a_run_here(submitted, tmp_path):
-    """Also a second time with a mistake in the command: FAILED, exit code 2, and the one line is in the job's log."""
+def test_a_job_runs_on_the_cluster_and_gives_the_bits_of_a_run_here(ray_cluster, submitted, tmp_path):
     with ray_head() as head:
         job = head.job("submit", "--working-dir", str(submitted), "--", "flray", "run", "quickstart.yaml", "rounds=2", *FAST)
         assert job.returncode == 0 and "succeeded" in job.stdout, job.stdout
@@ -52,26 +52,23 @@ def test_a_job_runs_on_the_cluster_and_gives_the_bits_of_a_run_here(submitted, t
         (folder,) = head.folder.glob("ray/session_latest/runtime_resources/working_dir_files/*/runs/quickstart/fedavg-seed0")
         actors = json.loads((folder / "environment.json").read_text())["actors"]
         assert actors["client_actors"] == 2, "the head's CPUs, not this machine's"
-        bad = head.job(
-            "submit", "--working-dir", str(submitted), "--submission-id", "bad", "--", "flray", "run", "quickstart.yaml", "algorithm.lrr=1"
-        )
-        assert bad.returncode != 0 and "exit code 2" in bad.stdout
-        assert "error: algorithm.lrr: unknown key (did you mean 'lr'?)" in bad.stdout.splitlines()
         found = model(folder)
     assert not head.processes() and not head.folder.exists()
-    here = flray("run", QUICK, "rounds=2", *FAST, "--out", tmp_path / "here", RAY_AUTH_MODE="disabled")
-    assert here.returncode == 0, here.stdout
-    assert found == model(tmp_path / "here")
+    assert found == model(run(QUICK, "rounds=2", *FAST, out=tmp_path / "here").folder)
 
 
 @pytest.mark.slow
-def test_a_stopped_job_says_so_and_is_resumed_to_the_same_bits_on_a_cluster_with_a_token(submitted, tmp_path):
+@pytest.mark.timeout(900)
+def test_a_stopped_job_says_so_and_is_resumed_to_the_same_bits_on_a_cluster_with_a_token(ray_cluster, submitted, tmp_path):
     out, token = tmp_path / "run", "0123456789abcdef" * 4
     with ray_head(token=token) as head:
+        bad = head.job("submit", "--working-dir", str(submitted), "--", "flray", "run", "quickstart.yaml", "algorithm.lrr=1")
+        assert bad.returncode != 0 and "failed" in bad.stdout and "exit code 2" in bad.stdout
+        assert "error: algorithm.lrr: unknown key (did you mean 'lr'?)" in bad.stdout.splitlines(), "one line in the job's log"
         for wrong in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "another"}):
             refused = head.job("submit", "--working-dir", str(submitted), "--", "true", **wrong)
             assert refused.returncode != 0 and "AuthenticationError" in refused.stdout
-        words = ("flray", "run", "quickstart.yaml", "rounds=4000", "checkpoint.every=0", *FAST[:3], "--out", str(out))
+        words = ("flray", "run", "quickstart.yaml", "rounds=4000", "checkpoint.every=0", *FAST, "--out", str(out))
         begun = head.job("submit", "--no-wait", "--working-dir", str(submitted), "--submission-id", "long", "--", *words)
         assert begun.returncode == 0, begun.stdout
         wait_for_rounds(out, 3)
@@ -87,14 +84,13 @@ def test_a_stopped_job_says_so_and_is_resumed_to_the_same_bits_on_a_cluster_with
         shell = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         more = flray("resume", out, f"rounds={done + 4}", f"address={head.address}", **shell)
         assert more.returncode == 0, more.stdout
-    whole = flray("run", QUICK, f"rounds={done + 4}", *FAST[:3], "--out", tmp_path / "whole", RAY_AUTH_MODE="disabled")
-    assert whole.returncode == 0, whole.stdout
-    assert model(out) == model(tmp_path / "whole")
+    assert model(out) == model(run(QUICK, f"rounds={done + 4}", *FAST, out=tmp_path / "whole").folder)
     assert pandas.read_parquet(out / "rounds")["round"].tolist() == list(range(1, done + 5))
 
 
 @pytest.mark.slow
-def test_a_second_node_joins_and_clients_are_spread_over_both(submitted, tmp_path):
+@pytest.mark.timeout(900)
+def test_a_second_node_joins_and_clients_are_spread_over_both(ray_cluster, submitted, tmp_path):
     with ray_head(cpus=1) as head:
         assert any(head.start(f"--address={head.address}", cpus=1) for _ in range(3)), head.log.read_text()
         out = tmp_path / "two"
@@ -103,9 +99,7 @@ def test_a_second_node_joins_and_clients_are_spread_over_both(submitted, tmp_pat
         )
         assert job.returncode == 0, job.stdout
     assert json.loads((out / "environment.json").read_text())["actors"]["client_actors"] == 2, "each node has one CPU"
-    here = flray("run", QUICK, "rounds=3", *FAST, "--out", tmp_path / "here", RAY_AUTH_MODE="disabled")
-    assert here.returncode == 0, here.stdout
-    assert model(out) == model(tmp_path / "here")
+    assert model(out) == model(run(QUICK, "rounds=3", *FAST, out=tmp_path / "here").folder)
 
 
 # what is uploaded -----------------------------------------------------------------------------

@@ -59,21 +59,22 @@ class Show(Callback):
         status = str(result.get("status", ""))
         self.ended.append(status)
         stopped = result.get("round", 0) < result.get("rounds", 0) and not status.startswith(("failed", "diverged"))
-        word = f"stopped in round {result.get('round')} of {result.get('rounds')}" if stopped else status.partition(":")[0] or "finished"
+        word = f"stopped in round {result.get('round')} of {result.get('rounds')}" if stopped else status
+        if status.startswith("diverged"):
+            word = status.partition(":")[0]
         values = "  ".join(f"{name} {result[name]:.4g}" for name in self.objectives if name in result)
         name, mode = next(iter(self.objectives.items()), ("", "max"))
         if name in result and not stopped and not status.startswith("diverged"):
             rank = result[name] if mode == "max" else -result[name]
             if self._best is None or rank > self._best[0]:
                 self._best = (rank, f"best {name} {result[name]:.4g} (trial {key})")
-        reason = f": {status.partition(': ')[2]}" if status.startswith("failed") else ""
-        self._print(f"{self.label}  trial {key}  {word}  {values}{reason}".rstrip())
+        self._print("  ".join(filter(None, [self.label, f"trial {key}", word, values])))
         self._draw()
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.done += 1
         self._rounds.pop(trial.config["key"], None)
-        reason = [line for line in str(trial.get_error()).splitlines() if line.strip()][-1].strip()
+        reason = [line for line in str(trial.get_error()).splitlines() if line.strip()][-1].strip().removeprefix("flray.core.errors.")
         self.ended.append(f"failed: its processes were lost too often, the last time with {reason}")
         self._print(f"{self.label}  trial {trial.config['key']}  {self.ended[-1]}")
         self._draw()

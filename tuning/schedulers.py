@@ -46,7 +46,7 @@ def rungs(rule: SchedulerConfig, rounds: int) -> list[tuple[int, int]]:
     options = rule.model_dump()
     found, at, seeds = [], float(options["grace"]), options["seeds"]
     while at < rounds:
-        found.append(math.ceil(at - 1e-9))  # 10 * 1.1 is a little more than 11
+        found.append(math.ceil(at - 1e-9))  # 100 * 1.1 is a little more than 110
         at *= options["reduction"]
     return [(at, seeds[min(rung, len(seeds) - 1)]) for rung, at in enumerate(dict.fromkeys([*found, rounds]))]
 

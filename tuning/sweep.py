@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -23,7 +24,7 @@ from tuning.ablate import run_cells
 from tuning.config import Sweep, load_sweep
 from tuning.drive import drive, place
 from tuning.progress import Show
-from tuning.report import write_report
+from tuning.report import write_report, write_table
 from tuning.schedulers import Asha, make_scheduler, rungs
 from tuning.search import JOURNAL, Studies, StudySearcher
 from tuning.trainable import Job
@@ -69,28 +70,33 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
     seeds. Ctrl-C, a kill, or a lost machine: `resume` goes on, finished trials are kept.
     """
     _check_folder(folder, sweep, resume)
-    sample = {group: sweep.experiment(sweep.search_space.example(group)) for group in sweep.search_space.algorithms}
-    first = next(iter(sample.values()))
-    data = build_data(first)  # what is wrong with the data is said before anything starts, and each node decodes it once
-    build_partition(first, data[0], data[2])
-    connect(first.address, cpus_needed(first))
-    placement = place(first, sweep.concurrency)
-    folder.mkdir(parents=True, exist_ok=True)
+    first = sweep.experiment(sweep.search_space.example())
+    try:
+        data = build_data(first)  # what is wrong with the data is said before anything starts, and this node decodes it once
+        build_partition(first, data[0], data[2])
+        connect(first.address, cpus_needed(first))
+        placement = place(first, sweep.concurrency)
+        studies = Studies(sweep, folder, new=not resume)
+    except FlrayError:
+        with contextlib.suppress(OSError):  # nothing of the sweep is there yet
+            folder.rmdir()
+        raise
     write_text(folder / CONFIG, sweep.yaml())
-    studies = Studies(sweep, folder)
     _status(folder, f"running on {socket.gethostname()}, process {os.getpid()}")
     try:
         ended = _tune(sweep, folder, studies, placement, progress)
         total = sweep.trials * len(studies.groups)
-        write_report(folder)
+        write_table(folder)
         if len(studies.ended()) < total:
+            write_report(folder)
             _status(folder, f"{ended} after {len(studies.ended())} of {total} trials; continue with: flray sweep {folder} --resume")
             return
         _final(sweep, folder, studies, progress)
         write_report(folder)
         _status(folder, "finished")
     except BaseException as error:
-        why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else f"failed: {str(error).splitlines()[0]}"
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else f"failed: {reason}"
         _status(folder, f"{why}; continue with: flray sweep {folder} --resume")
         raise
 

@@ -11,15 +11,14 @@ A round is `local_epochs` epochs over the union of the clients' samples: what th
 | - | `optimizer`, `momentum`, `weight_decay`: one optimiser for the whole run | sgd, 0.9, 0 | - |
 | - | `shards`: parts of a batch whose gradients workers compute side by side | 4 | 1: the plain loop |
 
-Runs as a Ray Train `TorchTrainer` of `resources.client_actors` workers (auto: what fits, at most `shards`), each with `resources.client`
-(a whole GPU where it asks for a share of one). A batch is cut into `shards` parts of ceil(B / shards) samples, whoever computes them;
-their mean, weighted by samples, follows one fixed binary tree. So the bits are the same for any number of workers, and those of a plain
-loop with `shards: 1`, which one worker computes. Batch norm sees one part at a time, as in any data-parallel training, and its
-statistics are the parts' weighted mean; a worker that computes several parts does so one after the other.
-`cohort` is not read; `evaluate.finetune_epochs` tests the model on the clients' own test shares, as for every algorithm.
-Down: 0 numbers. Up: 0. State: P for momentum, 2 P for Adam. Cost per step: 1 FedAvg step, on samples of all clients.
-Known failures: a large batch of many small parts starves batch norm and GPUs alike; steps in which 1 ms is computed gain nothing from
-workers, since each step waits for all of them.
+Runs as a Ray Train `TorchTrainer` of `resources.client_actors` workers (auto: what fits, at most `shards`; one in a trial of a sweep), each
+with `resources.client` (a whole GPU where several ask for a share of one). A batch is cut into `shards` parts of ceil(B / shards)
+samples; their mean, weighted by samples, follows one fixed binary tree, whoever computes them. So the bits depend on `shards` and not on
+the number of workers; `shards: 1` is the plain loop, on one worker. Batch norm sees one part at a time, as in any data-parallel training,
+and its statistics are the parts' weighted mean. `cohort` is not read; `evaluate.finetune_epochs` tests on the clients' own test shares.
+Down: 0 numbers. Up: 0. State: P + Q, and P more for momentum, 2 P for Adam. Cost per step: 1 FedAvg step, on samples of all clients.
+Known failures: small parts starve batch norm and GPUs (a worker computes its parts one after the other); a step of 1 ms gains nothing
+from workers, since it waits for all of them.
 """
 
 from __future__ import annotations

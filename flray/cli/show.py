@@ -7,9 +7,12 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="overrides; commas and a..b make a grid")]
 Imports = Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="import first: your own algorithms, models, sources")]
@@ -26,7 +29,7 @@ def kept(folder: Path, storage: str | None) -> Path:
     """The folder of results; warns where Ray deletes it with the copy of the working directory that it made for a job."""
     if storage is None and "working_dir_files" in folder.absolute().parts:
         warnings.warn(
-            f"{folder} lies in Ray's copy of the job's working directory, and is deleted with it; give --out on shared disk, or storage=URI",
+            f"{folder} lies in Ray's copy of the job's working directory and goes with it; give --out on shared disk, or storage=URI",
             stacklevel=2,
         )
     return folder
@@ -75,8 +78,14 @@ def _other(experiment: Any) -> str:
     return "fedproj" if experiment.proxy is not None else "fedavg algorithm.local_epochs=1"
 
 
-def print_rows(rows: list[dict[str, Any]], title: str) -> None:
+def console() -> Console:
+    """Standard output; a file or a job's log is as wide as a table needs, not 80 columns."""
     from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 150)
+
+
+def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
@@ -85,7 +94,7 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*("" if row.get(name) is None else _cell(row[name]) for name in names))
-    Console().print(table)
+    console().print(table)
 
 
 def _cell(value: Any) -> str:
@@ -94,21 +103,18 @@ def _cell(value: Any) -> str:
 
 def print_table(frame: Any, metric: str = "test/acc", against: str | None = None) -> None:
     """The runs; their mean over seeds where there are several, and the differences to a setting where one is given."""
-    from rich.console import Console
-
     from flray.results import paired, render, summary
     from flray.results.paired import caption
 
-    Console().print(render(frame))
+    console().print(render(frame))
     if against is not None:
         table = paired(frame, against, metric)
-        Console().print(render(table, caption(table)))
+        console().print(render(table, caption(table)))
     elif frame["seed"].nunique() > 1:
-        Console().print(render(summary(frame, metric)))
+        console().print(render(summary(frame, metric)))
 
 
 def markdown(text: str) -> None:
-    from rich.console import Console
     from rich.markdown import Markdown
 
-    Console().print(Markdown(text))
+    console().print(Markdown(text))

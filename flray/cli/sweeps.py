@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.show import Imports, kept, own_modules, print_table
+from flray.cli.show import Imports, console, kept, own_modules, print_table
 
 
 def sweep(
@@ -91,22 +91,20 @@ def _fixed(overrides: list[str], swept: list[str]) -> list[str]:
 
 def _report(folder: Path) -> None:
     """The best trials, the final table, and what to open next."""
-    from rich.console import Console
-
     from flray.results import render
     from flray.results.paired import caption
     from tuning.report import final_table, render_front, render_trials, trials_table
     from tuning.trials import open_sweep
 
     objectives, frame = open_sweep(folder).objectives, trials_table(folder)
-    console = Console()
-    console.print(render_trials(frame, objectives))
+    out = console()
+    out.print(render_trials(frame, objectives))
     if len(objectives) > 1:
-        console.print(render_front(frame, objectives))
+        out.print(render_front(frame, objectives))
     if (folder / "final").exists():
         runs, over = final_table(folder)
-        console.print(render(runs, "the best again: fresh seeds, all training data, test set"))
-        console.print(render(over, caption(over) if "reference" in over.attrs else "over seeds"))
+        out.print(render(runs, "the best again: fresh seeds, all training data, test set"))
+        out.print(render(over, caption(over) if "reference" in over.attrs else "over seeds"))
     print((folder / "STATUS").read_text().strip())
     figures = sorted(path.stem for path in folder.glob("figures/*.png"))
     tables = ", ".join(name for name in ("sweep.parquet", "final.csv") if (folder / name).exists())

@@ -39,12 +39,13 @@ class Centralized(Simulation):
 
     def _launch(self) -> tuple[Pool, dict[str, Any], Experiment]:
         """The conductor, ready; the workers start with the first round."""
+        again = self.trainers is not None
         self._end()
         if self.experiment.on_nonfinite == "skip":
             raise ConfigError("on_nonfinite: skip leaves a client out, and centralized training has none; set stop or fail")
         resources = self.experiment.resources
         server = {"num_cpus": resources.server.num_cpus, "num_gpus": 0.0}
-        workers, share = _workers(self.experiment, server)
+        workers, share = _workers(self.experiment, server, again)
         threads = max(1, int(resources.client.num_cpus))
         self.trainers = Trainers(workers, share, server)
         held = None if self.partition.held is None else np.array(self.partition.held)
@@ -70,11 +71,15 @@ class Centralized(Simulation):
         return super()._task_end(task, rounds, done, show)
 
 
-def _workers(experiment: Experiment, server: dict[str, float]) -> tuple[int, dict[str, float]]:
-    """(workers, what each gets): at most one for each part of a batch. Raises `ResourceError` when the cluster cannot hold them."""
+def _workers(experiment: Experiment, server: dict[str, float], again: bool) -> tuple[int, dict[str, float]]:
+    """(workers, what each gets): at most one for each part of a batch; `again`: as many of them as a cluster that lost a node still holds.
+
+    Raises `ResourceError` when it cannot hold them.
+    """
     wanted, share = experiment.resources.client_actors, experiment.resources.client
     gpus = float(ray.cluster_resources().get("GPU", 0.0) > 0) if share.num_gpus == "auto" else share.num_gpus
     if reserved() is not None:  # a trial of a sweep has a bundle for one worker
         return 1, {"num_cpus": share.num_cpus, "num_gpus": gpus}
     needs = {"num_cpus": share.num_cpus, "num_gpus": float(math.ceil(gpus))}  # workers that exchange gradients cannot share a GPU
-    return how_many(wanted, needs, server, experiment.algorithm.shards), needs
+    most = experiment.algorithm.shards if wanted == "auto" else min(wanted, experiment.algorithm.shards)
+    return how_many("auto" if again else wanted, needs, server, most), needs

@@ -45,7 +45,7 @@ class Pool:
         from flray.engine.actors import ClientActor, ServerActor
 
         self.shape = (actors, client, server, _cluster_id())
-        here, *others = places(actors)
+        here, *others = places(actors, server)
         remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
         self.server = ray.remote(scheduling_strategy=here, **server)(ServerActor).remote()
         self.clients = [remote_client.options(scheduling_strategy=place).remote() for place in others]  # those that are set up
@@ -204,14 +204,18 @@ class Pool:
         return back
 
 
-def places(actors: int) -> list[Any]:
-    """Scheduling strategies: the server's, then one for each client actor; in a trial of a sweep, its bundles."""
+def places(actors: int, server: dict[str, float]) -> list[Any]:
+    """Scheduling strategies: the server's, then one for each client actor; in a trial of a sweep, its bundles.
+
+    The server stays on the driver's node, where the run folder is; one that asks for CPUs or GPUs goes elsewhere if that node has too few.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
     group = ray.util.get_current_placement_group()
     if group is not None:
         return [PlacementGroupSchedulingStrategy(group, SERVER_BUNDLE + i) for i in range(1 + actors)]
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)  # near the run folder
+    # without resources Ray would put a soft one on any node
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=any(server.values()))
     return [here, *["SPREAD" if len(ray.nodes()) > 1 else "DEFAULT"] * actors]
 
 

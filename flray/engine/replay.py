@@ -28,6 +28,8 @@ class Replay:
 
     def __init__(self, folder: str | Path) -> None:
         run = load(folder)
+        if run.experiment.algorithm.centralized:
+            raise ConfigError(f"{folder}: centralized training has no clients to repeat; the whole run is: flray run {folder}/config.yaml")
         self.folder, self.experiment = run.folder, run.experiment
         facts = run.environment["actors"]
         self._counts = {"client": facts["client_threads"], "server": facts["threads"]}

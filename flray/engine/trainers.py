@@ -28,7 +28,7 @@ from flray.engine.learner import Gather, Learner
 from flray.engine.pool import LOST, Pool, ServerLostError, places
 from flray.engine.workbench import Workbench
 
-FAILURES = 3  # of worker groups that Ray Train replaces
+FAILURES = 3  # of worker groups that Ray Train replaces, where there is room for the same number of workers
 CALLERS = 64  # threads of the conductor for workers; those of a lost group may still wait there
 GRACE_S = 20.0  # how long an ending trainer may take
 NO_TIMEOUT_S = 7 * 24 * 3600  # of a collective: a driver may pause; a worker that died is noticed by Ray Train
@@ -199,19 +199,17 @@ def fit(loop: dict[str, Any], workers: int, share: dict[str, float]) -> str | No
     from ray.train.torch import TorchConfig, TorchTrainer
 
     before = signal.getsignal(signal.SIGINT)
-    needs = {"CPU": share["num_cpus"], "GPU": share["num_gpus"]}
+    needs = {"CPU": max(share["num_cpus"], 0.01), "GPU": share["num_gpus"]}  # a bundle that takes nothing is none
     with tempfile.TemporaryDirectory(prefix="flray-train-") as scratch:  # the run folder has its own checkpoints
         trainer = TorchTrainer(
             learn,
             train_loop_config=loop,
             torch_config=TorchConfig(timeout_s=NO_TIMEOUT_S),
-            scaling_config=ScalingConfig(
-                num_workers=workers if workers > 1 else 0, use_gpu=needs["GPU"] > 0, resources_per_worker=needs, placement_strategy="PACK"
-            ),
+            scaling_config=ScalingConfig(num_workers=workers if workers > 1 else 0, use_gpu=needs["GPU"] > 0, resources_per_worker=needs),
             run_config=RunConfig(
                 name="run",
                 storage_path=scratch,
-                failure_config=FailureConfig(max_failures=FAILURES, controller_failure_limit=FAILURES),
+                failure_config=FailureConfig(max_failures=FAILURES, controller_failure_limit=0),
                 logging_config=LoggingConfig(log_level="ERROR"),
             ),
         )
@@ -229,7 +227,7 @@ class Trainers(Pool):
 
     def __init__(self, workers: int, share: dict[str, float], server: dict[str, float]) -> None:
         Pool.release()
-        here, *others = places(1)
+        here, *others = places(1, server)
         self.workers, self.share = workers, share
         self.server = ray.remote(scheduling_strategy=here, concurrency_groups={"workers": CALLERS}, **server)(Conductor).remote()
         # a trial of a sweep gives its worker a bundle; a group of workers has one of its own
@@ -251,25 +249,29 @@ class Trainers(Pool):
         if self._fit is None:
             self._fit = self._task.remote(self._loop, self.workers, self.share)
         ray.wait([row, self._fit], num_returns=1)
-        if not ray.wait([row], timeout=0 if self._alive() else 1.0)[0]:
-            raise ServerLostError(f"training ended early ({self._why()})")
+        if not _ready(row, 0):
+            why = self._problem()
+            if why is not None or not _ready(row, GRACE_S):
+                raise ServerLostError(f"training ended early ({why or 'and does not say why'})")
         found, groups = self.wait(row)
         self.retries, self._last = groups - 1, last
         return found  # type: ignore[no-any-return]
 
-    def _alive(self) -> bool:
-        return not ray.wait([self._fit], timeout=0)[0]
-
-    def _why(self) -> str:
+    def _problem(self) -> str | None:
+        """What ended the trainer."""
         try:
-            return ray.get(self._fit) or "without an error"
+            return ray.get(self._fit)  # type: ignore[no-any-return]
         except Exception as error:
             return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
     def kill(self) -> None:
-        if self._fit is not None:
-            if not self._last:
-                ray.cancel(self._fit)
-            ray.wait([self._fit], timeout=GRACE_S)
-            self._fit = None
+        """End the trainer, which after its last round ends by itself, and the conductor."""
+        if self._fit is not None and not (self._last and _ready(self._fit, GRACE_S)):
+            ray.cancel(self._fit)
+            _ready(self._fit, GRACE_S)
+        self._fit = None
         ray.kill(self.server)
+
+
+def _ready(ref: Any, timeout: float) -> bool:
+    return bool(ray.wait([ref], timeout=timeout)[0])

@@ -1,10 +1,12 @@
-"""`algorithm=centralized` with a real trainer: an ordinary run folder, the same bits for any number of workers, after a kill and a resume."""
+"""`algorithm=centralized` with a real trainer: an ordinary run folder, the bits of one worker, also after a kill and a resume."""
 
 from __future__ import annotations
 
-import os
-import signal
+import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,4 +186,27 @@ def test_the_model_is_tested_on_the_clients_shares_and_clients_can_fine_tune(two
     assert run.status == "finished" and run.personal["finetune_epochs"].tolist() == [0, 1] * 5
     assert contents(run.folder)["model"] == contents(two_workers)["model"]
     Pool.release()
+    free_cpus(ray_cluster)
+
+
+@pytest.mark.slow
+def test_a_lost_node_leaves_fewer_workers_and_the_same_bits(tmp_path):
+    """Sixty rounds: the workers are not through before the node is gone."""
+    simulate(config(1, 60), tmp_path / "whole")
+    words = [sys.executable, "-m", "tests.engine.lost_node", str(tmp_path / "run"), "60"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["client_actors"] == 2
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_cell_of_a_grid_trains_inside_its_bundle(two_workers, tmp_path, ray_cluster):
+    """Beside FedAvg on the same cluster: the grid's trial owns the CPUs, and Ray Train must not ask for others."""
+    from tuning.ablate import run_grid
+
+    cells = [config(2), config(2, algorithm={"name": "fedavg"}, evaluate={"clients": False})]
+    table = run_grid(cells, tmp_path / "grid")
+    assert table["status"].tolist() == ["finished"] * 2 and table["algorithm"].tolist() == ["centralized", "fedavg"]
+    assert contents(table["folder"].iloc[0]) == contents(two_workers)
     free_cpus(ray_cluster)

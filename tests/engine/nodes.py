@@ -1,0 +1,84 @@
+"""Three nodes on this machine, in a process of its own: `python -m tests.engine.nodes OUT stay|working|delivered [KEY=VALUE ...]`.
+
+A node goes away (SIGKILL) in round 3: when a client actor on it has got its work (`working`), or when its results lie there and
+nobody has fetched them (`delivered`). Prints what happened, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from flray.config import load_config
+from flray.engine.cluster import ray
+from flray.engine.pool import Pool
+from flray.engine.simulation import Simulation, play
+
+QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+SETTINGS = ("rounds=6", "model.hidden=[400]", "algorithm.local_epochs=40", "evaluate.clients=false", "checkpoint.every=0")
+ROUND = 2  # from 0
+
+
+def node_of(actor: Any) -> str:
+    found: str = ray.get(actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
+    return found
+
+
+def main(out: Path, mode: str, overrides: list[str]) -> None:
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+    cluster = Cluster(initialize_head=True, connect=False, head_node_args={**small, "include_dashboard": False})
+    others = {node.node_id: node for node in (cluster.add_node(**small) for _ in range(2))}  # the head's is the driver's
+    gone: list[str] = []
+    training, execute = Simulation._training, Pool.execute
+
+    def leave(where: str | None) -> None:
+        if where in others and not gone:
+            gone.append(where)
+            cluster.remove_node(others[where], allow_graceful=False)
+
+    def train_and_leave(self: Simulation, job: Any, plan: Any, down: Any) -> Any:
+        work = training(self, job, plan, down)
+
+        def submit(actor: Any) -> Any:
+            where = node_of(actor) if job.round == ROUND else None  # asked first: the actor does one thing after the other
+            refs = work(actor)
+            leave(where)
+            return refs
+
+        return submit
+
+    def execute_and_leave(self: Pool, work: Any) -> Any:
+        results = execute(self, work)
+        if len(rows) == ROUND:
+            leave(next(where for where in map(node_of, self.clients) if where in others) if not gone else None)
+        return results
+
+    faults = {
+        "stay": patch.object(Simulation, "_training", training),
+        "working": patch.object(Simulation, "_training", train_and_leave),
+        "delivered": patch.object(Pool, "execute", execute_and_leave),
+    }
+    spread: list[str] = []
+    rows: list[dict[str, Any]] = []
+    experiment = load_config(QUICK, [*SETTINGS, f"address={cluster.address}", *overrides])[0]
+    try:
+        with faults[mode]:
+            for row in play(experiment, out):
+                pool = Pool.current
+                assert pool is not None
+                spread = spread or [node_of(actor) for actor in (pool.server, *pool.clients)]
+                rows.append({"round": row["round"], "seconds": row["time/round_s"], "actors": len(pool.clients)})
+        here = ray.get_runtime_context().get_node_id()
+        print(json.dumps({"server_here": spread[0] == here, "nodes": len(set(spread[1:])), "gone": gone, "rounds": rows}), flush=True)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -1,0 +1,139 @@
+"""Joining a cluster, or not: errors in one line, the token, SIGTERM; several nodes on this machine, one of which goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas
+import pytest
+
+from tests.heads import BIN, flray, ray_head, run
+
+ROOT = Path(__file__).parents[2]
+QUICK = ROOT / "configs" / "quickstart.yaml"
+
+# says for every address what `connect` says, one line each
+ASK = """
+import sys, time
+from flray.engine.cluster import connect, os, ray
+from flray.core.errors import ResourceError
+if sys.argv[1] != "same":
+    ray.__version__ = sys.argv[1]
+for address in sys.argv[2:]:
+    began = time.monotonic()
+    try:
+        connect(address, 1)
+        print("joined", os.environ["RAY_AUTH_MODE"])
+        ray.shutdown()
+    except ResourceError as error:
+        print(f"{time.monotonic() - began:.0f} s {error}")
+"""
+
+
+def ask(*addresses: str, version: str = "same", **environment: str) -> list[str]:
+    known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+    found = run(BIN / "python", "-c", ASK, version, *addresses, **{**known, **environment})
+    assert found.returncode == 0, found.stdout
+    return [line for line in found.stdout.splitlines() if not line.startswith("[")]  # Ray's own log lines
+
+
+def model(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+# joining --------------------------------------------------------------------------------------
+def test_addresses_where_no_cluster_is_are_one_line_each_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        refused = f"127.0.0.1:{free.getsockname()[1]}"
+        lines = ask(refused, "http://127.0.0.1:8265", "ray://127.0.0.1:10001", "somewhere")
+    assert len(lines) == 4 and all(float(line.split(" s ")[0]) < 20 for line in lines), lines
+    assert f"address={refused}: no Ray cluster answers (" in lines[0] and "start one with `ray start --head`" in lines[0]
+    for line in lines[1:3]:
+        assert "give the head's HOST:PORT" in line and "ray job submit --address http://HEAD:8265" in line
+    assert "address=somewhere: no Ray cluster answers (" in lines[3]
+
+
+def test_a_cluster_of_this_process_has_no_token_unless_the_environment_says_so():
+    code = "import flray.engine.cluster as c; print(c.os.environ['RAY_AUTH_MODE'])"
+    known = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    assert run(BIN / "python", "-c", code, **known).stdout.strip() == "disabled"
+    assert run(BIN / "python", "-c", code, **known, RAY_AUTH_MODE="token").stdout.strip() == "token"
+
+
+@pytest.mark.slow
+def test_a_cluster_with_a_token_says_what_is_missing(tmp_path):
+    token = "fedcba9876543210" * 4
+    with ray_head(cpus=1, token=token) as head:
+        where = f"address={head.address}: "
+        shell = {"RAY_TMPDIR": str(head.folder)}
+        assert ask(head.address, **shell, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token) == ["joined token"]
+        (unset,) = ask(head.address, **shell, RAY_AUTH_TOKEN=token)
+        assert f"{where}the cluster asks for a token, and RAY_AUTH_MODE is disabled; run with RAY_AUTH_MODE=token" in unset
+        (wrong,) = ask(head.address, **shell, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="another")
+        assert where in wrong and "missing or incorrect; put the token of the cluster's nodes into RAY_AUTH_TOKEN" in wrong
+        (none,) = ask("auto", **shell, RAY_AUTH_MODE="token", HOME=str(tmp_path), RAY_ADDRESS=head.address)
+        assert "address=auto: Token authentication is enabled but no authentication token was found; put the token" in none
+        (old,) = ask(head.address, version="2.59.0", **shell, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
+        assert "Version mismatch: The cluster was started with: Ray: 2." in old and old.endswith("install the cluster's versions")
+
+
+# SIGTERM --------------------------------------------------------------------------------------
+def test_sigterm_saves_the_finished_rounds(tmp_path):
+    """What a stopped job and a SLURM job out of time get; Ray was started from another thread than the main one."""
+    words = ["run", QUICK, "rounds=4000", "partition.clients=4", "cohort.size=4", "evaluate.clients=false", "checkpoint.every=0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flray.cli", *words, "--out", tmp_path / "run"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    until, rounds = time.monotonic() + 120, tmp_path / "run" / "rounds"
+    while not list(rounds.glob("part-*.parquet")) or pandas.read_parquet(rounds)["round"].max() < 3:
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and "continue with: flray resume" in errors
+    done = pandas.read_parquet(rounds)["round"].max()
+    assert (tmp_path / "run" / "STATUS").read_text().startswith(f"interrupted after round {done}; continue with: flray resume")
+
+
+# several nodes --------------------------------------------------------------------------------
+def three_nodes(out: Path, mode: str, *overrides: str) -> subprocess.CompletedProcess[str]:
+    known = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return run(BIN / "python", "-m", "tests.engine.nodes", str(out), mode, *overrides, cwd=ROOT, **known)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_three_nodes_and_a_lost_one_give_the_bits_of_a_run_here(tmp_path):
+    found = {}
+    for mode in ("stay", "working", "delivered"):
+        done = three_nodes(tmp_path / mode, mode)
+        assert done.returncode == 0, done.stdout[-3000:]
+        found[mode] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"server_here"')))
+        assert found[mode]["server_here"] and found[mode]["nodes"] == 3, "the server at the run folder, a client actor on every node"
+        assert [row["round"] for row in found[mode]["rounds"]] == [1, 2, 3, 4, 5, 6]
+    config = tmp_path / "stay" / "config.yaml"
+    here = flray("run", config, "address=null", "resources.client_actors=1", "--out", tmp_path / "here", RAY_AUTH_MODE="disabled")
+    assert here.returncode == 0, here.stdout
+    for mode, facts in found.items():
+        assert model(tmp_path / mode) == model(tmp_path / "here")
+        assert [row["actors"] for row in facts["rounds"]][-1] == (3 if mode == "stay" else 2) and bool(facts["gone"]) == (mode != "stay")
+    actors = {mode: json.loads((tmp_path / mode / "environment.json").read_text())["actors"] for mode in found}
+    assert actors["stay"]["repeated_work"] == 0 and actors["working"]["repeated_work"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_more_than_any_node_holds_is_one_line(tmp_path):
+    """Three CPUs, but no node with two: Ray would wait for ever."""
+    done = three_nodes(tmp_path / "run", "stay", "resources.client.num_cpus=2")
+    assert done.returncode != 0
+    assert "the cluster has 3 CPUs and 0 GPUs on 3 nodes (the largest: 1 CPUs, 0 GPUs)" in done.stdout
+    assert not (tmp_path / "run").exists()

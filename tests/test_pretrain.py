@@ -1,0 +1,62 @@
+"""`flray pretrain`: the configuration's model on all of its data, and runs that begin with what it wrote."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+import flray
+from flray.cli import app
+from flray.core.errors import ConfigError, DataError
+from flray.pretrain import pretraining
+
+QUICK = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
+
+
+def test_it_is_the_same_model_and_optimiser_on_one_client_with_everything():
+    experiment = pretraining(QUICK, ["algorithm.batch_size=32", "seed=4", "data.train_size=500"])
+    assert experiment.algorithm.centralized and experiment.proxy is None
+    assert (experiment.partition.name, experiment.partition.clients, experiment.cohort.count(1)) == ("iid", 1, 1)
+    assert (experiment.algorithm.lr, experiment.algorithm.batch_size, experiment.seed, experiment.data.train_size) == (0.05, 32, 4, 500)
+    assert experiment.model.options["hidden"] == [64]
+
+
+def test_it_begins_with_random_weights_unless_it_is_told_others():
+    config = {**flray.Experiment.model_dump(pretraining(QUICK)), "algorithm": {"name": "fedavg"}}
+    config["model"] = {"name": "mlp", "hidden": [64], "weights": "runs/pretrained"}
+    assert pretraining(config).model.start == {} and pretraining(config).model.options["hidden"] == [64]
+    assert pretraining(config, ["model.weights=runs/other"]).model.start["weights"] == "runs/other"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [("algorithm=fedprox", "algorithm fedprox does not; leave algorithm out"), ("seed=0,1", "trains one model, these overrides make 2")],
+)
+def test_what_it_cannot_do_is_one_line(override, says):
+    with pytest.raises(ConfigError, match=says):
+        pretraining(QUICK, [override])
+
+
+def test_a_run_begins_with_the_weights_in_every_actor_and_notices_when_they_change(ray_cluster, tmp_path):
+    words = ["rounds=2", "algorithm.shards=1", "algorithm.local_epochs=2", "--out", str(tmp_path / "pre")]
+    result = CliRunner().invoke(app, ["pretrain", str(QUICK), *words])
+    assert result.exit_code == 0, result.output
+    assert f"model.weights={tmp_path / 'pre'}" in result.output
+    weights, trained = tmp_path / "pre" / "model.safetensors", flray.load(tmp_path / "pre")
+    assert trained.status == "finished" and trained.rounds["client_steps"].tolist() == [180, 180], "1,438 samples, 90 batches of 16"
+    accuracy = trained.rounds["test/acc"].iloc[-1]
+    assert accuracy > 0.9
+
+    started = ["rounds=0", f"model.weights={tmp_path / 'pre'}"]
+    server = flray.run(QUICK, *started, out=tmp_path / "server")
+    model, written = load_file(server.folder / "model.safetensors"), load_file(weights)
+    assert all((model[name] == tensor).all() for name, tensor in written.items()) and model.keys() == written.keys()
+    # clients that never trained have the initial parameters, each in its actor
+    clients = flray.run(QUICK, *started, "algorithm=local", out=tmp_path / "clients")
+    assert clients.personal["test/acc"].mean() == pytest.approx(accuracy, abs=0.03)
+    assert flray.load(server.folder).environment["fingerprints"]["weights"] == clients.environment["fingerprints"]["weights"]
+
+    weights.write_bytes((tmp_path / "clients" / "environment.json").read_bytes())
+    with pytest.raises(DataError, match="the weights changed since the run began"):
+        flray.resume(server.folder, rounds=1)

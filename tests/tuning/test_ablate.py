@@ -1,0 +1,125 @@
+"""Cells side by side on a real Ray: the bits of a run alone, what is kept, what is gone on with, and what failed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from flray.config import load_config
+from flray.core.errors import CheckpointError, FlrayError
+from flray.engine.simulation import play, simulate
+from flray.experiment import Experiment
+from flray.grid import labels
+from flray.results import Run
+from tests.tuning.iris import EXPERIMENT
+from tuning.ablate import axes, reference_cell, run_cells, run_grid
+
+
+def cells(*overrides: str) -> list[Experiment]:
+    """With a test set, as in any grid."""
+    return load_config({**EXPERIMENT, "rounds": 2, "evaluate": {"clients": False}}, list(overrides))
+
+
+def model(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def stamps(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+class Grid:
+    """Cells of three seeds: the first was there, the second was begun. What they were before, and the table."""
+
+    def __init__(self, root: Path) -> None:
+        self.cells, self.root = cells("seed=0..2"), root / "grid"
+        self.folders = [self.root / label for label in labels(self.cells)]
+        self.alone = [root / "alone" / str(place) for place in range(3)]
+        for experiment, folder in zip(self.cells, self.alone, strict=True):
+            simulate(experiment, folder)
+        shutil.copytree(self.alone[0], self.folders[0])
+        rounds = play(self.cells[1], self.folders[1])
+        next(rounds)
+        rounds.close()
+        self.before, self.begun = stamps(self.folders[0]), Run(self.folders[1]).status
+        self.checkpoint = stamps(self.folders[1] / "checkpoints")
+        self.table: pandas.DataFrame = run_grid(self.cells, self.root, progress=False)
+
+
+@pytest.fixture(scope="module")
+def grid(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    return Grid(tmp_path_factory.mktemp("ablate"))
+
+
+def test_cells_side_by_side_have_the_bits_of_runs_alone(grid: Grid) -> None:
+    assert [model(folder) for folder in grid.folders] == [model(folder) for folder in grid.alone]
+    for folder, alone in zip(grid.folders, grid.alone, strict=True):
+        found, expected = Run(folder).rounds, Run(alone).rounds
+        columns = [name for name in expected if not name.startswith("time/")]
+        pandas.testing.assert_frame_equal(found[columns], expected[columns])
+    assert len({model(folder) for folder in grid.alone}) == 3
+    assert sorted(path.name for path in grid.root.iterdir()) == sorted(folder.name for folder in grid.folders)
+
+
+def test_the_table_has_a_row_for_each_cell(grid: Grid) -> None:
+    assert grid.table[["seed", "done", "status"]].values.tolist() == [[seed, 2, "finished"] for seed in range(3)]
+    assert grid.table["test/acc"].tolist() == [Run(folder).rounds["test/acc"].iloc[-1] for folder in grid.alone]
+
+
+def test_a_finished_cell_is_kept_and_one_that_was_begun_goes_on(grid: Grid) -> None:
+    assert stamps(grid.folders[0]) == grid.before
+    assert grid.begun.startswith("paused after round 1")
+    after = stamps(grid.folders[1] / "checkpoints")
+    assert grid.checkpoint and all(after.get(path) == stamp for path, stamp in grid.checkpoint.items()), "it began again"
+
+
+def test_the_same_call_again_runs_nothing(grid: Grid) -> None:
+    before = stamps(grid.root)
+    pandas.testing.assert_frame_equal(run_grid(grid.cells, grid.root, progress=False), grid.table)
+    assert stamps(grid.root) == before
+
+
+def test_a_folder_of_another_experiment_is_left_alone(grid: Grid) -> None:
+    before = stamps(grid.root)
+    with pytest.raises(CheckpointError, match=r"holds another experiment: seed is 0 there, 7 here; give another --out or add --overwrite"):
+        run_cells(cells("seed=7"), [grid.folders[0]], progress=False)
+    assert stamps(grid.root) == before
+
+
+def test_a_cell_that_fails_leaves_the_others_alone(grid: Grid, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its error is one line, when all are done; `overwrite` runs every cell again. Cells of other resources take their turn."""
+    two = [
+        *cells("algorithm.lr=1e30", "on_nonfinite=fail", "resources.client_actors=2"),
+        *cells("seed=1"),
+    ]
+    folders = [tmp_path / "bad", tmp_path / "good"]
+    shutil.copytree(grid.folders[0], folders[1])  # another experiment, which --overwrite replaces
+    with pytest.raises(FlrayError, match=r"^1 of 2 cells failed; the first: client 0 failed in .*train/loss is nan") as error:
+        run_cells(two, folders, overwrite=True, label="pair")
+    assert "\n" not in str(error.value)
+    assert Run(folders[0]).status.startswith("failed: client")
+    assert model(folders[1]) == model(grid.alone[1])
+    lines = [line for line in capsys.readouterr().err.splitlines() if "  trial " in line]
+    assert lines[0].startswith("pair  trial bad  failed: client") and lines[1] == "pair  trial good  finished"
+
+
+# what is compared --------------------------------------------------------------------------------
+def test_axes_are_the_keys_with_several_values() -> None:
+    assert axes(["algorithm.rho=0,0.5", "seed=0..4", "rounds=3", "algorithm.perturb=head,all", "partition.clients=2..4"]) == [
+        *("algorithm.rho", "algorithm.perturb", "partition.clients")
+    ]
+    assert axes(["model.hidden=[6,6]", "seed=1"]) == []  # one value
+
+
+def test_the_reference_is_the_configuration_itself(tmp_path: Path) -> None:
+    """Whatever its seed; where it is none of the cells, the first of them."""
+    found = cells("algorithm.rho=0.5,1.5,2", "seed=3,4")
+    own = cells()[0]
+    assert own.algorithm.rho == 1.5 and own.seed == 0
+    assert reference_cell(own, found, tmp_path) == tmp_path / labels(found)[2]
+    assert labels(found)[2] == "fedsol-seed3-rho1.5"
+    assert reference_cell(cells("algorithm.rho=0.7")[0], found, tmp_path) == tmp_path / labels(found)[0]
