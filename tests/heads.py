@@ -48,9 +48,11 @@ class Head:
 
     def start(self, *options: str, cpus: int) -> bool:
         """One more `ray start`; whether it came up."""
-        self.log = self.folder / f"start-{time.monotonic_ns()}.log"
+        self.log = self.folder / f"{len(list(self.folder.glob('*.log')))}.log"
         agent, metrics = _ports(2)
         options += (f"--num-cpus={cpus}", "--object-store-memory=150000000", "--disable-usage-stats", "--block")
+        # of its own: nodes that share one delete each other's copies of a job's working directory
+        options += (f"--temp-dir={self.folder / self.log.stem}",)
         options += (
             f"--dashboard-agent-listen-port={agent}",
             f"--metrics-export-port={metrics}",

@@ -48,8 +48,8 @@ def test_a_job_runs_on_the_cluster_and_gives_the_bits_of_a_run_here(ray_cluster,
     with ray_head() as head:
         job = head.job("submit", "--working-dir", str(submitted), "--", "flray", "run", "quickstart.yaml", "rounds=2", *FAST)
         assert job.returncode == 0 and "succeeded" in job.stdout, job.stdout
-        assert "deleted with it; give --out on shared disk, or storage=URI" in job.stdout, "the default folder is Ray's copy"
-        (folder,) = head.folder.glob("ray/session_latest/runtime_resources/working_dir_files/*/runs/quickstart/fedavg-seed0")
+        assert "lies in Ray's copy of the job's working directory" in job.stdout and "give --out on shared disk" in job.stdout
+        (folder,) = head.folder.glob("*/session_latest/runtime_resources/working_dir_files/*/runs/quickstart/fedavg-seed0")
         actors = json.loads((folder / "environment.json").read_text())["actors"]
         assert actors["client_actors"] == 2, "the head's CPUs, not this machine's"
         found = model(folder)

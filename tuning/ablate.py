@@ -71,8 +71,8 @@ def run_cells(
             if storage is not None:
                 storage.clear()
     groups: dict[Any, list[int]] = {}
-    for i in left:  # cells that ask for other resources, or another algorithm's engine, come after one another
-        groups.setdefault(cells[i].resources, []).append(i)
+    for i in left:  # cells that take other actors come after one another
+        groups.setdefault((cells[i].resources, cells[i].algorithm.centralized), []).append(i)
     with Show(label, len(cells), len(cells) - len(left), {}, progress) as show:
         for members in groups.values():
             placement = place(cells[members[0]], concurrency)

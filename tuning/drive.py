@@ -50,7 +50,7 @@ def place(experiment: Experiment, concurrency: int | str) -> Placement:
     server = _bundle(resources.server.num_cpus, resources.server.num_gpus)
     nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
     have = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
-    actors = resources.client_actors
+    actors = 1 if experiment.algorithm.centralized else resources.client_actors  # its one worker in a trial
     if actors == "auto":
         actors, most, trials = 1, _most_actors(experiment, client, have), 0 if concurrency == "auto" else int(concurrency)
         while trials and actors < most and _fit(nodes, _bundles(server, client, actors + 1), trials) == trials:

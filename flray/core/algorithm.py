@@ -127,7 +127,7 @@ class Algorithm(BaseModel, ABC, frozen=True, extra="forbid"):
     needs_proxy: ClassVar[bool] = False  # a public data set at the server
     proxy_on_clients: ClassVar[bool] = False  # the clients read it as well
     global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
-    centralized: ClassVar[bool] = False  # True: no clients; the engine trains on their samples in one place (`engine/learner.py`)
+    centralized: ClassVar[bool] = False  # True: no clients, all samples in one place; a descendant of `algorithms/centralized.py`
 
     # when -------------------------------------------------------------------------------------
     def exchanges(self, ctx: Context, state: Any) -> Sequence[Exchange]:
