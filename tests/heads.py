@@ -88,13 +88,11 @@ class Head:
 
     def kill(self) -> None:
         """End every process that has this head's folder in its environment."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for pid in self.processes():
+        while found := self.processes():
+            for pid in found:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            until = time.monotonic() + 10
-            while self.processes() and time.monotonic() < until:
-                time.sleep(0.1)
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
 
     def processes(self) -> list[int]:
         wanted, found = f"RAY_TMPDIR={self.folder}".encode(), []

@@ -69,7 +69,9 @@ def test_a_stopped_job_says_so_and_is_resumed_to_the_same_bits_on_a_cluster_with
             refused = head.job("submit", "--working-dir", str(submitted), "--", "true", **wrong)
             assert refused.returncode != 0 and "AuthenticationError" in refused.stdout
         words = ("flray", "run", "quickstart.yaml", "rounds=4000", "checkpoint.every=0", *FAST, "--out", str(out))
-        begun = head.job("submit", "--no-wait", "--working-dir", str(submitted), "--submission-id", "long", "--", *words)
+        patient = '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}'  # Ray waits 3 s, and a large model takes longer to save
+        more = ("--no-wait", "--submission-id", "long", "--runtime-env-json", patient)
+        begun = head.job("submit", "--working-dir", str(submitted), *more, "--", *words)
         assert begun.returncode == 0, begun.stdout
         wait_for_rounds(out, 3)
         assert "RUNNING" in head.job("status", "long").stdout
@@ -82,8 +84,9 @@ def test_a_stopped_job_says_so_and_is_resumed_to_the_same_bits_on_a_cluster_with
         assert again.returncode == 0 and "succeeded" in again.stdout, again.stdout
         # by a driver from another shell of this machine
         shell = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-        more = flray("resume", out, f"rounds={done + 4}", f"address={head.address}", **shell)
-        assert more.returncode == 0, more.stdout
+        last = flray("resume", out, f"rounds={done + 4}", f"address={head.address}", **shell)
+        assert last.returncode == 0, last.stdout
+    assert json.loads((out / "environment.json").read_text())["ray_auth_mode"] == "token"
     assert model(out) == model(run(QUICK, f"rounds={done + 4}", *FAST, out=tmp_path / "whole").folder)
     assert pandas.read_parquet(out / "rounds")["round"].tolist() == list(range(1, done + 5))
 
@@ -145,6 +148,7 @@ def test_too_much_to_upload_is_one_line_that_names_it(tmp_path, monkeypatch):
     (tmp_path / ".rayignore").write_text("/deep/\n")
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0 and "2 files, 3 MB of at most 105 MB" in result.output
+    assert "a new one here; RAY_AUTH_MODE=disabled" in " ".join(result.output.split())
     with pytest.raises(ConfigError, match="no such folder"):
         working_dir(tmp_path / "nowhere")
 

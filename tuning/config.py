@@ -166,6 +166,11 @@ class Sweep(Section):
                 )
             if name == "pbt" and not space.mutations(algorithm):
                 raise ConfigError(f"scheduler: pbt changes numbers of the algorithm as it goes, and none of {algorithm} is in the space")
+        if name in ("hyperband", "pbt") and self.concurrency != "auto":
+            raise ConfigError(f"concurrency: {name} halts trials and goes on with others, as the cluster holds; leave it at auto")
+        fixed = [p.name for p in space.parameters[space.algorithms[0]] if not p.key.startswith("algorithm.") and p.name in space.names()]
+        if name == "pbt" and fixed:
+            raise ConfigError(f"scheduler: pbt copies one trial's state into another, which {fixed[0]} may not fit; do not search it")
         if name == "pbt" and len(space.algorithms) > 1:
             raise ConfigError("scheduler: pbt copies one trial's state into another, so there is one algorithm; or choose asha")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -91,15 +92,26 @@ def _words(bundle: dict[str, float]) -> str:
 
 def _fit(nodes: list[dict[str, float]], bundles: list[dict[str, float]], most: int = 10_000) -> int:
     """Trials that the nodes hold at once, each bundle on the first node with room for it."""
-    free = [dict(node) for node in nodes]
+    free = [(dict(node), [1.0] * int(node.get("GPU", 0))) for node in nodes]
     for count in range(most):
         for bundle in bundles:
-            home = next((node for node in free if all(node.get(name, 0) + 1e-9 >= value for name, value in bundle.items())), None)
-            if home is None:
+            if not any(_take(node, gpus, bundle) for node, gpus in free):
                 return count
-            for name, value in bundle.items():
-                home[name] -= value
     return most
+
+
+def _take(node: dict[str, float], gpus: list[float], bundle: dict[str, float]) -> bool:
+    """Reserve a bundle on a node, where there is room; a share of a GPU is of a single one."""
+    wanted = bundle.get("GPU", 0)
+    share, count = min(wanted, 1.0), math.ceil(wanted)
+    homes = [gpu for gpu, room in enumerate(gpus) if room + 1e-9 >= share][:count]
+    if len(homes) < count or any(node.get(name, 0) + 1e-9 < value for name, value in bundle.items()):
+        return False
+    for name, value in bundle.items():
+        node[name] -= value
+    for gpu in homes:
+        gpus[gpu] -= share
+    return True
 
 
 class Stop(tune.Stopper):

@@ -119,7 +119,7 @@ def _read_rungs(path: Path, milestones: list[int]) -> tuple[dict[int, dict[str, 
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); delete it to go on with empty rungs") from error
 
 
-class Pruner(FIFOScheduler):  # type: ignore[misc]
+class Pruner(FIFOScheduler):
     """A pruner of Optuna: it reads the values that the studies hold, so it survives a resume by itself."""
 
     def __init__(self, pruner: optuna.pruners.BasePruner, studies: Studies) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +108,14 @@ class Studies:
         """The trials that count for the budget."""
         return [t for t in self.groups[group].get_trials(deepcopy=False) if t.user_attrs.get("status") != NEVER]
 
-    def next(self) -> tuple[str, dict[str, Any], Path] | None:
-        """(key, overrides, run folder) of a trial that was begun and not ended, else of a new one; None: there is no more to do."""
+    def next(self, spent: Collection[str | None] = ()) -> tuple[str, dict[str, Any], Path] | None:
+        """(key, overrides, run folder) of a trial that was begun and not ended, else of a new one; None: there is no more to do.
+
+        None of the studies in `spent`, whose budget is.
+        """
         space = self.sweep.search_space
-        for group, study in self.groups.items():
+        groups = {group: study for group, study in self.groups.items() if group not in spent}
+        for group, study in groups.items():
             for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 key = self.key(group, frozen.number)
                 if key in self._open:
@@ -123,9 +127,9 @@ class Studies:
                 self._open[key] = optuna.Trial(study, frozen._trial_id)
                 overrides = space.overrides(frozen.params, group) | frozen.user_attrs.get("values", {})
                 return key, overrides, self.folder / frozen.user_attrs["folder"]
-        left = {group: self.sweep.trials - len(self.counted(group)) for group in self.groups}
-        group = max(left, key=lambda g: left[g])  # the algorithms take turns
-        if left[group] < 1:
+        left = {group: self.sweep.trials - len(self.counted(group)) for group in groups}
+        group = max(left, key=lambda g: left[g], default=None)  # the algorithms take turns
+        if left.get(group, 0) < 1:
             return None
         return self._ask(group)
 
@@ -195,17 +199,21 @@ class StudySearcher(Searcher):
     """Ray Tune's view of the studies. Trials that `stopping()` ended early are not told of: a resume goes on with them."""
 
     def __init__(
-        self, studies: Studies, config: Callable[[str, dict[str, Any], Path], dict[str, Any]], stopping: Callable[[], bool]
+        self,
+        studies: Studies,
+        config: Callable[[str, dict[str, Any], Path], dict[str, Any]],
+        stopping: Callable[[], bool],
+        spent: Callable[[], Collection[str | None]] = tuple,
     ) -> None:
         super().__init__()
-        self.studies, self._config, self._stopping = studies, config, stopping
+        self.studies, self._config, self._stopping, self._spent = studies, config, stopping, spent
         self._keys: dict[str, str] = {}  # Ray Tune's id of a trial -> its key
         self._last: dict[str, dict[str, Any]] = {}  # -> its last result
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if self._stopping():
             return Searcher.FINISHED
-        found = self.studies.next()
+        found = self.studies.next(self._spent())
         if found is None:
             return Searcher.FINISHED
         key, overrides, folder = found

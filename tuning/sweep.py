@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Mapping
@@ -28,36 +29,47 @@ from tuning.report import write_report, write_table
 from tuning.schedulers import Asha, make_scheduler, rungs
 from tuning.search import JOURNAL, Studies, StudySearcher
 from tuning.trainable import Job
+from tuning.trials import state
 
 CONFIG = "sweep.yaml"
 RESUMABLE = ("trials", "hours", "client_steps", "concurrency", "final")  # what a resume may change
 
 
 class Budget:
-    """When no trial starts any more: hours of this call, or local steps of all trials; or an error that concerns every trial."""
+    """When no trial starts any more: hours of this call, or local steps (of each algorithm, where each has its budget); or an error that
+    concerns every trial."""
 
     def __init__(self, sweep: Sweep, studies: Studies) -> None:
-        self._sweep, self._studies = sweep, studies
-        self._began = time.monotonic()
-        self._running: dict[str, float] = {}  # local steps of the trials that go on
-        self._ended = {group: sum(int(t.user_attrs.get("client_steps", 0)) for t in studies.counted(group)) for group in studies.groups}
+        self._sweep, self._began = sweep, time.monotonic()
+        self._spent = {  # local steps by trial
+            studies.key(group, trial.number): float(trial.user_attrs.get("client_steps", 0))
+            for group in studies.groups
+            for trial in studies.counted(group)
+        }
+        self._groups = list(studies.groups)
         self.error: ConfigError | None = None
 
-    def note(self, key: str, result: Mapping[str, Any]) -> None:
-        self._running[key] = float(result.get("spent", 0))
+    def note(self, result: Mapping[str, Any]) -> None:
+        """A trial's report: its local steps, those of all its seeds at the last rung included."""
+        key = result["key"]
+        self._spent[key] = max(self._spent.get(key, 0.0), float(result.get("spent", 0)))
         if str(result.get("status", "")).startswith("failed: objective "):
             self.error = ConfigError(str(result["status"]).removeprefix("failed: "))
+
+    def steps(self, group: str | None) -> float:
+        """Local steps done for an algorithm; None: by the sweep."""
+        return sum(steps for key, steps in self._spent.items() if group is None or key.startswith(f"{group}/"))
+
+    def spent(self) -> set[str | None]:
+        """The studies whose local steps are done."""
+        most = self._sweep.client_steps
+        return set() if most is None else {group for group in self._groups if self.steps(group) >= most}
 
     def why(self) -> str:
         """The budget that is spent; empty: none."""
         if self._sweep.hours is not None and time.monotonic() - self._began > 3600 * self._sweep.hours:
             return f"hours: {self._sweep.hours:g} are over"
-        if self._sweep.client_steps is not None:
-            groups = len(self._studies.groups)
-            spent = sum(self._ended.values()) + sum(self._running.values())
-            if spent >= self._sweep.client_steps * groups:
-                return f"client_steps: {spent:.0f} are done"
-        return ""
+        return f"client_steps: {self.steps(None):.0f} are done" if len(self.spent()) == len(self._groups) else ""
 
     def reached(self) -> bool:
         return self.error is not None or bool(self.why())
@@ -84,16 +96,18 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
     write_text(folder / CONFIG, sweep.yaml())
     _status(folder, f"running on {socket.gethostname()}, process {os.getpid()}")
     try:
-        ended = _tune(sweep, folder, studies, placement, progress)
-        total = sweep.trials * len(studies.groups)
+        spent = _tune(sweep, folder, studies, placement, progress)
+        done = f"{len(studies.ended())} of {sweep.trials * len(studies.groups)} trials"
         write_table(folder)
-        if len(studies.ended()) < total:
+        if spent is None:
             write_report(folder)
-            _status(folder, f"{ended} after {len(studies.ended())} of {total} trials; continue with: flray sweep {folder} --resume")
+            _status(folder, f"interrupted after {done}; continue with: flray sweep {folder} --resume")
             return
         _final(sweep, folder, studies, progress)
         write_report(folder)
-        _status(folder, "finished")
+        _status(
+            folder, f"finished with {done} ({spent}); more with: flray sweep {folder} --resume and a larger budget" if spent else "finished"
+        )
     except BaseException as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else f"failed: {reason}"
@@ -101,8 +115,8 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
         raise
 
 
-def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress: bool) -> str:
-    """Every trial that is left; returns why it ended before the last one, if it did."""
+def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress: bool) -> str | None:
+    """Every trial that is left. Returns the budget that was spent before the last one, "" when none was, None after an interruption."""
     space, budget = sweep.search_space, Budget(sweep, studies)
     rounds = _rounds(sweep)
     scheduler = make_scheduler(sweep, studies, folder, rounds)
@@ -110,7 +124,7 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
         studies.prune(scheduler.stopped)
     total, done = sweep.trials * len(studies.groups), len(studies.ended())
     if done >= total:
-        return "finished"
+        return ""
 
     def config(key: str, overrides: dict[str, Any], run_folder: Path) -> dict[str, Any]:
         experiment = _stored(sweep.experiment(overrides), folder, "trials")
@@ -121,18 +135,19 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
     class Watched(StudySearcher):
         def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
             super().on_trial_result(trial_id, result)
-            budget.note(result["key"], result)
+            budget.note(result)
 
     if progress:
         print(f"{sweep.name}: {total} trials, {placement.why}")
     with Show(sweep.name, total, done, sweep.objective, progress) as show:
-        drive(folder, Watched(studies, config, budget.reached), scheduler, placement, total - done, budget.reached, show)
+        drive(folder, Watched(studies, config, budget.reached, budget.spent), scheduler, placement, total - done, budget.reached, show)
     if budget.error is not None:
         raise budget.error
+    ended = studies.ended()
     failed = [status for status in show.ended if status.startswith("failed")]
-    if failed and len(failed) == len(show.ended):
-        raise FlrayError(f"all {len(failed)} trials failed, the last with: {failed[-1].removeprefix('failed: ')}")
-    return f"stopped ({budget.why()})" if budget.why() else "interrupted"
+    if failed and all(trial.state.name == "FAIL" for _, trial in ended):
+        raise FlrayError(f"all {len(ended)} trials failed, the last with: {failed[-1].removeprefix('failed: ')}")
+    return "" if len(ended) >= total else budget.why() or None
 
 
 def _stored(experiment: Experiment, folder: Path, part: str) -> Experiment:
@@ -158,13 +173,18 @@ def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None
         return
     cells, homes = [], []
     for group, trial in best(sweep, studies):
-        tuned = sweep.experiment(sweep.search_space.overrides(trial.params, group))
+        tuned = sweep.experiment({**sweep.search_space.overrides(trial.params, group), **trial.user_attrs.get("values", {})})
         label = f"{trial.params.get('algorithm', group) or sweep.search_space.algorithms[0]}-{trial.number:04d}"
         first = tuned.seed + max(sweep.scheduler.seeds or (1,))
         for seed in range(first, first + sweep.final.seeds):
             evaluate = tuned.evaluate.model_copy(update={"validation": None, "every": 0})
             cells.append(_stored(tuned.model_copy(update={"seed": seed, "evaluate": evaluate}), folder, "final"))
             homes.append(folder / "final" / f"{label}-seed{seed}")
+    for old in (folder / "final").glob("*"):
+        if old not in homes:  # the best of an earlier, smaller budget
+            shutil.rmtree(old)
+    if not cells:
+        return
     run_cells(cells, homes, sweep.concurrency, progress=progress, label=f"{sweep.name} final")
 
 
@@ -175,7 +195,7 @@ def best(sweep: Sweep, studies: Studies) -> list[tuple[str | None, Any]]:
         if len(sweep.objective) > 1:
             found += [(group, trial) for trial in study.best_trials]
             continue
-        complete = [t for g, t in studies.ended() if g == group and t.state.name == "COMPLETE"]
+        complete = [t for g, t in studies.ended() if g == group and state(t) == "finished"]
         (mode,) = sweep.objective.values()
         complete.sort(key=lambda t: (-t.value if mode == "max" else t.value, t.number))
         found += [(group, trial) for trial in complete[: sweep.final.top]]

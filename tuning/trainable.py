@@ -107,7 +107,8 @@ class Trial(tune.Trainable):
         }
         result |= {"round": row["round"], "seeds": len(rows), "done": done, "diverged": diverged}
         result |= {"spent": sum(values["client_steps"] for values in measured), "seconds": sum(values["time/s"] for values in measured)}
-        result["status"] = Run(self.folder(0)).status if done else "running"
+        home = next((index for index, row in enumerate(rows) if row.get("diverged")), 0)
+        result["status"] = Run(self.folder(home)).status if done else "running"
         return result
 
     def _complete(self, row: Mapping[str, Any]) -> bool:

@@ -69,8 +69,8 @@ def ablate(
     cells = load_config(config, overrides or [], imports or [])
     if len(cells) < 2:
         raise ConfigError("ablate: give a key several values, e.g. algorithm.lr=0.01,0.1 seed=0..4; one experiment is flray run")
-    if concurrency != "auto" and not concurrency.isdigit():
-        raise ConfigError(f"--concurrency {concurrency}: auto or a number")
+    if concurrency != "auto" and not (concurrency.isdigit() and int(concurrency)):
+        raise ConfigError(f"--concurrency {concurrency}: auto, or a number of at least 1")
     root = kept(out or Path("runs") / f"{cells[0].name}-ablation", cells[0].storage)
     frame = run_grid(cells, root, concurrency if concurrency == "auto" else int(concurrency), overwrite=overwrite)
     swept = axes(overrides or [])

@@ -41,9 +41,10 @@ def _connect(address: str | None, num_cpus: int) -> None:
             close()
         else:
             return
+    where = f"address={address}" if address else f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}"
     address = address or os.environ.get("RAY_ADDRESS")
-    if address is not None:
-        _join(address)
+    if address:
+        _join(address, where)
         return
     _init("a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False)
     _ours["cpus"] = num_cpus
@@ -53,8 +54,7 @@ _lock = threading.Lock()  # the early start and the run's own call
 _ours = {"cpus": 0}  # CPUs of the cluster that this process started; 0: it started none
 
 
-def _join(address: str) -> None:
-    where = f"address={address}"
+def _join(address: str, where: str) -> None:
     if "://" in address:
         raise ResourceError(
             f"{where}: a run's driver is a process of the cluster; give the head's HOST:PORT (6379 if `ray start --head` was not told "
@@ -76,7 +76,7 @@ def _join(address: str) -> None:
         raise _refused(where, error) from error
     except (OSError, ValueError, RpcError) as error:
         raise ResourceError(
-            f"{where}: no Ray cluster answers ({_line(error)}); start one with `ray start --head`, or leave address out"
+            f"{where}: no Ray cluster answers ({_line(error)}); start one with `ray start --head`, or leave it out"
         ) from error
     _init(where, address=found)
 
@@ -84,8 +84,10 @@ def _join(address: str) -> None:
 def _init(where: str, **options: Any) -> None:
     from ray.exceptions import AuthenticationError
 
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        _exit_on_sigterm(before)
     except AuthenticationError as error:
         raise _refused(where, error) from error
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -145,15 +147,13 @@ class Background:
         self._done.wait()
         if self._error is not None:
             raise self._error
-        exit_on_sigterm()
+        _exit_on_sigterm(signal.getsignal(signal.SIGTERM))
 
 
-def exit_on_sigterm() -> None:
-    """`SystemExit` where a stopped Ray job or a SLURM job out of time gets SIGTERM; call it after `connect`.
+def _exit_on_sigterm(before: Any) -> None:
+    """`SystemExit` where a stopped Ray job or a SLURM job out of time gets SIGTERM; `before`: the handler before Ray, a user's own stays.
 
-    `ray.init` in another thread than the main one leaves SIGTERM to a handler that ends the process on the spot. A handler of
-    the user's own is set again.
+    In another thread than the main one `ray.init` leaves SIGTERM to a handler that ends the process on the spot, and no handler can be set.
     """
     if threading.current_thread() is threading.main_thread():
-        own = signal.getsignal(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, (lambda number, _: sys.exit(128 + number)) if own in (signal.SIG_DFL, None) else own)
+        signal.signal(signal.SIGTERM, (lambda number, _: sys.exit(128 + number)) if before in (signal.SIG_DFL, None) else before)

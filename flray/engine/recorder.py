@@ -187,6 +187,7 @@ def environment(**more: Any) -> dict[str, Any]:
         "git": _git(),
         "machine": {"platform": platform.platform(), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "command": sys.argv,
+        "ray_auth_mode": os.environ.get("RAY_AUTH_MODE"),
         **more,
     }
 

@@ -42,9 +42,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch, *nodes: dict[str, float]) -> None:
         ([{"CPU": 4.0}, {"CPU": 2.0}], [{"CPU": 1.0}, {"CPU": 2.0}], 2),  # 1 + 2 on the first; 1 on it, 2 on the second
         ([{"CPU": 2.0}, {"CPU": 2.0}], [{"CPU": 3.0}], 0),  # no single node has three
         ([{"CPU": 2.0}, {"CPU": 2.0}], [{"CPU": 1.0}] * 3, 1),  # 2 on one and 1 on the other; one CPU is left
-        ([{"CPU": 1.0}], [{"CPU": 0.1}], 10),  # ten times 0.1 is not 1 in floats
+        ([{"CPU": 3.0}], [{"CPU": 0.6}], 5),  # 3 - 0.6 - 0.6 - 0.6 - 0.6 is less than 0.6 in floats
         ([{"CPU": 8.0, "GPU": 1.0}], [{"CPU": 1.0, "GPU": 0.25}, {"CPU": 1.0, "GPU": 0.25}], 2),
-        ([{"CPU": 8.0, "GPU": 2.0}], [{"GPU": 0.75}], 2),  # Ray shares a GPU in one number: 2 - 0.75 - 0.75 leaves 0.5
+        ([{"CPU": 8.0, "GPU": 3.0}], [{"GPU": 0.75}], 3),  # a quarter of each is left, and three quarters of three are of no use
+        ([{"CPU": 8.0, "GPU": 3.0}], [{"GPU": 0.5}, {"GPU": 1.0}], 2),  # the halves share the first
+        ([{"CPU": 8.0, "GPU": 4.0}], [{"GPU": 0.25}, {"GPU": 2.0}], 1),  # two whole ones behind the quarter, and one more
         ([{"CPU": 8.0}, {"CPU": 1.0, "GPU": 1.0}], [{"CPU": 1.0}, {"CPU": 1.0, "GPU": 0.5}], 1),  # the GPU's node has one CPU
         ([{"CPU": 4.0}], [{"GPU": 1.0}], 0),
         ([], [{"CPU": 1.0}], 0),

@@ -127,11 +127,11 @@ def test_killed_and_resumed_it_ends_as_if_it_had_not_been(whole, tmp_path):
 
 
 def test_a_budget_ends_a_sweep_and_a_resume_raises_it(whole, tmp_path):
-    # the first trial alone takes more steps
-    run_sweep(tiny(client_steps=1), tmp_path / "s", progress=False)
+    # 6 rounds of 4 clients with 3 batches (23 of 30 samples; 8 a batch): spent when the first trial has ended
+    run_sweep(tiny(client_steps=72), tmp_path / "s", progress=False)
     status = (tmp_path / "s" / "STATUS").read_text()
-    assert status.startswith("stopped (client_steps: ") and "of 6 trials; continue with: flray sweep" in status
-    assert not (tmp_path / "s" / "final").exists()
+    assert status.startswith("finished with 1 of 6 trials (client_steps: ") and "more with: flray sweep" in status
+    assert {p.name.split("-seed")[0] for p in (tmp_path / "s" / "final").iterdir()} == {"fedsol-0000"}
     resume_sweep(tmp_path / "s", ["client_steps=null"], progress=False)
     assert found(tmp_path / "s") == found(whole)
 
