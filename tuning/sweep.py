@@ -88,12 +88,14 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
         build_partition(first, data[0], data[2])
         connect(first.address, cpus_needed(first))
         placement = place(first, sweep.concurrency)
+        write_text(folder / CONFIG, sweep.yaml())
         studies = Studies(sweep, folder, new=not resume)
     except FlrayError:
-        with contextlib.suppress(OSError):  # nothing of the sweep is there yet
-            folder.rmdir()
+        if not resume:  # nothing of the sweep is there yet
+            (folder / CONFIG).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         raise
-    write_text(folder / CONFIG, sweep.yaml())
     _status(folder, f"running on {socket.gethostname()}, process {os.getpid()}")
     try:
         spent = _tune(sweep, folder, studies, placement, progress)

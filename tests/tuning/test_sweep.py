@@ -96,6 +96,7 @@ def test_tuning_never_reads_the_test_set_and_the_final_runs_read_it_once(whole):
         assert len(flray.load(folder).clients["num_examples"]) and run.clients["num_examples"].iloc[:4].sum() == 120
 
 
+@pytest.mark.slow
 def test_the_same_seed_suggests_and_finds_the_same(whole, tmp_path):
     run_sweep(tiny(), tmp_path / "again", progress=False)
     assert found(tmp_path / "again") == found(whole)
@@ -148,7 +149,7 @@ def test_a_rung_of_several_seeds_judges_by_their_mean(ray_cluster, tmp_path):
         assert row["seeds"] == (3 if row["state"] == "finished" else 2)
 
 
-@pytest.mark.parametrize("name", ["hyperband", "pbt", "median"])
+@pytest.mark.parametrize("name", ["pbt", pytest.param("hyperband", marks=pytest.mark.slow), pytest.param("median", marks=pytest.mark.slow)])
 def test_other_schedulers_by_name(ray_cluster, tmp_path, name):
     options = {"hyperband": {"reduction": 2}, "pbt": {"grace": 2}, "median": {"grace": 1, "startup": 1}}[name]
     sweep = tiny(trials=4, scheduler={"name": name, **options}, concurrency="auto", final={"top": 0})
@@ -158,6 +159,7 @@ def test_other_schedulers_by_name(ray_cluster, tmp_path, name):
     assert any(row["state"] == "finished" and row["round"] == 6 for row in rows)
 
 
+@pytest.mark.slow
 def test_several_objectives_have_a_front(ray_cluster, tmp_path):
     sweep = tiny(
         trials=3, scheduler="none", objective={"val/acc": "max", "client_steps": "min"}, space={"algorithm.local_epochs": [1, 2, 5]}

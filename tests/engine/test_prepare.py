@@ -1,0 +1,29 @@
+"""How many client actors the nodes of a cluster hold."""
+
+from __future__ import annotations
+
+from flray.engine.prepare import _beside, _held
+
+
+def held(nodes, client, server=(0.0, 0.0)):
+    """Most actors of a kind beside the server; kinds are (CPUs, GPUs)."""
+    kinds = [{"num_cpus": cpus, "num_gpus": gpus} for cpus, gpus in (client, server)]
+    return max((_held(rest, kinds[0]) for rest in _beside(nodes, kinds[1])), default=0)
+
+
+def test_an_actor_lies_on_one_node():
+    assert held([(4.0, 0.0)], (2.0, 0.0)) == 2
+    assert held([(1.0, 0.0)] * 4, (2.0, 0.0)) == 0, "four CPUs, two on no node"
+    assert held([(3.0, 0.0), (3.0, 0.0)], (2.0, 0.0)) == 2, "a CPU is left over on each"
+
+
+def test_the_scarcer_of_cpus_and_gpus_counts_on_every_node():
+    assert held([(8.0, 1.0), (1.0, 2.0)], (1.0, 0.5)) == 2 + 1
+    assert held([(8.0, 0.0), (2.0, 1.0)], (0.0, 0.25)) == 4
+    assert held([(2.0, 0.0), (1.0, 0.0)], (0.0, 0.0)) == 3, "who asks for nothing: one a CPU"
+
+
+def test_the_server_takes_its_share_where_it_costs_least():
+    assert held([(2.0, 0.0), (3.0, 0.0)], (2.0, 0.0), (1.0, 0.0)) == 2, "of the three"
+    assert held([(1.0, 1.0)], (1.0, 0.5), (0.0, 0.5)) == 1
+    assert held([(1.0, 0.0)], (1.0, 0.0), (2.0, 0.0)) == 0, "no node holds the server"
