@@ -27,7 +27,7 @@ for command in (
 app.command("list")(look.list_)
 
 
-INTERRUPTED = "interrupted; finished rounds are saved, continue with: flray resume RUN_FOLDER"
+INTERRUPTED = "interrupted; finished rounds are saved, continue with: flray resume RUN_FOLDER, or flray sweep SWEEP_FOLDER --resume"
 
 
 def main() -> None:
