@@ -247,6 +247,8 @@ def test_the_sweeps_search_what_the_issue_names():
         (["scheduler=asha", "evaluate.every=0"], "evaluate.every: 0 tests a trial of 20 rounds only at its end, asha needs a value before"),
         (["scheduler=pbt", "space={partition.alpha: [0.1, 1]}"], "scheduler: pbt changes numbers of the algorithm as it goes"),
         (["scheduler=pbt", "space={algorithm: [fedprox, fedsol]}"], "scheduler: pbt copies one trial's state into another"),
+        (["scheduler=pbt", "space={algorithm.rho: auto, partition.alpha: [0.1, 1]}"], "which partition.alpha may not fit"),
+        (["scheduler=hyperband", "concurrency=2"], "concurrency: hyperband halts trials and goes on with others"),
         (["space.algorithm.rhoo=auto"], "unknown parameter 'rhoo' in space.algorithm.rhoo, of fedsol (did you mean 'rho'?)"),
         (["space.algorithm.rho=[]"], "space.algorithm.rho: no values to choose from"),
         (["evaluate.finetune_epochs=[0, 1]"], "evaluate.validation: evaluate.finetune_epochs tests each client on the test set"),

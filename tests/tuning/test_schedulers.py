@@ -260,7 +260,7 @@ def population(tmp_path: Path) -> tuple[Any, Studies, list[Any]]:
         "algorithm.batch_size": [10, 32, 50],
         "algorithm.perturb": ["head", "all"],
     }
-    studies = studies_of(tmp_path, space=space, scheduler={"name": "pbt", "grace": 2})
+    studies = studies_of(tmp_path, space=space, scheduler={"name": "pbt", "grace": 2}, concurrency="auto")
     scheduler = make_scheduler(studies.sweep, studies, tmp_path, 6)
     trials = []
     for _ in range(2):

@@ -14,23 +14,15 @@ import yaml
 
 import flray
 from flray.core.errors import CheckpointError, ConfigError, ResourceError
+from tests.tuning.iris import EXPERIMENT, SPACE
 from tuning.config import load_sweep
 from tuning.sweep import resume_sweep, run_sweep
 from tuning.trials import trials_table
 
 SWEEP = {
     "name": "tiny",
-    "experiment": {
-        "rounds": 6,
-        "data": {"source": "iris", "standardize": True},
-        "partition": {"name": "iid", "clients": 4},
-        "model": {"name": "mlp", "hidden": [6]},
-        "algorithm": {"name": "fedsol", "lr": 0.05, "local_epochs": 1, "batch_size": 8},
-        "evaluate": {"validation": {"fraction": 0.25}, "clients": False},
-        "resources": {"client_actors": 1, "server": {"threads": 1}},
-        "checkpoint": {"every": 2},
-    },
-    "space": {"algorithm.rho": "auto", "algorithm.lr": {"log": [0.001, 0.5]}, "algorithm.perturb": ["head", "all"]},
+    "experiment": {**EXPERIMENT, "checkpoint": {"every": 2}},
+    "space": SPACE,
     "trials": 6,
     "scheduler": {"name": "asha", "grace": 2, "reduction": 2},
     "concurrency": 1,
