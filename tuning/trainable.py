@@ -166,7 +166,8 @@ class Trial(tune.Trainable):
         if round >= self.experiment.rounds and not Run(folder).status.startswith(("finished", "diverged")):
             _finish(self._play(index))
         rounds = Run(folder).rounds
-        return dict(rounds[rounds["round"] == round].iloc[-1].dropna())
+        found: dict[str, Any] = rounds[rounds["round"] == round].iloc[-1].dropna().to_dict()  # Python's own numbers: the study is JSON
+        return found
 
     def _pause(self) -> None:
         """Checkpoint and leave the run: it can be resumed, by this trial or by anyone."""

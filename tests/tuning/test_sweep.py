@@ -14,8 +14,10 @@ import yaml
 
 import flray
 from flray.core.errors import CheckpointError, ConfigError, ResourceError
+from flray.engine.simulation import simulate
 from tests.tuning.iris import EXPERIMENT, SPACE
 from tuning.config import load_sweep
+from tuning.search import Studies
 from tuning.sweep import resume_sweep, run_sweep
 from tuning.trials import trials_table
 
@@ -117,6 +119,20 @@ def test_killed_and_resumed_it_ends_as_if_it_had_not_been(whole, tmp_path):
     assert stamps == {p: p.stat().st_mtime_ns for p in stamps}, "a finished trial ran again"
     ended = {row["trial"]: row for row in found(folder)}
     assert all(ended[row["trial"]] == row for row in before if row["state"] != "running")
+
+
+def test_a_trial_that_had_ended_but_was_not_told_of_is_told_and_not_run_again(ray_cluster, tmp_path):
+    """The driver was killed between the last round of a run and the study's entry."""
+    sweep, folder = tiny(trials=1, final={"top": 0}), tmp_path / "s"
+    folder.mkdir()
+    (folder / "sweep.yaml").write_text(sweep.yaml())
+    key, overrides, home = Studies(sweep, folder).next()
+    simulate(sweep.experiment(overrides), home)
+    stamp = (home / "model.safetensors").stat().st_mtime_ns
+    resume_sweep(folder, [], progress=False)
+    (row,) = found(folder)
+    assert (row["state"], row["round"], row["val/acc"]) == ("finished", 6, flray.load(home).rounds["val/acc"].iloc[-1])
+    assert (home / "model.safetensors").stat().st_mtime_ns == stamp and key == "0000"
 
 
 def test_a_budget_ends_a_sweep_and_a_resume_raises_it(whole, tmp_path):
