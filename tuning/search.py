@@ -135,9 +135,9 @@ class Studies:
 
     def _ask(self, group: str | None) -> tuple[str, dict[str, Any], Path]:
         study = self.groups[group]
-        address = ("sweep", study.study_name)
-        seeds = [torch_seed(self.sweep.seed, *address, *more) % 2**32 for more in ([len(self.counted(group))], [])]
-        study.sampler = make_sampler(self.sweep.sampler, *seeds)
+        seed = torch_seed(self.sweep.seed, "sweep", study.study_name, len(self.counted(group))) % 2**32
+        sequence = torch_seed(self.sweep.seed, "sweep", study.study_name) % 2**32
+        study.sampler = make_sampler(self.sweep.sampler, seed, sequence)
         trial = study.ask()
         overrides = self.sweep.search_space.suggest(trial, group)
         key = self.key(group, trial.number)

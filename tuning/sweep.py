@@ -8,7 +8,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,7 @@ def best(sweep: Sweep, studies: Studies) -> list[tuple[str | None, Any]]:
     found = []
     for group, study in studies.groups.items():
         if len(sweep.objective) > 1:
-            found += [(group, trial) for trial in study.best_trials]
+            found += [(group, trial) for trial in study.best_trials if state(trial) == "finished"]
             continue
         complete = [t for g, t in studies.ended() if g == group and state(t) == "finished"]
         (mode,) = sweep.objective.values()
@@ -248,13 +248,11 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
             raise CheckpointError(f"{folder} holds another sweep: {key} is {old.get(key)} there, {new.get(key)} here; give another --out")
 
 
-def resume_sweep(folder: Path, overrides: list[str], *, progress: bool = True) -> Sweep:
+def resume_sweep(folder: Path, overrides: Sequence[str], imports: Sequence[str] = (), *, progress: bool = True) -> None:
     """Go on with the sweep in `folder`; `overrides` may raise its budgets (`trials=40 hours=2`)."""
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}")
-    sweep = load_sweep(folder / CONFIG, overrides)
-    run_sweep(sweep, folder, resume=True, progress=progress)
-    return sweep
+    run_sweep(load_sweep(folder / CONFIG, overrides, imports), folder, resume=True, progress=progress)
 
 
 def default_folder(sweep: Sweep, root: Path = Path("runs")) -> Path:

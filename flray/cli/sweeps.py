@@ -34,13 +34,15 @@ def sweep(
     if resume:
         if out is not None:
             raise ConfigError("--out: a sweep goes on in its own folder; leave it out")
-        resume_sweep(config, overrides or [])
-        _report(config)
-        return
-    found = load_sweep(config, overrides or [], imports or [])
-    folder = kept(out or default_folder(found), None)
-    run_sweep(found, folder)
+        folder = config
+        resume_sweep(folder, overrides or [], imports or [])
+    else:
+        found = load_sweep(config, overrides or [], imports or [])
+        folder = kept(out or default_folder(found), None)
+        run_sweep(found, folder)
     _report(folder)
+    if (folder / "STATUS").read_text().startswith("interrupted"):
+        raise typer.Exit(130)  # Ray Tune keeps Ctrl-C to itself
 
 
 def ablate(
