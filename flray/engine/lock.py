@@ -1,0 +1,178 @@
+"""One writer for a folder: a file `.lock` in it says who writes there, and every writer reads it again before it writes.
+
+A file and no advisory lock of the operating system, so that it also works on NFS and between machines. The owner is known by its
+process on its own machine, and by the time of its last sign of life elsewhere. A process that slept through a takeover finds
+another id in the file, and stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from flray.core.errors import CheckpointError
+
+NAME = ".lock"
+BEAT_S = 10.0  # between two signs of life
+STALE_S = 90.0  # without one, a process of another machine counts as dead
+SETTLE_S = 0.2  # how long who takes over a dead owner's folder waits before it looks whether somebody else did so as well
+
+
+class FolderLostError(CheckpointError):
+    """The folder was deleted or taken over by another process: nothing more may be written to it."""
+
+
+class Owner(NamedTuple):
+    """Who holds a folder. `machine` names the boot and the process namespace: a process number means something only there."""
+
+    host: str
+    machine: str
+    pid: int
+    started: int  # of the process, in clock ticks since boot: a process number is used again
+    id: str
+
+    @classmethod
+    def here(cls) -> Owner:
+        """This process, with a new random id."""
+        pid = os.getpid()
+        return cls(socket.gethostname(), _machine(), pid, _started(pid) or 0, secrets.token_hex(8))
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class FolderLock:
+    """The right to write to a folder; made by :meth:`acquire`, given back by :meth:`release`, or left behind by a process that dies."""
+
+    def __init__(self, folder: Path, owner: Owner) -> None:
+        self.folder, self.owner = folder, owner
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, daemon=True, name="flray-lock").start()
+
+    @classmethod
+    def acquire(cls, folder: Path) -> FolderLock:
+        """Take the folder, which exists. Raises `CheckpointError` that names the owner where another process holds it."""
+        me, path = Owner.here(), folder / NAME
+        record = json.dumps(me._asdict()).encode()
+        try:
+            try:
+                file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+            except FileExistsError:
+                _refuse(folder)
+                aside = folder / f"{NAME}.{me.id}"
+                aside.write_bytes(record)
+                aside.replace(path)
+                time.sleep(SETTLE_S)  # two that found the same dead owner: the later one has it
+                _refuse(folder, but=me)
+            else:
+                with open(file, "wb") as out:
+                    out.write(record)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error.strerror or error}; give another --out") from error
+        return cls(folder, me)
+
+    def check(self) -> None:
+        """Raises `FolderLostError` when this process no longer holds the folder."""
+        check(self.folder, self.owner.id)
+
+    def moved(self, folder: Path) -> None:
+        """The folder has another name now."""
+        self.folder = folder
+
+    def release(self) -> None:
+        """Give the folder back; nothing happens to one that is no longer held."""
+        self._over.set()
+        with contextlib.suppress(CheckpointError, OSError):
+            self.check()
+            (self.folder / NAME).unlink()
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            with contextlib.suppress(CheckpointError, OSError):
+                self.check()
+                os.utime(self.folder / NAME)
+
+
+def check(folder: Path, id: str) -> None:
+    """Raises `FolderLostError` unless the folder is held under this id."""
+    owner = _read(folder)
+    if owner is None or owner.id != id:
+        what = f"was taken over by {owner}" if owner else "is gone" if not folder.exists() else "is no longer this run's: its .lock is gone"
+        raise FolderLostError(f"{folder} {what}; this process stops and writes nothing more there")
+
+
+def holder(folder: Path) -> Owner | None:
+    """Who holds the folder now; None when nobody does, or only a process that is dead."""
+    owner = _read(folder)
+    return owner if owner is not None and _alive(owner, folder) else None
+
+
+def _refuse(folder: Path, but: Owner | None = None) -> None:
+    """Raises `CheckpointError` when a process that lives, other than `but`, holds the folder."""
+    owner = holder(folder)
+    if owner is not None and (but is None or owner.id != but.id):
+        here = owner.machine == _machine()
+        stopped = " and is stopped (kill -CONT lets it go on, kill -9 ends it)" if here and _state(owner.pid) == "T" else ""
+        raise CheckpointError(
+            f"{folder} is in use: {owner} writes to it{stopped}; wait for it, stop it, or give another --out"
+        )
+
+
+def _read(folder: Path) -> Owner | None:
+    """The record in the folder; one that somebody is just writing is waited for; None: there is none, or no record."""
+    for _ in range(20):
+        try:
+            return Owner(**json.loads((folder / NAME).read_bytes()))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, TypeError):
+            time.sleep(0.05)
+    return None
+
+
+def _alive(owner: Owner, folder: Path) -> bool:
+    if owner.machine and owner.machine == _machine():
+        return _state(owner.pid) not in (None, "Z", "X") and _started(owner.pid) == owner.started
+    probe = folder / f"{NAME}.{secrets.token_hex(4)}"  # the file server's clock, not this machine's
+    try:
+        probe.touch()
+        age = probe.stat().st_mtime - (folder / NAME).stat().st_mtime
+    except OSError:
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return age < STALE_S
+
+
+def _machine() -> str:
+    """This boot of this machine and this process namespace; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat behind the process's name, which may hold anything."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _state(pid: int) -> str | None:
+    fields = _stat(pid)
+    return fields[0] if fields else None
+
+
+def _started(pid: int) -> int | None:
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None

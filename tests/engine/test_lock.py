@@ -1,0 +1,131 @@
+"""One writer a folder: refused while the owner lives, taken over when it is dead, noticed by who lost it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flray.core.errors import CheckpointError
+from flray.engine import lock as locks
+from flray.engine.lock import NAME, FolderLock, FolderLostError, Owner, holder
+
+HOLD = """
+import sys
+from pathlib import Path
+from flray.engine.lock import FolderLock
+lock = FolderLock.acquire(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A process that holds the folder."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def pretend(folder, **fields):
+    """Rewrite the lock as if another owner had left it."""
+    record = json.loads((folder / NAME).read_text())
+    (folder / NAME).write_text(json.dumps({**record, **fields}))
+
+
+def test_a_living_owner_is_named(tmp_path, other):
+    with pytest.raises(CheckpointError, match=f"in use: process {other.pid} on "):
+        FolderLock.acquire(tmp_path)
+    assert holder(tmp_path).pid == other.pid
+
+
+def test_a_stopped_owner_still_holds_it(tmp_path, other):
+    os.kill(other.pid, signal.SIGSTOP)
+    while locks._state(other.pid) != "T":  # the signal takes a moment
+        time.sleep(0.01)
+    with pytest.raises(CheckpointError, match="is stopped"):
+        FolderLock.acquire(tmp_path)
+
+
+def test_a_killed_owner_is_followed(tmp_path, other):
+    other.kill()  # not waited for: a zombie is dead as well
+    while locks._state(other.pid) not in (None, "Z"):
+        time.sleep(0.01)
+    mine = FolderLock.acquire(tmp_path)
+    assert holder(tmp_path) == mine.owner
+
+
+def test_a_process_number_that_is_somebody_elses_now_is_no_owner(tmp_path):
+    FolderLock.acquire(tmp_path)
+    pretend(tmp_path, pid=1, id="old")  # the process number lives, and began at another time
+    assert FolderLock.acquire(tmp_path).owner == holder(tmp_path)
+
+
+def test_an_owner_on_another_machine_counts_by_its_last_sign_of_life(tmp_path):
+    first = FolderLock.acquire(tmp_path)
+    pretend(tmp_path, machine="another", host="node7", id=first.owner.id)
+    with pytest.raises(CheckpointError, match="on node7"):
+        FolderLock.acquire(tmp_path)
+    long_ago = time.time() - 2 * locks.STALE_S
+    os.utime(tmp_path / NAME, (long_ago, long_ago))
+    second = FolderLock.acquire(tmp_path)
+    second.check()
+    with pytest.raises(FolderLostError, match="taken over by process"):
+        first.check()
+    first.release()  # what is another's stays
+    second.check()
+
+
+def test_the_sign_of_life_is_given(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "BEAT_S", 0.01)
+    FolderLock.acquire(tmp_path)
+    os.utime(tmp_path / NAME, (0, 0))
+    deadline = time.monotonic() + 30
+    while (tmp_path / NAME).stat().st_mtime == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_who_lost_the_folder_is_told(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock = FolderLock.acquire(folder)
+    (folder / NAME).unlink()
+    with pytest.raises(FolderLostError, match=r"its \.lock is gone"):
+        lock.check()
+    shutil.rmtree(folder)
+    with pytest.raises(FolderLostError, match="is gone"):
+        lock.check()
+
+
+def test_a_released_folder_is_free_and_clean(tmp_path):
+    FolderLock.acquire(tmp_path).release()
+    assert list(tmp_path.iterdir()) == []
+    FolderLock.acquire(tmp_path).release()
+
+
+def test_of_two_that_find_a_dead_owner_one_gets_it(tmp_path, monkeypatch):
+    """The other one writes its record between this one's and this one's second look."""
+    FolderLock.acquire(tmp_path)
+    pretend(tmp_path, started=-1)
+    rival = Owner.here()
+    monkeypatch.setattr(locks.time, "sleep", lambda _: (tmp_path / NAME).write_text(json.dumps(rival._asdict())))
+    with pytest.raises(CheckpointError, match="in use"):
+        FolderLock.acquire(tmp_path)
+
+
+def test_a_record_that_cannot_be_read_is_nobodys(tmp_path):
+    (tmp_path / NAME).write_text("{")
+    FolderLock.acquire(tmp_path).check()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    with pytest.raises(CheckpointError, match="cannot write"):
+        FolderLock.acquire(tmp_path / "absent")
