@@ -59,7 +59,7 @@ def test_closed_form_on_a_quadratic(personal_epochs):
 def test_three_rounds_against_the_authors_loop(options, optimizer):
     """litian96/ditto: on every batch first v with grad + lam (v - w^t), then the client's copy of the global model."""
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 10)
+    x, y = inputs(Norm, 11)
     states, clients = alone(Ditto(**{"lr": 0.1, "lam": 0.7, "local_epochs": 2, "batch_size": 4, **options}), objective, x, y, 3)
     server = build(Norm)
     personal = copy.deepcopy(server)
@@ -68,7 +68,7 @@ def test_three_rounds_against_the_authors_loop(options, optimizer):
         personal.train()
         for_local, for_personal = optimizer(local.parameters()), optimizer(personal.parameters())
         for _ in range(2):
-            for i in range(0, 10, 4):
+            for i in range(0, 11, 4):
                 personal.zero_grad()
                 pull = sum(((p - a) ** 2).sum() for p, a in zip(personal.parameters(), anchor, strict=True))
                 (cross_entropy(personal(x[i : i + 4]), y[i : i + 4]) + 0.35 * pull).backward()
@@ -123,7 +123,7 @@ def test_a_client_keeps_its_model_and_not_that_of_the_one_before():
 @pytest.mark.parametrize("finetune_epochs", [0, 2])
 def test_the_predictor_is_the_clients_own_model_fine_tuned_without_the_pull(finetune_epochs):
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 10)
+    x, y = inputs(Norm, 11)
     algorithm = Ditto(lr=0.1, momentum=0.9, local_epochs=2, batch_size=4, lr_decay=0.5)
     states, clients = alone(algorithm, objective, x, y, 2)
     ctx, batches = client_context(objective, x, round=2), Epochs(x, y, 4, finetune_epochs)

@@ -74,13 +74,13 @@ def test_one_full_batch_step_of_softmax_regression_is_a_step_on_the_union():
 def test_two_rounds_against_a_loop_over_modules(options, optimizer):
     """deepcopy, torch.optim, `state_dict` averaged with n_k / n: the way one would write FedAvg without flray."""
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 16)
-    data = [(x[:6], y[:6]), (2 * x[6:], y[6:])]
+    x, y = inputs(Norm, 18)
+    data = [(x[:7], y[:7]), (2 * x[7:], y[7:])]
     algorithm = FedAvg(local_epochs=2, batch_size=4, **options)
     states, _, _ = play(algorithm, objective, data, 2)
     server = build(Norm)
     own = [copy.deepcopy(server) for _ in data]  # whose statistics a client keeps
-    share = [0.5, 0.5] if options.get("weighting") == "uniform" else [6 / 16, 10 / 16]
+    share = [0.5, 0.5] if options.get("weighting") == "uniform" else [7 / 18, 11 / 18]
     for round in range(2):
         local = []
         for k, (cx, cy) in enumerate(data):

@@ -33,8 +33,8 @@ class FirstHead(Classifier):
 
 
 def federation(kind):
-    x, y = inputs(kind, 16)
-    return [(x[:6], y[:6]), (2 * x[6:], y[6:])]
+    x, y = inputs(kind, 18)  # no batch of two, in which batch norm enlarges a rounding error a thousandfold
+    return [(x[:7], y[:7]), (2 * x[7:], y[7:])]
 
 
 def head_of(objective, w):
@@ -47,7 +47,7 @@ def test_two_rounds_against_modules_with_a_frozen_head(kind, weighting):
     objective, data = Objective(build(kind)), federation(kind)
     algorithm = FedBABU(lr=0.1, momentum=0.9, weight_decay=0.05, lr_decay=0.5, local_epochs=2, batch_size=4, weighting=weighting)
     states, _, _ = play(algorithm, objective, data, 2)
-    server, share = build(kind), [6 / 16, 10 / 16] if weighting == "examples" else [0.5, 0.5]
+    server, share = build(kind), [7 / 18, 11 / 18] if weighting == "examples" else [0.5, 0.5]
     for round in range(2):
         local = []
         for x, y in data:

@@ -17,8 +17,8 @@ LOCAL = {"lr": 0.2, "local_epochs": 2, "batch_size": 4}
 
 
 def world(kind):
-    x, y = inputs(kind, 16)
-    return Objective(build(kind)), [(x[:6], y[:6]), (2 * x[6:], y[6:])], ListProxy(inputs(kind, 10, seed=7)[0])
+    x, y = inputs(kind, 18)  # no batch of two, in which batch norm enlarges a rounding error a thousandfold
+    return Objective(build(kind)), [(x[:7], y[:7]), (2 * x[7:], y[7:])], ListProxy(inputs(kind, 11, seed=7)[0])
 
 
 @pytest.mark.parametrize("kind", [Mlp, Norm])

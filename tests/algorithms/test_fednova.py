@@ -175,7 +175,7 @@ def test_four_rounds_of_two_in_three_clients_against_fedsol(kind, ccvr):
     found = objective.state_dict(states[-1].w, states[-1].b)
     for name, tensor in server.state_dict().items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(found[name], tensor, rtol=5e-6, atol=5e-6, msg=lambda m, name=name: f"{name}: {m}")
     if ccvr == "off":
         assert kept == [(), (), ()] and states[-1].dbar is None
         return

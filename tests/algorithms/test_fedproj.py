@@ -26,9 +26,9 @@ SERVER = {"distill_lr": 1e-3, "distill_batch_size": 4, "distill_epochs": 2, "tem
 
 def world(kind=Mlp, labelled=False):
     """Two clients with different labels, so that their gradients conflict with the ensemble's."""
-    x, y = inputs(kind, 16)
-    data = [(x[:6], torch.zeros_like(y[:6])), (x[6:], 1 + y[6:] % 2)]
-    px, py = inputs(kind, 10, seed=7)
+    x, y = inputs(kind, 18)  # no batch of two, in which batch norm enlarges a rounding error a thousandfold
+    data = [(x[:7], torch.zeros_like(y[:7])), (x[7:], 1 + y[7:] % 2)]
+    px, py = inputs(kind, 11, seed=7)
     return Objective(build(kind)), data, ListProxy(px, py if labelled else None)
 
 
@@ -42,7 +42,7 @@ def kl_rows(teacher, student):
 
 def transcription(kind, data, public, rounds, rule="threshold", rate=1.0, alpha=0.0, delta=1e-12, eps=1e-8):
     """Spec 5.3 to 5.6 with modules, `torch.autograd.grad` and `torch.optim.Adam`; only the random orders are flray's addresses."""
-    server, ensemble, share = build(kind), None, [6 / 16, 10 / 16]
+    server, ensemble, share = build(kind), None, [7 / 18, 11 / 18]
     projected = 0
     for t in range(rounds):
         local = []
@@ -185,7 +185,7 @@ def test_round_0_reads_labels_where_they_are_of_the_same_classes():
     assert not equal(auto[0], skip[0])
     # L_mem at the first step is the cross-entropy of the initial model on the first 4 samples of the client's order
     objective, _, proxy = world(Mlp, True)
-    order = rng(0, 0, 0, 0, 0, "memory order").permutation(10)[:4]
+    order = rng(0, 0, 0, 0, 0, "memory order").permutation(11)[:4]
     with torch.no_grad():
         expected = cross_entropy(objective.at(*objective.initial())(proxy.x[order]), proxy.y[order])
     assert reports[0]["memory/loss_first"] == pytest.approx(float(expected), rel=1e-5)
@@ -194,7 +194,7 @@ def test_round_0_reads_labels_where_they_are_of_the_same_classes():
 def test_round_0_against_the_initial_model_starts_without_a_loss():
     """KL(f(.; w0) || f(.; w0)) = 0 at the first step, and not later."""
     kl_init, reports, states = first_round(False, round0="kl_init")
-    assert states[0].logits.shape == (10, 3)
+    assert states[0].logits.shape == (11, 3)
     assert reports[0]["memory/loss_first"] == pytest.approx(0, abs=1e-6)
     assert reports[0]["memory/loss_last"] > 1e-4
     assert not equal(kl_init[0], first_round(False, round0="skip")[0][0])
@@ -231,7 +231,7 @@ def test_memory_size_sends_a_subset_with_its_own_logits():
         assert torch.equal(down.logits, state.logits[down.memory])
         seen.add(tuple(down.memory.tolist()))
     assert len(seen) > 1, "drawn again every round"
-    whole = FedProj(memory_size=10, round0="kl_init").broadcast(ctx, state)
+    whole = FedProj(memory_size=11, round0="kl_init").broadcast(ctx, state)
     assert whole.memory is None and torch.equal(whole.logits, state.logits)
 
 
@@ -260,7 +260,7 @@ def test_the_full_memory_gradient_is_that_of_one_large_batch(memory_bn):
     for options in (
         {"memory_batch": "full", "distill_batch_size": 4},
         {"memory_batch": "full", "distill_batch_size": 100},
-        {"memory_batch": "minibatch", "memory_batch_size": 10, "distill_batch_size": 100},
+        {"memory_batch": "minibatch", "memory_batch_size": 11, "distill_batch_size": 100},
     ):
         objective, data, proxy = world(kind)
         algorithm = FedProj(**LOCAL, round0="kl_init", memory_bn=memory_bn, **options)

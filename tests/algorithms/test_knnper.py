@@ -59,7 +59,7 @@ def test_large_distances_keep_their_shares():
 def test_scores_mix_neighbours_and_the_fine_tuned_model(mix, finetune_epochs):
     """Against a module fine-tuned by torch.optim: features in eval mode, lam q + (1 - lam) h."""
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 10)
+    x, y = inputs(Norm, 11)
     test, _ = inputs(Norm, 7, seed=5)
     algorithm = KNNPer(**OPTIONS, momentum=0.9, lr_decay=0.5, k=3, lam=0.3, scale=0.7, mix=mix)
     batches = Epochs(x, y, 4, finetune_epochs)
@@ -87,7 +87,7 @@ def test_training_has_the_bits_of_fedavg_and_lam_0_its_predictions():
 
 def stored(objective, client=0, capacity=500, epochs=1, **options):
     """What a client stores; its augmented images are the plain ones + 10."""
-    x, y = inputs(Norm, 10)
+    x, y = inputs(Norm, 11)
     algorithm = KNNPer(**OPTIONS, capacity=capacity, **options)
     model = objective.at(*objective.initial())
     return algorithm.store(client_context(objective, x, client=client), model, Epochs(x + 10, y, 4, epochs, plain=x))
@@ -95,7 +95,7 @@ def stored(objective, client=0, capacity=500, epochs=1, **options):
 
 def test_the_store_holds_plain_images_unless_told():
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 10)
+    x, y = inputs(Norm, 11)
     with torch.no_grad():
         plain, augmented = (build(Norm).eval().features(images) for images in (x, x + 10))
     for options, expected in (({}, plain), ({"store_augment": True}, augmented), ({"store_augment": True, "epochs": 0}, plain)):

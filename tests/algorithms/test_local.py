@@ -27,17 +27,17 @@ from tests.ops.support import context
 def test_four_rounds_are_four_epochs_of_one_optimiser(options, optimizer):
     """FedSOL: StepLR(gamma=0.99 there, 0.7 here) after every epoch, momentum kept, from the common initial parameters."""
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 10)
+    x, y = inputs(Norm, 11)  # no batch of two: of two samples batch norm makes +-1, their gradient is rounding, and Adam enlarges it
     algorithm = Local(lr=0.1, lr_decay=0.7, local_epochs=1, batch_size=4, **options)
     _, clients = alone(algorithm, objective, x, y, 4)
     module = build(Norm)
     steps = optimizer(module.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(steps, step_size=1, gamma=0.7)
     for epoch in range(4):
-        assert_same(objective, clients[epoch][:2], module, rtol=1e-4, atol=1e-5)
+        assert_same(objective, clients[epoch][:2], module, rtol=1e-5, atol=1e-5)
         optimise(module, steps, batches_of(x, y, 4, 1))
         schedule.step()
-    assert_same(objective, clients[4][:2], module, rtol=1e-4, atol=1e-5)
+    assert_same(objective, clients[4][:2], module, rtol=1e-5, atol=1e-5)
     # a new optimiser in every round, FedAvg's habit, ends elsewhere
     if options != {"momentum": 0.0}:
         fresh = clients[3]._replace(moments=algorithm.init_client(context(objective)).moments)
@@ -103,7 +103,7 @@ def test_options_of_an_average_are_refused(field):
 def test_the_predictor_is_the_clients_own_model(finetune_epochs):
     """Fine-tuned further by a new optimiser at the rate after 2 rounds; the initial model of a client that never took part."""
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 10)
+    x, y = inputs(Norm, 11)
     algorithm = Local(lr=0.1, momentum=0.9, lr_decay=0.5, local_epochs=1, batch_size=4)
     _, clients = alone(algorithm, objective, x, y, 2)
     ctx, batches = client_context(objective, x, round=2), Epochs(x, y, 4, finetune_epochs)

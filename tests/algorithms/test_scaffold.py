@@ -99,13 +99,13 @@ def test_four_rounds_of_two_in_three_clients_against_the_transcription(kind, opt
     states, kept = play_sampled(Scaffold(**local, **options), objective, data, COHORTS)
     server, c, own = transcription(kind, data, COHORTS, **options, **local)
     found = objective.state_dict(states[-1].w, states[-1].b)
-    close = {"rtol": 1e-6, "atol": 1e-6}
+    close = {"rtol": 5e-6, "atol": 5e-6}
     for name, tensor in server.state_dict().items():
         if tensor.is_floating_point():
             torch.testing.assert_close(found[name], tensor, **close, msg=lambda m, name=name: f"{name}: {m}")
     for flat, parts in [(states[-1].c, c), *((kept[k].c, own[k]) for k in own)]:
         for view, part in zip(objective.views(flat).values(), parts, strict=True):
-            torch.testing.assert_close(view, part, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(view, part, rtol=5e-5, atol=5e-5)
 
 
 def test_option_i_takes_the_gradient_of_the_whole_local_loss_at_the_global_model():

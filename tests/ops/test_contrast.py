@@ -76,7 +76,7 @@ def test_both_terms_and_their_gradients_are_those_of_loops_over_samples(form, th
     found = relaxed_contrast(s, Y, 0.3, form), divergence_penalty(s, Y, 0.3, threshold, form)
     expected = [sum(terms) / 2 for terms in zip(*(by_loops(z, Y.tolist(), 0.3, threshold, form) for z in double), strict=True)]
     for mine, theirs in zip(found, expected, strict=True):
-        assert mine.item() == pytest.approx(theirs.item(), rel=1e-6, abs=1e-7)
+        assert mine.item() == pytest.approx(theirs.item(), rel=5e-6, abs=1e-6)
         gradients = torch.autograd.grad(mine, single, retain_graph=True)
         for a, b in zip(gradients, torch.autograd.grad(theirs, double, retain_graph=True), strict=True):
             torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-6)
