@@ -1,36 +1,48 @@
 """Decoded arrays as memory-mapped `.npy` files, shared by all processes of a node.
 
-`FLRAY_CACHE/data/<key>/` holds one entry: arrays and `meta.json` with their sizes. A key names contents
+`FLRAY_CACHE/data/<key>/` holds one entry: arrays and `meta.json` with their checksums. A key names contents
 (hash of the source files, decode options, `FORMAT`), so an entry never goes stale. Entries are written aside,
 fsynced and renamed; a lock file lets one process build while the others wait.
+
+Every process compares a file with its checksum before it maps it for the first time, and again when its size, time or inode
+changed: 10 to 40 ms for CIFAR-10 (184 MB) in the page cache. A damaged entry is named and made again from its source.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from flray.core.disk import checksum, file_checksum, sealed, unsealed, whole
 from flray.core.errors import DataError
 
-FORMAT = 1  # raise it when decoded arrays change meaning: old entries are then simply not found
+FORMAT = 2  # raise it when decoded arrays change meaning: old entries are then simply not found
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+_verified: set[tuple[str, int, int, int]] = set()  # (path, inode, size, mtime) of files that this process has compared
+
+
+class CacheWarning(UserWarning):
+    """A damaged entry of the data cache, which is made again."""
+
+
 class Entry(NamedTuple):
-    """Arrays by name, and small JSON facts about them."""
+    """Arrays by name, and small JSON facts about them; `checksums` of the arrays' files are known once they are stored."""
 
     arrays: Mapping[str, Array]
     meta: Mapping[str, Any]
+    checksums: Mapping[str, str] = {}
 
 
 def cache_root() -> Path:
@@ -40,26 +52,27 @@ def cache_root() -> Path:
 
 def digest(*parts: Any) -> str:
     """32 hex digits of a JSON-serialisable value."""
-    text = json.dumps([FORMAT, *parts], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return checksum(json.dumps([FORMAT, *parts], sort_keys=True, default=str).encode())
 
 
 def fetch(key: str, build: Callable[[], Entry]) -> Entry:
-    """The entry of `key`, read-only and memory-mapped; built and stored where it is missing or damaged.
+    """The entry of `key`, read-only and memory-mapped; built and stored where it is missing, or (with a `CacheWarning`) damaged.
 
     Raises DataError when the disk is full or the cache folder cannot be written.
     """
     folder = cache_root() / "data" / key
-    entry = _read(folder)
+    entry, _ = _read(folder)
     if entry is not None:
         return entry
     with _disk_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(cache_root() / "locks" / key):
-            entry = _read(folder)  # another process may have built it while this one waited
+            entry, damage = _read(folder)  # another process may have built it while this one waited
             if entry is None:
+                if damage:
+                    warnings.warn(f"data cache: {folder}/{damage}; it is made again from the source", CacheWarning, stacklevel=2)
                 _write(folder, build())
-                entry = _read(folder)
+                entry, _ = _read(folder)
     if entry is None:
         raise DataError(f"data cache entry {folder} cannot be read back; is the disk of FLRAY_CACHE healthy?")
     return entry
@@ -73,92 +86,86 @@ def file_digest(paths: Sequence[Path]) -> str:
         stat = path.stat()
         stamp = [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
         note = index / f"{digest(stamp[0])}.json"
-        known = _json(note)
-        if known is None or known.get("stamp") != stamp:
-            with path.open("rb") as file:
-                known = {
-                    "stamp": stamp,
-                    "hash": hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest(),
-                }
+        known: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            known = unsealed(note)
+        if known.get("stamp") != stamp:
+            known = {"stamp": stamp, "hash": file_checksum(path)}
             with _disk_errors(index):
                 index.mkdir(parents=True, exist_ok=True)
-                aside = index / f".{uuid.uuid4().hex}"
-                aside.write_text(json.dumps(known))
-                aside.replace(note)
+                with whole(note) as aside:
+                    aside.write_text(sealed(known))
         out.append(known["hash"])
     return digest(out)
 
 
 def listing_digest(paths: Sequence[str]) -> str:
     """Hash of the names, sizes and times of many small files: what `file_digest` trusts, without reading any of them."""
-    state = hashlib.blake2b(digest_size=16)
-    for path in paths:
-        stat = os.stat(path)
-        state.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-    return state.hexdigest()
+    stats = ((path, os.stat(path)) for path in paths)
+    return checksum(*(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode() for path, stat in stats))
 
 
-def array_digest(*arrays: Array | None) -> str:
-    """Hash of contents, dtypes and shapes of arrays."""
-    state = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        if array is None:
-            state.update(b"none")
-        else:
-            state.update(f"{array.dtype.str}{array.shape}".encode())
-            state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return state.hexdigest()
-
-
-def _read(folder: Path) -> Entry | None:
-    """None where the entry is missing, short or damaged."""
-    note = _json(folder / "meta.json")
-    if note is None:
-        return None
+def _read(folder: Path) -> tuple[Entry | None, str]:
+    """(the entry, ""), or (None, which file is damaged and how); (None, "") where there is no entry."""
+    if not folder.exists():
+        return None, ""
+    name = "meta.json"
     arrays: dict[str, Array] = {}
     try:
-        for name, size in note["files"].items():
-            path = folder / f"{name}.npy"
-            if path.stat().st_size != size:
-                return None
-            loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+        note = unsealed(folder / name)
+        for array, expected in note["files"].items():
+            name = f"{array}.npy"
+            _verify(folder / name, expected)
+            loaded = np.load(folder / name, mmap_mode="r", allow_pickle=False)
             # a plain view: indexing np.memmap itself costs microseconds more at every gather
-            arrays[name] = loaded.view(np.ndarray)
-        return Entry(arrays, note["meta"])
-    except (OSError, ValueError, KeyError, AttributeError, EOFError):
-        return None
+            arrays[array] = loaded.view(np.ndarray)
+        return Entry(arrays, note["meta"], note["files"]), ""
+    except FileNotFoundError:
+        return None, f"{name} is missing" if folder.exists() else ""
+    except (OSError, ValueError, EOFError) as error:
+        return None, f"{name} is damaged ({' '.join(str(error).split())})"
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+def _verify(path: Path, expected: str) -> None:
+    """Raises `ValueError` when the file is not the one that was written; costs nothing for a file that this process has compared."""
+    stat = path.stat()
+    stamp = (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    if stamp not in _verified:
+        if file_checksum(path) != expected:
+            raise ValueError("its contents are not those that were written")
+        _verified.add(stamp)
 
 
 def _write(folder: Path, entry: Entry) -> None:
     aside = folder.parent / f".tmp-{folder.name}-{uuid.uuid4().hex}"
     aside.mkdir()
     try:
-        sizes = {}
+        checksums = {}
         for name, array in entry.arrays.items():
-            with (aside / f"{name}.npy").open("wb") as file:
+            path = aside / f"{name}.npy"
+            with path.open("wb") as file:
                 np.save(file, np.ascontiguousarray(array), allow_pickle=False)
                 _sync(file)
-                sizes[name] = file.tell()
+            checksums[name] = file_checksum(path)
         with (aside / "meta.json").open("w") as text:
-            json.dump({"files": sizes, "meta": dict(entry.meta)}, text)
+            text.write(sealed({"files": checksums, "meta": dict(entry.meta)}))
             _sync(text)
         _sync_folder(aside)
         with contextlib.suppress(FileNotFoundError):  # a damaged entry makes room; running readers keep their mapping
             bad = folder.parent / f".tmp-bad-{uuid.uuid4().hex}"
             folder.rename(bad)
-            shutil.rmtree(bad, ignore_errors=True)
+            _remove(bad)
         aside.rename(folder)
         _sync_folder(folder.parent)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(file: Any) -> None:
@@ -193,6 +200,10 @@ def _disk_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DataError(f"no space left for the data cache in {folder}; free some, or set FLRAY_CACHE") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and str(cache_root()) in str(error.filename):
-            raise DataError(f"cannot write the data cache in {folder} ({error.strerror}); set FLRAY_CACHE") from error
-        raise
+        if error.filename is None or not Path(os.fsdecode(error.filename)).is_relative_to(cache_root()):
+            raise
+        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+            what = f"{error.filename} is in the way ({error.strerror}); remove it"
+        else:
+            what = f"cannot write {folder} ({error.strerror}); see who owns it"
+        raise DataError(f"data cache: {what}, or set FLRAY_CACHE") from error

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from flray.core.disk import array_checksum, checksum
 from flray.core.errors import ConfigError, DataError
 from flray.core.seeding import rng
-from flray.data.cache import Array, Entry, array_digest, digest, fetch
+from flray.data.cache import Array, Entry, digest, fetch
 from flray.data.config import Augment, Constants, DataConfig
 from flray.data.published import CONSTANTS, FEDZOO, plain_name
-from flray.data.sources import Split, Splits, Vocabulary, load_splits, pack, unpack
+from flray.data.sources import Split, Splits, Vocabulary, content_of, load_splits, pack, unpack
 
 LEAK_LIMIT = 0.01  # of the test split; CIFAR-100 as published shares 10 images of 10,000
 
@@ -85,7 +85,7 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     _check_fit(raw, config)
     for note in raw.notes:
         warnings.warn(note, DroppedRowsWarning, stacklevel=2)
-    source_key = raw.key or array_digest(*[a for s in (raw.train, raw.test) if s for a in s])
+    source_key = raw.key or array_checksum(*[a for s in (raw.train, raw.test) if s for a in s])
     changes = {
         name: getattr(config, name)
         for name in ("train_size", "test_size", "resize", "channels", "pca", "standardize")
@@ -96,7 +96,7 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     if changes.keys() & {"train_size", "test_size", "test_fraction"}:
         changes["split_seed"] = config.split_seed
 
-    entry = fetch(digest("dataset", source_key, changes), lambda: _prepare(raw, config, bool(changes) or not raw.key))
+    entry = fetch(digest("dataset", source_key, changes), lambda: _prepare(raw, config, bool(changes) or not raw.content))
     train = unpack(entry, "train") or raw.train
     test = train if entry.meta["test_is_train"] else unpack(entry, "test") or raw.test
     assert test is not None
@@ -104,7 +104,7 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
         _report_leaks(config.source, entry.meta["leaks"], len(test.y))
     mean, std = _constants(config, train, entry.meta)
     tokens = [] if raw.vocabulary is None else [raw.vocabulary.fingerprint]
-    fingerprint = digest(entry.meta["content"], raw.classes, mean, std, *tokens)
+    fingerprint = digest(content_of(entry) if entry.arrays else raw.content, raw.classes, mean, std, *tokens)
     return Dataset(config.source, train, test, raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary)
 
 
@@ -178,7 +178,6 @@ def _prepare(raw: Splits, config: DataConfig, store: bool) -> Entry:
     meta: dict[str, Any] = {
         "test_is_train": test is None,
         "leaks": 0 if test is None else count_leaks(train.x, test.x),
-        "content": array_digest(*train, *(test or ())),
     }
     if train.x.ndim == 4:
         meta["mean"], meta["std"] = channel_statistics(train.x)
@@ -217,10 +216,10 @@ def count_leaks(train: Array, test: Array) -> int:
     return sum(h in seen for h in _row_hashes(test))
 
 
-def _row_hashes(x: Array) -> list[bytes]:
+def _row_hashes(x: Array) -> list[str]:
     rows = np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8)
-    # 3 us an image of 3 kB, once a data set: a real hash needs no second look at candidates
-    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]
+    # once a data set; 128 bits need no second look at candidates
+    return [checksum(row.data) for row in rows]
 
 
 def _report_leaks(name: str, count: int, total: int) -> None:

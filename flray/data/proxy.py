@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flray.core.disk import array_checksum
 from flray.core.errors import ConfigError, DataError
 from flray.core.seeding import rng
-from flray.data.cache import Array, Entry, array_digest, digest, fetch
+from flray.data.cache import Array, Entry, digest, fetch
 from flray.data.config import ProxyConfig
 from flray.data.dataset import Dataset, input_shape, load_dataset, stratified, take
-from flray.data.sources import Split, pack, unpack
+from flray.data.sources import Split, content_of, pack, unpack
 
 
 class Proxy(NamedTuple):
@@ -70,7 +71,7 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
             return _entry(whole)
 
         entry = fetch(digest("proxy", public.fingerprint, config.splits, config.size, config.split_seed), build)
-        split, content = unpack(entry, "train") or split, entry.meta["content"]
+        split, content = unpack(entry, "train") or split, content_of(entry)
     else:
         content = public.fingerprint
     same = same_source if config.same_labels is None else config.same_labels
@@ -100,7 +101,7 @@ def _holdout(config: ProxyConfig, dataset: Dataset, seed: int) -> tuple[Proxy, A
     assert split is not None
     y = None if config.labelled is False else split.y
     same = True if config.same_labels is None else config.same_labels
-    fingerprint = digest(entry.meta["content"], dataset.mean, dataset.std, y is None)
+    fingerprint = digest(content_of(entry), dataset.mean, dataset.std, y is None)
     return Proxy(split.x, y, dataset.mean, dataset.std, same, fingerprint), private
 
 
@@ -112,8 +113,8 @@ def _uniform_box(config: ProxyConfig, dataset: Dataset, seed: int) -> Proxy:
     low, high = x.min(axis=0), x.max(axis=0)
     points = rng(seed, "uniform_box").uniform(low, high, (config.size or len(x), x.shape[1])).astype(np.float32)
     same = False if config.same_labels is None else config.same_labels
-    return Proxy(points, None, dataset.mean, dataset.std, same, array_digest(points))
+    return Proxy(points, None, dataset.mean, dataset.std, same, array_checksum(points))
 
 
 def _entry(split: Split) -> Entry:
-    return Entry(pack(split._replace(group=None), None), {"content": array_digest(split.x, split.y)})
+    return Entry(pack(split._replace(group=None), None), {})

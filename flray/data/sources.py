@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flray.core.disk import array_checksum
 from flray.core.errors import DataError, nearest
 from flray.core.seeding import rng
-from flray.data.cache import Array, Entry, array_digest, digest, fetch, file_digest
+from flray.data.cache import Array, Entry, digest, fetch, file_digest
 from flray.data.config import DataConfig
 from flray.data.published import plain_name
 from flray.registry import Registry
@@ -43,13 +44,13 @@ class Vocabulary(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        return digest(*self[:3], array_digest(self.tokenizer))
+        return digest(*self[:3], array_checksum(self.tokenizer))
 
 
 class Splits(NamedTuple):
     """What a source returns. `test` is None without an official test split; `key` names the contents, or is "".
 
-    `vocabulary` belongs to token ids; `notes` tell the user what was left out.
+    `vocabulary` belongs to token ids; `notes` tell the user what was left out; `content` is the checksum of samples from the cache, or "".
     """
 
     train: Split
@@ -58,6 +59,7 @@ class Splits(NamedTuple):
     key: str = ""
     vocabulary: Vocabulary | None = None
     notes: tuple[str, ...] = ()
+    content: str = ""
 
 
 TORCHVISION = ("cifar10", "cifar100", "svhn", "mnist", "fashion_mnist")
@@ -281,8 +283,12 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     if train is None:
         raise DataError(f"data cache entry {key} has no train split; delete it from FLRAY_CACHE")
     vocabulary = Vocabulary(*entry.meta["vocabulary"], tokenizer=entry.arrays["tokenizer"]) if "vocabulary" in entry.meta else None
-    # entries of earlier versions have no notes
-    return Splits(train, test, tuple(entry.meta["classes"]), key, vocabulary, tuple(entry.meta.get("notes", ())))
+    return Splits(train, test, tuple(entry.meta["classes"]), key, vocabulary, tuple(entry.meta["notes"]), content_of(entry))
+
+
+def content_of(entry: Entry) -> str:
+    """The checksum of an entry's samples, from those of its files, which were compared when they were opened."""
+    return digest({name: value for name, value in entry.checksums.items() if name != "tokenizer"})
 
 
 def pack(train: Split | None, test: Split | None) -> dict[str, Array]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flray.core.disk import checksum
 from flray.data import Partition
 from flray.engine import cohort as cohorts
 from flray.engine.actors import Recipe
@@ -29,7 +29,7 @@ def launch(
     threads = cores() if resources.server.threads == "auto" else resources.server.threads
     client_threads = max(1, int(resources.client.num_cpus))
     gpus = resources.client.num_gpus
-    key = hashlib.blake2b((experiment.yaml() + str(fingerprints)).encode(), digest_size=16).hexdigest()
+    key = checksum((experiment.yaml() + str(fingerprints)).encode())
     if gpus == "auto":
         gpus = _measured_gpu_share(experiment, partition, key, client_threads)
     client = {"num_cpus": resources.client.num_cpus, "num_gpus": gpus}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from pathlib import Path
 
+from flray.core.disk import checksum
 from flray.core.errors import CheckpointError, nearest
 from flray.data.cache import cache_root
 from flray.engine.storage import DRIVER, SERVER, Storage, files
@@ -38,7 +38,7 @@ def download(uri: str, root: str | Path = "runs") -> Path:
 def fetch(uri: str) -> Path:
     """A folder in flray's cache with the run's tables and its model, brought up to date. Raises `CheckpointError`."""
     base, name = split(uri)
-    folder = cache_root() / "runs" / hashlib.blake2b(uri.encode(), digest_size=8).hexdigest() / name
+    folder = cache_root() / "runs" / checksum(uri.encode())[:16] / name
     there = _existing(base, name, folder).pull(READ)
     for kind in READ:
         for file, _ in list(files(folder, kind)):

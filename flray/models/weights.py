@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Literal
 
 from torch import Tensor, nn
 
+from flray.core.disk import checksum
 from flray.core.errors import ConfigError
 
 Head = Literal["load", "fresh"]
@@ -41,8 +41,8 @@ def load_weights(module: nn.Module, source: str, head: Head) -> None:
 
 
 def weights_fingerprint(source: str | None) -> str | None:
-    """blake2b of the file, 32 hex digits; None without one. Raises `ConfigError` for a file that cannot be read."""
-    return None if source is None else hashlib.blake2b(_content(source), digest_size=16).hexdigest()
+    """Checksum of the file; None without one. Raises `ConfigError` for a file that cannot be read."""
+    return None if source is None else checksum(_content(source))
 
 
 def _read(source: str) -> dict[str, Tensor]:

@@ -1,0 +1,80 @@
+"""Files that can be trusted: written whole or not at all, and known by a checksum when they are read again.
+
+The checksum is XXH3 with 128 bits. It finds damage and stray edits, not an attacker, who would write a new checksum too.
+It runs at 40 GB/s in memory, at 5 to 20 GB/s over a file in the page cache (CIFAR-10, 184 MB: 10 to 40 ms), else at the disk's speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+
+def checksum(*parts: bytes | memoryview) -> str:
+    """XXH3 of the parts, one after the other: 32 hex digits."""
+    state = xxhash.xxh3_128()
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def file_checksum(path: Path) -> str:
+    """The checksum of a file's bytes. Reads them, rather than map them: a bad sector is an `OSError`, not a signal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+
+
+def array_checksum(*arrays: np.ndarray[Any, Any] | None) -> str:
+    """The checksum of the arrays' dtypes, shapes and contents; None counts as well."""
+    parts: list[bytes | memoryview] = []
+    for array in arrays:
+        if array is None:
+            parts.append(b"none")
+        else:
+            parts.append(f"{array.dtype.str}{array.shape}".encode())
+            parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return checksum(*parts)
+
+
+@contextlib.contextmanager
+def whole(path: Path, sync: bool = False) -> Iterator[Path]:
+    """A temporary path that gets the real name when the block succeeds, and is gone when it fails.
+
+    A reader sees the old file or the new one. `sync`: the contents are on the disk before the name is.
+    """
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        yield aside
+        if sync:
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def sealed(values: Mapping[str, Any]) -> str:
+    """The values as JSON, with their own checksum under `checksum`; what JSON does not know becomes its `str`."""
+    plain = json.loads(json.dumps(dict(values), default=str))
+    return json.dumps({**plain, "checksum": _seal(plain)}, indent=1) + "\n"
+
+
+def unsealed(path: Path) -> dict[str, Any]:
+    """The values that :func:`sealed` turned into this file. Raises `ValueError` for damage, `OSError` for a file that cannot be read."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(values, dict) or values.pop("checksum", None) != _seal(values):
+        raise ValueError("its checksum is not that of its contents")
+    return values
+
+
+def _seal(values: dict[str, Any]) -> str:
+    return checksum(json.dumps(values, sort_keys=True).encode())
