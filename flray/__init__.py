@@ -40,6 +40,10 @@ _HOME = {
 __all__ = ["Algorithm", "Context", "Exchange", "Experiment", "FlrayError", "Run", "hp", "load", "resume", "run"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         import importlib

@@ -213,11 +213,11 @@ def run(
     *overrides: str,
     out: str | Path | None = None,
     overwrite: bool = False,
-    progress: bool = False,
+    progress: bool = True,
     imports: Sequence[str] = (),
     **values: Any,
 ) -> Run:
-    """Run one experiment and return its results.
+    """Run one experiment and return its results; what goes on is shown on stderr (`progress=False`: nothing).
 
     `config` is a YAML file, a mapping or an `Experiment`; overrides as on the command line (`"algorithm.lr=0.1"`) or by keyword
     (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
@@ -235,7 +235,7 @@ def run(
     return load(folder)
 
 
-def resume(folder: str | Path, *overrides: str, out: str | Path | None = None, progress: bool = False, **values: Any) -> Run:
+def resume(folder: str | Path, *overrides: str, out: str | Path | None = None, progress: bool = True, **values: Any) -> Run:
     """Continue a run from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint`, `storage` may change.
 
     The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one line.

@@ -79,7 +79,17 @@ class Run:
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r}, {self.status.split(';')[0]})"
+        """The folder, the status, the rounds done and the last accuracy, as they are now."""
+        try:
+            rounds = self._table("rounds")
+        except CheckpointError:
+            return f"Run({self.place!r}, {self.status.split(';')[0]}, damaged)"
+        facts = [repr(self.place), self.status.split(";")[0], f"{len(rounds)} rounds"]
+        for name in ("test/acc", "val/acc"):
+            tested = rounds[name].dropna() if name in rounds else rounds.iloc[:0, 0:0]
+            if len(tested):
+                facts.append(f"{name} {tested.iloc[-1]:.4f}")
+        return f"Run({', '.join(facts)})"
 
 
 def runs_below(folder: str | Path) -> list[str | Path]:
