@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,11 @@ def _extended(raw: dict[str, Any], folder: Path, below: tuple[Path, ...]) -> dic
     values = _read_file(path, below)
     _overlay(values, raw)
     return values
+
+
+def count_cells(overrides: Iterable[str]) -> int:
+    """How many experiments the overrides make of a file, without making one."""
+    return math.prod(len(several(*pair(text))) for text in overrides)
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -1,10 +1,12 @@
 """The command line as a user meets it: exit codes, one-line errors, grids, listings."""
 
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -41,7 +43,8 @@ def test_grid_makes_a_folder_per_cell_and_a_second_call_keeps_them(ray_cluster, 
 def test_errors_are_one_line_and_exit_code_2(tmp_path):
     result = flray("run", QUICK, "algorithm.lrr=1", "--out", str(tmp_path / "x"))
     assert result.returncode == 2
-    assert result.stderr.strip() == "error: algorithm.lrr: unknown key (did you mean 'lr'?)"
+    assert result.stderr.splitlines()[-1] == "error: algorithm.lrr: unknown key (did you mean 'lr'?)"
+    assert all(line.startswith("starting ") for line in result.stderr.splitlines()[:-1])
     assert not (tmp_path / "x").exists()
 
 
@@ -95,6 +98,8 @@ def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_p
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
+    last = f"interrupted; finished rounds are saved in {tmp_path / 'a'}, continue with: flray resume {tmp_path / 'a'}"
+    assert errors.splitlines()[-1] == last
     done = pandas.read_parquet(tmp_path / "a" / "rounds")["round"].max()
     assert 0 < done < 400
     assert (tmp_path / "a" / "STATUS").read_text().startswith(f"interrupted after round {done}")
@@ -103,3 +108,48 @@ def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_p
     assert whole.returncode == 0, whole.stderr
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     assert list(pandas.read_parquet(tmp_path / "a" / "rounds")["round"]) == list(range(1, done + 6))
+
+
+def test_nothing_slow_is_imported_before_the_first_line():
+    heavy = "import sys, flray.cli; print(sorted({'ray', 'torch', 'pandas', 'optuna', 'pyarrow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it(ray_cluster, tmp_path):
+    alone = {"proxy": "null", "algorithm.local_epochs": "1"}
+    words = ["run", QUICK, *FAST, *(f"{key}={value}" for key, value in alone.items()), "--out", str(tmp_path / "r")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    before = [line for line in done.stderr.splitlines() if not line.endswith(" s")]  # the slow ones say so
+    assert before[:2] == ["starting Ray and torch", "reading data: digits"]
+    assert "starting the actors" in before
+    assert f"flray run {tmp_path / 'r'}/config.yaml algorithm=fedsol " in done.stdout, "another algorithm, and one without proxy data"
+    assert ("tensorboard" in done.stdout) == (importlib.util.find_spec("tensorboard") is not None)
+
+
+def test_a_grid_says_how_many_cells_and_at_its_end_where_they_are(ray_cluster, tmp_path):
+    words = ["run", QUICK, *FAST, "algorithm=fedavg,fedprox", "seed=0,1", "--out", str(tmp_path / "g")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "a grid of 4 cells" in done.stderr.splitlines()
+    assert f"results: {tmp_path / 'g'}: 4 run folders" in done.stdout
+    proposed = [line.split("flray ", 1)[1].split("   (")[0].split() for line in done.stdout.splitlines() if "flray " in line]
+    assert [words[0] for words in proposed] == ["figure", "figure", "compare", "resume"]
+    for number, line in enumerate(proposed[:3]):  # what is proposed works
+        again = CliRunner().invoke(app, [word if word[-4:] != ".png" else str(tmp_path / f"{number}.png") for word in line])
+        assert again.exit_code == 0, again.output
+
+
+def test_ctrl_c_in_a_grid_is_the_code_130_and_the_same_command_goes_on(ray_cluster, tmp_path):
+    root = tmp_path / "g"
+
+    def stop() -> None:
+        while not list(root.glob("*/rounds/part-*.parquet")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    words = ["run", QUICK, *FAST[1:], "rounds=2000", "seed=0,1", "--out", str(root)]
+    threading.Thread(target=stop, daemon=True).start()
+    stopped = CliRunner().invoke(app, words)
+    assert stopped.exit_code == 130, stopped.output
+    assert stopped.stderr.splitlines()[-1] == f"interrupted; what is done is in {root}; the same command goes on"

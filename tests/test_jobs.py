@@ -71,7 +71,7 @@ def test_a_stopped_job_says_so_and_is_resumed_to_the_same_bits_on_a_cluster_with
         wait_for_rounds(out, 3)
         assert "RUNNING" in head.job("status", "long").stdout
         assert "was stopped" in head.job("stop", "long").stdout
-        assert "interrupted; finished rounds are saved" in head.job("logs", "long").stdout
+        assert f"interrupted; finished rounds are saved in {out}" in head.job("logs", "long").stdout
         done = int(pandas.read_parquet(out / "rounds")["round"].max())
         assert (out / "STATUS").read_text().startswith(f"interrupted after round {done}; continue with: flray resume")
         # by a job, with `address: auto` as well as with the address that Ray gives it

@@ -11,9 +11,10 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from flray.config import pair, several
-from flray.core.errors import FlrayError, ResourceError
+from flray.core.errors import FlrayError
 from flray.engine.cluster import connect
 from flray.engine.prepare import build_data, cpus_needed
+from flray.engine.progress import stage
 from flray.engine.storage import Storage
 from flray.experiment import Experiment
 from flray.grid import cell_status, labels
@@ -54,15 +55,18 @@ def run_cells(
 ) -> None:
     """Run each cell into its folder; a finished (or diverged) cell is kept, an unfinished one resumed.
 
-    Raises `CheckpointError` when a folder holds another experiment, `FlrayError` when a cell failed, after all others are done.
+    Raises `CheckpointError` when a folder holds another experiment, `FlrayError` when a cell failed, after all others are done, and
+    `KeyboardInterrupt` when Ctrl-C ended the cells before that.
     """
     state = [cell_status(cell, folder, overwrite) for cell, folder in zip(cells, folders, strict=True)]
     left = [i for i, status in enumerate(state) if status != "finished"]
     if not left:
         return
     for cell in {cell.data.model_dump_json(): cell for cell in cells}.values():
-        build_data(cell)  # an error in the data is said before anything starts
-    connect(cells[0].address, max(cpus_needed(cells[i]) for i in left))
+        with stage(f"reading data: {cell.data.source}", progress):
+            build_data(cell)  # an error in the data is said before anything starts
+    with stage("starting Ray", progress):
+        connect(cells[0].address, max(cpus_needed(cells[i]) for i in left))
     folders[0].parent.mkdir(parents=True, exist_ok=True)
     if overwrite:
         for i in left:
@@ -78,12 +82,11 @@ def run_cells(
             placement = place(cells[members[0]], concurrency)
             jobs = [Job.of(folders[i].name, folders[i], cells[i], (), [(cells[i].rounds, 1)]) for i in members]
             drive(folders[0].parent, Cells(jobs), FIFOScheduler(), placement, len(jobs), lambda: False, show)
+    if len(show.ended) < len(left):
+        raise KeyboardInterrupt  # Ray Tune keeps it to itself
     failed = [status for status in show.ended if status.startswith("failed")]
     if failed:
         raise FlrayError(f"{len(failed)} of {len(cells)} cells failed; the first: {failed[0].removeprefix('failed: ')}")
-    if len(show.ended) < len(left):
-        raise ResourceError(f"interrupted with {len(left) - len(show.ended)} of {len(cells)} cells left; the same command goes on")
-
 
 def run_grid(
     cells: Sequence[Experiment], root: Path, concurrency: int | str = "auto", *, overwrite: bool = False, progress: bool = True

@@ -27,21 +27,15 @@ for command in (
 app.command("list")(look.list_)
 
 
-INTERRUPTED = "interrupted; finished rounds are saved, continue with: flray resume RUN_FOLDER, or flray sweep SWEEP_FOLDER --resume"
-
-
 def main() -> None:
-    """Entry point: a `FlrayError` is one line and exit code 2; Ctrl-C is 130, SIGTERM (a stopped job) 143."""
+    """Entry point: a `FlrayError` is one line and exit code 2; Ctrl-C is 130, SIGTERM (a stopped job) 143.
+
+    A command says itself what Ctrl-C left (`show.interruptible`); typer turns one that came before into the code 130.
+    """
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
-        code = app(standalone_mode=False)  # typer turns Ctrl-C into the code 130
-        if code == 130:
-            print(INTERRUPTED, file=sys.stderr)
+        code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except SystemExit as stopped:
-        if stopped.code == 143:
-            print(INTERRUPTED, file=sys.stderr)
-        raise
     except FlrayError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

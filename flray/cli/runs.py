@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.show import Imports, Overrides, kept, own_modules, print_table, report
+from flray.cli.show import Imports, Overrides, interruptible, kept, own_modules, report, report_grid
+from flray.engine.progress import stage
+
+STARTING = "starting Ray and torch"
 
 
 def run(
@@ -22,21 +25,25 @@ def run(
     `flray run configs/quickstart.yaml algorithm=fedavg,feddf seed=0..4 algorithm.lr=0.1`
     """
     own_modules()
-    start_ray_early(config, overrides or [])
-    from flray.config import load_config
-    from flray.experiment import default_folder
-
-    cells = load_config(config, overrides or [], imports or [])
+    with stage(STARTING):
+        start_ray_early(config, overrides or [])
+        from flray.config import count_cells, load_config
+        from flray.engine.simulation import simulate
+        from flray.experiment import default_folder
+    count = count_cells(overrides or [])
+    with stage(f"a grid of {count:,} cells", count > 1):
+        cells = load_config(config, overrides or [], imports or [])
     if len(cells) > 1:
         from tuning.ablate import run_grid
 
         root = kept(out or Path("runs") / cells[0].name, cells[0].storage)
-        print_table(run_grid(cells, root, overwrite=overwrite))
+        with interruptible(root, "the same command goes on"):
+            frame = run_grid(cells, root, overwrite=overwrite)
+        report_grid(frame, root)
         return
-    from flray.engine.simulation import simulate
-
     folder = kept(out or default_folder(cells[0]), cells[0].storage)
-    simulate(cells[0], folder, overwrite=overwrite, progress=True)
+    with interruptible(folder):
+        simulate(cells[0], folder, overwrite=overwrite, progress=True)
     report(folder)
 
 
@@ -52,14 +59,15 @@ def pretrain(
     `flray pretrain CONFIG data.source=cifar100 --out runs/pretrained`, then `flray run CONFIG model.weights=runs/pretrained`
     """
     own_modules()
-    start_ray_early(config, overrides or [])
-    from flray.engine.simulation import simulate
-    from flray.experiment import default_folder
-    from flray.pretrain import pretraining
-
+    with stage(STARTING):
+        start_ray_early(config, overrides or [])
+        from flray.engine.simulation import simulate
+        from flray.experiment import default_folder
+        from flray.pretrain import pretraining
     experiment = pretraining(config, overrides or [], imports or [])
     folder = kept(out or default_folder(experiment), experiment.storage)
-    simulate(experiment, folder, overwrite=overwrite, progress=True)
+    with interruptible(folder):
+        simulate(experiment, folder, overwrite=overwrite, progress=True)
     report(folder)
     print(f"         flray run {config} model.weights={folder}   (for other classes: model.weights_head=fresh)")
 
@@ -72,10 +80,13 @@ def resume(
     out: Annotated[Path | None, typer.Option(help="of a URI: the folder that gets the run folder; default runs")] = None,
 ) -> None:
     """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
-    from flray.experiment import resume as resume_run
-
     own_modules()
-    report(resume_run(folder, *(overrides or []), out=out, progress=True).folder)
+    with stage(STARTING):
+        from flray.engine.uri import is_uri, split
+        from flray.experiment import resume as resume_run
+    with interruptible(Path(out or "runs") / split(folder)[1] if is_uri(folder) else Path(folder)):
+        found = resume_run(folder, *(overrides or []), out=out)
+    report(found.folder)
 
 
 def start_ray_early(config: Path, overrides: list[str]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +43,28 @@ def import_modules(modules: list[str] | None) -> None:
         importlib.import_module(module)
 
 
+@contextlib.contextmanager
+def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
+    """Ctrl-C is the exit code 130 and SIGTERM (a stopped job) 143; the last line names the folder and how to go on.
+
+    `again`: how that is done where it is not `flray resume FOLDER`.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        print(_left(folder, again), file=sys.stderr)
+        # a SystemExit here is SIGTERM's (`engine.cluster`), and its code 1 where Ray was waiting and raised it anew
+        raise typer.Exit(130 if isinstance(stopped, KeyboardInterrupt) else 143) from None
+
+
+def _left(folder: Path, again: str | None) -> str:
+    if again is not None:
+        return f"interrupted; what is done is in {folder}; {again}"
+    if (folder / "config.yaml").exists():
+        return f"interrupted; finished rounds are saved in {folder}, continue with: flray resume {folder}"
+    return f"interrupted before the first round; nothing is left in {folder}"
+
+
 def report(folder: Path) -> None:
     """Where the results are and what to try next."""
     from flray.engine.uri import join
@@ -59,13 +84,14 @@ def report(folder: Path) -> None:
             print(f"clients on their own test shares, {epochs} epochs of fine-tuning: {spread}")
     if run.status.startswith("diverged"):
         print(run.status)
-    print(f"results: {folder}   (pandas.read_parquet('{folder}/rounds'), tensorboard --logdir {folder}/tensorboard)")
+    look = f", tensorboard --logdir {folder}/tensorboard" if importlib.util.find_spec("tensorboard") else ""
+    print(f"results: {folder}   (pandas.read_parquet('{folder}/rounds'){look})")
     if run.experiment.storage is not None:
         print(f"storage: {join(run.experiment.storage, folder.absolute().name)}")
     if run.status.startswith("diverged"):
         print(f"next:    flray run {folder}/config.yaml algorithm.lr={getattr(run.experiment.algorithm, 'lr', 0.1) / 3:.2g}")
     else:
-        print(f"next:    flray resume {folder} rounds={run.experiment.rounds * 2}")
+        print(f"next:    flray resume {folder} rounds={max(run.experiment.rounds, 1) * 2}")
     print(f"         flray run {folder}/config.yaml algorithm={_other(run.experiment)}   (flray list algorithms)")
     print(f"         flray figure curves {folder} --out curves.png")
 
@@ -75,7 +101,21 @@ def _other(experiment: Any) -> str:
 
     if algorithm_name(experiment.algorithm) != "fedavg":
         return "fedavg"
-    return "fedproj" if experiment.proxy is not None else "fedavg algorithm.local_epochs=1"
+    return "fedproj" if experiment.proxy is not None else "fedsol"
+
+
+def report_grid(frame: Any, root: Path) -> None:
+    """The table of a grid, where its runs are, and what to try next."""
+    from flray.results.tables import keys_of
+
+    print_table(frame)
+    print(f"results: {root}: {len(frame)} run folders")
+    print(f"next:    flray figure curves {root} --out curves.png")
+    if any(frame[key].nunique(dropna=False) > 1 for key in keys_of(frame)):
+        print(f"         flray figure ablation {root} --out ablation.png")
+        if frame["seed"].nunique() > 1:
+            print(f"         flray compare {root} --against {frame['folder'].iloc[0]}   (paired differences on the same seeds)")
+    print(f"         flray resume {frame['folder'].iloc[0]} rounds={2 * max(frame['done'].max(), 1)}")
 
 
 def console() -> Console:

@@ -142,6 +142,11 @@ class Background:
 
         threading.Thread(target=body, daemon=True, name="flray-ray").start()
 
+    @property
+    def ready(self) -> bool:
+        """Whether :meth:`join` returns at once."""
+        return self._done.is_set()
+
     def join(self) -> None:
         """Wait for the work; raises its error. From then on SIGTERM ends this process as Ctrl-C does: what is done is saved."""
         self._done.wait()

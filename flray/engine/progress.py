@@ -1,14 +1,31 @@
-"""The live display of a run: round, accuracy, loss, clients/s, bytes, time left. One line now and then where there is no terminal."""
+"""The live display of a run: what happens before its first round, then round, accuracy, loss, clients/s, bytes, time left.
+
+One line now and then where there is no terminal. Imports nothing that is slow: the first line comes before everything that takes seconds.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 LINE_EVERY_S = 10.0
+SLOW_S = 1.0  # a stage that took longer says how long
+
+
+@contextlib.contextmanager
+def stage(text: str, enabled: bool = True) -> Iterator[None]:
+    """A line on stderr before something that may take long ("reading data"), and another with its time when it did."""
+    if enabled:
+        print(text, file=sys.stderr, flush=True)
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    if enabled and took > SLOW_S:
+        print(f"{text}: {took:.1f} s", file=sys.stderr, flush=True)
 
 
 class Progress:

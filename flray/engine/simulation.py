@@ -20,7 +20,7 @@ from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
 from flray.engine.launch import launch
 from flray.engine.pool import Pool, ServerLostError
 from flray.engine.prepare import build_data, build_partition, check_folder, cpus_needed, create_folder, partition_hash, status_of
-from flray.engine.progress import Progress
+from flray.engine.progress import Progress, stage
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
 from flray.engine.rounds import Rounds
 from flray.engine.storage import Storage
@@ -59,10 +59,11 @@ def play(
     if storage is not None:
         storage.check(resume=resume, overwrite=overwrite)
     starting = Background(lambda: connect(experiment.address, cpus_needed(experiment)))  # Ray takes seconds to start
-    data = build_data(experiment)
-    if partition is None and not resume:
-        partition = build_partition(experiment, data[0], data[2])
-        experiment.cohort.count(partition.num_clients)
+    with stage(f"reading data: {experiment.data.source}", progress):
+        data = build_data(experiment)
+        if partition is None and not resume:
+            partition = build_partition(experiment, data[0], data[2])
+            experiment.cohort.count(partition.num_clients)
     if not resume:  # everything that can be wrong with the data was found before a byte is written
         create_folder(folder)
         if storage is not None:
@@ -74,7 +75,8 @@ def play(
         run = kind(experiment, folder, data, partition, storage)
         if resume:
             run.check_fingerprints()
-        starting.join()
+        with stage("starting Ray", progress and not starting.ready):
+            starting.join()
         yield from run.go(progress, resume)
         if storage is not None:
             storage.check_complete()
@@ -129,7 +131,8 @@ class Simulation(Rounds):
         label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
         told = 0
         for attempt in range(RESTARTS + 1):
-            self.pool, self.facts, self.experiment = self._launch()
+            with stage("starting the actors", progress):
+                self.pool, self.facts, self.experiment = self._launch()
             if attempt == 0 and self.storage is not None:
                 self.pool.call("probe_storage")  # its node may lack what this one has
             position = self._restore(resume or attempt > 0)
