@@ -49,11 +49,15 @@ def array_checksum(*arrays: np.ndarray[Any, Any] | None) -> str:
 def whole(path: Path, sync: bool = False) -> Iterator[Path]:
     """A temporary path that gets the real name when the block succeeds, and is gone when it fails.
 
-    A reader sees the old file or the new one. `sync`: the contents are on the disk before the name is.
+    A reader sees the old file or the new one, with the mode that the user's umask gives (safetensors makes its files 0600).
+    `sync`: the contents are on the disk before the name is.
     """
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
+        aside.touch()
+        mode = aside.stat().st_mode
         yield aside
+        aside.chmod(mode)
         if sync:
             with aside.open("rb") as file:
                 os.fsync(file.fileno())

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
+import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from flray.core.disk import file_checksum, sealed, unsealed, whole
 from flray.core.errors import CheckpointError
 
 FILES = ("server.safetensors", "clients.safetensors")
+NAME = re.compile(r"round-(\d{6,})(-task-end)?")
 
 
 class Position(NamedTuple):
@@ -72,31 +73,37 @@ def write(folder: Path, at: Position, server: Mapping[str, np.ndarray], clients:
             read(final)
             return final
         except CheckpointError:
-            shutil.rmtree(final)
+            _remove(final)
     try:
         with disk_errors(final, folder):
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             for name, arrays in zip(FILES, (server, clients), strict=True):
-                save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, aside / name)
-            meta = {**at._asdict(), "checksums": {name: checksum(aside / name) for name in FILES}}
-            (aside / "meta.json").write_text(json.dumps(meta, indent=1))
-            for name in (*FILES, "meta.json"):
-                with (aside / name).open("rb") as file:
-                    os.fsync(file.fileno())
+                with whole(aside / name, sync=True) as part:
+                    save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, part)
+            meta = {**at._asdict(), "checksums": {name: file_checksum(aside / name) for name in FILES}}
+            with whole(aside / "meta.json", sync=True) as part:
+                part.write_text(sealed(meta))
             aside.rename(final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     if keep:
         for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
     return final
 
 
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:  # something else under a checkpoint's name
+        path.unlink(missing_ok=True)
+
+
 def checkpoints(folder: Path, at_most: int | None = None, task_end: bool = True) -> list[Path]:
-    """Checkpoint folders, oldest first; of those after at most `at_most` rounds; `task_end=False`: none from after a task's end."""
+    """What has a checkpoint's name, oldest first; of those after at most `at_most` rounds; `task_end=False`: none after a task's end."""
     root = folder / "checkpoints"
-    found = sorted(p for p in root.glob("round-*") if p.is_dir()) if root.is_dir() else []
+    found = sorted(p for p in root.glob("round-*") if NAME.fullmatch(p.name)) if root.is_dir() else []
     return [p for p in found if (at_most is None or rounds_done(p) <= at_most) and (task_end or not p.name.endswith("-task-end"))]
 
 
@@ -106,39 +113,59 @@ def rounds_done(path: Path) -> int:
 
 
 def read(path: Path) -> Saved:
-    """Raises `CheckpointError` for a missing file or a wrong checksum."""
+    """Raises `CheckpointError` for a file that is missing or damaged, and for a checkpoint under another's name."""
+    meta, server, clients = _open(path, FILES)
+    return Saved(path, meta["task"], meta["round"], meta["done"], server, clients)
+
+
+def read_clients(path: Path) -> dict[str, np.ndarray]:
+    """What the client store wrote into a checkpoint. Raises `CheckpointError` as :func:`read` does."""
+    arrays: dict[str, np.ndarray] = _open(path, FILES[1:])[1]
+    return arrays
+
+
+def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
+    """(`meta.json`, the arrays of each of these files), once all files are those that it names and the folder has its name."""
     from safetensors.numpy import load_file
 
     try:
-        meta = json.loads((path / "meta.json").read_text())
-        for name, expected in meta["checksums"].items():
-            if checksum(path / name) != expected:
+        meta = unsealed(path / "meta.json")
+        for name in FILES:
+            if file_checksum(path / name) != meta["checksums"][name]:
                 raise CheckpointError(f"{path / name} is damaged: its checksum is not the one that was written")
-        server, clients = (load_file(path / name) for name in FILES)
-        return Saved(path, meta["task"], meta["round"], meta["done"], server, clients)
+        own = Position(*(meta[field] for field in Position._fields)).name
+        if own != path.name:
+            raise CheckpointError(f"checkpoint {path} is {own} under another name")
+        return meta, *(load_file(path / name) for name in names)
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
+        why = " ".join(str(error).split())
+        raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {why}") from error
 
 
-def latest(folder: Path, at_most: int | None = None, task_end: bool = True) -> Saved | None:
+def latest(
+    folder: Path, at_most: int | None = None, task_end: bool = True, check: Callable[[Mapping[str, np.ndarray]], None] | None = None
+) -> Saved | None:
     """The newest good checkpoint of :func:`checkpoints`; damaged ones are passed over with a warning. None: there are none.
 
+    `check` raises `CheckpointError` when what the client store wrote into a checkpoint needs files that are damaged.
     Raises `CheckpointError` when there are some and none is good.
     """
     found = checkpoints(folder, at_most, task_end)
+    why = ""
     for path in reversed(found):
         try:
-            return read(path)
+            saved = read(path)
+            if check is not None:
+                check(saved.clients)
+            return saved
         except CheckpointError as error:
-            warnings.warn(f"{error}; falling back to the checkpoint before it", stacklevel=2)
+            why = why or str(error)
+            warnings.warn(f"{error}; falling back to the checkpoint before {path.name}", stacklevel=2)
     if found:
-        raise CheckpointError(f"every checkpoint in {folder / 'checkpoints'} is damaged; start again with --overwrite")
+        raise CheckpointError(
+            f"every checkpoint in {folder / 'checkpoints'} is damaged (the newest: {why}); start again with: "
+            f"flray run {folder / 'config.yaml'} --out {folder} --overwrite"
+        )
     return None
-
-
-def checksum(path: Path) -> str:
-    """BLAKE2b of a file, 32 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from flray.core.disk import checksum, file_checksum, whole
 from flray.core.errors import CheckpointError
 from flray.core.messages import flatten, is_message, map_tensors, rebuild
 from flray.engine.checkpoint import disk_errors
+
+THREADS = 8  # that read client states at a resume
 
 
 class ClientStore(Protocol):
@@ -37,6 +41,9 @@ class ClientStore(Protocol):
 
     def load(self, arrays: Mapping[str, np.ndarray], template: Any) -> None:
         """Back to what :meth:`save` returned; `template` is a state of the right structure."""
+
+    def check(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Raises `CheckpointError` when files that :meth:`save` counted on are missing or damaged."""
 
     def prune(self, kept: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Drop what neither the present nor these saved checkpoints need."""
@@ -75,6 +82,9 @@ class MemoryStore:
             rows.setdefault(int(client), {})[name] = array
         self._states = {client: rebuild(template, row) for client, row in rows.items()}
 
+    def check(self, arrays: Mapping[str, np.ndarray]) -> None:
+        pass
+
     def prune(self, kept: Sequence[Mapping[str, np.ndarray]]) -> None:
         pass
 
@@ -82,38 +92,45 @@ class MemoryStore:
 class FileStore:
     """One file per client and round it took part in, `FOLDER/000123.r000020.safetensors`; an index says which one is current.
 
-    Memory: 16 bytes per client seen. Older files stay while a kept checkpoint refers to them, so a resume is exact.
+    The index, and so a checkpoint, holds every file's checksum, which is compared when the file is read; a resume reads all of them
+    once. Memory: some 200 bytes per client seen. Older files stay while a kept checkpoint refers to them, so a resume is exact.
     """
 
     def __init__(self, folder: Path, scratch: Path | None = None) -> None:
         """`scratch`: write there, and read from `folder` what is not there (a replay leaves the run alone)."""
         self.folder, self.scratch = folder, scratch
-        self._index: dict[int, int] = {}
-        self._undo: dict[int, int | None] = {}
+        self._index: dict[int, _File] = {}
+        self._undo: dict[int, _File | None] = {}
         self._template: Any = None
+        self._damage: CheckpointError | None = None
 
     def _path(self, client: int, stamp: int, home: Path | None = None) -> Path:
         return (home or self.folder) / f"{client % 1000:03d}" / f"{client:09d}.r{stamp:06d}.safetensors"
 
     def gather(self, clients: Iterable[int]) -> list[Any]:
-        from safetensors.numpy import load_file
+        return [self._read(client, self._index[client]) if client in self._index else None for client in clients]
 
-        found = []
-        for client in clients:
-            stamp = self._index.get(client)
-            if stamp is None:
-                found.append(None)
-                continue
-            path = self._path(client, stamp, self.scratch)
-            if not path.exists():
-                path = self._path(client, stamp)
-            try:
-                found.append(rebuild(self._template, load_file(path)))
-            except Exception as error:
-                raise CheckpointError(
-                    f"state of client {client} in {path} cannot be read ({error}); resume from an earlier checkpoint"
-                ) from error
-        return found
+    def _read(self, client: int, file: _File) -> Any:
+        from safetensors.numpy import load
+
+        path = self._path(client, file.stamp, self.scratch)
+        if not path.exists():
+            path = self._path(client, file.stamp)
+        try:
+            content = path.read_bytes()
+            if checksum(content) != file.checksum.hex():
+                raise ValueError("its checksum is not the one that was written")
+            return rebuild(self._template, load(content))
+        except Exception as error:
+            self._damage = self._damaged(client, path, error)
+            raise self._damage from error
+
+    def _damaged(self, client: int, path: Path, error: Exception) -> CheckpointError:
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
+        return CheckpointError(
+            f"the state of client {client} in {path} is damaged ({why}); "
+            f"go on from the last checkpoint without it: flray resume {self.folder.parent}"
+        )
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
         from safetensors.numpy import save_file
@@ -123,13 +140,13 @@ class FileStore:
                 continue
             self._template = state
             path = self._path(client, stamp, self.scratch)
-            aside = path.with_suffix(".tmp")
             with disk_errors(path, self.folder.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                save_file({name: np.asarray(array, order="C") for name, array in flatten(state).items()}, aside)
-                aside.rename(path)
+                with whole(path) as aside:
+                    save_file({name: np.asarray(array, order="C") for name, array in flatten(state).items()}, aside)
+                    found = bytes.fromhex(file_checksum(aside))
             self._undo.setdefault(client, self._index.get(client))
-            self._index[client] = stamp
+            self._index[client] = _File(stamp, found)
 
     def commit(self) -> None:
         self._undo = {}
@@ -138,20 +155,60 @@ class FileStore:
         _undo(self._index, self._undo)
 
     def save(self) -> dict[str, np.ndarray]:
-        return {"index": np.array(sorted(self._index.items()), dtype=np.int64).reshape(-1, 2)}
+        """Raises `CheckpointError` once a state was found damaged: a checkpoint that counts on it would push out a good one."""
+        if self._damage is not None:
+            raise self._damage
+        files = sorted(self._index.items())
+        return {
+            "index": np.array([(client, file.stamp) for client, file in files], np.int64).reshape(-1, 2),
+            "checksums": np.frombuffer(b"".join(file.checksum for _, file in files), np.uint8).reshape(-1, 16),
+        }
 
     def load(self, arrays: Mapping[str, np.ndarray], template: Any) -> None:
-        self._template = template
-        self._index = {int(client): int(stamp) for client, stamp in arrays["index"]}
+        self._template, self._damage = template, None
+        self._index = dict(_files(arrays))
+
+    def check(self, arrays: Mapping[str, np.ndarray]) -> None:
+        def differs(item: tuple[int, _File]) -> CheckpointError | None:
+            client, file = item
+            path = self._path(client, file.stamp)
+            try:
+                if file_checksum(path) != file.checksum.hex():
+                    raise ValueError("its checksum is not the one that was written")
+            except (OSError, ValueError) as error:
+                return self._damaged(client, path, error)
+            return None
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            for damage in pool.map(differs, _files(arrays)):
+                if damage is not None:
+                    pool.shutdown(cancel_futures=True)
+                    raise damage
 
     def prune(self, kept: Sequence[Mapping[str, np.ndarray]]) -> None:
-        needed = {self._path(client, stamp) for client, stamp in self._index.items()}
+        needed = {self._path(client, file.stamp) for client, file in self._index.items()}
         for arrays in kept:
-            needed |= {self._path(int(client), int(stamp)) for client, stamp in arrays.get("index", ())}
+            needed |= {self._path(client, file.stamp) for client, file in _files(arrays)}
         for path in self.folder.glob("*/*"):
             if path not in needed:
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # what is no file of ours may stay
                     path.unlink()
+
+
+class _File(NamedTuple):
+    """Which file holds a client's state: the rounds done when it was written, and its checksum (16 bytes)."""
+
+    stamp: int
+    checksum: bytes
+
+
+def _files(arrays: Mapping[str, np.ndarray]) -> list[tuple[int, _File]]:
+    """The index that a checkpoint holds. Raises `CheckpointError` for one without."""
+    missing = {"index", "checksums"} - arrays.keys()
+    if missing:
+        raise CheckpointError(f"the checkpoint has no {min(missing)} of client states: it is of another version of flray")
+    rows = zip(arrays["index"].tolist(), arrays["checksums"], strict=True)
+    return [(client, _File(stamp, value.tobytes())) for (client, stamp), value in rows]
 
 
 def _undo(values: dict[int, Any], before: dict[int, Any]) -> None:

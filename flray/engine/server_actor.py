@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from flray.core.algorithm import Context, Exchange
+from flray.core.disk import whole
 from flray.core.errors import CheckpointError
 from flray.core.messages import Cohort, as_tensors, flatten, is_message, map_tensors, nbytes, rebuild, tensors, to_numpy, to_torch
 from flray.engine import checkpoint
@@ -45,7 +47,7 @@ class Server:
         `held`: training samples to test on, instead of the test set.
         """
         self.bench = Workbench(experiment, device, held)
-        self.folder = folder
+        self.folder, self._replay = folder, scratch is not None
         self.storage = Storage.of(experiment.storage, folder) if scratch is None else None
         self.store: ClientStore = FileStore(folder / "client_state", scratch) if experiment.resources.store == "files" else MemoryStore()
         self.algorithm = experiment.algorithm
@@ -153,7 +155,11 @@ class Server:
         task, round, done, state = self._committed
         checkpoint.write(self.folder, checkpoint.Position(task, round, done, task_end), flatten(state), self.store.save(), keep)
         if isinstance(self.store, FileStore):
-            self.store.prune([checkpoint.read(p).clients for p in checkpoint.checkpoints(self.folder)])
+            kept = []
+            for path in checkpoint.checkpoints(self.folder):
+                with contextlib.suppress(CheckpointError):  # a damaged one is of no use, and no reason to end the run
+                    kept.append(checkpoint.read_clients(path))
+            self.store.prune(kept)
         return done
 
     def load(self, at_most: int | None = None, task_end: bool = True) -> tuple[int, int, int] | None:
@@ -163,7 +169,9 @@ class Server:
         """
         if self.storage is not None and not checkpoint.checkpoints(self.folder):
             self.storage.pull(STATE)
-        saved = checkpoint.latest(self.folder, at_most, task_end)
+        # a replay compares the states that it reads, a resume all that it counts on: it can still go back to an earlier checkpoint
+        check = None if self._replay else self.store.check
+        saved = checkpoint.latest(self.folder, at_most, task_end, check)
         if saved is None:
             return None
         try:
@@ -180,11 +188,9 @@ class Server:
         from safetensors.torch import save_file
 
         path = self.folder / "model.safetensors"
-        aside = path.with_name(".model.safetensors.tmp")
         named = self.bench.objective.state_dict(self.state.w, self.state.b)
-        with checkpoint.disk_errors(path, self.folder):
+        with checkpoint.disk_errors(path, self.folder), whole(path) as aside:
             save_file({name: tensor.cpu() for name, tensor in named.items()}, aside)
-            aside.rename(path)
         return str(path)
 
     def probe_storage(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from flray.core.errors import CheckpointError
 from flray.engine import checkpoint
+from flray.engine.checkpoint import FILES
 
 
 def server(value):
@@ -90,10 +92,58 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, name, how):
 def test_when_all_are_damaged_the_run_does_not_silently_start_again(tmp_path):
     for done in (1, 2):
         damage(write(tmp_path, done) / "server.safetensors")
-    with warnings.catch_warnings(record=True), pytest.raises(CheckpointError, match="every checkpoint") as error:
+    way = r"every checkpoint .*round-000002/server.*flray run \S+config.yaml --out \S+ --overwrite"
+    with warnings.catch_warnings(record=True), pytest.raises(CheckpointError, match=way) as error:
         warnings.simplefilter("always")
         checkpoint.latest(tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["task", "round", "done", "task_end", "checksums"])
+def test_an_edited_meta_json_is_damage(tmp_path, key):
+    write(tmp_path, 1)
+    path = write(tmp_path, 2) / "meta.json"
+    meta = json.loads(path.read_text())
+    meta[key] = {**meta["checksums"], FILES[0]: meta["checksums"][FILES[1]]} if key == "checksums" else meta[key] + 1
+    path.write_text(json.dumps(meta, indent=1))
+    with pytest.warns(UserWarning, match=r"round-000002.*its checksum is not that of its contents.*falling back"):
+        assert checkpoint.latest(tmp_path).done == 1
+
+
+def test_a_checkpoint_under_the_name_of_another_is_passed_over(tmp_path):
+    write(tmp_path, 1)
+    write(tmp_path, 2).rename(tmp_path / "checkpoints" / "round-000009")
+    with pytest.warns(UserWarning, match=r"round-000009 is round-000002 under another name"):
+        assert checkpoint.latest(tmp_path).done == 1
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_passed_over_aloud_and_makes_room(tmp_path):
+    write(tmp_path, 1)
+    (tmp_path / "checkpoints" / "round-000002").write_text("x")
+    with pytest.warns(UserWarning, match=r"round-000002 cannot be read"):
+        assert checkpoint.latest(tmp_path).done == 1
+    write(tmp_path, 2, keep=1)
+    assert checkpoint.latest(tmp_path).done == 2 and len(checkpoint.checkpoints(tmp_path)) == 1
+
+
+def test_what_has_no_checkpoints_name_is_none(tmp_path):
+    write(tmp_path, 1)
+    for name in ("round-x", "round-", "round-1", "round-000002-task", "round-000003.old", ".round-000004.77", "notes"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-000001"]
+    assert checkpoint.latest(tmp_path).done == 1
+
+
+def test_a_checkpoint_whose_client_states_are_damaged_is_passed_over(tmp_path):
+    for done in (1, 2, 3):
+        write(tmp_path, done)
+
+    def check(clients):
+        if len(clients["3/c"]) > 1:
+            raise CheckpointError("the state of client 3 is damaged")
+
+    with pytest.warns(UserWarning, match="client 3 is damaged; falling back to the checkpoint before round-00000"):
+        assert checkpoint.latest(tmp_path, check=check).done == 1
 
 
 @pytest.mark.parametrize("point", ["save", "fsync", "rename"])
@@ -143,6 +193,15 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_ones(tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
     monkeypatch.undo()
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["round-000001"], "nothing half-written stays"
+
+
+def test_the_files_have_the_users_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        path = write(tmp_path, 1)
+    finally:
+        os.umask(before)
+    assert {p.name: oct(p.stat().st_mode & 0o777) for p in path.iterdir()} == dict.fromkeys((*FILES, "meta.json"), "0o640")
 
 
 def test_a_full_disk_inside_safetensors_is_one_line_as_well(tmp_path, monkeypatch):

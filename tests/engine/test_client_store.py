@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -97,14 +98,52 @@ def test_prune_keeps_what_the_present_and_the_checkpoints_need(tmp_path):
     assert [s.rounds for s in store.gather([1, 2])] == [4, 1]
 
 
-@pytest.mark.parametrize("how", ["missing", "torn"])
-def test_a_lost_file_names_the_client_and_the_file(tmp_path, how):
-    store = FileStore(tmp_path)
-    store.scatter([12], [state(1)], 1)
-    (path,) = tmp_path.glob("*/*.safetensors")
-    path.unlink() if how == "missing" else path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(CheckpointError, match=r"state of client 12 .*000000012\.r000001"):
+@pytest.mark.parametrize("how", ["missing", "torn", "bit", "another's", "folder"])
+def test_a_damaged_file_names_the_client_the_file_and_the_way_on(tmp_path, how):
+    """A flipped bit, or another client's good file, would be read without a word: the index knows the contents."""
+    store = FileStore(tmp_path / "client_state")
+    store.scatter([12, 13], [state(1), state(2)], 1)
+    saved = store.save()
+    path, other = (next(tmp_path.glob(f"*/*/*{client}.r*.safetensors")) for client in (12, 13))
+    content = path.read_bytes()
+    path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how != "missing":
+        flipped = content[:-1] + bytes([content[-1] ^ 1])
+        path.write_bytes({"torn": content[:20], "bit": flipped, "another's": other.read_bytes()}[how])
+    what = rf"the state of client 12 in \S+000000012\.r000001\.safetensors is damaged .*flray resume {tmp_path}$"
+    with pytest.raises(CheckpointError, match=what):
+        store.check(saved)
+    assert same(store.gather([13])[0], state(2))
+    with pytest.raises(CheckpointError, match=what):
         store.gather([12])
+    with pytest.raises(CheckpointError, match=what):
+        store.save()  # a checkpoint with it would push out a good one
+
+
+def test_the_checksums_of_a_checkpoint_go_with_its_states(tmp_path):
+    store = FileStore(tmp_path)
+    store.scatter([1], [state(1)], 1)
+    first = store.save()
+    store.scatter([1], [state(2)], 2)
+    store.check(first)
+    again = FileStore(tmp_path)
+    again.load(first, state(0))
+    assert again.gather([1])[0].rounds == 1
+    assert {k: v.tolist() for k, v in again.save().items()} == {k: v.tolist() for k, v in first.items()}
+    with pytest.raises(CheckpointError, match="another version"):
+        again.check({"index": first["index"]})
+
+
+def test_the_files_have_the_users_umask(tmp_path):
+    before = os.umask(0o022)
+    try:
+        FileStore(tmp_path).scatter([1], [state(1)], 1)
+    finally:
+        os.umask(before)
+    (path,) = tmp_path.glob("*/*")
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_state_in_memory_does_not_share_the_callers_arrays():

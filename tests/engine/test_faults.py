@@ -22,6 +22,7 @@ from flray.core.messages import flatten
 from flray.engine import checkpoint
 from flray.engine.cohort import sample
 from flray.engine.replay import Replay
+from flray.engine.simulation import Simulation
 from tests.contracts.faults import interrupted, server_killed_at
 from tests.contracts.inprocess import Local, bits
 from tests.engine import faulty  # noqa: F401  registers the algorithms
@@ -349,6 +350,41 @@ def test_damaged_last_checkpoint_resumes_from_the_one_before(ray_cluster, tmp_pa
         run = flray.resume(tmp_path / "run")
     assert run.rounds["round"].tolist() == [1, 2, 3, 4]
     assert last_state(run.folder) == last_state(finished("own").folder)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_in_a_client_state_resumes_from_the_checkpoint_before(ray_cluster, tmp_path, finished):
+    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
+        flray.run(config("own", resources={"store": "files"}), out=tmp_path / "run")
+    flip(sorted((tmp_path / "run" / "client_state").glob("*/*.r000003.safetensors"))[0])
+    with pytest.warns(UserWarning, match="round-000003 damaged; going on after round 2"):
+        run = flray.resume(tmp_path / "run")
+    assert run.status == "finished" and last_state(run.folder) == last_state(finished("own").folder)
+
+
+def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back(ray_cluster, tmp_path, finished, monkeypatch):
+    """Between rounds 3 and 4 the states of round 3 rot; the checkpoint after round 2 does not count on them."""
+    known = Simulation._round
+
+    def rotting(self, task, round, done):
+        if round == 3:
+            for path in (tmp_path / "run" / "client_state").glob("*/*.r000003.safetensors"):
+                flip(path)
+        return known(self, task, round, done)
+
+    monkeypatch.setattr(Simulation, "_round", rotting)
+    with pytest.raises(CheckpointError, match=r"the state of client \d+ in \S+ is damaged .*flray resume") as error:
+        flray.run(config("own", resources={"store": "files"}, cohort={"size": 5}), out=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    monkeypatch.undo()
+    assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["round-000002"], "none with the damaged states"
+    run = flray.resume(tmp_path / "run")
+    assert run.status == "finished" and last_state(run.folder) == last_state(finished("own", cohort={"size": 5}).folder)
 
 
 # the driver -----------------------------------------------------------------------------------
