@@ -34,7 +34,12 @@ AUGMENT: dict[str, dict[str, dict[str, Any]]] = {
     }
 }
 # text sets whose labels are bare numbers: label column, value -> class name; rows with other values (neutral tweets: 2) are left out
-LABELS: dict[str, tuple[str, dict[int, str]]] = {"sentiment140": ("sentiment", {0: "negative", 4: "positive"})}
+STARS = ("label", dict(enumerate(("1 star", "2 star", "3 stars", "4 stars", "5 stars"))))  # the names that yelp_review_full has on the hub
+LABELS: dict[str, tuple[str, dict[int, str]]] = {
+    "sentiment140": ("sentiment", {0: "negative", 4: "positive"}),
+    "amazon_reviews_multi": STARS,
+    "AmazonReviewsClassification": STARS,  # the same set, as Parquet files on the hub (mteb)
+}
 
 
 def plain_name(source: str) -> str:

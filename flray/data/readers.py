@@ -161,7 +161,8 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
         from flray.data.text import text_columns
 
         chosen = text_columns(config, text, where)
-        return Columns(label, chosen, "text", config.group, tuple(names) if names else None, values if label == bare else None)
+        bare_values = values if label == bare and not names else None
+        return Columns(label, chosen, "text", config.group, tuple(names) if names else None, bare_values)
     chosen = (config.input,) if config.input else tuple([c for c in images if c in rest][:1])
     if not chosen:
         chosen = tuple(c for c in rest if c not in classes)

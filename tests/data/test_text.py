@@ -174,6 +174,19 @@ def test_sentiment140_has_two_classes(root):
     assert words(d.vocabulary, d.test.x[1])[1:3] == sentences(4, 5)[2].lower().split()[:2] and d.train.group.tolist() == [0] * 16
 
 
+@pytest.mark.parametrize("named", [None, names("1 star", "2 star", "3 stars", "4 stars", "5 stars")], ids=["bare labels", "class names"])
+def test_marc_and_yelp_have_one_label_space(root, named):
+    """MARC's stars are bare numbers 0 to 4 on the hub, Yelp's have names; FedProj's Table 2 needs them to be the same classes."""
+    stars = pa.array(np.arange(10) % 5)
+    for split in ("train", "test"):
+        columns = {"id": ["x"] * 10, "text": sentences(10, len(split)), "label": stars, "label_text": ["0"] * 10}
+        write(root / "amazon_reviews_multi", split, columns, named)
+    write(root / "yelp", "train", {"text": sentences(10, 8), "label": stars}, names("1 star", "2 star", "3 stars", "4 stars", "5 stars"))
+    marc = load("amazon_reviews_multi")
+    assert marc.classes == ("1 star", "2 star", "3 stars", "4 stars", "5 stars") and marc.train.y.tolist() == [0, 1, 2, 3, 4] * 2
+    assert load_proxy(ProxyConfig(source="yelp", same_labels=True, test_fraction=0), marc)[0].same_labels
+
+
 def test_splits_by_name(root):
     """GLUE's names: the labelled split is named by option; of MNLI's two validation splits the matched one is the test split."""
     folder = root / "glue"
