@@ -12,7 +12,8 @@ w_k: `local_epochs` of the optimiser on the cross-entropy from w_g; then w_g <- 
 | - | `buffers`: batch-norm statistics | average (a plain weighted mean, the variances too) | - |
 
 Down: P + Q numbers. Up: P + Q. State: none (with `buffers: local`, Q on each client). Cost per step: 1, the unit of the others.
-Official code: FedSOL's engine multiplies the rate by 0.99 a round (`lr_decay`), FedZoo-Bench uses Adam 1e-3 without decay.
+Official code: FedSOL's engine multiplies the rate by 0.99 a round (`lr_decay`); FedZoo-Bench has SGD 0.01 without decay, momentum 0.5
+(0.9 in its scripts), and Adam for FedDF's clients alone. Adam 1e-3 for every client is FedProj's setting.
 Known failures: with skewed labels a local model forgets the classes its client has not, and the average with it.
 """
 

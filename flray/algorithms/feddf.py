@@ -11,7 +11,8 @@ Client: FedAvg. Server: start at the average, minimise T^2 KL(sigma(mean_k f_k(x
 | steps | `distill_epochs`, `distill_batch_size` | 1 epoch, 256 | 128; up to 10,000, early stopping on validation data |
 | - | `distill_clip` | none | 5 |
 
-Defaults are those of FedProj's tables, so that FedDF = FedProj with projection_rate 0 and alpha 0 (spec 9.1).
+The server's defaults are those of FedProj's tables, so that FedDF = FedProj with projection_rate 0 and alpha 0 (spec 9.1); the clients'
+are FedAvg's, where those tables have Adam 1e-3.
 Down: P + Q. Up: P + Q. State: none besides the public data. Cost per step: 1 FedAvg step.
 Server cost: K forward passes and E_d epochs on the public data.
 Known failure: on public data far from the private ones the clients' logits say little, and the student learns that.

@@ -5,7 +5,7 @@ Server: h <- h - (alpha/N) sum_{k in S} (w_k - w_g), w_g <- mean_{k in S} w_k - 
 
 | paper | field | default | others |
 |---|---|---|---|
-| alpha | `alpha` | 0.1 (FedSOL) | paper 0.1, 0.01, 0.001; official example 0.01 |
+| alpha | `alpha` | 0.1 (FedSOL's shipped configuration) | paper 0.1, 0.01, 0.001; official example 0.01; FedZoo-Bench 0.25 |
 | mean of w_k | `weighting` | uniform (paper, official code) | examples: FedSOL's code; the sum in h is plain in both |
 | - | `official` | off | alpha_k = alpha n / (n_k N) on the clients |
 | - | `clip` | none | official 10 |
@@ -17,6 +17,7 @@ h and h_k cover the trainable parameters; batch-norm statistics are averaged (Fe
 Down: P + Q. Up: P + Q. State: h_k, P on each client (and Q with `buffers: local`); h, P on the server
 (and, with `weighting: examples`, the cohort's models while it aggregates).
 Cost per step: 1 FedAvg step. Under Adam the terms stay in the gradient. `train/loss` is the cross-entropy alone.
+FedZoo-Bench's FedDyn is another method: its h starts at the initial parameters and its h_k is the last mini-batch's gradient.
 Known failure: w_g is no mean of models: with few clients of many in a round and alpha small, h / alpha can outgrow it.
 """
 

@@ -4,7 +4,7 @@ Client: min CE(w) + mu/2 norm(w - w_g)^2, over the trainable parameters; the gra
 
 | paper | field | default | others |
 |---|---|---|---|
-| mu | `mu` | 0.01 | paper 0.001, 0.01, 0.1, 1; FedSOL 1; FedZoo-Bench (FedProj's baseline) 0.001 |
+| mu | `mu` | 0.01 | paper 0.001, 0.01, 0.1, 1; FedSOL 1; FedZoo-Bench 0.001 |
 
 Down: P + Q. Up: P + Q. State: none. Cost per step: 1 FedAvg step.
 Reduces to FedAvg at mu = 0. `train/loss` is the cross-entropy, without the penalty.

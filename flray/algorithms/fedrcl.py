@@ -17,7 +17,7 @@ averaged over pixels, of unit length; s_ij their inner products within the batch
 | lambda | `threshold` | 0.7 | same |
 | weights | `scl_weight`, `penalty_weight` | 1, 1 | same |
 | levels | `levels` | all that the model declares | stem and the four stages of ResNet-18 with `norm: group` |
-| - | `clip` | none | 10 |
+| - | `clip` | none, as nothing is printed in FedProj's comparison | 10 |
 
 Down: P + Q. Up: P + Q. State: none. Cost per step: 1 FedAvg step (and B x B similarities per level). Both weights 0: FedAvg.
 Official code differs: lr 0.1 without momentum, weight decay 1e-3, `weighting: uniform`, `lr_decay: 0.998`; it decays the rate once more at

@@ -6,7 +6,7 @@ L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), teacher in eval mode, no f
 
 | paper | field | default | paper and code |
 |---|---|---|---|
-| rho | `rho` | 1.5, for the head (Table 5) | searched 0, 0.5, 1, 1.5, 2; shipped 1 on all; each `adaptive` needs a rho of its own |
+| rho | `rho` | 1.5, for the head: inferred from Table 5 | searched 0, 0.5, 1, 1.5, 2; shipped 1 on all; each `adaptive` needs its own rho |
 | Lambda (Eq. 7) | `adaptive` | columnwise: along dimension 0 of each tensor (code) | tensor; layer (weight and bias in one); none: fixed |
 | head, body | `perturb` | head | all in Table 4 and in the shipped configuration |
 | T | `temperature` | 3 | 3 |
@@ -23,7 +23,9 @@ first step w = w_g: g_p = 0 and Lambda = 0, so that it is FedAvg's. Batch-norm s
 the network (where L_p is not kl, for which no code exists: in that of L_l).
 Down: P + Q. Up: P + Q. State: none. With a `proximal` of Table 4: those of its method. `train/loss`: L_l where g_l is taken, plus
 beta L_p in S3 to S5. FedSOL-FT: `evaluate.finetune_epochs`, plain cross-entropy without a perturbation (section 4.4).
-Cost per step: 1.33 FedAvg steps for the head (its forward and backward pass through the body is shared), 2.33 for body or all.
+Cost per step: 1.33 FedAvg steps for the head (one pass through the body serves both gradients), 2.33 for body or all, with the
+teacher's forward pass (0.33). Table 5's 1.33, 1.96 and 2 (head, body, all) leave the teacher out; its 1.33 has a second forward pass in
+its place.
 Known failures: a tensor whose dimension 0 has size 1 gets Lambda = 1 column-wise (SL-ViT's class token); a head that shares parameters
 with the body is refused. Table 10's rows S2 to S6 are matched to their names by order only.
 """

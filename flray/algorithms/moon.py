@@ -11,7 +11,8 @@ A cosine divides by max(norm(z), 1e-8) max(norm(z_g), 1e-8).
 
 Down: P + Q. Up: P + Q. State: the last local model, P + Q on each client; of a client that never took part it is the initial global model.
 Cost per step: 1 + 2/3 FedAvg steps (two forward passes more). mu = 0 is FedAvg, and makes none of them.
-In round 1 both are the initial model: the term is constant and its gradient exactly 0, as in the original, which has no negative then.
+In round 1 both are the initial model: the term is constant and its gradient 0 up to rounding (exactly 0 in `proximal`, which FedSOL scales
+to length rho); the original has no negative then, and no term.
 The original differs where a client first takes part later: its negative is a random network of its own, here the initial one (FedSOL).
 Its projection head (linear, ReLU, linear to 256) is a part of the network: `model.projection: 256`.
 Known failure: few clients of many in a round, so that the previous model is an old one.
