@@ -21,7 +21,7 @@ from flray.experiment import Experiment, algorithm_name, default_folder
 def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[dict[str, Any]], str]:
     """(rows of what was found, a text table of the partition). Raises the error that the run would raise."""
     from flray.core.messages import nbytes
-    from flray.engine.cluster import cores
+    from flray.engine.cluster import auth_mode, cores
 
     storage = Storage.of(experiment.storage, default_folder(experiment))
     if storage is not None:
@@ -64,7 +64,10 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         ("server memory", f"about {size(server)} for parameters ({algorithm.pool} of the updates)"),
         ("checkpoint", f"about {size(vector)}, the last {experiment.checkpoint.keep or 'all'} kept; {size(free)} of disk free"),
         ("storage", "none" if storage is None else f"{storage.uri} can be written"),
-        ("ray", f"{experiment.address or os.environ.get('RAY_ADDRESS') or 'a new one here'}; RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']}"),
+        (
+            "ray",
+            f"{experiment.address or os.environ.get('RAY_ADDRESS') or 'a new one here'}; RAY_AUTH_MODE={auth_mode(experiment.address)}",
+        ),
         ("this machine", f"{cores()} cores, {torch.cuda.device_count()} GPUs; client actors: {experiment.resources.client_actors}"),
     ]
     frame = partition_table(partition, dataset.train.y, dataset.num_classes) if partition.num_clients <= 10_000 else None

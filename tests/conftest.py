@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from hypothesis import settings
 
 # before anything imports ray; the folder is short because Ray's sockets lie below it
 _SESSION = Path(tempfile.mkdtemp(prefix="fl.", dir="/tmp"))
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))  # as a run has it; ~/.ray stays as it is
 os.environ.setdefault("RAY_TMPDIR", str(_SESSION))
 os.environ.setdefault("FLRAY_CACHE", str(_SESSION / "cache"))
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
@@ -35,16 +36,17 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[ModuleType]:
     """A local Ray of 4 CPUs, shared by the whole session; gives the `ray` module."""
-    import ray
+    from flray.engine.cluster import private, ray
 
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=300 * 2**20,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
+    with private():
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=300 * 2**20,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
     yield ray
     ray.shutdown()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import shutil
 import signal
@@ -95,12 +96,7 @@ class Head:
             time.sleep(0.1)
 
     def processes(self) -> list[int]:
-        wanted, found = f"RAY_TMPDIR={self.folder}".encode(), []
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if wanted in (process / "environ").read_bytes().split(b"\0"):
-                    found.append(int(process.name))
-        return found
+        return processes_of(self.folder)
 
 
 @contextmanager
@@ -115,14 +111,42 @@ def ray_head(cpus: int = 2, token: str | None = None) -> Iterator[Head]:
         shutil.rmtree(head.folder, ignore_errors=True)
 
 
+def processes_of(folder: Path) -> list[int]:
+    """Processes whose RAY_TMPDIR is this folder."""
+    wanted, found = f"RAY_TMPDIR={folder}".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found
+
+
+def listening(processes: list[int]) -> list[str]:
+    """Addresses (without ports) on which these processes accept TCP connections, one for each socket."""
+    mine = set()
+    for pid in processes:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            with suppress(OSError):
+                mine.add(os.readlink(descriptor))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in mine:  # LISTEN
+                raw = bytes.fromhex(words[1].split(":")[0])  # 32-bit words, each in the machine's byte order
+                swapped = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
+                found.append(str(ipaddress.ip_address(swapped if sys.byteorder == "little" else raw)))
+    return found
+
+
 def run(*words: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command in exactly this environment; stdout and stderr together in `stdout`."""
     return subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, cwd=cwd)
 
 
 def flray(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`flray WORDS` as from a shell that knows no cluster, but for what `environment` says."""
-    known = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    """`flray WORDS` as from a shell that knows no cluster, but for what `environment` says; the token is the session's."""
+    known = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
     return run(BIN / "python", "-m", "flray.cli", *words, **{**known, **environment})
 
 

@@ -157,6 +157,6 @@ def test_the_slurm_script_runs_on_its_nodes_saves_at_the_time_limit_and_resumes(
     again = run("bash", script, "resume", str(out), f"rounds={done + 2}", **slurm)
     assert again.returncode == 0, again.stdout
     assert not leftovers(slurm)
-    here = flray("run", QUICK, f"rounds={done + 2}", *FAST, "--out", tmp_path / "here", RAY_AUTH_MODE="disabled")
+    here = flray("run", QUICK, f"rounds={done + 2}", *FAST, "--out", tmp_path / "here")
     assert here.returncode == 0, here.stdout
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "here" / "model.safetensors").read_bytes()

@@ -1,21 +1,27 @@
-"""Connect to Ray, or start it. Imports Ray and nothing else that is slow, so that it can run while torch is imported."""
+"""Connect to Ray, or start it. Imports Ray and nothing else that is slow, so that it can run while torch is imported.
+
+A Ray that flray starts is for this process alone: every port of its processes is bound to loopback, and Ray's token keeps the
+machine's other users out. What others shall reach is started by `ray start`, whose `RAY_AUTH_MODE` a driver has to know. One port is
+not Ray's and cannot be bound to loopback: the rendezvous of torch.distributed, where several workers train on all data in one place.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from flray.core.errors import ResourceError
 
-# always explicit: Ray's own default depends on what the machine happens to hold. A private cluster on this machine needs none,
-# and a job of a cluster with a token has `token` in its environment
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs its workers at nice 15 otherwise
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the round loop raises a client's error once, as one message
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits on a GPU
@@ -43,15 +49,78 @@ def _connect(address: str | None, num_cpus: int) -> None:
             return
     where = f"address={address}" if address else f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}"
     address = address or os.environ.get("RAY_ADDRESS")
+    os.environ["RAY_AUTH_MODE"] = auth_mode(address)
     if address:
         _join(address, where)
         return
-    _init("a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False)
+    with private():
+        _init("a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False)
     _ours["cpus"] = num_cpus
 
 
 _lock = threading.Lock()  # the early start and the run's own call
 _ours = {"cpus": 0}  # CPUs of the cluster that this process started; 0: it started none
+_told = os.environ.get("RAY_AUTH_MODE")  # what the environment says, before flray decides
+
+
+def auth_mode(address: str | None) -> str:
+    """`RAY_AUTH_MODE` of a run at `address`: what the environment says, else `token` for a Ray that flray starts, `disabled` elsewhere.
+
+    Never left to Ray, whose choice depends on whether the machine happens to hold a token.
+    """
+    return _told or ("disabled" if address or os.environ.get("RAY_ADDRESS") else "token")
+
+
+@contextlib.contextmanager
+def private() -> Iterator[None]:
+    """`ray.init(address="local")` in this block starts a Ray that only processes of this user on this machine can use.
+
+    The token is that of `RAY_AUTH_TOKEN`, of the file `RAY_AUTH_TOKEN_PATH` or of ~/.ray/auth_token, which is made when there is none;
+    workers read it there, or inherit the variable. Raises `ResourceError` where a token is asked for and cannot be read.
+    """
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray.exceptions import AuthenticationError
+
+    Config.initialize("")  # Ray read RAY_AUTH_MODE when it was imported
+    if os.environ["RAY_AUTH_MODE"].lower() == "token":
+        try:
+            if not AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+                _make_token()
+                AuthenticationTokenLoader.instance().reset_cache()
+            with contextlib.suppress(OSError):
+                _token_path().chmod(0o600)  # one that Ray has made is open to all
+        except AuthenticationError as error:
+            raise _refused("a new cluster here", error) from error
+    # every server of Ray binds to loopback when its node's address is 127.0.0.1; on Linux Ray replaces that by the machine's own
+    # address, except where this is off, as on macOS (`RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER`, read once, when Ray is imported)
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _token_path() -> Path:
+    return Path.home() / ".ray" / "auth_token"  # Ray's own place
+
+
+def _make_token() -> None:
+    """A new token in ~/.ray/auth_token, for this user only; in this process's environment where the file cannot be written."""
+    token, path = secrets.token_hex(32), _token_path()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, aside = tempfile.mkstemp(prefix=".auth_token.", dir=path.parent)  # 0600; Ray would leave it to the umask
+        with os.fdopen(descriptor, "w") as file:
+            file.write(token)
+        try:
+            os.link(aside, path)  # the first of several processes wins
+        except FileExistsError:
+            if path.stat().st_size == 0:
+                os.replace(aside, path)
+        Path(aside).unlink(missing_ok=True)
+    except OSError:
+        os.environ["RAY_AUTH_TOKEN"] = token
 
 
 def _join(address: str, where: str) -> None:
@@ -63,9 +132,10 @@ def _join(address: str, where: str) -> None:
     from ray._common.network_utils import parse_address
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
     from ray._private.services import canonicalize_bootstrap_address_or_die
-    from ray._raylet import GcsClient
+    from ray._raylet import Config, GcsClient
     from ray.exceptions import AuthenticationError, RpcError
 
+    Config.initialize("")  # Ray read RAY_AUTH_MODE when it was imported
     try:  # Ray itself tries for minutes, and then does not say what was wrong
         found = canonicalize_bootstrap_address_or_die(address)
         host, port = parse_address(found) or ("", "0")

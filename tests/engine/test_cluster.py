@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pandas
 import pytest
 
-from tests.heads import BIN, flray, ray_head, run
+from tests.heads import BIN, flray, listening, processes_of, ray_head, run
 
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "configs" / "quickstart.yaml"
@@ -61,13 +63,77 @@ def test_addresses_where_no_cluster_is_are_one_line_each_at_once():
     assert "address=somewhere: no Ray cluster answers (" in lines[3]
 
 
-def test_a_cluster_of_this_process_has_no_token_unless_the_environment_says_so():
-    code = "import flray.engine.cluster as c; print(c.os.environ['RAY_AUTH_MODE'])"
-    known = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
-    assert run(BIN / "python", "-c", code, **known).stdout.strip() == "disabled"
-    assert run(BIN / "python", "-c", code, **known, RAY_AUTH_MODE="token").stdout.strip() == "token"
+# a Ray of one's own -------------------------------------------------------------------------------
+PRIVATE = """
+from flray.engine.cluster import connect, os, ray
+connect(None, 2)
+actor = ray.remote(type("Actor", (), {"mode": lambda self: os.environ["RAY_AUTH_MODE"]})).remote()
+print(ray.get(actor.mode.remote()), ray.get_runtime_context().gcs_address, flush=True)
+input()
+"""
+ASK_GCS = "import sys; from ray._raylet import GcsClient; print(GcsClient(address=sys.argv[1]).internal_kv_keys(b'', b'fun', 5))"
 
 
+@pytest.fixture
+def shell(tmp_path):
+    """The environment of a user with an empty home who says nothing about Ray."""
+    folder = Path(tempfile.mkdtemp(prefix="fs.", dir="/tmp"))  # short: sockets lie below it
+    known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+    yield {**known, "HOME": str(tmp_path), "RAY_TMPDIR": str(folder)}
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_cluster_of_this_process_listens_on_loopback_only_and_asks_for_the_token(shell, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRIVATE], env=shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        mode, address = process.stdout.readline().split()
+        assert mode == "token", "in the actor"
+        found = listening(processes_of(Path(shell["RAY_TMPDIR"])))
+        assert len(found) >= 5, "at least the GCS, the raylet, its agent, the actor and this driver"
+        assert set(found) <= {"127.0.0.1", "::1", "::ffff:7f00:1"}  # the last: IPv4 by a socket of IPv6
+        token = tmp_path / ".ray" / "auth_token"
+        assert len(token.read_text()) == 64 and token.stat().st_mode & 0o777 == 0o600
+        refused = run(sys.executable, "-c", ASK_GCS, address, **shell, RAY_AUTH_MODE="disabled")
+        assert refused.returncode != 0 and "Authentication token is missing or incorrect" in refused.stdout
+        other = run(sys.executable, "-c", ASK_GCS, address, **shell, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+        assert other.returncode != 0 and "Authentication token is missing or incorrect" in other.stdout
+        known = run(sys.executable, "-c", ASK_GCS, address, **shell, RAY_AUTH_MODE="token")
+        assert known.returncode == 0, known.stdout
+    finally:
+        _, errors = process.communicate("\n", timeout=60)
+    assert process.returncode == 0, errors
+
+
+def test_a_token_that_is_there_is_used_and_closed_to_others(shell, tmp_path):
+    code = "from flray.engine.cluster import os, private\nwith private():\n  print(len(os.environ.get('RAY_AUTH_TOKEN', '')))"
+    shell["RAY_AUTH_MODE"] = "token"
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("mine" * 16)
+    token.chmod(0o644)  # as Ray makes it
+    assert run(sys.executable, "-c", code, **shell).stdout == "0\n"
+    assert token.read_text() == "mine" * 16 and token.stat().st_mode & 0o777 == 0o600
+    token.write_text("")  # of a process that was killed as it wrote
+    assert run(sys.executable, "-c", code, **shell).stdout == "0\n"
+    assert len(token.read_text()) == 64 and list(token.parent.iterdir()) == [token]
+    # where no file can be written, the workers inherit the token
+    assert run(sys.executable, "-c", code, **{**shell, "HOME": "/proc"}).stdout == "64\n"
+    missing = run(sys.executable, "-c", "from flray.engine.cluster import connect; connect(None, 1)", **shell, RAY_AUTH_TOKEN_PATH="/nope")
+    assert "ResourceError: a new cluster here: RAY_AUTH_TOKEN_PATH is set but file cannot be opened or is empty: /nope" in missing.stdout
+
+
+def test_what_the_environment_says_of_the_token_is_kept():
+    code = "import flray.engine.cluster as c; print(c.auth_mode(None), c.auth_mode('host:6379'))"
+    known = {name: value for name, value in os.environ.items() if name not in ("RAY_AUTH_MODE", "RAY_ADDRESS")}
+    assert run(BIN / "python", "-c", code, **known).stdout == "token disabled\n"
+    assert run(BIN / "python", "-c", code, **known, RAY_ADDRESS="host:6379").stdout == "disabled disabled\n"
+    for mode in ("token", "disabled"):
+        assert run(BIN / "python", "-c", code, **known, RAY_AUTH_MODE=mode).stdout == f"{mode} {mode}\n"
+
+
+# a token ------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_cluster_with_a_token_says_what_is_missing(tmp_path):
     token = "fedcba9876543210" * 4
@@ -120,7 +186,7 @@ def test_three_nodes_and_a_lost_one_give_the_bits_of_a_run_here(tmp_path):
         assert found[mode]["server_here"] and found[mode]["nodes"] == 3, "the server at the run folder, a client actor on every node"
         assert [row["round"] for row in found[mode]["rounds"]] == [1, 2, 3, 4, 5, 6]
     config = tmp_path / "stay" / "config.yaml"
-    here = flray("run", config, "address=null", "resources.client_actors=1", "--out", tmp_path / "here", RAY_AUTH_MODE="disabled")
+    here = flray("run", config, "address=null", "resources.client_actors=1", "--out", tmp_path / "here")
     assert here.returncode == 0, here.stdout
     for mode, facts in found.items():
         assert model(tmp_path / mode) == model(tmp_path / "here")

@@ -56,7 +56,7 @@ def test_too_much_to_upload_is_one_line_that_names_it(tmp_path, monkeypatch):
     (tmp_path / ".rayignore").write_text("/deep/\n")
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0 and "2 files, 3 MB of at most 105 MB" in result.output
-    assert "a new one here; RAY_AUTH_MODE=disabled" in " ".join(result.output.split())
+    assert "a new one here; RAY_AUTH_MODE=token" in " ".join(result.output.split())
     with pytest.raises(ConfigError, match="no such folder"):
         working_dir(tmp_path / "nowhere")
 
