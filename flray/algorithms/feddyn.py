@@ -117,7 +117,8 @@ class FedDyn(FedAvg, frozen=True):
         g = torch.mul(drift, self.strength(ctx), out=ctx.objective.scratch("proximal gradient", carry.w)).sub_(client.h)
         return 0.5 * self.strength(ctx) * torch.dot(drift, drift) - torch.dot(client.h, carry.w), g
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, used: float = 1.0) -> tuple[Any, Any]:
+        """`used`: the share of h_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         drift = torch.sub(carry.w, down.w, out=carry.linear)
-        client = DynClient(torch.sub(client.h, drift, alpha=self.strength(ctx)), carry.b.clone() if self.buffers == "local" else None)
-        return Update(carry.w, carry.b), client
+        h = torch.mul(client.h, used).sub_(drift, alpha=self.strength(ctx))
+        return Update(carry.w, carry.b), DynClient(h, carry.b.clone() if self.buffers == "local" else None)

@@ -13,13 +13,15 @@ The statistics of batch norm by the same formula (`buffers: average`).
 | slow momentum | `gmf` | 0 | original option: buf <- gmf buf + tau_eff sum_k p_k d_k, w_g <- w_g - gamma buf |
 | - | `ccvr` | off | fixed, fedsol_snapshot: g + (dbar - d_k), d_k of the client's last round |
 
-`ccvr: fixed` keeps dbar <- (1 - q) dbar + sum_{k in S} (n_k / n) d_k, q = n_S / n. FedSOL's snapshot ships with ccvr on and never updates
+`ccvr: fixed` stores the client's own direction, d_k <- (w_g - w_k) / (gamma a_k) - (dbar - d_k), without what the correction added to
+its steps (the move itself would alternate for ever), and dbar <- (1 - q) dbar + sum_{k in S} (n_k / n) d_k, q = n_S / n.
+`fedsol_snapshot` stores the move, as that code does. FedSOL's snapshot ships with ccvr on and never updates
 dbar, which stays 0 (`fedsol_snapshot`): the gradient g - d_k fights the client's last direction, a likely cause of its 10.00 entries.
 `nova_compat`: the original optimiser (JYWa/FedNova) adds mu (w - w_g) in place into the momentum buffer, as if it were a part of the
 gradient, and counts counter <- m counter + 1, a <- (a + counter) (1 - gamma mu) + 1. Without it mu with momentum is refused, and under
 Adam a_k = tau_k (spec 13).
-Down: P + Q (2P + Q with `ccvr: fixed`). Up: P + Q + 1. State: none; with ccvr d_k, P on each client (and Q with `buffers: local`), and
-dbar, P on the server (fixed); with gmf P on the server. Cost per step: 1 FedAvg step.
+Down: P + Q. Up: P + Q + 1. With `ccvr: fixed` P more each way. State: none; with ccvr d_k, P on each client (and Q with
+`buffers: local`), and dbar, P on the server (fixed); with gmf P on the server. Cost per step: 1 FedAvg step.
 An update carries no model, so `client/acc_after` is not measured. With equal a_k it is FedAvg up to rounding.
 Known failure: where tau_eff sum_k p_k / a_k is far above 1 (very unequal clients) the statistics are extrapolated, a variance below 0.
 """
@@ -59,18 +61,20 @@ class NovaBroadcast(NamedTuple):
 
 
 class NovaClient(NamedTuple):
-    """With ccvr: `d [P]` of the client's last round, and its statistics `b [Q]` under `buffers: local`."""
+    """With ccvr: the client's direction `d [P]` in its last round, and its statistics `b [Q]` under `buffers: local`."""
 
     d: Tensor
     b: Tensor | None
 
 
 class NovaUpdate(NamedTuple):
-    """Normalised changes `d [P]` = (w_g - w_k) / (gamma a_k) and `d_b [Q]`, and the client's part of tau_eff: a_k, or tau_k with mu."""
+    """Normalised changes `d [P]` = (w_g - w_k) / (gamma a_k) and `d_b [Q]`, the client's part of tau_eff (a_k, or tau_k with mu), and
+    its `own [P]` direction (ccvr: fixed)."""
 
     d: Tensor
     d_b: Tensor
     tau: float
+    own: Tensor | None
 
 
 class NovaCarry(NamedTuple):
@@ -111,7 +115,7 @@ class FedNova(FedAvg, frozen=True):
         if self.gmf:
             momentum = d.add_(state.momentum, alpha=self.gmf)
         if self.ccvr == "fixed":
-            dbar = torch.lerp(state.dbar, updates.d, self.share(ctx, cohort))
+            dbar = torch.lerp(state.dbar, updates.own, self.share(ctx, cohort))
         w = torch.sub(state.w, d, alpha=rate)
         b = self.statistics(state, torch.sub(state.b, updates.d_b, alpha=rate * updates.tau))
         return NovaState(w, b, momentum, dbar), {}
@@ -157,11 +161,15 @@ class FedNova(FedAvg, frozen=True):
         shrink = self.mu * self.learning_rate(ctx) if sgd or self.nova_compat else 0.0
         return accumulation(steps, self.momentum if sgd else 0.0, shrink)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, used: float = 1.0) -> tuple[Any, Any]:
+        """`used`: the share of dbar - d_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         a = self.normalizer(ctx, carry.moments.steps)
         scale = a * self.learning_rate(ctx) or 1.0  # a client without a step sends 0
         d = torch.sub(down.w, carry.w, out=carry.grad).div_(scale)
-        update = NovaUpdate(d, (down.b - carry.b).div_(scale), float(carry.moments.steps) if self.mu else a)
+        own = None
+        if self.ccvr == "fixed":  # a client without a step keeps what it had
+            own = torch.sub(d, carry.correction, alpha=used) if a else client.d.clone()
+        update = NovaUpdate(d, (down.b - carry.b).div_(scale), float(carry.moments.steps) if self.mu else a, own)
         if self.ccvr == "off":
             return update, super().end(ctx, down, client, carry)[1]
-        return update, NovaClient(d.clone(), carry.b.clone() if self.buffers == "local" else None)
+        return update, NovaClient(d.clone() if own is None else own, carry.b.clone() if self.buffers == "local" else None)

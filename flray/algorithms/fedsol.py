@@ -22,7 +22,9 @@ rho = 0 is FedAvg for S0 and S1 (and kl); S4 with beta = 0, `adaptive: none`, `p
 first step w = w_g: g_p = 0 and Lambda = 0, so that it is FedAvg's. Batch-norm statistics move once a step, in its first pass through
 the network (where L_p is not kl, for which no code exists: in that of L_l).
 Down: P + Q. Up: P + Q. State: none. With a `proximal` of Table 4: those of its method. `train/loss`: L_l where g_l is taken, plus
-beta L_p in S3 to S5. FedSOL-FT: `evaluate.finetune_epochs`, plain cross-entropy without a perturbation (section 4.4).
+beta L_p in S3 to S5. The state of scaffold, fednova and feddyn takes the correction for the part beta_used of it that the steps
+contained (spec 6.6): 0 in S0 and S1, beta in S2 to S6; `strategy: projection` is refused with them.
+FedSOL-FT: `evaluate.finetune_epochs`, plain cross-entropy without a perturbation (section 4.4).
 Cost per step: 1.33 FedAvg steps for the head (one pass through the body serves both gradients), 2.33 for body or all, with the
 teacher's forward pass (0.33). Table 5's 1.33, 1.96 and 2 (head, body, all) leave the teacher out; its 1.33 has a second forward pass in
 its place.
@@ -73,6 +75,11 @@ class FedSOL(FedAvg, frozen=True):
     def _head_is_read(self) -> FedSOL:
         if self.proximal == "moon" and self.perturb == "head" and self.strategy not in ("S0", "S4", "S5", "projection"):
             raise ConfigError("algorithm.proximal: moon does not read the head, so perturb: head changes nothing; set it to body or all")
+        if self.strategy == "projection" and self.proximal in ("scaffold", "fednova", "feddyn"):
+            raise ConfigError(
+                "algorithm.strategy: projection takes another part of L_p out of every step, for which the state of "
+                f"{self.proximal} has no rule; use proximal: kl, l2 or moon"
+            )
         return self
 
     @property
@@ -97,23 +104,39 @@ class FedSOL(FedAvg, frozen=True):
                 target = ctx.objective.at(down.w, down.b)(batch.x)
             if strategy == "S1" and self.perturb == "head":
                 return self.head_only(ctx, down, carry, batch, target)
-        at = partial(self.mixture, ctx, down, client, batch, target)
-        if strategy in ("S0", "S5"):
-            return at(carry, True, beta if strategy == "S5" else 0.0, carry.grad)
-        kept = ctx.objective.scratch("proximal gradient", carry.w) if strategy in ("S2", "S6", "projection") else carry.grad
-        _, g_p = at(carry, True, beta, kept) if strategy == "S4" else at(carry, False, 1.0, kept)
-        # the statistics move once a step: later passes get a copy, unless no pass has moved them yet
-        later = carry._replace(b=still(ctx.objective, carry.b)) if self.proximal == "kl" or strategy == "S4" else carry
+        mixture = partial(self.mixture, ctx, down, client, batch, target)
+
+        # each at the weights and statistics of a `point`; g_p stays while another gradient is taken
+        def g_local(point: Any) -> tuple[Tensor, Tensor]:
+            return mixture(point, True, 0.0, carry.grad)
+
+        def g_prox(point: Any) -> Tensor:
+            return mixture(point, False, 1.0, ctx.objective.scratch("proximal gradient", carry.w))[1]
+
+        def g_both(point: Any) -> tuple[Tensor, Tensor]:
+            return mixture(point, True, beta, carry.grad)
+
+        def shifted(g: Tensor) -> Any:
+            """The point w + e, e along `g`."""
+            out = ctx.objective.scratch("perturbed", carry.w)
+            return again._replace(w=self.perturbed(ctx, down, carry, g, out if self.perturb == "all" else out.copy_(carry.w)))
+
+        here = again = carry
+        if strategy == "S0":
+            return g_local(here)
+        if strategy == "S5":
+            return g_both(here)
+        first = g_both(here)[1] if strategy == "S4" else g_prox(here)
+        if self.proximal == "kl" or strategy == "S4":  # that pass has moved the statistics, which move once a step
+            again = carry._replace(b=still(ctx.objective, carry.b))
+        if strategy == "S1":
+            return g_local(shifted(first))
+        if strategy in ("S3", "S4"):
+            return g_both(shifted(first))
+        loss, g = g_local(shifted(first) if strategy == "S6" else again)
         if strategy == "projection":
-            loss, g = at(later, True, 0.0, carry.grad)
-            return loss, project(g, g_p, "threshold", delta=0.0, out=g)[0]
-        point = ctx.objective.scratch("perturbed", carry.w)
-        there = later._replace(w=self.perturbed(ctx, down, carry, g_p, point if self.perturb == "all" else point.copy_(carry.w)))
-        if strategy == "S2":
-            loss, g = at(later, True, 0.0, carry.grad)
-            return loss, g.add_(at(there, False, 1.0, kept)[1], alpha=beta)
-        loss, g = at(there, True, beta if strategy in ("S3", "S4") else 0.0, carry.grad)
-        return loss, g.add_(g_p, alpha=beta) if strategy == "S6" else g
+            return loss, project(g, first, "threshold", delta=0.0, out=g)[0]
+        return loss, g.add_(g_prox(shifted(first)) if strategy == "S2" else first, alpha=beta)
 
     def perturbed(self, ctx: Context, down: Any, carry: Any, g_p: Tensor, out: Tensor) -> Tensor:
         """w + e_p `[P]` (Eq. 8) in `out`, which is written in the perturbed part alone."""
@@ -177,4 +200,7 @@ class FedSOL(FedAvg, frozen=True):
         return self.base.begin(ctx, down, client)
 
     def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
-        return self.base.end(ctx, down, client, carry)
+        base = self.base
+        if isinstance(base, Scaffold | FedNova | FedDyn):  # their state is what the steps contained besides the correction
+            return base.end(ctx, down, client, carry, 0.0 if self.strategy in ("S0", "S1") else self.beta)
+        return base.end(ctx, down, client, carry)

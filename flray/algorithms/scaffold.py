@@ -124,13 +124,17 @@ class Scaffold(FedAvg, frozen=True):
         g = ctx.objective.scratch("proximal gradient", carry.w).copy_(carry.correction)
         return torch.dot(g, carry.w), g
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
-        c = self.control(ctx, down, client, carry)
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, used: float = 1.0) -> tuple[Any, Any]:
+        """`used`: the share of c - c_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
+        c = self.control(ctx, down, client, carry, used)
+        # of sum_k p_k (c_k+ - c_k) / m_k the server makes the plain sum, whoever was skipped
         change = torch.sub(c, client.c, out=carry.correction).div_(mass(self.weighting, ctx.num_examples) or 1.0)
         return ScaffoldUpdate(carry.w, carry.b, change), ScaffoldClient(c, carry.b.clone() if self.buffers == "local" else None)
 
-    def control(self, ctx: Context, down: Any, client: Any, carry: Any) -> Tensor:
-        """c_k+ `[P]`, a new tensor; that of a client without a step stays."""
+    def control(self, ctx: Context, down: Any, client: Any, carry: Any, used: float) -> Tensor:
+        """c_k+ `[P]`, a new tensor: the mean local gradient, which is what the steps contained besides used (c - c_k).
+
+        That of a client without a step stays."""
         steps = carry.moments.steps
         if not steps:
             return torch.clone(client.c)
@@ -138,4 +142,4 @@ class Scaffold(FedAvg, frozen=True):
             return torch.clone(carry.full)
         momentum = self.momentum if self.optimizer == "sgd" and self.divisor == "momentum" else 0.0
         c = torch.sub(down.w, carry.w).div_(accumulation(steps, momentum) * self.learning_rate(ctx))
-        return c.sub_(carry.correction)
+        return c.sub_(carry.correction, alpha=used)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -149,7 +150,10 @@ def fedsol(kind, data, cohorts, ccvr, total=None):
                     optimizer.step()
             tau = 2 * -(-len(x) // 4)
             a[k] = (tau - m * (1 - m**tau) / (1 - m)) / (1 - m)
+            before, own = own[k], dict(own)
             own[k] = [(g - p).detach() / rate / a[k] for g, p in zip(server.parameters(), module.parameters(), strict=True)]
+            if ccvr == "fixed":  # without the correction, which the steps contained
+                own[k] = [move - (d - mine) for move, d, mine in zip(own[k], mean, before, strict=True)]
             models[k] = module.state_dict()
         sizes = {k: len(data[k][0]) for k in cohort}
         share = {k: n / sum(sizes.values()) for k, n in sizes.items()}
@@ -183,6 +187,33 @@ def test_four_rounds_of_two_in_three_clients_against_fedsol(kind, ccvr):
     for flat, parts in flats:
         for view, part in zip(objective.views(flat).values(), parts, strict=True):
             torch.testing.assert_close(view, part, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_on_constant_gradients_the_stored_directions_stay_the_gradients(momentum):
+    """Eight rounds with s = (2, -1) and p = (1/4, 3/4): the steps of client k are s_k + dbar - d_k, its move over gamma a_k is that, and
+    d_k = move - (dbar - d_k) = s_k after every round; dbar = sum p s = -1/4 where both take part. (The move itself, stored as d_k, has
+    d_k <- s_k + dbar - d_k: it alternates for ever.) As sum p (dbar - d) = 0 the model moves as without ccvr:
+    w <- w + lr tau_eff / 4 with tau_eff = 1/4 2 + 3/4 6 = 5, and 1/4 2.5 + 3/4 10.03125 = 8.1484375 with momentum 1/2."""
+    objective = Objective(build(Mlp))
+    data = [(torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)), (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long))]
+    algorithm = LinearNova(lr=0.1, local_epochs=2, batch_size=3, momentum=momentum, ccvr="fixed")
+    for rounds in (7, 8):
+        states, kept = play_sampled(algorithm, objective, data, [(0, 1)] * rounds)
+        for client, s in zip(kept, (2.0, -1.0), strict=True):
+            np.testing.assert_allclose(client.d.numpy(), s, rtol=1e-4)
+    for old, new in itertools.pairwise(states):
+        np.testing.assert_allclose(new.dbar.numpy(), -0.25, rtol=1e-4)
+        np.testing.assert_allclose((new.w - old.w).numpy(), 0.1 / 4 * (8.1484375 if momentum else 5.0), rtol=1e-4)
+
+
+def test_a_client_of_which_nothing_was_trained_keeps_its_direction():
+    objective = Objective(build(Mlp))
+    algorithm, ctx = FedNova(ccvr="fixed"), context(objective)
+    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial())._replace(dbar=normal(objective.layout.size)))
+    client = algorithm.init_client(ctx)._replace(d=normal(objective.layout.size, seed=1))
+    update, after, _ = algorithm.train(ctx, down, client, [])
+    assert torch.equal(after.d, client.d) and torch.equal(update.own, client.d) and not update.d.any()
 
 
 def test_q_counts_clients_alike_under_uniform_weights():
