@@ -11,11 +11,15 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.config import load_config
+from flray.data import load_dataset, load_proxy
 from flray.experiment import Experiment
+from tests.data.files import image_column, png, write
 from tests.test_configs import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -220,6 +224,19 @@ def test_fedproj_public_data_and_normalisation():
             assert (e.proxy.normalize.mean, e.proxy.normalize.std) == ((0.4807, 0.4574, 0.4083), (0.2056, 0.2035, 0.2041))
         else:
             assert (e.proxy.source, e.proxy.normalize, e.proxy.splits, e.proxy.size) == ("cifar100", "fedzoo", "all", None)
+
+
+def test_fedproj_reads_the_whole_of_an_imagenet100_folder_as_the_readme_describes_it(tmp_path, monkeypatch):
+    """`DATA/imagenet100/train*.parquet` with bytes of image files of any size, and no other split."""
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    y, draw = np.arange(100), np.random.default_rng(0).integers
+    files = [png(draw(0, 256, (40 + k, 50, 3), dtype=np.uint8)) for k in y]
+    write(tmp_path / "imagenet100", "train", {"image": pa.array(files, pa.binary()), "label": y})
+    for split in ("train", "test"):
+        write(tmp_path / "cifar100", split, {"img": image_column(draw(0, 256, (100, 32, 32, 3), dtype=np.uint8)), "fine_label": y})
+    (e,) = load_config(ROOT / "configs/fedproj/cifar100_dir05.yaml", [f"data.root={tmp_path}", "proxy.size=100"])
+    proxy, _ = load_proxy(e.proxy, load_dataset(e.data))
+    assert proxy.x.shape == (100, 32, 32, 3) and proxy.y is None and not proxy.same_labels
 
 
 def test_fedproj_table_2_text():
