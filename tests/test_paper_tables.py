@@ -17,6 +17,7 @@ import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.config import load_config
+from flray.core.errors import ConfigError
 from flray.data import load_dataset, load_proxy
 from flray.experiment import Experiment
 from tests.data.files import image_column, png, write
@@ -117,6 +118,25 @@ def test_every_command_is_one_that_loads(paper):
     assert set(re.findall(r"configs/\w+/\w+\.yaml", told)) >= {
         str(path.relative_to(ROOT)) for path in (ROOT / "configs" / paper).glob("[!_]*.yaml")
     }, "a configuration that no cell uses"
+
+
+@pytest.mark.parametrize("paper", ["fedsol", "fedproj"])
+def test_every_override_that_the_text_names_is_one(paper):
+    """`key=value` in running text and tables: with some algorithm of the comparison, or on some data set, it loads."""
+    text = re.sub(r"```.*?```", "", (ROOT / "configs" / paper / "README.md").read_text(), flags=re.DOTALL)
+    spans = [shlex.split(code) for code in re.findall(r"`([^`]+)`", text) if "'" not in code]
+    told = [words for words in spans if all(re.match(r"[a-z_]+(\.[a-z_]+)*=", word) for word in words)]
+    assert len(told) > 5
+    homes = {"fedsol": ["cifar10_lda01"], "fedproj": ["cifar10_dir03", "mnli_dir03"]}[paper]
+    tries = [(ROOT / "configs" / paper / f"{home}.yaml", f"algorithm={a}") for home in homes for a in ("fednova", paper, "fedet")]
+
+    def loads(words: list[str], config: Path, algorithm: str) -> bool:
+        try:
+            return bool(load_config(config, [algorithm, *words]))
+        except ConfigError:
+            return False
+
+    assert [words for words in told if not any(loads(words, *attempt) for attempt in tries)] == []
 
 
 # FedSOL ---------------------------------------------------------------------------------------------
