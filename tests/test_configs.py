@@ -63,16 +63,3 @@ def test_it_has_the_papers_setting(path):
         public = {"mnli": "snli", "sst2": "sentiment140", "marc": "yelp_review_full"}[data]
         assert (config.proxy.source, config.proxy.size, config.proxy.same_labels) == (public, 30_000, True)
         assert config.model.options["pretrained"] == config.data.tokenizer == "prajjwal1/bert-tiny"
-
-
-def test_the_table_of_hyper_parameters_reaches_the_algorithms():
-    """FedSOL Table 8; FedZoo-Bench's values in FedProj's comparison."""
-    sol = {
-        c.yaml().split("algorithm:\n  name: ")[1].split()[0]: c.algorithm
-        for c in load_config(HOME / "fedsol/cifar10_lda01.yaml", ["algorithm=fedprox,fedntd,fedsam,fedasam,moon,feddyn"])
-    }
-    assert (sol["fedprox"].mu, sol["fedntd"].beta, sol["fedntd"].tau) == (1.0, 1.0, 1.0)
-    assert (sol["fedsam"].rho, sol["fedasam"].rho, sol["moon"].mu, sol["moon"].tau, sol["feddyn"].alpha) == (0.1, 1.0, 0.1, 0.5, 0.1)
-    proj = load_config(HOME / "fedproj/cifar10_dir05.yaml", ["algorithm=fedprox,moon,fedproj"])
-    assert (proj[0].algorithm.mu, proj[1].algorithm.mu, proj[2].algorithm.alpha) == (0.001, 1.0, 0.3)
-    assert load_config(HOME / "fedsol/cifar10_lda01.yaml", ["model=resnet18"])[0].model.options["norm"] == "none_tracked"
