@@ -9,7 +9,12 @@ Client: FedAvg. Server: start at the average, minimise T^2 KL(sigma(mean_k f_k(x
 | KL | `kl_direction` | forward: from the ensemble to the student | same |
 | eta | `distill_lr`, `distill_schedule` | Adam 1e-5, constant | Adam 1e-3, cosine |
 | steps | `distill_epochs`, `distill_batch_size` | 1 epoch, 256 | 128; up to 10,000, early stopping on validation data |
-| - | `distill_clip` | none | 5 |
+| - | `distill_clip`, `distill_weight_decay` (added to the gradient after clipping) | none, 0 | 5, 0 |
+| - | `student_bn`: the student's batch norm | train | train |
+
+`student_bn: train` reads batch statistics and moves the student's own, of which nothing is left after an epoch or two (TAKFL's code too);
+train_frozen reads them and leaves b at the clients' average; eval reads b. FedZoo-Bench's student is in the mode of the last test: train
+in round 1, eval from round 2 on.
 
 The server's defaults are those of FedProj's tables, so that FedDF = FedProj with projection_rate 0 and alpha 0 (spec 9.1); the clients'
 are FedAvg's, where those tables have Adam 1e-3.
@@ -28,6 +33,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import Context, Pool
 from flray.core.hp import hp
 from flray.core.messages import Cohort, Metrics
+from flray.core.objective import Mode
 from flray.ops.average import stacked_mean
 from flray.ops.distill import Ensemble, Teacher, distill, ensemble, proxy_logits
 from flray.ops.losses import Direction, kl
@@ -44,6 +50,8 @@ class ServerDistillation(FedAvg, frozen=True):
     distill_epochs: int = hp(1, choice=(1, 3, 5), ge=1, doc="epochs on the proxy data per round (E_d)")
     distill_batch_size: int = hp(256, choice=(64, 128, 256), ge=1, doc="batch size on the proxy data")
     distill_clip: float | None = hp(None, gt=0, doc="largest norm of the server's gradient; none: no clipping")
+    distill_weight_decay: float = hp(0.0, log=(1e-6, 1e-2), ge=0, doc="weight decay on the server, added to the gradient")
+    student_bn: Mode = hp("train", doc="batch norm of the student: batch statistics (kept out of b or not), or b")
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         average = stacked_mean(updates, cohort.weights)
@@ -65,6 +73,8 @@ class ServerDistillation(FedAvg, frozen=True):
             "lr": self.distill_lr,
             "epochs": self.distill_epochs,
             "batch_size": self.distill_batch_size,
+            "weight_decay": self.distill_weight_decay,
+            "mode": self.student_bn,
             "cosine": self.distill_schedule == "cosine",
             "clip": self.distill_clip,
         }
@@ -77,7 +87,7 @@ class FedDF(ServerDistillation, frozen=True):
     kl_direction: Direction = hp("forward", doc="forward: KL(teacher || student), Eq. 9; reverse: the other way round")
 
     def ensemble(self, ctx: Context, updates: Any) -> Ensemble:
-        kind = (self.teacher, self.temperature)
+        kind = (self.teacher, self.temperature, self.kl_direction)
         return ensemble(ctx.objective, updates.w, updates.b, ctx.require_proxy(), self.distill_batch_size, *kind)
 
     def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Ensemble) -> tuple[Any, Metrics]:

@@ -135,8 +135,17 @@ class FedProj(FedDF, frozen=True):
         draws, tally = ctx.rng("projection").random(ctx.num_steps), Tally(*torch.zeros(5, device=base.w.device).unbind())
         return FedProjCarry(*base, ctx.objective.scratch("memory gradient", base.w), order, draws, tally)
 
-    def step_cost(self) -> float:
-        return 1 + self.projection_rate
+    def step_cost(self, proxy_size: int | None = None) -> float:
+        """1 + r m / B: a share r of the steps reads m samples of the memory besides the B of the local batch.
+
+        `proxy_size`: number of public samples, which is m under `memory_batch: full` without a `memory_size`.
+        """
+        sizes = [size for size in (self.memory_size, proxy_size) if size is not None]
+        if self.memory_batch == "minibatch":
+            sizes.append(self.memory_batch_size or self.batch_size)
+        if not sizes:
+            raise ConfigError("algorithm.memory_batch: full costs what the public set is large: say its size, or set algorithm.memory_size")
+        return 1 + self.projection_rate * min(sizes) / self.batch_size
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)

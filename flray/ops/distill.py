@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flray.core.algorithm import Context, Proxy
-from flray.core.objective import Objective
+from flray.core.objective import Mode, Objective
 from flray.ops.losses import Direction, kl
 from flray.ops.optim import Moments, adam_direction_, clip_
 
@@ -34,13 +34,23 @@ class Ensemble(NamedTuple):
 
 
 def ensemble(
-    objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch_size: int, teacher: Teacher = "avg_logits", temperature: float = 1.0
+    objective: Objective,
+    w: Tensor,
+    b: Tensor,
+    proxy: Proxy,
+    batch_size: int,
+    teacher: Teacher = "avg_logits",
+    temperature: float = 1.0,
+    direction: Direction = "forward",
 ) -> Ensemble:
     """The ensemble of clients `w [K, P]`, `b [K, Q]` on the proxy set.
 
     `avg_logits`: the teacher is the mean of logits. `avg_probs`: the mean of the clients' probabilities at temperature 1.
-    `avg_losses`: their mean at the distillation temperature, which has the gradient of the mean of the clients' KL terms.
+    `avg_losses`: what has the gradient of the mean of the clients' KL terms at the distillation temperature. Forward, sum_k KL(p_k || q),
+    that is the mean of their probabilities; in reverse, sum_k KL(q || p_k), that of their log-probabilities, and so of their logits.
     """
+    if teacher == "avg_losses" and direction == "reverse":
+        teacher = "avg_logits"
     logits, mean = torch.zeros(0), torch.zeros(0)
     for k, (client_w, client_b) in enumerate(zip(w, b, strict=True)):
         z = proxy_logits(objective, client_w, client_b, proxy, batch_size)
@@ -62,12 +72,15 @@ def fit(
     batch_size: int,
     cosine: bool = False,
     clip: float | None = None,
+    weight_decay: float = 0.0,
+    mode: Mode = "train",
     penalty: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Student `(w [P], b [Q])` after Adam on loss + penalty over the proxy set, and the mean loss (0-dim).
 
-    `loss(logits [B, C], index [B])` is a scalar of the student's logits on the samples `index`. The student runs in train mode, so `b`
-    moves; the optimiser is new. `penalty(w)` returns the gradient `[P]` of a regulariser of the parameters. Inputs are not changed.
+    `loss(logits [B, C], index [B])` is a scalar of the student's logits on the samples `index`. The student runs in `mode`: in `train`
+    its `b` moves. The optimiser is new, its weight decay is added after clipping. `penalty(w)` returns the gradient `[P]` of a regulariser
+    of the parameters. Inputs are not changed.
     """
     w, b = w.clone(), b.clone()
     moments = Moments(torch.zeros_like(w), torch.zeros_like(w), 0)
@@ -75,14 +88,14 @@ def fit(
     steps = epochs * math.ceil(proxy.size / batch_size)
     for step, index in enumerate(_epochs(ctx, proxy.size, batch_size, epochs)):
         chosen, x = torch.from_numpy(index).to(w.device), proxy.inputs(index)
-        value, g = ctx.objective.value_and_grad(lambda f, x=x, chosen=chosen: loss(f(x), chosen), w, b, out=gradient)  # type: ignore[misc]
+        value, g = ctx.objective.value_and_grad(lambda f, x=x, chosen=chosen: loss(f(x), chosen), w, b, mode, gradient)  # type: ignore[misc]
         if penalty is not None:
             g.add_(penalty(w))
         if clip is not None:
             clip_(g, clip)
         moments = moments._replace(steps=step)
         rate = lr * 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else lr
-        w.add_(adam_direction_(w, g, moments, 0.0), alpha=-rate)
+        w.add_(adam_direction_(w, g, moments, weight_decay), alpha=-rate)
         total.add_(value)
     return w, b, total / max(steps, 1)
 

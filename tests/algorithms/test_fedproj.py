@@ -235,6 +235,28 @@ def test_memory_size_sends_a_subset_with_its_own_logits():
     assert whole.memory is None and torch.equal(whole.logits, state.logits)
 
 
+@pytest.mark.parametrize(
+    ("options", "proxy_size", "cost"),
+    [
+        ({}, None, 2),
+        ({"projection_rate": 0.5}, None, 1.5),
+        ({"memory_batch_size": 16}, None, 5),
+        ({"memory_batch_size": 16, "memory_size": 8}, None, 3),
+        ({"memory_batch_size": 16}, 8, 3),
+        ({"memory_batch": "full", "memory_size": 40}, None, 11),
+        ({"memory_batch": "full"}, 1000, 251),
+    ],
+)
+def test_step_cost_counts_the_samples_of_the_memory(options, proxy_size, cost):
+    """1 + r m / B with B = 4; m is never more than there are samples."""
+    assert FedProj(**LOCAL, **options).step_cost(proxy_size) == cost
+
+
+def test_the_cost_of_the_whole_public_set_needs_its_size():
+    with pytest.raises(ConfigError, match=r"say its size, or set algorithm[.]memory_size"):
+        FedProj(**LOCAL, memory_batch="full").step_cost()
+
+
 def test_clients_read_only_the_memory_they_were_sent():
     objective, data, proxy = world(Mlp)
     algorithm = FedProj(**LOCAL, **SERVER, memory_size=3, round0="kl_init", memory_batch_size=2)

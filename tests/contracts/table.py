@@ -62,6 +62,8 @@ SERVER_CHANGES = {
     "distill_epochs": Change(2),
     "distill_batch_size": Change(10),
     "distill_clip": Change(1e-3),
+    "distill_weight_decay": Change(0.1),
+    "student_bn": Change("eval"),
 }
 FEDDF_CHANGES = {
     **SERVER_CHANGES,
@@ -115,7 +117,12 @@ TABLE: dict[str, Row] = {
             "clip": Change(0.01),
         },
     ),
-    "feddf": Row(FEDDF_OPTIONS, FEDDF_CHANGES),
+    "feddf": Row(
+        FEDDF_OPTIONS,
+        FEDDF_CHANGES,
+        # the mean of reverse KL terms has the gradient of the reverse KL of the mean logits
+        (Reduction({"teacher": "avg_losses", "kl_direction": "reverse"}, "feddf", {"teacher": "avg_losses"}, {"kl_direction": "reverse"}),),
+    ),
     "fedproj": Row(
         FEDDF_OPTIONS,
         FEDPROJ_CHANGES,

@@ -13,6 +13,8 @@ from flray.ops.losses import kl
 from tests.core.networks import Mlp, Norm, build, inputs
 from tests.ops.support import ListProxy, context, flatten_like, normal
 
+OTHER = {"forward": "reverse", "reverse": "forward"}
+
 
 def clients(objective, kind, count=3):
     modules = [build(kind, seed=10 + i) for i in range(count)]
@@ -44,18 +46,20 @@ def test_ensemble_is_the_mean_of_the_clients_logits_or_probabilities(kind, batch
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_avg_losses_has_the_gradient_of_the_mean_of_the_clients_kl_terms(temperature):
-    """mean_k KL(p_k || q) and KL(mean_k p_k || q), all at T, differ by a constant in q."""
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_avg_losses_has_the_gradient_of_the_mean_of_the_clients_kl_terms(temperature, direction):
+    """All at T: mean_k KL(p_k || q) and KL(mean_k p_k || q) differ by a constant in q, and so do mean_k KL(q || p_k) and KL(q || p),
+    log p = mean_k log p_k + const; with the other direction's teacher the gradient is another."""
     objective = Objective(build(Mlp))
     _, w, b = clients(objective, Mlp)
     x, _ = inputs(Mlp, 10)
     student = normal(10, 3, seed=1).requires_grad_()
-    found = ensemble(objective, 5 * w, b, ListProxy(x), 4, "avg_losses", temperature)
+    found, other = (ensemble(objective, 5 * w, b, ListProxy(x), 4, "avg_losses", temperature, d) for d in (direction, OTHER[direction]))
     teachers = [objective.at(5 * v, b[k])(x).detach() for k, v in enumerate(w)]
-    (first,) = torch.autograd.grad(kl(found.teacher, student, temperature), student)
-    (second,) = torch.autograd.grad(sum(kl(t, student, temperature) for t in teachers) / len(teachers), student)
+    (first,) = torch.autograd.grad(kl(found.teacher, student, temperature, direction), student)
+    (second,) = torch.autograd.grad(sum(kl(t, student, temperature, direction) for t in teachers) / len(teachers), student)
     torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
-    (third,) = torch.autograd.grad(kl(found.logits, student, temperature), student)
+    (third,) = torch.autograd.grad(kl(other.teacher, student, temperature, direction), student)
     assert not torch.allclose(first, third, atol=1e-4)
 
 
@@ -68,13 +72,17 @@ def test_avg_losses_has_the_gradient_of_the_mean_of_the_clients_kl_terms(tempera
         {"temperature": 1.0, "squared": True, "clip": 0.01},
         {"temperature": 1.0, "squared": True, "cosine": True},
         {"temperature": 1.0, "squared": True, "penalty": 0.3},
+        {"temperature": 1.0, "squared": True, "clip": 0.01, "weight_decay": 0.3},
+        {"temperature": 1.0, "squared": True, "mode": "train_frozen"},
+        {"temperature": 1.0, "squared": True, "mode": "eval"},
     ],
 )
 def test_student_against_torch(kind, options):
-    """Adam on T^2 KL(teacher/T || student/T) over the batches that the proxy was asked for, two epochs, the module in train mode."""
+    """Adam on T^2 KL(teacher/T || student/T) over the batches that the proxy was asked for, two epochs, the module in train mode unless
+    told; BatchNorm with momentum 0 leaves its running statistics alone."""
     objective = Objective(build(kind))
-    x, _ = inputs(kind, 10)
-    proxy, teacher = ListProxy(x), 3 * normal(10, 3, seed=5)
+    x, _ = inputs(kind, 11)
+    proxy, teacher = ListProxy(x), 3 * normal(11, 3, seed=5)
     w0, b0 = objective.initial()
     start = w0.clone(), b0.clone()
     options = dict(options)
@@ -84,13 +92,17 @@ def test_student_against_torch(kind, options):
     w, b, loss = distill(context(objective, proxy), w0, b0, teacher, proxy, lr=0.01, epochs=2, batch_size=4, penalty=penalty, **options)
     assert torch.equal(w0, start[0]) and torch.equal(b0, start[1])
 
-    module = build(kind).train()
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    module = build(kind).train(options.get("mode") != "eval")
+    if options.get("mode") == "train_frozen" and kind is Norm:
+        module.norm.momentum = 0.0
+    if options.get("mode") in ("train_frozen", "eval"):
+        assert torch.equal(b, b0)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01, weight_decay=options.get("weight_decay", 0.0))
     t = options["temperature"]
     batches = proxy.asked
-    assert [len(i) for i in batches] == [4, 4, 2] * 2
+    assert [len(i) for i in batches] == [4, 4, 3] * 2
     for epoch in (batches[:3], batches[3:]):
-        assert sorted(np.concatenate(epoch).tolist()) == list(range(10))
+        assert sorted(np.concatenate(epoch).tolist()) == list(range(11))
     losses = []
     anchors = {n: a.clone() for n, a in objective.views(anchor).items()}
     for step, index in enumerate(batches):
