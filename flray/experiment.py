@@ -235,9 +235,18 @@ def run(
     return load(folder)
 
 
-def resume(folder: str | Path, *overrides: str, out: str | Path | None = None, progress: bool = True, **values: Any) -> Run:
+def resume(
+    folder: str | Path,
+    *overrides: str,
+    out: str | Path | None = None,
+    accept: Sequence[str] = (),
+    progress: bool = True,
+    **values: Any,
+) -> Run:
     """Continue a run from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint`, `storage` may change.
 
+    What else changed since the run began (an edited config.yaml, data, starting weights, the source of your own modules) is an
+    error, unless `accept` names it; `environment.json` then says so for ever.
     The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one line.
     """
     from flray.config import load_config, pair
@@ -261,7 +270,7 @@ def resume(folder: str | Path, *overrides: str, out: str | Path | None = None, p
     cells = load_config(folder / "config.yaml", changes)
     if len(cells) != 1:
         raise ConfigError("resume continues one run: give one value for each key")
-    simulate(cells[0], folder, resume=True, progress=progress)
+    simulate(cells[0], folder, resume=True, accept=accept, progress=progress)
     return load(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,10 +49,8 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
 
     Raises `CheckpointError` when the folder holds another experiment.
     """
-    if overwrite or not (folder / "STATUS").exists():
+    if overwrite or not (folder / "config.yaml").exists():
         return "new"
-    if not (folder / "config.yaml").exists():
-        return "new" if not any(folder.glob("checkpoints/*")) and _clear(folder) else "resumed"
     there = flatten(yaml.safe_load((folder / "config.yaml").read_text()))
     wanted = flatten(cell.dump())
     changed = [
@@ -68,8 +65,3 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
         )
     return "finished" if (folder / "STATUS").read_text().startswith(("finished", "diverged")) else "resumed"
 
-
-def _clear(folder: Path) -> bool:
-    """Drop a folder in which a run was only starting."""
-    shutil.rmtree(folder)
-    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from flray.core.errors import FlrayError
 from flray.engine.cluster import connect
 from flray.engine.prepare import build_data, cpus_needed
 from flray.engine.progress import stage
-from flray.engine.storage import Storage
 from flray.experiment import Experiment
 from flray.grid import cell_status, labels
 from flray.results import compare
@@ -68,19 +66,13 @@ def run_cells(
     with stage("starting Ray", progress):
         connect(cells[0].address, max(cpus_needed(cells[i]) for i in left))
     folders[0].parent.mkdir(parents=True, exist_ok=True)
-    if overwrite:
-        for i in left:
-            shutil.rmtree(folders[i], ignore_errors=True)
-            storage = Storage.of(cells[i].storage, folders[i])
-            if storage is not None:
-                storage.clear()
     groups: dict[Any, list[int]] = {}
     for i in left:  # cells that take other actors come after one another
         groups.setdefault((cells[i].resources, cells[i].algorithm.centralized), []).append(i)
     with Show(label, len(cells), len(cells) - len(left), {}, progress) as show:
         for members in groups.values():
             placement = place(cells[members[0]], concurrency)
-            jobs = [Job.of(folders[i].name, folders[i], cells[i], (), [(cells[i].rounds, 1)]) for i in members]
+            jobs = [Job.of(folders[i].name, folders[i], cells[i], (), [(cells[i].rounds, 1)], overwrite) for i in members]
             drive(folders[0].parent, Cells(jobs), FIFOScheduler(), placement, len(jobs), lambda: False, show)
     if len(show.ended) < len(left):
         raise KeyboardInterrupt  # Ray Tune keeps it to itself

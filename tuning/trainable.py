@@ -25,7 +25,8 @@ from tuning.config import CUMULATIVE
 class Job(NamedTuple):
     """What a trial is: its `key` in the sweep, its run `folder`, the experiment, and how it is judged.
 
-    `rungs` are (round, number of seeds over which a value at that round is the mean); the last one is the last round.
+    `rungs` are (round, number of seeds over which a value at that round is the mean); the last one is the last round. `overwrite`: the run
+    that is in the folder when the job is made (known by its inode, `replaces`) is to be replaced; what is there later is the job's own.
     """
 
     key: str
@@ -34,10 +35,22 @@ class Job(NamedTuple):
     objectives: tuple[str, ...]
     rungs: tuple[tuple[int, int], ...]
     path: tuple[str, ...]
+    overwrite: bool = False
+    replaces: int | None = None
 
     @classmethod
-    def of(cls, key: str, folder: Path, experiment: Experiment, objectives: Sequence[str], rungs: Sequence[tuple[int, int]]) -> Job:
-        return cls(key, str(folder.absolute()), experiment.dump(), tuple(objectives), tuple(rungs), tuple(sys.path))
+    def of(
+        cls,
+        key: str,
+        folder: Path,
+        experiment: Experiment,
+        objectives: Sequence[str],
+        rungs: Sequence[tuple[int, int]],
+        overwrite: bool = False,
+    ) -> Job:
+        replaces = folder.stat().st_ino if overwrite and folder.exists() else None
+        settings = (experiment.dump(), tuple(objectives), tuple(rungs), tuple(sys.path))
+        return cls(key, str(folder.absolute()), *settings, overwrite, replaces)
 
     def config(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """For Ray Tune: one string, so that nothing in it is taken for a search space; population-based training changes `values`."""
@@ -153,10 +166,12 @@ class Trial(tune.Trainable):
         experiment = self.experiment.model_copy(update={"seed": self.experiment.seed + index})
         folder, begun = self.folder(index), self._done(index) > 0
         # a folder without a checkpoint is this trial's own beginning; a run that only the storage has is somebody's
-        return play(experiment, folder, resume=begun, overwrite=not begun and folder.exists())
+        return play(experiment, folder, resume=begun, overwrite=not begun and (self.job.overwrite or folder.exists()))
 
     def _done(self, index: int) -> int:
-        """Rounds in the last checkpoint of a run folder."""
+        """Rounds in the last checkpoint of a run folder; none in that of a run that is to be replaced."""
+        if self.job.replaces is not None and self.folder(index).stat().st_ino == self.job.replaces:
+            return 0
         saved = checkpoint.checkpoints(self.folder(index))
         return checkpoint.rounds_done(saved[-1]) if saved else 0
 

@@ -78,6 +78,9 @@ def resume(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="rounds, resources, address, checkpoint, storage")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="of a URI: the folder that gets the run folder; default runs")] = None,
+    accept: Annotated[
+        list[str] | None, typer.Option(help="go on although this changed since the run began (the error names it); stays on record")
+    ] = None,
 ) -> None:
     """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
     own_modules()
@@ -85,7 +88,7 @@ def resume(
         from flray.engine.uri import is_uri, split
         from flray.experiment import resume as resume_run
     with interruptible(Path(out or "runs") / split(folder)[1] if is_uri(folder) else Path(folder)):
-        found = resume_run(folder, *(overrides or []), out=out)
+        found = resume_run(folder, *(overrides or []), out=out, accept=accept or ())
     report(found.folder)
 
 

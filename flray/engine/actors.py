@@ -116,8 +116,8 @@ class ServerActor:
     def __init__(self) -> None:
         self._server: Server | None = None
 
-    def setup(self, recipe: Recipe, folder: str, threads: int) -> dict[str, Any]:
-        self._server = Server(recipe.read(), Path(folder), prepare(threads), held=recipe.held)
+    def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
+        self._server = Server(recipe.read(), Path(folder), prepare(threads), held=recipe.held, lock=lock)
         return self._server.facts()
 
     @property
@@ -153,6 +153,9 @@ class ServerActor:
 
     def load(self, at_most: int | None = None, task_end: bool = True) -> tuple[int, int, int] | None:
         return self.server.load(at_most, task_end)
+
+    def moved(self, folder: str) -> None:
+        self.server.moved(Path(folder))
 
     def save_model(self) -> str:
         return self.server.save_model()

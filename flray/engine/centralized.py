@@ -51,7 +51,7 @@ class Centralized(Simulation):
         held = None if self.partition.held is None else np.array(self.partition.held)
         recipe = Recipe.of(self.experiment, held)
         self.trainers.prepare(recipe, np.unique(self.partition.indices), self.population, threads)
-        facts = self.trainers.call("setup", recipe, str(self.folder.absolute()), cores())
+        facts = self.trainers.call("setup", recipe, str(self.folder.absolute()), cores(), self.home.lock_id)
         facts.update(client_actors=workers, client_resources=share, server_resources=server, client_threads=threads)
         return self.trainers, facts, self.experiment
 
@@ -66,7 +66,7 @@ class Centralized(Simulation):
     def _task_end(self, task: int, rounds: int, done: int, show: Progress) -> bool:
         if personal_epochs(self.experiment):  # clients fine-tune: they need their actors, in the workers' place
             self._end()
-            self.pool, _, _ = launch(self.experiment, self.folder, self.partition, self.fingerprints)
+            self.pool, _, _ = launch(self.experiment, self.folder, self.partition, self.fingerprints, self.home.lock_id)
             self.pool.call("load")
         return super()._task_end(task, rounds, done, show)
 

@@ -48,6 +48,9 @@ class ClientStore(Protocol):
     def prune(self, kept: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Drop what neither the present nor these saved checkpoints need."""
 
+    def moved(self, run_folder: Path) -> None:
+        """The run folder has another name now."""
+
 
 class MemoryStore:
     """Every state in the server actor's memory; a checkpoint holds them all."""
@@ -86,6 +89,9 @@ class MemoryStore:
         pass
 
     def prune(self, kept: Sequence[Mapping[str, np.ndarray]]) -> None:
+        pass
+
+    def moved(self, run_folder: Path) -> None:
         pass
 
 
@@ -184,6 +190,9 @@ class FileStore:
                 if damage is not None:
                     pool.shutdown(cancel_futures=True)
                     raise damage
+
+    def moved(self, run_folder: Path) -> None:
+        self.folder = run_folder / self.folder.name
 
     def prune(self, kept: Sequence[Mapping[str, np.ndarray]]) -> None:
         needed = {self._path(client, file.stamp) for client, file in self._index.items()}

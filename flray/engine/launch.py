@@ -19,10 +19,11 @@ from flray.experiment import Experiment
 
 
 def launch(
-    experiment: Experiment, folder: Path, partition: Partition, fingerprints: dict[str, Any]
+    experiment: Experiment, folder: Path, partition: Partition, fingerprints: dict[str, Any], lock: str
 ) -> tuple[Pool, dict[str, Any], Experiment]:
     """(actors set up, facts about them, the experiment with the thread counts that decide its bits written out).
 
+    `lock`: the id under which this process holds the folder, in which the server actor writes as well.
     Raises `ResourceError` when the cluster cannot hold them.
     """
     resources = experiment.resources
@@ -40,7 +41,7 @@ def launch(
     for attempt in range(2):
         pool = Pool.acquire(actors, client, server)
         try:
-            facts = pool.setup(experiment, partition.held, key, client_threads, threads, str(folder.absolute()))
+            facts = pool.setup(experiment, partition.held, key, client_threads, threads, str(folder.absolute()), lock)
             break
         except ServerLostError:  # a pool whose server died with the run before
             if attempt:

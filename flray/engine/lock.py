@@ -102,31 +102,29 @@ class FolderLock:
 
 def check(folder: Path, id: str) -> None:
     """Raises `FolderLostError` unless the folder is held under this id."""
-    owner = _read(folder)
-    if owner is None or owner.id != id:
-        what = f"was taken over by {owner}" if owner else "is gone" if not folder.exists() else "is no longer this run's: its .lock is gone"
+    found = owner(folder)
+    if found is None or found.id != id:
+        what = f"was taken over by {found}" if found else "is gone" if not folder.exists() else "is no longer this run's: its .lock is gone"
         raise FolderLostError(f"{folder} {what}; this process stops and writes nothing more there")
 
 
 def holder(folder: Path) -> Owner | None:
     """Who holds the folder now; None when nobody does, or only a process that is dead."""
-    owner = _read(folder)
-    return owner if owner is not None and _alive(owner, folder) else None
+    found = owner(folder)
+    return found if found is not None and _alive(found, folder) else None
 
 
 def _refuse(folder: Path, but: Owner | None = None) -> None:
     """Raises `CheckpointError` when a process that lives, other than `but`, holds the folder."""
-    owner = holder(folder)
-    if owner is not None and (but is None or owner.id != but.id):
-        here = owner.machine == _machine()
-        stopped = " and is stopped (kill -CONT lets it go on, kill -9 ends it)" if here and _state(owner.pid) == "T" else ""
-        raise CheckpointError(
-            f"{folder} is in use: {owner} writes to it{stopped}; wait for it, stop it, or give another --out"
-        )
+    found = holder(folder)
+    if found is not None and (but is None or found.id != but.id):
+        here = found.machine == _machine()
+        stopped = " and is stopped (kill -CONT lets it go on, kill -9 ends it)" if here and _state(found.pid) == "T" else ""
+        raise CheckpointError(f"{folder} is in use: {found} writes to it{stopped}; wait for it, stop it, or give another --out")
 
 
-def _read(folder: Path) -> Owner | None:
-    """The record in the folder; one that somebody is just writing is waited for; None: there is none, or no record."""
+def owner(folder: Path) -> Owner | None:
+    """Who held the folder last, dead or alive; one that somebody is just writing is waited for; None: there is none, or no record."""
     for _ in range(20):
         try:
             return Owner(**json.loads((folder / NAME).read_bytes()))
@@ -137,9 +135,9 @@ def _read(folder: Path) -> Owner | None:
     return None
 
 
-def _alive(owner: Owner, folder: Path) -> bool:
-    if owner.machine and owner.machine == _machine():
-        return _state(owner.pid) not in (None, "Z", "X") and _started(owner.pid) == owner.started
+def _alive(found: Owner, folder: Path) -> bool:
+    if found.machine and found.machine == _machine():
+        return _state(found.pid) not in (None, "Z", "X") and _started(found.pid) == found.started
     probe = folder / f"{NAME}.{secrets.token_hex(4)}"  # the file server's clock, not this machine's
     try:
         probe.touch()

@@ -77,7 +77,7 @@ class Pool:
             Pool.current = None
 
     def setup(
-        self, experiment: Experiment, held: np.ndarray | None, key: str, client_threads: int, server_threads: int, folder: str
+        self, experiment: Experiment, held: np.ndarray | None, key: str, client_threads: int, server_threads: int, folder: str, lock: str
     ) -> dict[str, Any]:
         """Make every actor ready; returns the server's facts. Raises the first error of an actor as it is."""
         from flray.engine.actors import Recipe
@@ -87,7 +87,7 @@ class Pool:
         self.retries = 0
         self._away, self.clients, self._asked = dict.fromkeys((*self.clients, *self._away)), [], 0.0
         self._returned()
-        facts = self.call("setup", shared, folder, server_threads)
+        facts = self.call("setup", shared, folder, server_threads, lock)
         started = self._seen = time.monotonic()
         while self._away and not (self.clients and time.monotonic() - started > TOGETHER_S):
             self._rest()

@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flray.core.errors import CheckpointError, ResourceError
+from flray.core.errors import ResourceError
 from flray.data import Dataset, Partition, ProxyConfig, load_dataset, load_proxy, make_partition, validation
 from flray.engine.cluster import cores, ray
-from flray.engine.recorder import write_text
 from flray.experiment import Experiment
-
-
-def status_of(folder: Path) -> str:
-    """The line in STATUS; empty when there is none."""
-    try:
-        return (folder / "STATUS").read_text().strip()
-    except OSError:
-        return ""
-
-
-def check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
-    """Raises `CheckpointError` rather than write over a run, or into a folder that is something else."""
-    if resume or not folder.exists():
-        return
-    if (folder / "config.yaml").exists() or status_of(folder) not in ("", "starting"):
-        if not overwrite:
-            raise CheckpointError(f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}")
-    elif not folder.is_dir() or (any(folder.iterdir()) and status_of(folder) != "starting"):
-        raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
-
-
-def create_folder(folder: Path) -> None:
-    """An empty folder that says it is a run; what :func:`check_folder` let through is replaced."""
-    try:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        write_text(folder / "STATUS", "starting\n")
-    except OSError as error:
-        raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
 
 
 def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]:

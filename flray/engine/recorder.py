@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,9 @@ class Table:
 class Recorder:
     """Writes one run's rows; flushed at most once a second, and always at a checkpoint and at the end."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
+        """`check` raises when the folder may no longer be written: it is another's, or gone."""
+        self.folder, self.check = folder, check
         self.rounds, self.clients, self.tasks, self.personal = (Table(folder / name) for name in ("rounds", "clients", "tasks", "personal"))
         self._flushed = 0.0
         self._tensorboard: Any = None
@@ -120,7 +121,8 @@ class Recorder:
             self.personal.append(rows, rows[0]["done"])
 
     def flush(self) -> None:
-        """Everything to disk. Raises `CheckpointError` when that fails (full disk)."""
+        """Everything to disk. Raises `CheckpointError` when that fails (full disk), or when the folder is no longer this run's."""
+        self.check()
         try:
             for table in (self.rounds, self.clients, self.tasks, self.personal):
                 table.flush()
@@ -146,12 +148,20 @@ class Recorder:
 
     def keep_until(self, done: int, task: int) -> None:
         """Drop the rows after `done` rounds, and the ends of task `task` and later: a resume from there writes them again."""
+        self.check()
         self.rounds.keep("done", done)
         self.clients.keep("done", done)
         self.tasks.keep("task", task - 1)
         self.personal.keep("task", task - 1)
 
+    def moved(self, folder: Path) -> None:
+        """The run folder has another name now."""
+        self.folder = folder
+        for table in (self.rounds, self.clients, self.tasks, self.personal):
+            table.folder = folder / table.folder.name
+
     def status(self, text: str) -> None:
+        self.check()
         write_text(self.folder / "STATUS", text + "\n")
 
     def close(self) -> None:

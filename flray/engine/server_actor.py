@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,9 @@ from flray.core.algorithm import Context, Exchange
 from flray.core.disk import whole
 from flray.core.errors import CheckpointError
 from flray.core.messages import Cohort, as_tensors, flatten, is_message, map_tensors, nbytes, rebuild, tensors, to_numpy, to_torch
+from flray.data.cache import array_digest
 from flray.engine import checkpoint
+from flray.engine import lock as locks
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.storage import SERVER, STATE, Storage
 from flray.engine.workbench import Delivery, Moment, Workbench
@@ -41,13 +44,16 @@ class Server:
         device: torch.device | str = "cpu",
         scratch: Path | None = None,
         held: np.ndarray | None = None,
+        lock: str | None = None,
     ) -> None:
         """`scratch`: where client states are written instead of the run folder (a replay must not touch it).
 
-        `held`: training samples to test on, instead of the test set.
+        `held`: training samples to test on, instead of the test set. `lock`: the id under which the driver holds the folder; on a node
+        that does not share the driver's disk the folder is this actor's own, and nobody holds it.
         """
         self.bench = Workbench(experiment, device, held)
         self.folder, self._replay = folder, scratch is not None
+        self._lock = lock if lock is not None and (folder / locks.NAME).exists() else None
         self.storage = Storage.of(experiment.storage, folder) if scratch is None else None
         self.store: ClientStore = FileStore(folder / "client_state", scratch) if experiment.resources.store == "files" else MemoryStore()
         self.algorithm = experiment.algorithm
@@ -69,6 +75,7 @@ class Server:
             "threads": torch.get_num_threads(),
             "device": str(self.bench.objective.device),
             "test_batches": self.bench.test_batches,
+            "initial_weights": array_digest(*(part.cpu().numpy() for part in self.bench.objective.initial())),
             "stateful": is_message(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0, 0)))),
         }
 
@@ -121,6 +128,8 @@ class Server:
             state = map_tensors(torch.Tensor.detach, state)
             metrics.update({name: float(value) for name, value in extra.items()}, **{"comm/up_bytes": up_bytes})
             clients = cohort.client_ids.tolist()
+            if isinstance(self.store, FileStore):
+                self.check_folder()
             self.store.scatter(clients, [s for s in new_states if s is not None], moment.round + 1 + 1_000_000 * moment.task)
             self.state = state
         else:
@@ -151,6 +160,7 @@ class Server:
 
     def save(self, keep: int, task_end: bool = False) -> int:
         """Write a checkpoint of the last complete round; returns the number of rounds done in it."""
+        self.check_folder()
         self.rollback()
         task, round, done, state = self._committed
         checkpoint.write(self.folder, checkpoint.Position(task, round, done, task_end), flatten(state), self.store.save(), keep)
@@ -187,11 +197,27 @@ class Server:
         """`DIR/model.safetensors`: names and shapes of the module's own state_dict."""
         from safetensors.torch import save_file
 
+        self.check_folder()
         path = self.folder / "model.safetensors"
         named = self.bench.objective.state_dict(self.state.w, self.state.b)
         with checkpoint.disk_errors(path, self.folder), whole(path) as aside:
             save_file({name: tensor.cpu() for name, tensor in named.items()}, aside)
         return str(path)
+
+    def check_folder(self) -> None:
+        """Raises `FolderLostError` when the driver no longer holds the folder."""
+        if self._lock is not None:
+            locks.check(self.folder, self._lock)
+
+    def moved(self, folder: Path) -> None:
+        """The run has taken the place of the one that it replaces; on a node with a disk of its own that is still to be done."""
+        if self.folder.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            self.folder.rename(folder)
+        self.folder = folder
+        self.store.moved(folder)
+        if self.storage is not None:
+            self.storage.moved(folder)
 
     def probe_storage(self) -> None:
         """Raises `CheckpointError` when this node cannot write to the storage."""

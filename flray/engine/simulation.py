@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flray.core.errors import CheckpointError, ClientError, DataError, NonFiniteError, ResourceError
+from flray.core.errors import CheckpointError, ClientError, NonFiniteError, ResourceError
 from flray.data import Dataset, Partition, load_partition, partition_table
 from flray.engine import checkpoint
 from flray.engine.cluster import Background, connect
 from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
+from flray.engine.folder import RunFolder
 from flray.engine.launch import launch
+from flray.engine.lock import FolderLostError
 from flray.engine.pool import Pool, ServerLostError
-from flray.engine.prepare import build_data, build_partition, check_folder, cpus_needed, create_folder, partition_hash, status_of
+from flray.engine.prepare import build_data, build_partition, cpus_needed, partition_hash
 from flray.engine.progress import Progress, stage
+from flray.engine.provenance import Origin
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
 from flray.engine.rounds import Rounds
 from flray.engine.storage import Storage
@@ -49,41 +50,37 @@ def play(
     overwrite: bool = False,
     progress: bool = False,
     partition: Partition | None = None,
+    accept: Sequence[str] = (),
 ) -> Generator[dict[str, Any]]:
     """The rows of the rounds as they complete, as in rounds/; the run is finished when there are no more.
 
-    Closing the iterator before that pauses the run: a checkpoint, and a STATUS that says how to go on.
+    Closing the iterator before that pauses the run: a checkpoint, and a STATUS that says how to go on. `overwrite`: a run that is
+    in the folder is replaced once the first round of this one is done. `accept` names what a resume may find changed since the run
+    began (a key of the configuration, `data`, `modules.NAME` ...); `environment.json` keeps that.
     """
-    check_folder(folder, resume=resume, overwrite=overwrite)
-    storage = Storage.of(experiment.storage, folder)
-    if storage is not None:
-        storage.check(resume=resume, overwrite=overwrite)
-    starting = Background(lambda: connect(experiment.address, cpus_needed(experiment)))  # Ray takes seconds to start
-    with stage(f"reading data: {experiment.data.source}", progress):
-        data = build_data(experiment)
-        if partition is None and not resume:
-            partition = build_partition(experiment, data[0], data[2])
-            experiment.cohort.count(partition.num_clients)
-    if not resume:  # everything that can be wrong with the data was found before a byte is written
-        create_folder(folder)
-        if storage is not None:
-            storage.clear()
-    kind = Simulation
-    if experiment.algorithm.centralized:
-        from flray.engine.centralized import Centralized as kind
+    home = RunFolder.claim(folder, resume=resume, overwrite=overwrite)
     try:
-        run = kind(experiment, folder, data, partition, storage)
-        if resume:
-            run.check_fingerprints()
+        storage = Storage.of(experiment.storage, home.path, home.target.name)
+        if storage is not None:
+            storage.check(resume=resume, overwrite=overwrite)
+        origin = Origin.of(experiment, home.path if resume else None, accept)
+        starting = Background(lambda: connect(experiment.address, cpus_needed(experiment)))  # Ray takes seconds to start
+        with stage(f"reading data: {experiment.data.source}", progress):
+            data = build_data(experiment)
+            if partition is None and not resume:
+                partition = build_partition(experiment, data[0], data[2])
+                experiment.cohort.count(partition.num_clients)
+        kind = Simulation
+        if experiment.algorithm.centralized:
+            from flray.engine.centralized import Centralized as kind
+        run = kind(experiment, home, data, partition, storage, origin)
         with stage("starting Ray", progress and not starting.ready):
             starting.join()
         yield from run.go(progress, resume)
         if storage is not None:
             storage.check_complete()
-    except BaseException:
-        if status_of(folder) == "starting":  # no round, no checkpoint: leave nothing behind
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+    finally:
+        home.release()
 
 
 class Simulation(Rounds):
@@ -92,38 +89,35 @@ class Simulation(Rounds):
     def __init__(
         self,
         experiment: Experiment,
-        folder: Path,
+        home: RunFolder,
         data: tuple[Dataset, Any, Any],
         partition: Partition | None,
-        storage: Storage | None = None,
+        storage: Storage | None,
+        origin: Origin,
     ) -> None:
-        self.experiment, self.folder, self.storage = experiment, folder, storage
+        """Raises `DataError` when a resume would go on with other data than the run began with."""
+        self.experiment, self.home, self.storage, self.origin = experiment, home, storage, origin
         self.dataset, proxy, _ = data
-        home = folder / "partition"
+        where = self.folder / "partition"
         if partition is not None:
-            partition.save(home, experiment.partition)
+            partition.save(where, experiment.partition)
             if partition.num_clients <= 10_000:  # a table of a million clients helps nobody
-                partition_table(partition, self.dataset.train.y, self.dataset.num_classes).to_csv(home / "table.csv")
-        self.partition = load_partition(home, verify=partition is None)  # memory-mapped from here on
+                partition_table(partition, self.dataset.train.y, self.dataset.num_classes).to_csv(where / "table.csv")
+        self.partition = load_partition(where, verify=partition is None)  # memory-mapped from here on
         self.population = self.partition.num_clients
         self.fingerprints = {
             "data": self.dataset.fingerprint,
-            "partition": partition_hash(folder),
+            "partition": partition_hash(self.folder),
             "proxy": proxy.fingerprint if proxy else None,
             "weights": weights_fingerprint(experiment.model.start.get("weights")),
         }
+        origin.compare(self.fingerprints)
         self.recorder: Recorder | None = None
 
-    def check_fingerprints(self) -> None:
-        """Raises `DataError` when a resume would go on with other data than the run began with."""
-        path = self.folder / "environment.json"
-        before = json.loads(path.read_text())["fingerprints"] if path.exists() else self.fingerprints
-        for name, value in self.fingerprints.items():
-            if before.get(name) != value:
-                raise DataError(
-                    f"{self.folder}: the {name} changed since the run began (fingerprint {value}, was {before.get(name)}); "
-                    "restore it, or start again with another --out"
-                )
+    @property
+    def folder(self) -> Path:
+        """Where to write now."""
+        return self.home.path
 
     # the run ----------------------------------------------------------------------------------
     def go(self, progress: bool, resume: bool) -> Generator[dict[str, Any]]:
@@ -133,6 +127,7 @@ class Simulation(Rounds):
         for attempt in range(RESTARTS + 1):
             with stage("starting the actors", progress):
                 self.pool, self.facts, self.experiment = self._launch()
+            self.origin.compare({"initial_weights": self.facts.pop("initial_weights")})
             if attempt == 0 and self.storage is not None:
                 self.pool.call("probe_storage")  # its node may lack what this one has
             position = self._restore(resume or attempt > 0)
@@ -150,6 +145,8 @@ class Simulation(Rounds):
                             f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray resume {self.folder}"
                         ) from error
                     self.pool.kill()
+                except FolderLostError:  # whatever is there now is another's
+                    raise
                 except (KeyboardInterrupt, SystemExit):  # Ctrl-C; a stopped Ray job
                     self._stop("interrupted")
                     raise
@@ -166,7 +163,7 @@ class Simulation(Rounds):
 
     def _launch(self) -> tuple[Pool, dict[str, Any], Experiment]:
         """(actors set up, facts about them, the experiment with what decides its bits written out)."""
-        return launch(self.experiment, self.folder, self.partition, self.fingerprints)
+        return launch(self.experiment, self.folder, self.partition, self.fingerprints, self.home.lock_id)
 
     def _restore(self, wanted: bool) -> tuple[int, int, int]:
         """(task, next round, rounds done), from the last good checkpoint when there is one; the recorder follows."""
@@ -183,18 +180,19 @@ class Simulation(Rounds):
             warnings.warn(f"{self.folder}/checkpoints: {', '.join(passed)} damaged; going on after round {done}", stacklevel=2)
         if self.recorder is not None:
             self.recorder.close()
-        self.recorder = Recorder(self.folder)
+        self.recorder = Recorder(self.folder, self.home.check)
+        self.home.begin()
         self.recorder.keep_until(done, task)
+        self._write_environment()  # before config.yaml: what has one can be resumed
         write_text(self.folder / "config.yaml", self.experiment.yaml())
-        self._write_environment()
         self.recorder.status("running")
         self._mirror()
         return task, round, done
 
     def _write_environment(self) -> None:
-        write_environment(
-            self.folder, environment(actors={**self.facts, "repeated_work": self.pool.retries}, fingerprints=self.fingerprints)
-        )
+        self.home.check()
+        facts = {**self.facts, "repeated_work": self.pool.retries}
+        write_environment(self.folder, environment(actors=facts, **self.origin.record(self.experiment)))
 
     def _run(self, position: tuple[int, int, int], show: Progress) -> Generator[dict[str, Any]]:
         assert self.recorder is not None
@@ -220,6 +218,7 @@ class Simulation(Rounds):
                 self.recorder.round(row, clients)
                 # nothing waits for it: the server works its calls off in order
                 self.pool.start("commit", task, round + 1, done)
+                self._settle()
                 show(row)
                 if every and done % every == 0 and round + 1 < rounds:
                     self._save()
@@ -233,6 +232,7 @@ class Simulation(Rounds):
 
     def _finish(self, status: str) -> None:
         assert self.recorder is not None
+        self._settle()
         if self.experiment.algorithm.global_model:
             self.pool.call("save_model")
         self.recorder.close()
@@ -282,9 +282,21 @@ class Simulation(Rounds):
         self._mirror()
         return done
 
+    def _settle(self) -> None:
+        """The first round is done: this run takes the place of the one that it replaces, here and in the storage."""
+        if self.home.replaces:
+            assert self.recorder is not None
+            self.home.settle()
+            self.recorder.moved(self.folder)
+            self.pool.call("moved", str(self.folder.absolute()))
+            if self.storage is not None:
+                self.storage.moved(self.folder)
+        if self.storage is not None and self.storage.replaces:
+            self.storage.clear()
+
     def _mirror(self) -> None:
         """Bring the storage up to date; the server actor uploads what it wrote, from its own node."""
-        if self.storage is not None:
+        if self.storage is not None and not self.storage.replaces and not self.home.replaces:
             self.storage.sync(self._push_server)
 
     def _push_server(self) -> str | None:
@@ -297,6 +309,9 @@ class Simulation(Rounds):
     def _stop(self, why: str) -> None:
         """Keep what is finished: complete rounds survive Ctrl-C, an incomplete one leaves no trace."""
         assert self.recorder is not None
+        if self.home.replaces:
+            self.home.give_up()
+            return
         done = self._save()
         self.recorder.keep_until(done, TASKS)
         self.recorder.close()

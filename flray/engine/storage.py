@@ -46,17 +46,22 @@ class Storage:
         self.folder, self.uri = folder, join(base, name)
         self.fs, self.root = open_uri(base)
         self.path = f"{self.root}/{name}"
+        self.replaces = False  # another run is still there, until :meth:`clear`
         self.problem: str | None = None  # what the last :meth:`sync` could not bring up
         self._there: dict[str, tuple[int, int] | None] = {}  # files of the storage: (size, mtime) of the local file that went there
         self._listed: set[str] = set()  # parts whose files are in `_there`
         self._healthy = True
-        if self.fs.type_name == "local" and Path(self.path).resolve() == folder.resolve():
+        if self.fs.type_name == "local" and Path(self.path).resolve() == folder.resolve().with_name(name):
             raise ConfigError(f"storage: {self.uri} is the run folder itself; resume it by this URI, or give another storage (null: none)")
 
     @classmethod
-    def of(cls, base: str | None, folder: Path) -> Storage | None:
-        """The mirror `base/NAME` of the run folder `.../NAME`; None without a `base`."""
-        return None if base is None else cls(base, folder.absolute().name, folder)
+    def of(cls, base: str | None, folder: Path, name: str = "") -> Storage | None:
+        """The mirror `base/NAME` of the run folder `.../NAME` (or of the run that is to have that name); None without a `base`."""
+        return None if base is None else cls(base, name or folder.absolute().name, folder)
+
+    def moved(self, folder: Path) -> None:
+        """The run folder has another name now."""
+        self.folder = folder
 
     # before the first round ---------------------------------------------------------------------
     def probe(self) -> None:
@@ -91,6 +96,7 @@ class Storage:
             raise CheckpointError(
                 f"{self.uri} already holds a run; give another storage or --out, add --overwrite, or run: flray resume '{self.uri}'"
             )
+        self.replaces = bool(there) and not resume
 
     def _check_same(self) -> None:
         with self._one_line("read"):
@@ -119,6 +125,7 @@ class Storage:
         if "config.yaml" in self.names():
             with self._one_line("removed"):
                 self.fs.delete_dir(self.path)
+        self.replaces = False
 
     # up -----------------------------------------------------------------------------------------
     def sync(self, push_server: Callable[[], str | None]) -> None:

@@ -1,0 +1,161 @@
+"""The folder that a run writes: taken before anything is written, and given to the run only when its first round is done.
+
+A run that replaces another one grows beside it, in `NAME.new`, and takes its place after the first round: until then a mistake
+of any kind costs the new run alone. What is removed is known by what this process made, never by a word in a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from flray.core.errors import CheckpointError
+from flray.engine.lock import NAME as LOCK
+from flray.engine.lock import FolderLock, owner
+
+STARTED = {"partition", "environment.json", ".environment.json.tmp", ".config.yaml.tmp"}  # what is written before config.yaml
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was written there: it has its configuration, and its STATUS or the record of what it began with."""
+    return (folder / "config.yaml").is_file() and any((folder / name).is_file() for name in ("STATUS", "environment.json"))
+
+
+class RunFolder:
+    """One run's folder, held until :meth:`release`. `path` is where to write now, `target` where the run will be in the end."""
+
+    def __init__(self, target: Path, path: Path, locks: list[FolderLock], made: bool) -> None:
+        """`made`: the folder at `path` did not exist before; otherwise it was empty, or holds the run that is resumed."""
+        self.target, self.path, self._locks, self._made = target, path, locks, made
+        self._begun = False  # the run's own files are in it
+
+    @classmethod
+    def claim(cls, folder: Path, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
+        """Take `folder` for a new run, to replace the run in it, or to resume that run.
+
+        Raises `CheckpointError` rather than write over a run or into a folder that is something else, and where another
+        process writes there.
+        """
+        if resume:
+            home = cls(folder, folder, [FolderLock.acquire(folder)], made=False)
+            home._begun = True
+            return home
+        folder = folder.resolve() if folder.is_symlink() else folder  # what it points to is replaced, not the link
+        content = _content(folder)
+        unbegun = set(content) <= STARTED and owner(folder) is not None  # a process that was killed while its run started
+        if content and not unbegun and not is_run(folder):
+            raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
+        if content and not unbegun and not overwrite:
+            raise CheckpointError(f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}")
+        made = not folder.exists()
+        with _one_line(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock.acquire(folder)
+        if not content or unbegun:
+            _empty(folder)
+            return cls(folder, folder, [lock], made)
+        try:
+            aside = folder.with_name(f"{folder.name}.new")
+            _make_room(aside)
+            with _one_line(aside):
+                aside.mkdir()
+            return cls(folder, aside, [lock, FolderLock.acquire(aside)], made=True)
+        except BaseException:
+            lock.release()
+            raise
+
+    @property
+    def replaces(self) -> bool:
+        """Whether another run is in the place that this one will have."""
+        return self.path != self.target
+
+    def check(self) -> None:
+        """Raises `FolderLostError` when another process took the folder, or it was deleted."""
+        for lock in self._locks:
+            lock.check()
+
+    @property
+    def lock_id(self) -> str:
+        """The id under which the folder at `path` is held."""
+        return self._locks[-1].owner.id
+
+    def begin(self) -> None:
+        """From here on the folder holds a run, which may fail or be interrupted and is resumed or replaced by the user's own word."""
+        self._begun = True
+
+    def settle(self) -> None:
+        """Take the place of the run that is replaced, which is removed. Raises `CheckpointError` where a folder cannot be renamed."""
+        if not self.replaces:
+            return
+        self.check()
+        old = self.target.with_name(f".{self.target.name}.old-{secrets.token_hex(4)}")
+        with _one_line(self.target):
+            self.target.rename(old)
+            self.path.rename(self.target)
+        self.path = self.target
+        before, own = self._locks
+        self._locks = [own]
+        own.moved(self.target)
+        before.moved(old)
+        before.release()
+        shutil.rmtree(old, ignore_errors=True)
+
+    def release(self) -> None:
+        """Give the folder back. A run that did not begin, or that never took the place of the one it was to replace, leaves nothing.
+
+        Exception: one that failed in its first round stays in `NAME.new`, so that the failure can be repeated there.
+        """
+        if not self._begun:
+            with contextlib.suppress(CheckpointError):
+                self.check()
+                _empty(self.path)
+        for lock in reversed(self._locks):
+            lock.release()
+        if not self._begun and self._made:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+
+    def give_up(self) -> None:
+        """The run was stopped before its first round was done: one that was to replace another leaves nothing."""
+        self._begun = self._begun and not self.replaces
+
+
+def _content(folder: Path) -> list[str]:
+    """What is in the folder, without what a lock or a write that a full disk ended leaves there."""
+    if not folder.is_dir():
+        if folder.exists() or folder.is_symlink():
+            raise CheckpointError(f"{folder} is not a folder; give another --out")
+        return []
+    with _one_line(folder):
+        return [item.name for item in folder.iterdir() if not item.name.startswith(LOCK) and item.name != ".STATUS.tmp"]
+
+
+def _empty(folder: Path) -> None:
+    """Remove everything but the lock."""
+    with _one_line(folder):
+        for item in folder.iterdir():
+            if item.name != LOCK:
+                shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
+
+
+def _make_room(aside: Path) -> None:
+    """Remove what an earlier replacement, one that failed in its first round, left in `NAME.new`."""
+    content = _content(aside)
+    if content and not is_run(aside):
+        raise CheckpointError(f"{aside} is in the way, where the new run is to grow until its first round is done; move it")
+    if aside.exists():
+        lock = FolderLock.acquire(aside)  # nobody else's
+        with _one_line(aside):
+            shutil.rmtree(aside)
+        lock.release()
+
+
+@contextlib.contextmanager
+def _one_line(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error

@@ -1,0 +1,184 @@
+"""What a run began with, so that a resume goes on with the same experiment or says what is another now.
+
+`environment.json` keeps the complete configuration and a fingerprint of everything that decides the bits and lies outside the run
+folder: data, partition, proxy, starting weights, the initial model, and the source of the user's own modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flray.core.errors import CheckpointError, ConfigError, DataError
+from flray.data import PARTITIONS, SOURCES
+from flray.engine import checkpoint
+from flray.experiment import RESUMABLE, Experiment
+from flray.grid import flatten
+from flray.models import MODELS
+
+FINGERPRINTS = ("data", "partition", "proxy", "weights", "initial_weights")
+LOST = "environment"  # what is accepted when the record itself is lost
+Changes = dict[str, tuple[Any, Any]]  # name -> (what it was, what it is)
+
+
+def module_fingerprints(experiment: Experiment) -> dict[str, str]:
+    """`modules.NAME` -> hash of the source, for every module outside flray that the experiment's code comes from.
+
+    These are the modules that the configuration names (`imports`, `module:Name`), those that define the algorithm's class and
+    its bases, and what they import from their own folder or package.
+    """
+    found: dict[str, str] = {}
+    left = list(_named(experiment))
+    while left:
+        module = left.pop()
+        key = f"modules.{module.__name__}"
+        path = _source_file(module)
+        if key in found or path is None:
+            continue
+        source = path.read_bytes()
+        found[key] = hashlib.blake2b(source, digest_size=16).hexdigest()
+        left += [other for name in _imports(source, module) if (other := sys.modules.get(name)) and _beside(other, module, path)]
+    main = type(experiment.algorithm)
+    if main.__module__ == "__main__" and "modules.__main__" not in found:  # a notebook: the class has a source, its module none
+        found["modules.__main__"] = hashlib.blake2b(inspect.getsource(main).encode(), digest_size=16).hexdigest()
+    return dict(sorted(found.items()))
+
+
+class Origin:
+    """What one run began with; the changes that a resume found and was told to accept stay in its record for ever."""
+
+    def __init__(self, before: Mapping[str, Any] | None, folder: Path | None, accept: Sequence[str]) -> None:
+        """`before`: the record of the run that is resumed, None for a new run."""
+        self._before, self._folder, self._accept = before, folder, tuple(accept)
+        self._fingerprints: dict[str, Any] = {}
+        self._accepted: list[dict[str, Any]] = list(before.get("accepted", [])) if before else []
+
+    @classmethod
+    def of(cls, experiment: Experiment, folder: Path | None, accept: Sequence[str] = ()) -> Origin:
+        """The origin of a new run (`folder` None), or of the run in `folder` that is to go on as `experiment`.
+
+        Raises `ConfigError` and `CheckpointError` for a resume that would make it another experiment, unless that is accepted.
+        """
+        origin = cls(None if folder is None else _read(folder, accept), folder, accept)
+        if folder is not None:
+            done = max(map(checkpoint.rounds_done, checkpoint.checkpoints(folder)), default=0)
+            if experiment.rounds < done:
+                raise ConfigError(f"resume: rounds is {experiment.rounds} and {folder} has {done}; give {done} or more")
+            origin._refuse(_config_changes(origin._before.get("experiment"), experiment) if origin._before else {})
+        origin.compare(module_fingerprints(experiment))
+        return origin
+
+    def compare(self, fingerprints: Mapping[str, Any]) -> None:
+        """Take these fingerprints into the record. Raises `DataError` or `ConfigError` for one that was another when the run began."""
+        self._fingerprints |= fingerprints
+        known = self._before.get("fingerprints") if self._before else None
+        if known is not None:
+            self._refuse({name: (known.get(name), now) for name, now in fingerprints.items() if known.get(name) != now})
+
+    def record(self, experiment: Experiment) -> dict[str, Any]:
+        """For environment.json: the complete configuration, all fingerprints, and every change that was accepted."""
+        return {"experiment": experiment.dump(), "fingerprints": self._fingerprints, "accepted": self._accepted}
+
+    def _refuse(self, changes: Changes) -> None:
+        """Raises for the first change that is not accepted by name: `DataError` for data, `ConfigError` for anything else."""
+        refused = [name for name in changes if name not in self._accept]
+        if not refused:
+            known = [(entry["what"], entry["is"]) for entry in self._accepted]
+            self._accepted += [
+                {"what": name, "was": was, "is": now} for name, (was, now) in changes.items() if (name, now) not in known
+            ]
+            return
+        name, also = refused[0], f" (changed as well: {', '.join(refused[1:4])})" if len(refused) > 1 else ""
+        was, now = changes[name]
+        if name.startswith("modules."):
+            what = f"the source of module {name.removeprefix('modules.')} changed since the run began"
+        elif name in FINGERPRINTS:
+            what = f"the {name.replace('_', ' ')} changed since the run began (fingerprint {now}, was {was})"
+        else:
+            what = f"{name} is {now} in config.yaml and was {was} when the run began"
+        flags = " ".join(f"--accept {name}" for name in refused)
+        raise (DataError if name in ("data", "partition", "proxy") else ConfigError)(
+            f"{self._folder}: {what}{also}; restore it, start again with another --out, or go on all the same and have it on record: "
+            f"flray resume {self._folder} {flags}"
+        )
+
+
+def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
+    """The record in `environment.json`; an empty one where it is lost and `environment` is accepted."""
+    try:
+        found = json.loads((folder / "environment.json").read_text())
+        if isinstance(found["experiment"], dict) and isinstance(found["fingerprints"], dict) and isinstance(found["accepted"], list):
+            return dict(found)
+        problem = "is damaged"
+    except FileNotFoundError:
+        problem = "is missing"
+    except (OSError, ValueError, KeyError, TypeError):
+        problem = "is damaged, or of another version of flray"
+    if LOST in accept:
+        return {"accepted": [{"what": LOST, "was": None, "is": problem}]}
+    raise CheckpointError(
+        f"{folder / 'environment.json'} {problem}: nobody can tell whether data and configuration are those that the run began with; "
+        f"restore it, or go on all the same and have it on record: flray resume {folder} --accept {LOST}"
+    )
+
+
+def _config_changes(before: Mapping[str, Any] | None, now: Experiment) -> Changes:
+    """Keys of the configuration that make `now` another experiment than the one a run began with (its plain values)."""
+    if before is None:
+        return {}
+    old, new = flatten(before), flatten(now.dump())
+    return {
+        key: (old.get(key), new.get(key))
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key) and (key == "resources.store" or key.partition(".")[0] not in RESUMABLE)
+    }
+
+
+def _named(experiment: Experiment) -> Iterator[ModuleType]:
+    """Modules that the configuration or the algorithm's class leads to."""
+    paths = [experiment.model.name.partition(":")[0]] if ":" in experiment.model.name else []
+    names = [*experiment.imports, *paths, *(base.__module__ for base in type(experiment.algorithm).__mro__)]
+    for table, name in ((MODELS, experiment.model.name), (SOURCES, experiment.data.source), (PARTITIONS, experiment.partition.name)):
+        if name in table.names():
+            names.append(table.get(name).__module__)
+    for name in dict.fromkeys(names):
+        if name in sys.modules:
+            yield sys.modules[name]
+
+
+def _source_file(module: ModuleType) -> Path | None:
+    """The file of a module that is neither flray's, nor the standard library's, nor one of flray's requirements."""
+    path = getattr(module, "__file__", None)
+    top = module.__name__.partition(".")[0]
+    if path is None or not path.endswith(".py") or top in (*sys.stdlib_module_names, "flray", "pydantic", "torch", "numpy"):
+        return None
+    return Path(path)
+
+
+def _imports(source: bytes, module: ModuleType) -> Iterator[str]:
+    """Full names of the modules that a source text may import."""
+    package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _beside(other: ModuleType, module: ModuleType, path: Path) -> bool:
+    """Whether `other` is of the same package as `module`, or lies in the same folder of the user's."""
+    found = _source_file(other)
+    if found is None:
+        return False
+    same_package = other.__name__.partition(".")[0] == module.__name__.partition(".")[0]
+    return same_package or ("site-packages" not in path.parts and found.parent == path.parent)

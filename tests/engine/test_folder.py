@@ -1,0 +1,142 @@
+"""Who may have a folder, what a run that replaces another one costs it, and what is left when nothing came of it. Without Ray."""
+
+import os
+
+import pytest
+
+from flray.core.errors import CheckpointError
+from flray.engine.folder import RunFolder, is_run
+from flray.engine.lock import NAME, FolderLock, holder
+
+
+def write_run(folder, text="old"):
+    """What every run has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(text)
+    (folder / "STATUS").write_text("finished\n")
+    (folder / "rounds").mkdir()
+    (folder / "rounds" / "part-0000.parquet").write_text(text)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_new_run_takes_a_new_folder_and_keeps_it(tmp_path):
+    home = RunFolder.claim(tmp_path / "a" / "run")
+    assert home.path == home.target == tmp_path / "a" / "run" and not home.replaces
+    write_run(home.path)
+    home.begin()
+    home.release()
+    assert is_run(home.path) and not (home.path / NAME).exists()
+
+
+@pytest.mark.parametrize("made_before", [True, False])
+def test_a_run_that_did_not_begin_leaves_the_folder_as_it_was(tmp_path, made_before):
+    folder = tmp_path / "run"
+    if made_before:
+        folder.mkdir()
+    home = RunFolder.claim(folder)
+    (home.path / "partition").mkdir()
+    (home.path / "partition" / "partition.json").write_text("{}")
+    home.release()
+    assert (names(folder) == []) if made_before else not folder.exists()
+
+
+def test_a_run_is_not_written_over_unless_that_is_asked_for(tmp_path):
+    write_run(tmp_path)
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        RunFolder.claim(tmp_path)
+
+
+@pytest.mark.parametrize("status", ["starting", "running", "finished"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_foreign_folder_is_left_alone_whatever_its_status_says(tmp_path, status, overwrite):
+    (tmp_path / "STATUS").write_text(status)
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(CheckpointError, match="not empty and not a run folder"):
+        RunFolder.claim(tmp_path, overwrite=overwrite)
+    assert names(tmp_path) == ["STATUS", "thesis.txt"]
+
+
+def test_a_file_in_the_folders_place_is_one_line(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        RunFolder.claim(tmp_path / "run")
+
+
+def test_what_a_start_that_was_killed_left_is_no_obstacle(tmp_path):
+    """The lock of a dead process, and what is written before config.yaml."""
+    FolderLock.acquire(tmp_path)
+    (tmp_path / NAME).write_text((tmp_path / NAME).read_text().replace(f'"pid": {os.getpid()}', '"pid": 999999999'))
+    (tmp_path / "partition").mkdir()
+    (tmp_path / "environment.json").write_text("{}")
+    home = RunFolder.claim(tmp_path)
+    assert names(tmp_path) == [NAME]
+    home.release()
+
+
+def test_the_old_run_stays_until_the_new_one_settles(tmp_path):
+    folder = tmp_path / "run"
+    write_run(folder)
+    home = RunFolder.claim(folder, overwrite=True)
+    assert home.replaces and home.path == tmp_path / "run.new"
+    home.begin()
+    write_run(home.path, "new")
+    assert (folder / "config.yaml").read_text() == "old"
+    assert holder(folder) is not None, "the old one is held as well: nobody may go on with it now"
+    home.settle()
+    assert (folder / "config.yaml").read_text() == "new" and home.path == folder and not home.replaces
+    home.check()
+    home.release()
+    assert names(tmp_path) == ["run"] and NAME not in names(folder)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_replacement_that_ends_before_its_first_round(tmp_path, stopped):
+    """One that is stopped leaves nothing; one that failed stays beside the old run, and the next attempt takes its place."""
+    folder = tmp_path / "run"
+    write_run(folder)
+    home = RunFolder.claim(folder, overwrite=True)
+    home.begin()
+    write_run(home.path, "new")
+    if stopped:
+        home.give_up()
+    home.release()
+    assert (folder / "config.yaml").read_text() == "old" and NAME not in names(folder)
+    assert names(tmp_path) == (["run"] if stopped else ["run", "run.new"])
+    again = RunFolder.claim(folder, overwrite=True)
+    assert names(again.path) == [NAME]
+    again.release()
+    assert names(tmp_path) == ["run"]
+
+
+def test_something_else_in_the_place_where_it_would_grow_is_named(tmp_path):
+    write_run(tmp_path / "run")
+    (tmp_path / "run.new").mkdir()
+    (tmp_path / "run.new" / "thesis.txt").write_text("precious")
+    with pytest.raises(CheckpointError, match=r"run\.new is in the way"):
+        RunFolder.claim(tmp_path / "run", overwrite=True)
+    assert names(tmp_path / "run.new") == ["thesis.txt"] and holder(tmp_path / "run") is None
+
+
+def test_a_link_keeps_pointing_where_it_did(tmp_path):
+    write_run(tmp_path / "disk" / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "run")
+    home = RunFolder.claim(tmp_path / "link", overwrite=True)
+    home.begin()
+    write_run(home.path, "new")
+    home.settle()
+    home.release()
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "link" / "config.yaml").read_text() == "new"
+
+
+@pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}])
+def test_a_run_that_lives_is_neither_resumed_nor_replaced(tmp_path, options):
+    write_run(tmp_path / "run")
+    lock = FolderLock.acquire(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=f"in use: process {os.getpid()} "):
+        RunFolder.claim(tmp_path / "run", **options)
+    lock.release()
+    RunFolder.claim(tmp_path / "run", **options).release()
+    assert names(tmp_path) == ["run"] and is_run(tmp_path / "run")

@@ -1,0 +1,236 @@
+"""A run folder with real actors: replaced, taken over, deleted, edited; nothing is lost and nothing is passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import flray
+from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, ResourceError
+from flray.engine import checkpoint
+from flray.engine.lock import NAME, FolderLock, FolderLostError
+from flray.engine.simulation import play
+from tests.contracts.faults import interrupted
+from tests.engine.test_faults import cohort, config, model
+
+
+@pytest.fixture
+def finished(ray_cluster, tmp_path):
+    """A finished run of three rounds that this test may damage, and the bytes of all its files."""
+    run = flray.run(config(rounds=3), out=tmp_path / "run")
+    return run.folder, contents(run.folder)
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# replacing ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"model": {"name": "tests.contracts.networks:NormNet", "weights": "/nope.safetensors"}}, ConfigError),
+        ({"resources": {"client": {"num_gpus": 1}}}, ResourceError),
+        ({"algorithm": {"name": "fedproj", "round0": "ce_labels"}}, ConfigError),  # only the server actor can see this one
+        ({"algorithm": {"name": "faulty", "at": f"0/0/{cohort(0)[0]}"}}, ClientError),  # in the first round
+        ({"data": {"source": "no_such_set"}}, DataError),
+    ],
+)
+def test_a_replacement_that_fails_costs_the_old_run_nothing(finished, wrong, error):
+    folder, before = finished
+    with pytest.raises(error):
+        flray.run(config(**wrong), out=folder, overwrite=True)
+    assert contents(folder) == before
+    assert flray.resume(folder).status == "finished"
+
+
+def test_a_replacement_that_is_interrupted_in_its_first_round_leaves_the_old_run(finished):
+    folder, before = finished
+    with interrupted("before", 0), pytest.raises(KeyboardInterrupt):
+        flray.run(config(rounds=2), out=folder, overwrite=True)
+    assert contents(folder) == before and not folder.with_name("run.new").exists()
+
+
+def test_a_replacement_takes_the_place_after_its_first_round(finished):
+    folder, before = finished
+    rows = play(config(rounds=5), folder, overwrite=True)
+    next(rows)
+    assert not folder.with_name("run.new").exists() and (folder / "config.yaml").read_bytes() != before["config.yaml"]
+    rows.close()
+    assert flray.load(folder).status.startswith("paused after round 1")
+    whole = flray.run(config(rounds=5), out=folder.with_name("whole"))
+    assert model(flray.resume(folder).folder) == model(whole.folder)
+
+
+# one writer -----------------------------------------------------------------------------------
+def test_a_run_that_is_being_written_is_not_touched(ray_cluster, tmp_path):
+    rows = play(config(rounds=4), tmp_path / "run")
+    next(rows)
+    for attempt in (
+        lambda: flray.resume(tmp_path / "run"),
+        lambda: flray.run(config(), out=tmp_path / "run"),
+        lambda: flray.run(config(), out=tmp_path / "run", overwrite=True),
+    ):
+        with pytest.raises(CheckpointError, match=r"in use: process \d+ on|already holds a run"):
+            attempt()
+    assert [row["round"] for row in rows] == [2, 3, 4]
+    assert flray.load(tmp_path / "run").rounds["done"].tolist() == [1, 2, 3, 4]
+
+
+def test_a_driver_that_slept_through_a_takeover_stops_and_writes_nothing(ray_cluster, tmp_path):
+    """Its lock looks like that of another machine which has not been heard of for long; it wakes when the other has finished."""
+    folder = tmp_path / "run"
+    sleeping = play(config(rounds=4), folder)
+    for _ in range(2):
+        next(sleeping)
+    record = json.loads((folder / NAME).read_text())
+    (folder / NAME).write_text(json.dumps({**record, "machine": "another", "host": "node7"}))
+    os.utime(folder / NAME, (0, 0))
+    subprocess.run(
+        [sys.executable, "-c", f"import flray; flray.resume({str(folder)!r})"], check=True, env={**os.environ, "RAY_ADDRESS": ""},
+        cwd=Path(__file__).parents[2], capture_output=True,
+    )  # fmt: skip
+    after = contents(folder)
+    assert flray.load(folder).rounds["done"].tolist() == [1, 2, 3, 4]
+    with pytest.raises(FolderLostError, match=r"its \.lock is gone|taken over"):
+        list(sleeping)
+    assert contents(folder) == after
+
+
+def test_a_driver_whose_folder_was_deleted_stops_with_an_error(ray_cluster, tmp_path):
+    rows = play(config(rounds=4, checkpoint={"every": 1}), tmp_path / "run")
+    next(rows)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(FolderLostError, match="is gone; this process stops"):
+        list(rows)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_server_actor_looks_at_the_lock_as_well(ray_cluster, tmp_path):
+    from flray.engine.server_actor import Server
+
+    lock = FolderLock.acquire(tmp_path)
+    server = Server(config(), tmp_path, lock=lock.owner.id)
+    server.save(2)
+    lock.release()
+    for write in (lambda: server.save(2), server.save_model):
+        with pytest.raises(FolderLostError):
+            write()
+    assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-000000"] and not (tmp_path / "model.safetensors").exists()
+
+
+# the same experiment --------------------------------------------------------------------------
+def edit(folder, change):
+    path = folder / "config.yaml"
+    values = yaml.safe_load(path.read_text())
+    change(values)
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+
+
+EDITS = {
+    "algorithm.lr": lambda values: values["algorithm"].update(lr=0.1),
+    "seed": lambda values: values.update(seed=4),
+    "cohort.size": lambda values: values["cohort"].update(size=2),
+    "partition.alpha": lambda values: values["partition"].update(alpha=2.0),
+}
+
+
+@pytest.mark.parametrize("key", EDITS)
+def test_an_edited_configuration_is_named_and_refused(finished, key):
+    folder, _ = finished
+    edit(folder, EDITS[key])
+    before = contents(folder)
+    with pytest.raises(ConfigError, match=rf"{re.escape(key)} is .* in config\.yaml and was .*--accept {re.escape(key)}"):
+        flray.resume(folder, rounds=5)
+    assert contents(folder) == before
+
+
+def test_a_change_that_is_accepted_by_name_stays_on_record(finished):
+    folder, _ = finished
+    edit(folder, EDITS["algorithm.lr"])
+    run = flray.resume(folder, rounds=4, accept=["algorithm.lr"])
+    assert run.status == "finished" and len(run.rounds) == 4
+    expected = [{"what": "algorithm.lr", "was": 0.05, "is": 0.1}]
+    assert run.environment["accepted"] == expected
+    again = flray.resume(folder, rounds=5)  # it is the run's own now
+    assert again.environment["accepted"] == expected and again.environment["experiment"]["algorithm"]["lr"] == 0.1
+
+
+def test_fewer_rounds_than_are_done_are_refused(finished):
+    folder, before = finished
+    with pytest.raises(ConfigError, match=r"rounds is 2 and .* has 3; give 3 or more"):
+        flray.resume(folder, rounds=2)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"fingerprints": 3}', None])
+def test_a_lost_record_is_told_of(finished, damage):
+    folder, _ = finished
+    path = folder / "environment.json"
+    path.unlink() if damage is None else path.write_text(damage)
+    with pytest.raises(CheckpointError, match=r"environment\.json is (missing|damaged).*--accept environment"):
+        flray.resume(folder, rounds=4)
+    run = flray.resume(folder, rounds=4, accept=["environment"])
+    assert [entry["what"] for entry in run.environment["accepted"]] == ["environment"]
+
+
+OWN = """
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
+import own_helper
+class OwnAvg(FedAvg, frozen=True):
+    pass
+ALGORITHMS.add("own-avg", OwnAvg)
+"""
+
+
+@pytest.mark.parametrize("changed", ["own_method", "own_helper"])
+def test_a_module_of_ones_own_that_changed_is_named(ray_cluster, tmp_path, changed):
+    """Also one that only the named module imports. Each driver is a process of its own, as on a command line."""
+    (tmp_path / "own_method.py").write_text(OWN)
+    (tmp_path / "own_helper.py").write_text("LIMIT = 1\n")
+    settings = tmp_path / "config.yaml"
+    settings.write_text(config(rounds=1).yaml())
+
+    def driver(code):
+        env = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"}
+        return subprocess.run([sys.executable, "-c", f"import flray\n{code}"], env=env, cwd=tmp_path, capture_output=True, text=True)
+
+    start = "flray.run('config.yaml', 'algorithm=own-avg', imports=['own_method', 'tests.contracts.own', 'tests.engine.faulty'], out='run')"
+    assert driver(start).returncode == 0
+    with (tmp_path / f"{changed}.py").open("a") as file:
+        file.write("# changed\n")
+    refused = driver("flray.resume('run', rounds=2)")
+    assert f"the source of module {changed} changed since the run began" in refused.stderr
+    accepted = driver(f"flray.resume('run', rounds=2, accept=['modules.{changed}'])")
+    assert accepted.returncode == 0, accepted.stderr
+
+
+def test_another_initial_model_is_named(finished):
+    """As with another version of the network's code, or of torch's initialisation."""
+    folder, _ = finished
+    path = folder / "environment.json"
+    record = json.loads(path.read_text())
+    record["fingerprints"]["initial_weights"] = "another"
+    path.write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match="the initial weights changed since the run began"):
+        flray.resume(folder, rounds=4)
+
+
+def test_other_data_can_be_accepted_too(finished):
+    folder, _ = finished
+    path = folder / "environment.json"
+    record = json.loads(path.read_text())
+    record["fingerprints"]["data"] = "another"
+    path.write_text(json.dumps(record))
+    with pytest.raises(DataError, match="--accept data"):
+        flray.resume(folder, rounds=4)
+    assert flray.resume(folder, rounds=4, accept=["data"]).environment["accepted"][0]["was"] == "another"
