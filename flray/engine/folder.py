@@ -16,7 +16,8 @@ from flray.core.errors import CheckpointError
 from flray.engine.lock import NAME as LOCK
 from flray.engine.lock import FolderLock, owner
 
-STARTED = {"partition", "environment.json", ".environment.json.tmp", ".config.yaml.tmp"}  # what is written before config.yaml
+STARTED = {"partition", "environment.json"}  # what a run writes before its config.yaml
+ASIDE = tuple(f".{name}." for name in ("STATUS", "environment.json", "config.yaml"))  # what is written to be renamed to them
 
 
 def is_run(folder: Path) -> bool:
@@ -130,7 +131,7 @@ def _content(folder: Path) -> list[str]:
             raise CheckpointError(f"{folder} is not a folder; give another --out")
         return []
     with _one_line(folder):
-        return [item.name for item in folder.iterdir() if not item.name.startswith(LOCK) and item.name != ".STATUS.tmp"]
+        return [item.name for item in folder.iterdir() if not item.name.startswith((LOCK, *ASIDE))]
 
 
 def _empty(folder: Path) -> None:

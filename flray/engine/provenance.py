@@ -7,7 +7,6 @@ folder: data, partition, proxy, starting weights, the initial model, and the sou
 from __future__ import annotations
 
 import ast
-import hashlib
 import inspect
 import json
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from flray.core.disk import checksum
 from flray.core.errors import CheckpointError, ConfigError, DataError
 from flray.data import PARTITIONS, SOURCES
 from flray.engine import checkpoint
@@ -43,11 +43,11 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
         if key in found or path is None:
             continue
         source = path.read_bytes()
-        found[key] = hashlib.blake2b(source, digest_size=16).hexdigest()
+        found[key] = checksum(source)
         left += [other for name in _imports(source, module) if (other := sys.modules.get(name)) and _beside(other, module, path)]
     main = type(experiment.algorithm)
     if main.__module__ == "__main__" and "modules.__main__" not in found:  # a notebook: the class has a source, its module none
-        found["modules.__main__"] = hashlib.blake2b(inspect.getsource(main).encode(), digest_size=16).hexdigest()
+        found["modules.__main__"] = checksum(inspect.getsource(main).encode())
     return dict(sorted(found.items()))
 
 

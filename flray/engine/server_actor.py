@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from flray.core.algorithm import Context, Exchange
-from flray.core.disk import whole
+from flray.core.disk import array_checksum, whole
 from flray.core.errors import CheckpointError
 from flray.core.messages import Cohort, as_tensors, flatten, is_message, map_tensors, nbytes, rebuild, tensors, to_numpy, to_torch
-from flray.data.cache import array_digest
 from flray.engine import checkpoint
 from flray.engine import lock as locks
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
@@ -75,7 +74,7 @@ class Server:
             "threads": torch.get_num_threads(),
             "device": str(self.bench.objective.device),
             "test_batches": self.bench.test_batches,
-            "initial_weights": array_digest(*(part.cpu().numpy() for part in self.bench.objective.initial())),
+            "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.bench.objective.initial())),
             "stateful": is_message(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0, 0)))),
         }
 
