@@ -229,6 +229,7 @@ def test_fedproj_table_1_vision_of_both_versions():
         assert e.model.name == ("resnet8" if e.data.source == "cifar10" else "resnet18") and e.model.options["stem"] == "cifar_pool"
         if name(e) in ("feddf", "fedet", "fedproj"):
             has(e, {"distill_lr": 1e-5, "distill_batch_size": 256, "distill_epochs": 3 if e.data.source == "cifar100" else 1})
+            has(e, {"student_bn": "train", "distill_weight_decay": 0.0})
         if name(e) == "fedproj":
             has(e, {"alpha": BEST[column(e)], "projection_rate": 1.0, "temperature": 3.0, "squared": True, "memory_size": None})
             assert not e.algorithm.alpha or e.algorithm.wd_anchor == "sum_clients"

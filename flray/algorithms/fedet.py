@@ -13,7 +13,7 @@ loss = mean_x [ CE(f, y) + lambda T^2 1[D not empty] KL( sigma(s_div / T) || sig
 | D empty | - | s_div = 0: KL from the uniform distribution | no second term |
 | eta | `distill_lr`, `distill_schedule` | Adam 1e-5, constant | not known |
 | steps | `distill_epochs`, `distill_batch_size` | 1 epoch, 256, as FedProj (TAKFL's script: 5, 128) | not known |
-| - | `distill_clip`, `distill_weight_decay` | none, 0 | not known |
+| - | `distill_clip`, `distill_weight_decay` | none, 0 (TAKFL's vision script: 5e-5) | not known |
 | - | `student_bn` | train, as its code | not known |
 
 takfl is the TAKFL code's Fed-ET, by FedProj's group (spec 9.2); no official code was found. Denominators get 1e-12: a client with
