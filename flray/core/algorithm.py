@@ -20,6 +20,7 @@ from torch import Tensor
 
 from flray.core.messages import Batch, Cohort, Metrics
 from flray.core.objective import Objective
+from flray.core.returned import check_returns
 from flray.core.seeding import Address, rng
 
 Pool = Literal["mean", "stack"]
@@ -128,6 +129,12 @@ class Algorithm(BaseModel, ABC, frozen=True, extra="forbid"):
     proxy_on_clients: ClassVar[bool] = False  # the clients read it as well
     global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
     centralized: ClassVar[bool] = False  # True: no clients, all samples in one place; a descendant of `algorithms/centralized.py`
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        if not cls.__module__.startswith("flray."):  # a user's own: a wrong `return` is named where it stands
+            check_returns(cls)
 
     # when -------------------------------------------------------------------------------------
     def exchanges(self, ctx: Context, state: Any) -> Sequence[Exchange]:

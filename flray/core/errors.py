@@ -30,6 +30,10 @@ class ResourceError(FlrayError):
     """More CPUs, GPUs, memory or disk than there is."""
 
 
+class AlgorithmError(FlrayError):
+    """A method of an algorithm returns what it must not, or its server half failed; then the message carries its own traceback."""
+
+
 class ClientError(FlrayError):
     """A client failed; the message carries its id, its address and its own traceback."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shutil
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import torch
 
 from flray.core.algorithm import Context, Exchange
 from flray.core.disk import array_checksum, whole
-from flray.core.errors import CheckpointError
+from flray.core.errors import AlgorithmError, CheckpointError, FlrayError
 from flray.core.messages import Cohort, as_tensors, flatten, is_message, map_tensors, nbytes, rebuild, tensors, to_numpy, to_torch
 from flray.engine import checkpoint
 from flray.engine import lock as locks
@@ -82,11 +83,13 @@ class Server:
     def plan(self, moment: Moment) -> tuple[Any, Plan | None]:
         """(message down as NumPy arrays, the exchange) of this moment; None for both when there is none (a task's end without any)."""
         ctx = self._context(moment)
-        exchanges = list((self.algorithm.task_end if moment.task_end else self.algorithm.exchanges)(ctx, self.state))
+        with self._half("task_end" if moment.task_end else "exchanges", moment):
+            exchanges = list((self.algorithm.task_end if moment.task_end else self.algorithm.exchanges)(ctx, self.state))
         if moment.exchange >= len(exchanges):
             return None, None
         exchange = exchanges[moment.exchange]
-        down = exchange.broadcast(ctx, self.state)
+        with self._half("broadcast", moment):
+            down = exchange.broadcast(ctx, self.state)
         return to_numpy(down), Plan(exchange, moment.exchange == len(exchanges) - 1, nbytes(down))
 
     def states(self, clients: Sequence[int]) -> list[Any]:
@@ -123,9 +126,10 @@ class Server:
                 up_bytes = sum(map(nbytes, updates))
                 pooled = stack(updates)
                 del updates
-            state, extra = exchange.server(ctx, self.state, pooled, cohort)
-            state = map_tensors(torch.Tensor.detach, state)
-            metrics.update({name: float(value) for name, value in extra.items()}, **{"comm/up_bytes": up_bytes})
+            with self._half(getattr(exchange.server, "__name__", "server half"), moment):
+                state, extra = exchange.server(ctx, self.state, pooled, cohort)
+                state = map_tensors(torch.Tensor.detach, state)
+                metrics.update({name: float(value) for name, value in extra.items()}, **{"comm/up_bytes": up_bytes})
             clients = cohort.client_ids.tolist()
             if isinstance(self.store, FileStore):
                 self.check_folder()
@@ -144,7 +148,20 @@ class Server:
         return to_numpy(self.state)
 
     def evaluate(self, moment: Moment) -> np.ndarray:
-        return self.bench.evaluate(self.state, self._context(moment), 0, self.bench.test_batches)
+        with self._half("predict", moment):
+            return self.bench.evaluate(self.state, self._context(moment), 0, self.bench.test_batches)
+
+    @contextlib.contextmanager
+    def _half(self, method: str, moment: Moment) -> Iterator[None]:
+        """An error in the algorithm's server half says where it happened and brings its traceback, which ends at this process."""
+        try:
+            yield
+        except FlrayError:
+            raise
+        except Exception as error:
+            where = f"{type(self.algorithm).__name__}.{method} failed in task {moment.task}, round {moment.round + 1}"
+            text = f"{where}: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+            raise AlgorithmError(text.rstrip()) from None
 
     # disk -------------------------------------------------------------------------------------
     def commit(self, task: int, round: int, done: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flray.core import seeding
 from flray.core.algorithm import Context, Exchange, Predictor
-from flray.core.errors import ClientError, ConfigError, DataError, NonFiniteError
+from flray.core.errors import AlgorithmError, ClientError, ConfigError, DataError, NonFiniteError
 from flray.core.messages import map_tensors, tensors, to_numpy, to_torch
 from flray.core.objective import Objective
 from flray.data import Batches, Normalizer, Proxy, eval_batches, load_dataset, load_proxy
@@ -173,7 +173,7 @@ class Workbench:
             after = None if problem or before is None else self.algorithm.point(ctx, update)
             if after is not None:
                 row["client/acc_after"] = self.accuracy(*after, indices)
-        except ConfigError:  # one line that says what to set; where it happened does not matter
+        except (AlgorithmError, ConfigError):  # one line that says what to do; where it happened does not matter
             raise
         except Exception as error:
             raise client_error(error, self.experiment, job, client) from None
@@ -239,7 +239,7 @@ class Workbench:
                 try:
                     predictor = self.algorithm.personalize(ctx, down, state, batches)
                     right = self.right(predictor, test.x, test.y, share)
-                except ConfigError:
+                except (AlgorithmError, ConfigError):
                     raise
                 except Exception as error:
                     raise client_error(error, self.experiment, job, client) from None

@@ -1,0 +1,40 @@
+"""An error in the server half of a user's algorithm: which method, in which round, and the line of the user's own code."""
+
+import pytest
+
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
+from flray.config import load_config
+from flray.core.errors import AlgorithmError
+from flray.engine.server_actor import Server
+from flray.engine.workbench import Moment
+
+
+class Stumbling(FedAvg):
+    def broadcast(self, ctx, state):
+        return state.velocity
+
+    def predict(self, ctx, state, x):
+        return state.w @ x
+
+
+ALGORITHMS.add("stumbling", Stumbling)
+CONFIG = {
+    "rounds": 1,
+    "data": {"source": "iris"},
+    "partition": {"name": "iid", "clients": 2},
+    "model": {"name": "mlp", "hidden": [4]},
+    "algorithm": {"name": "stumbling"},
+}
+
+
+def test_the_traceback_of_the_users_line_comes_with_the_error(tmp_path):
+    server = Server(load_config(CONFIG)[0], tmp_path)
+    moment = Moment(0, 6, 0, False, 2, 2, 150)
+    with pytest.raises(AlgorithmError) as caught:
+        server.plan(moment)
+    first, *rest = str(caught.value).splitlines()
+    assert first.startswith("Stumbling.broadcast failed in task 0, round 7: AttributeError")
+    assert any("return state.velocity" in line for line in rest)
+    with pytest.raises(AlgorithmError, match=r"Stumbling.predict failed in task 0, round 7: RuntimeError(.|\n)*state.w @ x"):
+        server.evaluate(moment)
