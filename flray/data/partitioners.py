@@ -144,7 +144,10 @@ def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draw
 
 
 def label_skew(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
-    """Client j gets class j mod C and q-1 other random classes; a class is split equally among its holders (FedZoo)."""
+    """Client j gets class j mod C and q-1 other random classes; a class is split equally among its holders (FedZoo).
+
+    Drawn again until every class has a holder.
+    """
     clients, q = _clients(config), config.classes_per_client or 1
     if q > num_classes or q * clients < num_classes:
         raise DataError(
@@ -155,9 +158,12 @@ def label_skew(labels: Array, num_classes: int, config: PartitionConfig, draws: 
         held = np.zeros((clients, num_classes), bool)
         for j in range(clients):
             first = j % num_classes
-            others = np.delete(np.arange(num_classes), first)
             held[j, first] = True
-            held[j, draws.choice(others, q - 1, replace=False)] = True
+            if isinstance(draws, np.random.RandomState):  # as FedZoo-Bench: one class at a time, repeats rejected
+                while held[j].sum() < q:
+                    held[j, draws.choice(num_classes, 1, replace=False)] = True
+            else:
+                held[j, draws.choice(np.delete(np.arange(num_classes), first), q - 1, replace=False)] = True
         if held.any(axis=0).all():
             break
     else:

@@ -233,6 +233,39 @@ def test_iid_is_the_authors():
         rest = rest[428:]
 
 
+def label_skew(labels, clients, q, classes, rs):
+    """FedZoo-Bench's niid-labelskew: (indices of every client, number of times the classes were drawn)."""
+    times, tries = [0], 0
+    while min(times) == 0:
+        tries, times, held = tries + 1, [0] * classes, []
+        for k in range(clients):
+            mine = [k % classes]
+            while len(mine) < q:
+                drawn = int(rs.choice(np.arange(classes), size=1, replace=False)[0])
+                if drawn not in mine:
+                    mine.append(drawn)
+            held.append(mine)
+            for c in mine:
+                times[c] += 1
+    out = [[] for _ in range(clients)]
+    for c in range(classes):
+        idx = np.where(labels == c)[0]
+        rs.shuffle(idx)
+        parts = iter(np.array_split(idx, times[c]))
+        for k in range(clients):
+            if c in held[k]:
+                out[k] += next(parts).tolist()
+    return out, tries
+
+
+@pytest.mark.parametrize("clients, q, again", [(20, 3, False), (4, 4, True), (5, 2, True), (10, 1, False)])
+def test_label_skew_is_the_authors(clients, q, again):
+    want, tries = label_skew(LABELS, clients, q, 10, np.random.RandomState(7))
+    got = make_partition(config("label_skew", clients=clients, classes_per_client=q, seed=7, seed_mode="numpy_legacy"), LABELS)
+    assert [got.client(k).tolist() for k in range(clients)] == want
+    assert (tries > 1) is again
+
+
 def test_dirichlet_client_literal():
     """The first client: q ~ Dirichlet, then choice without replacement with p proportional to q[label]."""
     rs = np.random.RandomState(3)
