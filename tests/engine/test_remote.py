@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.core.errors import CheckpointError, ConfigError, ResourceError
+from flray.core.errors import CheckpointError, ConfigError
 from flray.engine import checkpoint, remote, storage
 from flray.engine.pool import Pool
 from flray.engine.storage import Storage
@@ -18,7 +18,6 @@ from flray.results import compare, runs_below
 from tests.contracts.faults import interrupted, server_killed_at
 from tests.engine.test_faults import config, last_state, model
 from tests.engine.test_storage import content, record
-from tuning import ablate
 from tuning.trainable import Job, Trial
 
 
@@ -217,15 +216,20 @@ def test_a_trial_does_not_write_over_a_run_that_only_the_storage_has(run, base, 
     assert not (tmp_path / "run").exists() and mirrored(base, made) == content(made)
 
 
-def test_a_grid_that_is_told_to_overwrite_does_so_in_the_storage(run, base, tmp_path, monkeypatch):
-    for name in ("connect", "place", "drive"):  # nothing runs: the cells are found undone
-        monkeypatch.setattr(ablate, name, lambda *_: None)
-    with pytest.raises(ResourceError, match="1 of 1 cells left"):
-        ablate.run_cells([config(storage=base)], [tmp_path / "run"], progress=False)
-    assert runs_below(base) == [join(base, "run")]
-    with pytest.raises(ResourceError, match="1 of 1 cells left"):
-        ablate.run_cells([config(storage=base)], [tmp_path / "run"], overwrite=True, progress=False)
-    assert runs_below(base) == []
+def test_a_cell_that_is_told_to_overwrite_does_so_in_the_storage_after_its_first_round(run, base, tmp_path):
+    _, made = run
+    trial = object.__new__(Trial)
+    trial.job = Job.of("run", tmp_path / "run", config(storage=base), (), [(4, 1)], overwrite=True)
+    trial.experiment = config(storage=base, algorithm={"name": "fedavg", "lr": 0.02})
+    rows = trial._play(0)  # a generator: it begins with its first row
+    trial.experiment = config(storage=base, model={"name": "mlp", "weights": "/nope.safetensors"})
+    with pytest.raises(ConfigError, match="nope"):
+        next(trial._play(0))
+    assert mirrored(base, made) == content(made)
+    next(rows)
+    assert "config.yaml" not in Storage.of(base, tmp_path / "run").names()
+    rows.close()  # a pause: it is mirrored
+    assert b"lr: 0.02" in Storage.of(base, tmp_path / "run")._read("config.yaml")
 
 
 def test_out_says_where_a_download_goes_and_nothing_else(run, tmp_path):
