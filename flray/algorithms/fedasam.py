@@ -8,6 +8,7 @@ e = rho T_w^2 g(w) / (norm(T_w g(w)) + eps), element by element; then w <- optim
 | T_w | `scaled` | weights: on tensors named "weight" (scales of norms too), 1 on the rest | all | - |
 | eta | `eta`, added to abs(w) | 0.2 | 0 | 0, 0.01, 0.2 |
 | - | `eps`, `bn_passes` | 1e-16, both | 1e-12, first | - |
+| - | `perturb`: head, body, all | all | all | - |
 
 Otherwise as FedSAM, its script included. Down: P + Q. Up: P + Q. State: none. Cost per step: 2 FedAvg steps.
 Known failure: weights that are 0 are never perturbed with eta = 0, so a bias that starts at 0 counts only once it has moved.
@@ -22,7 +23,7 @@ from torch import Tensor
 from flray.algorithms.fedsam import FedSAM
 from flray.core.algorithm import Context
 from flray.core.hp import hp
-from flray.ops.perturb import ascend, magnitude
+from flray.ops.perturb import around, ascend, magnitude, part
 
 
 class FedASAM(FedSAM, frozen=True):
@@ -32,5 +33,6 @@ class FedASAM(FedSAM, frozen=True):
 
     def perturbed(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
         objective = ctx.objective
-        scale = magnitude(carry.w, objective.layout.entries, self.eta, self.scaled, objective.scratch("perturbed", carry.w))
-        return ascend(carry.w, g.mul_(scale), self.rho, scale=scale, eps=self.eps, out=scale)
+        scale = magnitude(carry.w, objective.layout.entries, self.eta, self.scaled, objective.scratch("magnitude", carry.w))
+        spans, out = part(objective, self.perturb).spans, around(objective, carry.w, self.perturb)
+        return ascend(carry.w, g.mul_(scale), self.rho, spans, scale, self.eps, out=out)

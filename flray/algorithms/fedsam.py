@@ -6,6 +6,7 @@ e = rho g(w) / (norm(g(w)) + eps), then w <- optimiser step from w with g(w + e)
 |---|---|---|---|---|
 | rho | `rho` | 0.1 on CIFAR-10 | 0.1 (ships 0.5) | 0.01 to 2 |
 | - | `eps` | 1e-16 | 1e-12 | - |
+| - | `perturb`: head, body, all | all | all | - |
 | - | `bn_passes` that move the batch-norm statistics | both | first | - |
 
 Weight decay reads w, not w + e. The official script runs lr 0.01, momentum 0, weight decay 4e-4, 1 local epoch, batch 64.
@@ -23,13 +24,19 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import Context
 from flray.core.hp import hp
 from flray.core.messages import Batch
-from flray.ops.perturb import ascend, still
+from flray.ops.perturb import PartName, around, ascend, check_head, part, still
 
 
 class FedSAM(FedAvg, frozen=True):
     rho: float = hp(0.1, log=(0.01, 2.0), ge=0, doc="perturbation radius (rho)")
     eps: float = hp(1e-16, ge=0, doc="added to the norm of the gradient")
+    perturb: PartName = hp("all", doc="what is perturbed; the norm of g is that of this part")
     bn_passes: Literal["first", "both"] = hp("both", doc="passes of a step that move the batch-norm statistics")
+
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        if self.perturb != "all":
+            check_head(ctx.objective)
+        return super().init_server(ctx, w, b)
 
     def step_cost(self) -> float:
         return 2.0
@@ -42,4 +49,5 @@ class FedSAM(FedAvg, frozen=True):
 
     def perturbed(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
         """w + e `[P]` in scratch; may overwrite `g`."""
-        return ascend(carry.w, g, self.rho, eps=self.eps, out=ctx.objective.scratch("perturbed", carry.w))
+        spans, out = part(ctx.objective, self.perturb).spans, around(ctx.objective, carry.w, self.perturb)
+        return ascend(carry.w, g, self.rho, spans, eps=self.eps, out=out)

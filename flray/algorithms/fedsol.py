@@ -53,7 +53,7 @@ from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics
 from flray.core.objective import Model
 from flray.ops.losses import cross_entropy, kl
-from flray.ops.perturb import Adaptive, PartName, ascend, check_head, distance, part, part_gradient, still
+from flray.ops.perturb import Adaptive, PartName, around, ascend, check_head, distance, part, part_gradient, still
 from flray.ops.project import project
 
 BASES: dict[str, type[FedAvg]] = {"kl": FedAvg, "l2": FedProx, "scaffold": Scaffold, "fednova": FedNova, "feddyn": FedDyn, "moon": Moon}
@@ -118,8 +118,7 @@ class FedSOL(FedAvg, frozen=True):
 
         def shifted(g: Tensor) -> Any:
             """The point w + e, e along `g`."""
-            out = ctx.objective.scratch("perturbed", carry.w)
-            return again._replace(w=self.perturbed(ctx, down, carry, g, out if self.perturb == "all" else out.copy_(carry.w)))
+            return again._replace(w=self.perturbed(ctx, down, carry, g, around(ctx.objective, carry.w, self.perturb)))
 
         here = again = carry
         if strategy == "S0":

@@ -87,6 +87,12 @@ def ascend(
     return out
 
 
+def around(objective: Objective, w: Tensor, name: PartName) -> Tensor:
+    """Scratch `[P]` for a point that differs from `w` in a part: it holds `w` outside of it, and anything inside."""
+    out = objective.scratch("perturbed", w)
+    return out if name == "all" else out.copy_(w)
+
+
 def distance(w: Tensor, anchor: Tensor, part: Part, how: Adaptive, out: Tensor) -> Tensor:
     """Lambda `[P]` in `out`: |w - anchor| on a part, divided by max(its norm, 1e-12) over each column, tensor or layer.
 

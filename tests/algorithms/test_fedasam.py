@@ -10,7 +10,7 @@ from flray.algorithms.fedasam import FedASAM
 from flray.core.objective import Objective
 from tests.algorithms.rounds import play
 from tests.algorithms.test_fedavg import Quadratic
-from tests.algorithms.test_fedsam import compare
+from tests.algorithms.test_fedsam import chosen, compare
 from tests.core.networks import Conv, Mlp, Norm, build
 
 
@@ -48,9 +48,10 @@ def test_the_perturbation_does_not_see_the_scale_of_the_weights():
     torch.testing.assert_close(e[4.0], 4 * e[1.0], rtol=1e-4, atol=1e-6)
 
 
-def perturb_asam(named, rho, eps, eta, only_weights):
-    """By the definition: T_w^2 g / ||T_w g||, one parameter after the other."""
+def perturb_asam(named, rho, eps, eta, only_weights, part="all"):
+    """By the definition: T_w^2 g / ||T_w g||, one parameter after the other; outside the part T_w = 0."""
     scales = [p.abs() + eta if "weight" in n or not only_weights else torch.ones_like(p) for n, p in named]
+    scales = [t * inside for t, inside in zip(scales, chosen(named, part), strict=True)]
     norm = torch.cat([(t * p.grad).flatten() for t, (_, p) in zip(scales, named, strict=True)]).norm() + eps
     return [rho * t**2 * p.grad / norm for t, (_, p) in zip(scales, named, strict=True)]
 
@@ -63,3 +64,9 @@ def test_two_rounds_against_a_loop_over_modules(kind, official):
     else:
         algorithm, form = FedASAM(rho=1.0, eta=0.0, scaled="all", eps=1e-12, bn_passes="first"), (1.0, 1e-12, 0.0, False)
     compare(algorithm, kind, lambda named: perturb_asam(named, *form), official)
+
+
+@pytest.mark.parametrize("kind", [Mlp, Norm])
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_part_alone_is_perturbed(kind, part):
+    compare(FedASAM(perturb=part), kind, lambda named: perturb_asam(named, 0.7, 1e-16, 0.2, True, part), True)

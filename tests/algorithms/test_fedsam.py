@@ -10,10 +10,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flray.algorithms.fedsam import FedSAM
+from flray.core.errors import ConfigError
 from flray.core.objective import Objective
 from tests.algorithms.rounds import play
 from tests.algorithms.test_fedavg import Quadratic
 from tests.core.networks import Conv, Mlp, Norm, build, inputs
+from tests.ops.support import context
 
 
 class QuadraticSAM(FedSAM, Quadratic, frozen=True):
@@ -44,9 +46,15 @@ def split_statistics(module, moving):
             m.momentum = 0.1 if moving else 0.0
 
 
-def perturb_sam(named, rho, eps):
-    norm = torch.stack([p.grad.norm() for _, p in named]).norm() + eps
-    return [rho / norm * p.grad for _, p in named]
+def chosen(named, part):
+    """Whether a parameter is in the perturbed part, one after the other."""
+    return [part == "all" or n.startswith("head.") == (part == "head") for n, _ in named]
+
+
+def perturb_sam(named, rho, eps, part="all"):
+    gradients = [p.grad * inside for (_, p), inside in zip(named, chosen(named, part), strict=True)]
+    norm = torch.stack([g.norm() for g in gradients]).norm() + eps
+    return [rho / norm * g for g in gradients]
 
 
 def loop(kind, data, rounds, perturb, both, lr, momentum, weight_decay, epochs, size):
@@ -101,3 +109,15 @@ def compare(algorithm, kind, perturb, both):
 def test_two_rounds_against_a_loop_over_modules(kind, rho, eps, both):
     algorithm = FedSAM(rho=rho, eps=eps, bn_passes="both" if both else "first")
     compare(algorithm, kind, lambda named: perturb_sam(named, rho, eps), both)
+
+
+@pytest.mark.parametrize("kind", [Mlp, Norm])
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_part_alone_is_perturbed(kind, part):
+    compare(FedSAM(rho=0.5, eps=1e-12, perturb=part), kind, lambda named: perturb_sam(named, 0.5, 1e-12, part), True)
+
+
+def test_a_part_of_a_network_without_a_head_is_refused():
+    objective = Objective(torch.nn.Linear(5, 3))
+    with pytest.raises(ConfigError, match="declares no trainable `head`: perturb: head or body needs one"):
+        FedSAM(perturb="head").init_server(context(objective), *objective.initial())

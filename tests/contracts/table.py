@@ -91,7 +91,7 @@ FEDPROJ_CHANGES = {
     "wd_anchor": Change("average", {"alpha": 0.3}),
 }
 
-FEDSAM_CHANGES = {**FEDAVG_CHANGES, "rho": Change(0.5), "eps": Change(1.0), "bn_passes": Change("first")}
+FEDSAM_CHANGES = {**FEDAVG_CHANGES, "rho": Change(0.5), "eps": Change(1.0), "perturb": Change("head"), "bn_passes": Change("first")}
 
 TABLE: dict[str, Row] = {
     "fedavg": Row(FEDAVG_OPTIONS, FEDAVG_CHANGES),
@@ -171,6 +171,12 @@ TABLE: dict[str, Row] = {
                 "fedsam",
                 {"strategy": "S4", "adaptive": "none", "perturb": "all", "rho": 0.1},
                 {"eps": 1e-12, "bn_passes": "first"},
+            ),
+            Reduction(
+                {"strategy": "S4", "beta": 0.0, "adaptive": "none", "rho": 0.1},
+                "fedsam",
+                {"strategy": "S4", "adaptive": "none", "rho": 0.1},
+                {"perturb": "head", "eps": 1e-12, "bn_passes": "first"},
             ),
             # the proximal objective of Eq. 2 is the base method of Table 4
             Reduction({"strategy": "S5", "proximal": "l2", "beta": 0.5}, "fedprox", {"proximal": "l2"}, {"mu": 0.5}),
