@@ -101,7 +101,7 @@ class Studies:
                 for group, name in names.items()
             }
         self._open: dict[str, optuna.Trial] = {}  # trials that this process has given out and not told of yet
-        self._reported: dict[str, set[int]] = {}
+        self._reported: dict[str, dict[int, float]] = {}  # round -> value
 
     # asking -----------------------------------------------------------------------------------
     def counted(self, group: str | None) -> list[FrozenTrial]:
@@ -152,12 +152,16 @@ class Studies:
 
     # telling ----------------------------------------------------------------------------------
     def report(self, key: str, result: Mapping[str, Any]) -> None:
-        """A value on the way, for pruners and figures; Optuna keeps none for several objectives."""
-        (name, *more), round = self.sweep.objective, int(result["round"])
-        reported = self._reported.setdefault(key, set(self._open[key].storage.get_trial(self._open[key]._trial_id).intermediate_values))
-        if not more and name in result and round not in reported:
-            self._open[key].report(float(result[name]), round)
-            reported.add(round)
+        """A value on the way, for pruners and figures; Optuna keeps none for several objectives.
+
+        A round that is done again has its last value, as in the run's own table: population-based training goes back to another trial's
+        round, and after a kill times are others.
+        """
+        (name, *more), round, trial = self.sweep.objective, int(result["round"]), self._open[key]
+        reported = self._reported.setdefault(key, dict(trial.storage.get_trial(trial._trial_id).intermediate_values))
+        if not more and name in result and reported.get(round) != result[name]:
+            reported[round] = float(result[name])
+            trial.storage.set_trial_intermediate_value(trial._trial_id, round, reported[round])  # Trial.report ignores a second value
 
     def trial(self, key: str) -> optuna.Trial:
         """A trial that was given out and not told of yet."""

@@ -18,7 +18,7 @@ from flray.results import compare, runs_below
 from tests.contracts.faults import interrupted, server_killed_at
 from tests.engine.test_faults import config, last_state, model
 from tests.engine.test_storage import content, record
-from tuning.trainable import Job, Trial
+from tuning.trial_run import TrialRun
 
 
 @pytest.fixture(scope="module")
@@ -208,23 +208,19 @@ def test_the_runs_of_a_storage_are_found(run, base, tmp_path):
 def test_a_trial_does_not_write_over_a_run_that_only_the_storage_has(run, base, tmp_path):
     """Another machine's cell of a grid, or another sweep's trial of the same number; what it began itself it may begin again."""
     _, made = run
-    trial = object.__new__(Trial)  # without Ray Tune: nothing of it is needed before the first round
-    trial.job = Job.of("run", tmp_path / "run", config(storage=base), (), [(4, 1)])
-    trial.experiment = config(storage=base)
+    trial = TrialRun(config(storage=base), tmp_path / "run", ())
     with pytest.raises(CheckpointError, match="already holds a run"):
-        next(trial._play(0))
+        next(trial._play())
     assert not (tmp_path / "run").exists() and mirrored(base, made) == content(made)
 
 
 def test_a_cell_that_is_told_to_overwrite_does_so_in_the_storage_after_its_first_round(run, base, tmp_path):
     _, made = run
-    trial = object.__new__(Trial)
-    trial.job = Job.of("run", tmp_path / "run", config(storage=base), (), [(4, 1)], overwrite=True)
-    trial.experiment = config(storage=base, algorithm={"name": "fedavg", "lr": 0.02})
-    rows = trial._play(0)  # a generator: it begins with its first row
-    trial.experiment = config(storage=base, model={"name": "mlp", "weights": "/nope.safetensors"})
+    other = config(storage=base, algorithm={"name": "fedavg", "lr": 0.02})
+    rows = TrialRun(other, tmp_path / "run", (), overwrite=True)._play()  # a generator: it begins with its first row
+    wrong = config(storage=base, model={"name": "mlp", "weights": "/nope.safetensors"})
     with pytest.raises(ConfigError, match="nope"):
-        next(trial._play(0))
+        next(TrialRun(wrong, tmp_path / "run", (), overwrite=True)._play())
     assert mirrored(base, made) == content(made)
     next(rows)
     assert "config.yaml" not in Storage.of(base, tmp_path / "run").names()

@@ -1,0 +1,90 @@
+"""A trial by itself: taken up by another process at any round, and made to go on from another trial's round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flray import Run
+from flray.core.errors import CheckpointError
+from tests.tuning.iris import iris_sweep
+from tests.tuning.sweeps import record
+from tuning.trainable import Job, Trial
+from tuning.trial_run import TrialRun
+
+STEPS = 4 * 3  # local steps of a round: 4 clients, 3 batches
+
+
+def begin(job: Job) -> Trial:
+    """A process of the trial, without Ray Tune."""
+    trial: Trial = object.__new__(Trial)
+    trial.setup(job.config())
+    return trial
+
+
+def job(folder: Path, rungs: list[tuple[int, int]], **overrides: Any) -> Job:
+    experiment = iris_sweep().experiment({"algorithm.rho": 1.0, "checkpoint.every": 1, **overrides})
+    return Job.of("0000", folder, experiment, ("val/acc",), rungs)
+
+
+def test_taken_up_at_a_round_that_was_not_tested_it_goes_on_to_the_next_test(ray_cluster: Any, tmp_path: Path) -> None:
+    """The process dies in round 3 of a trial that is tested every second round."""
+    whole, cut = (job(tmp_path / name, [(6, 1)], **{"evaluate.every": 2}) for name in ("whole", "cut"))
+    first = begin(whole)
+    reports = [first.step() for _ in range(3)]
+    first.cleanup()
+    assert [report["round"] for report in reports] == [2, 4, 6]
+    dies = begin(cut)
+    dies.step()
+    dies._run(0).advance()
+    dies.cleanup()
+    second = begin(cut)
+    again = [second.step() for _ in range(2)]
+    second.cleanup()
+    assert [{**report, "seconds": 0} for report in again] == [{**report, "seconds": 0} for report in reports[1:]]
+
+
+def test_taken_up_behind_a_rung_of_two_seeds_it_is_not_judged_there_again(ray_cluster: Any, tmp_path: Path) -> None:
+    """The rung at round 2 was over two seeds, the process dies in round 4: that round is one seed's, and its steps are those of both."""
+    asked = job(tmp_path / "t", [(2, 2), (6, 2)])
+    first = begin(asked)
+    assert [first.step()["seeds"] for _ in range(4)] == [1, 2, 1, 1]
+    first.cleanup()
+    second = begin(asked)
+    report = second.step()
+    assert (report["round"], report["seeds"], report["spent"]) == (4, 1, (4 + 2) * STEPS)
+    assert report["val/acc"] == Run(tmp_path / "t").rounds["val/acc"].iloc[3]
+    assert [second.step()["spent"] for _ in range(2)] == [(5 + 2) * STEPS, (6 + 6) * STEPS]
+    second.cleanup()
+
+
+# without Ray -------------------------------------------------------------------------------------
+def saved(folder: Path, values: list[float], done: int) -> TrialRun:
+    """A run with these values in its rounds, and something that is named like its checkpoint."""
+    record(folder, {"val/acc": values})
+    (folder / "checkpoints" / f"round-{done:06d}").mkdir(parents=True)
+    return TrialRun(iris_sweep().experiment({"algorithm.rho": 1.0}), folder, ["val/acc"])
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ([0.1, 0.2], [0.1, 0.2, 0.7, 0.8]),  # it had fallen behind: the rounds between come with the other's state
+        ([0.1, 0.2, 0.3, 0.4, 0.5], [0.1, 0.2, 0.3, 0.4]),  # it was ahead: its last round is done again
+    ],
+)
+def test_a_run_that_goes_on_from_another_has_every_round_once(tmp_path: Path, own: list[float], expected: list[float]) -> None:
+    other = saved(tmp_path / "other", [0.5, 0.6, 0.7, 0.8], 4)
+    run = saved(tmp_path / "own", own, len(own))
+    other.copy_to(tmp_path / "copy")
+    run.go_on_from(tmp_path / "copy")
+    rounds = Run(run.folder).rounds
+    assert (rounds["round"].tolist(), rounds["val/acc"].tolist(), run.saved) == ([1, 2, 3, 4], expected, 4)
+
+
+def test_rounds_that_are_missing_are_told_of(tmp_path: Path) -> None:
+    run = saved(tmp_path / "t", [0.1, 0.2], 3)
+    with pytest.raises(CheckpointError, match=r"t/rounds has 2 of 3 rounds; remove .* to train it again"):
+        run.recall(3)

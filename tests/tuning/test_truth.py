@@ -1,0 +1,45 @@
+"""What trials report while their runs go on: the recorder writes once a second, and these rounds take milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tuning.iris import EXPERIMENT, iris_sweep
+from tests.tuning.truth import assert_true
+from tuning.sweep import run_sweep
+
+ROUNDS = 24
+FAST = {**EXPERIMENT, "rounds": ROUNDS}
+
+
+def test_asha_judges_what_the_rounds_say(ray_cluster: Any, tmp_path: Path) -> None:
+    """Rungs at rounds 4, 12 and 24, the last two over two seeds."""
+    rule = {"name": "asha", "grace": 4, "reduction": 3, "seeds": [1, 2]}
+    sweep = iris_sweep(experiment=FAST, trials=4, scheduler=rule, final={"top": 0}, concurrency="auto")
+    run_sweep(sweep, tmp_path / "s", progress=False)
+    assert assert_true(tmp_path / "s", {12: 2, 24: 2}) >= ROUNDS + 3 * 4
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        pytest.param({"name": "pbt", "grace": 4}, marks=pytest.mark.slow),
+        pytest.param({"name": "hyperband", "reduction": 3}, marks=pytest.mark.slow),
+        pytest.param({"name": "median", "grace": 2, "startup": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_so_do_the_other_schedulers(ray_cluster: Any, tmp_path: Path, scheduler: dict[str, Any]) -> None:
+    sweep = iris_sweep(experiment=FAST, trials=4, scheduler=scheduler, final={"top": 0}, concurrency="auto")
+    run_sweep(sweep, tmp_path / "s", progress=False)
+    assert assert_true(tmp_path / "s") >= ROUNDS
+
+
+def test_sums_over_rounds_are_objectives_as_well(ray_cluster: Any, tmp_path: Path) -> None:
+    objective = {"val/acc": "max", "comm/bytes": "min", "client_steps": "min", "time/s": "min"}
+    space = {"algorithm.local_epochs": [1, 2], "cohort.size": [2, 4]}
+    sweep = iris_sweep(experiment=FAST, trials=2, space=space, objective=objective, final={"top": 0})
+    run_sweep(sweep, tmp_path / "s", progress=False)
+    assert assert_true(tmp_path / "s") == 0  # Optuna keeps no values on the way of several objectives

@@ -1,0 +1,191 @@
+"""The run of one seed of a trial, and what its rounds say so far."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+import time
+from collections.abc import Generator, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from flray.core.errors import CheckpointError
+from flray.engine import checkpoint
+from flray.engine.lock import BEAT_S, STALE_S, holder
+from flray.engine.recorder import Table
+from flray.engine.simulation import play
+from flray.experiment import Experiment
+from flray.results import Run
+from tuning.config import CUMULATIVE
+
+ROWS = ("rounds", "clients")
+POLL_S = 0.2
+
+
+class TrialRun:
+    """A run that is played round by round, paused, and gone on with by whoever comes next.
+
+    `row` is the last round's (empty before the first), `sums` the :data:`CUMULATIVE` objectives over all rounds up to it. Both are those
+    in memory: the recorder writes at most once a second, so what is on disk is read only up to a checkpoint, which it is complete to.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        objectives: Sequence[str],
+        overwrite: bool = False,
+        replaces: int | None = None,
+        accept: Sequence[str] = (),
+    ) -> None:
+        """`overwrite` and `replaces` are the job's. `accept`: keys of the configuration that may change while it runs."""
+        self.experiment, self.folder, self.overwrite, self.replaces, self.accept = experiment, folder, overwrite, replaces, accept
+        self.row: dict[str, Any] = {}
+        self.sums = dict.fromkeys(CUMULATIVE, 0.0)
+        self._tests = [name for name in objectives if name not in CUMULATIVE]
+        self._rows: Generator[dict[str, Any]] | None = None
+
+    # where it is ------------------------------------------------------------------------------
+    @property
+    def round(self) -> int:
+        return int(self.row.get("round", 0))
+
+    @property
+    def diverged(self) -> bool:
+        return bool(self.row.get("diverged"))
+
+    @property
+    def ended(self) -> bool:
+        return self.diverged or self.round >= self.experiment.rounds
+
+    @property
+    def saved(self) -> int:
+        """Rounds in its last checkpoint; none in that of a run that is to be replaced."""
+        if self.replaces is not None and self.folder.exists() and self.folder.stat().st_ino == self.replaces:
+            return 0
+        found = checkpoint.checkpoints(self.folder)
+        return checkpoint.rounds_done(found[-1]) if found else 0
+
+    # what it says -----------------------------------------------------------------------------
+    @property
+    def tested(self) -> bool:
+        """Whether the last round has every objective that a single round can have."""
+        return bool(self.row) and all(self.row.get(name) is not None for name in self._tests)
+
+    def unknown(self) -> list[str]:
+        """The objectives that the last round does not even leave empty."""
+        return [name for name in self._tests if name not in self.row]
+
+    def value(self, objective: str) -> float:
+        """An objective at the last round, NaN where that has none: a sum over the rounds, or the round's own."""
+        found = self.sums.get(objective, self.row.get(objective))
+        return math.nan if found is None else float(found)
+
+    # going on ---------------------------------------------------------------------------------
+    def advance(self) -> None:
+        """The next round; with the last one the run is finished."""
+        begins = self._rows is None
+        if self._rows is None:
+            self._rows = self._play()
+        row = next(self._rows)
+        if begins:
+            self.recall(row["round"] - 1)  # the checkpoint that it began with, which need not be the last: that can be damaged
+        self.row = row
+        for name, columns in CUMULATIVE.items():
+            self.sums[name] += sum(float(row.get(column) or 0) for column in columns)
+        if self.ended:
+            self._finish()
+
+    def until(self, last: int) -> None:
+        """To round `last`, or the one in which it diverges; then it is paused."""
+        if self.saved >= last:
+            self.recall(last)
+        else:
+            self.pause()
+            self.advance()
+            while self.round < last and not self.diverged:
+                self.advance()
+        self.pause()
+
+    def recall(self, last: int) -> int:
+        """Go to round `last`, which a checkpoint holds; a run that lacks nothing but its end is ended.
+
+        Returns the last round before it that was tested, 0 where there is none.
+        """
+        if last >= self.experiment.rounds and not Run(self.folder).status.startswith(("finished", "diverged")):
+            self._rows = self._play()
+            self._finish()
+        self.row, self.sums = {}, dict.fromkeys(CUMULATIVE, 0.0)
+        if last == 0:
+            return 0
+        rounds = Run(self.folder).rounds
+        rounds = rounds[rounds["round"] <= last] if len(rounds) else rounds
+        if len(rounds) < last:
+            raise CheckpointError(f"{self.folder / 'rounds'} has {len(rounds)} of {last} rounds; remove {self.folder} to train it again")
+        # as play() yields it: Python's own numbers, and None where there is no value
+        row = rounds.sort_values("round").iloc[-1:].to_dict("records")[0]
+        self.row = {name: None if value != value else value for name, value in row.items()}
+        for name, columns in CUMULATIVE.items():
+            self.sums[name] = sum(rounds.reindex(columns=columns).fillna(0).sum(axis=1).tolist(), 0.0)
+        tested = rounds.loc[rounds.reindex(columns=self._tests).notna().all(axis=1), "round"]
+        return int(tested[tested < last].max()) if (tested < last).any() else 0
+
+    def pause(self) -> None:
+        """Checkpoint and leave the run: it can be resumed, by this trial or by anyone."""
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
+
+    # copies ---------------------------------------------------------------------------------
+    def copy_to(self, place: Path) -> None:
+        """The last checkpoint, and the rows that led to it."""
+        latest = checkpoint.checkpoints(self.folder)[-1]
+        shutil.copytree(latest, place / latest.name)
+        for name in ROWS:
+            if (self.folder / name).exists():
+                shutil.copytree(self.folder / name, place / name)
+
+    def go_on_from(self, place: Path) -> None:
+        """Go on from what :meth:`copy_to` left, of this run or of another one, whatever this one had done itself.
+
+        Rounds that this run had not done come from there: its table has no gap.
+        """
+        (source,) = place.glob("round-*")
+        done = checkpoint.rounds_done(source)
+        for name in ROWS:
+            own = Table(self.folder / name)
+            own.keep("done", done)
+            mine = max((row["done"] for row in _rows(own.folder)), default=0)
+            for at, rows in itertools.groupby(_rows(place / name), key=itemgetter("done")):
+                if mine < at <= done:
+                    own.append(list(rows), at)
+            own.flush()
+        home = self.folder / "checkpoints"
+        shutil.rmtree(home, ignore_errors=True)
+        shutil.copytree(source, home / source.name)
+
+    def _play(self) -> Generator[dict[str, Any]]:
+        """Its rows from where it is. Who holds the folder is an earlier process of this trial, which is dead or about to be: on a machine
+        that went away it counts as alive until the lock is stale."""
+        patience = time.monotonic() + STALE_S + 2 * BEAT_S
+        while holder(self.folder) is not None and time.monotonic() < patience:
+            time.sleep(POLL_S)
+        begun = self.saved > 0
+        # a folder without a checkpoint is this trial's own beginning; a run that only the storage has is somebody's
+        overwrite = not begun and (self.overwrite or self.folder.exists())
+        return play(self.experiment, self.folder, resume=begun, overwrite=overwrite, accept=self.accept if begun else ())
+
+    def _finish(self) -> None:
+        """What a run does behind its last round."""
+        assert self._rows is not None
+        for _ in self._rows:
+            pass
+        self._rows = None
+
+
+def _rows(table: Path) -> list[dict[str, Any]]:
+    return [row for part in sorted(table.glob("part-*.parquet")) for row in pq.read_table(part).to_pylist()]
