@@ -96,6 +96,7 @@ class FedAvg(Algorithm, frozen=True):
 
     def start(self, ctx: Context, w: Tensor, b: Tensor) -> Carry:
         """A client in training at copies of `(w, b)`, with a new optimiser."""
+        ctx.objective.reached()  # from here on: what other gradients reached is nothing to its weight decay
         w = ctx.objective.scratch("w", w).copy_(w)
         b = ctx.objective.scratch("b", b).copy_(b)
         first, second = ctx.objective.scratch("first moment", w), w[:0]
@@ -117,9 +118,10 @@ class FedAvg(Algorithm, frozen=True):
 
     def direction(self, ctx: Context, down: Any, carry: Any, g: Tensor) -> Tensor:
         """The optimiser's direction `v [P]` of w <- w - lr v; consumes `g`."""
+        reached = ctx.objective.reached()
         if self.optimizer == "adam":
-            return adam_direction_(carry.w, g, carry.moments, self.weight_decay)
-        return sgd_direction_(carry.w, g, carry.moments, self.momentum, self.weight_decay)
+            return adam_direction_(carry.w, g, carry.moments, self.weight_decay, reached)
+        return sgd_direction_(carry.w, g, carry.moments, self.momentum, self.weight_decay, reached)
 
     def learning_rate(self, ctx: Context) -> float:
         return float(self.lr * self.lr_decay**ctx.round)

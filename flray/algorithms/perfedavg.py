@@ -86,7 +86,7 @@ class PerFedAvg(FedAvg, frozen=True):
             if self.form == "code":
                 v = self.direction(ctx, down, carry, g)
             else:
-                v = sgd_direction_(carry.w, g, carry.moments, 0, self.weight_decay)
+                v = sgd_direction_(carry.w, g, carry.moments, 0, self.weight_decay, ctx.objective.reached())
             torch.add(carry.w, v, alpha=-self.learning_rate(ctx), out=carry.ahead)
         else:
             if self.hf:

@@ -127,6 +127,8 @@ class Objective:
         self._points: OrderedDict[tuple[int, int, bool, bool], Model] = OrderedDict()
         self._gradients: OrderedDict[int, tuple[Tensor, list[Tensor]]] = OrderedDict()
         self._scratch: dict[str, Tensor] = {}
+        self._missed: frozenset[int] | None = None  # numbers of the tensors that no gradient reached since `reached` was asked
+        self._reached: dict[frozenset[int], Tensor] = {}
 
     # parameters ------------------------------------------------------------------------------
     def initial(self) -> tuple[Tensor, Tensor]:
@@ -211,10 +213,25 @@ class Objective:
             views = [entry.view(flat) for entry in self.layout.entries]
         else:
             views = self._views_of(out)
-        if any(part is None for part in parts):
+        missed = frozenset(i for i, part in enumerate(parts) if part is None)
+        self._missed = missed if self._missed is None else self._missed & missed
+        if missed:
             parts = tuple(torch.zeros_like(v) if p is None else p for p, v in zip(parts, views, strict=True))
         torch._foreach_copy_(views, parts)
         return flat
+
+    def reached(self) -> Tensor | None:
+        """Float `[P]`: 0 on the tensors that no gradient reached since this was asked last, 1 elsewhere; None: every tensor was reached.
+
+        An optimiser asks at every step, for `torch.optim` passes over a parameter that has no gradient: weight decay does not shrink it.
+        """
+        missed, self._missed = self._missed, None
+        if not missed:
+            return None
+        if missed not in self._reached:
+            names = {self.layout.entries[i].name for i in missed}
+            self._reached[missed] = self.layout.mask(lambda name: name not in names).to(self.device)
+        return self._reached[missed]
 
     def _views_of(self, out: Tensor) -> list[Tensor]:
         known = self._gradients.get(out.data_ptr())

@@ -83,6 +83,7 @@ def fit(
     of the parameters. Inputs are not changed.
     """
     w, b = w.clone(), b.clone()
+    ctx.objective.reached()  # from here on
     moments = Moments(torch.zeros_like(w), torch.zeros_like(w), 0)
     gradient, total = torch.zeros_like(w), torch.zeros((), device=w.device)
     steps = epochs * math.ceil(proxy.size / batch_size)
@@ -95,7 +96,7 @@ def fit(
             clip_(g, clip)
         moments = moments._replace(steps=step)
         rate = lr * 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else lr
-        w.add_(adam_direction_(w, g, moments, weight_decay), alpha=-rate)
+        w.add_(adam_direction_(w, g, moments, weight_decay, ctx.objective.reached()), alpha=-rate)
         total.add_(value)
     return w, b, total / max(steps, 1)
 

@@ -21,13 +21,18 @@ class Moments(NamedTuple):
     steps: int
 
 
-def sgd_direction_(w: Tensor, g: Tensor, moments: Moments, momentum: float, weight_decay: float) -> Tensor:
+def decay_(g: Tensor, w: Tensor, weight_decay: float, reached: Tensor | None) -> None:
+    """g <- g + weight_decay w, in place; where `reached [P]` is 0 there is no gradient, and so no decay (:meth:`Objective.reached`)."""
+    if weight_decay:
+        g.add_(w if reached is None else w * reached, alpha=weight_decay)
+
+
+def sgd_direction_(w: Tensor, g: Tensor, moments: Moments, momentum: float, weight_decay: float, reached: Tensor | None = None) -> Tensor:
     """PyTorch's SGD, dampening 0, no Nesterov: g <- g + weight_decay w; buf <- momentum buf + g; v = buf.
 
     `g` is consumed. At the first step buf = g, whatever the buffer holds.
     """
-    if weight_decay:
-        g.add_(w, alpha=weight_decay)
+    decay_(g, w, weight_decay, reached)
     if not momentum:
         return g
     if moments.steps == 0:
@@ -36,14 +41,19 @@ def sgd_direction_(w: Tensor, g: Tensor, moments: Moments, momentum: float, weig
 
 
 def adam_direction_(
-    w: Tensor, g: Tensor, moments: Moments, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    w: Tensor,
+    g: Tensor,
+    moments: Moments,
+    weight_decay: float,
+    reached: Tensor | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
 ) -> Tensor:
     """Adam (Kingma and Ba 2015, Algorithm 1), bias-corrected; weight decay is added to the gradient. `g` is overwritten with v.
 
     `moments.steps` is the number of steps before this one.
     """
-    if weight_decay:
-        g.add_(w, alpha=weight_decay)
+    decay_(g, w, weight_decay, reached)
     beta1, beta2 = betas
     moments.first.lerp_(g, 1 - beta1)
     moments.second.mul_(beta2).addcmul_(g, g, value=1 - beta2)

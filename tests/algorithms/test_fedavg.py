@@ -10,10 +10,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flray.algorithms.fedavg import FedAvg
+from flray.core.messages import equal
 from flray.core.objective import Objective
 from flray.models.mlp import MLP
 from tests.algorithms.rounds import play
-from tests.core.networks import Mlp, Norm, build, inputs
+from tests.core.networks import Branches, Mlp, Norm, build, inputs
 
 
 class Quadratic(FedAvg, frozen=True):
@@ -125,3 +126,42 @@ def _ctx(objective):
     from tests.ops.support import context
 
     return context(objective)
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizer"),
+    [
+        ({"momentum": 0.0}, lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.3)),
+        ({"momentum": 0.9, "branch": 1}, lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.3)),
+        ({"optimizer": "adam", "branch": 1}, lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.3)),
+    ],
+    ids=["plain", "momentum", "adam"],
+)
+def test_a_tensor_that_the_loss_does_not_reach_does_not_decay(options, optimizer):
+    """As torch.optim, which passes over a parameter without a gradient, also where only some batches reach it (`branch` 1: all do)."""
+    options = dict(options)
+    objective, module = Objective(build(Branches)), build(Branches)
+    x, y = inputs(Branches, 16)
+    x[:, 0] = x[:, 0].abs() if options.pop("branch", None) else torch.tensor([1.0, -1.0]).repeat_interleave(4).repeat(2)
+    states, _, _ = play(FedAvg(lr=0.1, weight_decay=0.3, local_epochs=2, batch_size=4, **options), objective, [(x, y)], 1)
+    steps = optimizer(module.parameters())
+    for bx, by in [(x[i : i + 4], y[i : i + 4]) for _ in range(2) for i in range(0, 16, 4)]:
+        steps.zero_grad()
+        cross_entropy(module(bx), by).backward()
+        steps.step()
+    found = objective.state_dict(states[-1].w, states[-1].b)
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+    assert torch.equal(found["never.weight"], build(Branches).never.weight)
+    assert not torch.equal(found["now_and_then.weight"], build(Branches).now_and_then.weight)
+
+
+def test_a_round_of_another_client_does_not_change_what_decays():
+    """What the gradients of one client reached is forgotten when the next one starts."""
+    objective = Objective(build(Branches))
+    x, y = inputs(Branches, 8)
+    x[:, 0] = -1.0
+    algorithm = FedAvg(lr=0.1, weight_decay=0.3, local_epochs=1, batch_size=4)
+    alone = play(algorithm, objective, [(x, y)], 1)[1][0][0]
+    objective.value_and_grad(lambda f: cross_entropy(f(x.abs()), y), *objective.initial())  # reaches `now_and_then` as well
+    assert equal(play(algorithm, objective, [(x, y)], 1)[1][0][0], alone)

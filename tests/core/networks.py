@@ -56,6 +56,21 @@ class Tied(Classifier):
         return torch.tanh(self.second(torch.tanh(self.first(x))))
 
 
+class Branches(Classifier):
+    """`never` takes part in no forward pass, `now_and_then` where the first number of a batch is positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(5, 7)
+        self.never = nn.Linear(5, 7)
+        self.now_and_then = nn.Linear(5, 7)
+        self.head = nn.Linear(7, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        z = self.hidden(x)
+        return torch.tanh(z + self.now_and_then(x) if x[0, 0] > 0 else z)
+
+
 class Frozen(Classifier):
     """The first layer is not trained."""
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from flray.core.errors import ConfigError
 from flray.core.objective import CACHED_POINTS, Objective
-from tests.core.networks import Conv, Frozen, Mlp, Norm, Tied, build, inputs
+from tests.core.networks import Branches, Conv, Frozen, Mlp, Norm, Tied, build, inputs
 
 KINDS = [Mlp, Norm, Conv, Tied, Frozen]
 
@@ -261,3 +261,24 @@ def test_two_objectives_of_one_architecture_do_not_disturb_each_other():
         for _ in range(2):
             torch.testing.assert_close(first.at(*first.initial())(x), expected[0])
             torch.testing.assert_close(second.at(*second.initial())(x), expected[1])
+
+
+def test_reached_marks_what_any_gradient_reached_since_it_was_asked():
+    objective = Objective(build(Branches))
+    x, y = inputs(Branches, 4)
+
+    def differentiate(sign):
+        signed = torch.cat([torch.full((4, 1), sign), x[:, 1:]], 1)
+        objective.value_and_grad(lambda f: cross_entropy(f(signed), y), *objective.initial())
+        return objective.mask("all")
+
+    def marked(mask):
+        return {n for n, view in objective.views(mask).items() if float(view.min()) == 1}
+
+    assert objective.reached() is None, "no gradient yet"
+    every = set(objective.views(differentiate(-1.0)))
+    always = {n for n in every if not n.startswith(("never", "now_and_then"))}
+    assert marked(objective.reached()) == always and objective.reached() is None
+    differentiate(1.0)
+    differentiate(-1.0)
+    assert marked(objective.reached()) == {n for n in every if not n.startswith("never")}

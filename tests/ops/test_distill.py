@@ -10,7 +10,7 @@ from torch.nn.functional import kl_div, log_softmax, softmax
 from flray.core.objective import Objective
 from flray.ops.distill import distill, ensemble, proxy_logits
 from flray.ops.losses import kl
-from tests.core.networks import Mlp, Norm, build, inputs
+from tests.core.networks import Branches, Mlp, Norm, build, inputs
 from tests.ops.support import ListProxy, context, flatten_like, normal
 
 OTHER = {"forward": "reverse", "reverse": "forward"}
@@ -146,3 +146,25 @@ def test_draws_are_addressed():
     np.random.rand(5)
     assert torch.equal(run(), first)
     assert not torch.equal(run(round=1), first)
+
+
+def test_weight_decay_leaves_what_the_loss_does_not_reach_alone():
+    objective = Objective(build(Branches))
+    x, _ = inputs(Branches, 8)
+    x[:, 0] = -1.0
+    proxy, (w0, b0) = ListProxy(x), objective.initial()
+    w, _, _ = distill(
+        context(objective, proxy),
+        w0,
+        b0,
+        normal(8, 3),
+        proxy,
+        lr=0.1,
+        epochs=1,
+        batch_size=4,
+        weight_decay=0.3,
+        temperature=1.0,
+        squared=True,
+    )
+    still = {name: torch.equal(view, objective.views(w0)[name]) for name, view in objective.views(w).items()}
+    assert still == {name: name.startswith(("never", "now_and_then")) for name in still}
