@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ from flray.core.errors import CheckpointError
 
 NAME = ".lock"
 BEAT_S = 10.0  # between two signs of life
-STALE_S = 90.0  # without one, a process of another machine counts as dead
+STALE_S = 45.0  # without one, a process of another machine counts as dead
+WATCH_S = 0.5  # between two looks for one
 SETTLE_S = 0.2  # how long who takes over a dead owner's folder waits before it looks whether somebody else did so as well
 
 
@@ -115,12 +117,38 @@ def holder(folder: Path) -> Owner | None:
 
 
 def _refuse(folder: Path, but: Owner | None = None) -> None:
-    """Raises `CheckpointError` when a process that lives, other than `but`, holds the folder."""
+    """Raises `CheckpointError` when a process that lives, other than `but`, holds the folder.
+
+    Of a process on another machine that was heard of lately, it waits for the next sign of life: a lost node has left its lock.
+    """
     found = holder(folder)
-    if found is not None and (but is None or found.id != but.id):
-        here = found.machine == _machine()
-        stopped = " and is stopped (kill -CONT lets it go on, kill -9 ends it)" if here and _state(found.pid) == "T" else ""
-        raise CheckpointError(f"{folder} is in use: {found} writes to it{stopped}; wait for it, stop it, or give another --out")
+    if found is None or (but is not None and found.id == but.id):
+        return
+    here = found.machine == _machine()
+    if not here and not _gives_sign(found, folder):
+        return
+    stopped = " and is stopped (kill -CONT lets it go on, kill -9 ends it)" if here and _state(found.pid) == "T" else ""
+    raise CheckpointError(f"{folder} is in use: {found} writes to it{stopped}; wait for it, stop it, or give another --out")
+
+
+def _gives_sign(found: Owner, folder: Path) -> bool:
+    """Whether the owner touches its lock within `STALE_S` from the last time; told, because it takes that long."""
+    first = _beaten(folder)
+    warnings.warn(f"{folder} was last held by {found}; waiting up to {STALE_S:.0f} s for a sign of life of it", stacklevel=2)
+    while holder(folder) == found:
+        if _beaten(folder) != first:
+            return True
+        time.sleep(WATCH_S)
+    return False
+
+
+def _beaten(folder: Path) -> float:
+    """When the lock was touched last. Opened first: on NFS that asks the server, where the file's times may be cached."""
+    try:
+        with (folder / NAME).open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return 0.0
 
 
 def owner(folder: Path) -> Owner | None:
@@ -141,7 +169,7 @@ def _alive(found: Owner, folder: Path) -> bool:
     probe = folder / f"{NAME}.{secrets.token_hex(4)}"  # the file server's clock, not this machine's
     try:
         probe.touch()
-        age = probe.stat().st_mtime - (folder / NAME).stat().st_mtime
+        age = probe.stat().st_mtime - _beaten(folder)
     except OSError:
         return True
     finally:
