@@ -5,22 +5,26 @@ experiments = load_config("configs/quickstart.yaml", ["algorithm=fedavg,feddf", 
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
 from flray.algorithms import ALGORITHMS
-from flray.core.errors import ConfigError, nearest, unknown
-from flray.core.validation import one_line
+from flray.core.errors import ConfigError, nearest, shown, unknown
+from flray.core.plain import plain, read
+from flray.core.validation import one_line, section_at, spelled_out
+from flray.data import PARTITIONS
 from flray.experiment import Experiment
+from flray.models import MODELS
+from flray.registry import imported
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is built in
+NAMED = {"algorithm": ALGORITHMS, "model": MODELS, "partition": PARTITIONS}  # sections of a name and its own options
+CELLS = 10_000  # experiments of one grid; every one is a folder
 
 
 def load_config(
@@ -29,14 +33,30 @@ def load_config(
     """Experiments of a YAML file (or mapping) and overrides `key.sub=value`; commas and `a..b` ranges make a grid.
 
     Order: the file that it `extends`, the file, its `preset`, what its tables `algorithms`, `models`, `partitions`
-    say of the chosen ones, the overrides.
+    say of the chosen ones, the overrides (a section before the keys inside it).
     Raises `ConfigError` in one line.
     """
     raw = _read(source)
-    pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [pair(text) for text in overrides]
-    _import(raw, imports)
-    axes = [[(key, value) for value in several(key, text)] for key, text in pairs]
-    return [_build(raw, cell) for cell in itertools.product(*axes)]
+    modules, axes = _axes(overrides)
+    _import(raw, modules, imports)
+    return [_build(raw, dict(zip(axes, cell, strict=True))) for cell in itertools.product(*axes.values())]
+
+
+def count_cells(overrides: Iterable[str] | Mapping[str, Any]) -> int:
+    """How many experiments the overrides make of a file, without making one. Raises `ConfigError` for more than a grid can have."""
+    return math.prod(map(len, _axes(overrides)[1].values()))
+
+
+def _axes(overrides: Iterable[str] | Mapping[str, Any]) -> tuple[list[Any], dict[str, list[Any]]]:
+    """(modules to import, the values of every other key)."""
+    axes = {key: several(key, value) for key, value in pairs(overrides).items()}
+    modules = axes.pop("imports", [])
+    _once(axes)
+    count = math.prod(map(len, axes.values()))
+    if count > CELLS:
+        factors = " x ".join(f"{key} {len(values)}" for key, values in axes.items() if len(values) > 1)
+        raise ConfigError(f"these overrides make {count:,} experiments ({factors}), and a grid has at most {CELLS:,}; give fewer values")
+    return modules, axes
 
 
 def self_contained(
@@ -47,53 +67,100 @@ def self_contained(
     The tables `algorithms`, `models`, `partitions` stay, less what an override says otherwise: an experiment made of the result with
     `load_config(..., {"algorithm": NAME})` is the one that all of it would have made. Raises `ConfigError`.
     """
-    raw = _read(source, folder)
-    _import(raw, imports)
-    cell = list(overrides.items())
-    values = _start(raw, cell)
-    for key, value in cell:
-        if key in (*NAMED, "preset"):
-            continue
-        _assign(values, key.split("."), value, key)
+    raw, overrides = _read(source, folder), dict(overrides)
+    _import(raw, [overrides.pop("imports", None)], imports)
+    _once({key: [value] for key, value in overrides.items()})
+    values = _start(raw, overrides)
+    for key, value in _inside(overrides):
+        _assign(values, key, value)
         section, _, option = key.partition(".")
-        for entry in (values.get(f"{section}s") or {}).values() if section in NAMED else ():
-            (entry or {}).pop(option, None)  # an override goes before the tables
+        for entry in _table(values, f"{section}s").values() if section in NAMED else ():
+            entry.pop(option, None)  # an override goes before the tables
     return values
 
 
-def _import(raw: dict[str, Any], imports: Sequence[str]) -> None:
-    for module in (*imports, *raw.get("imports", ())):
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError(f"--import {module}: {error}; is it on PYTHONPATH?") from error
-    if imports:
-        raw["imports"] = list(dict.fromkeys([*raw.get("imports", ()), *imports]))
+def pairs(*given: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides by key, of texts `key=value` and mappings. Raises `ConfigError` for one without a key, or given twice."""
+    found: dict[str, Any] = {}
+    for overrides in given:
+        for key, value in overrides.items() if isinstance(overrides, Mapping) else map(pair, overrides):
+            if not isinstance(key, str) or not all(key.split(".")):
+                raise ConfigError(f"override {shown(key)}: no key; write key=value, for example algorithm.lr=0.1")
+            plain(key, "an override's key")
+            if key in found:
+                raise ConfigError(f"override {key} is given twice: {shown(found[key])} and {shown(value)}; keep one")
+            found[key] = value
+    return found
+
+
+def pair(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise ConfigError(f"override {shown(text)}: write key=value, for example algorithm.lr=0.1")
+    return key.strip(), value
+
+
+def several(key: str, value: Any) -> list[Any]:
+    """One value, or several: `a,b,c` and `0..4` outside brackets. Raises `ConfigError` for more than a grid can have."""
+    if not isinstance(value, str):
+        return [plain(value, f"override {key}")]
+    if value.strip().startswith(("[", "{", "'", '"')):
+        return [scalar(key, value)]
+    found: list[Any] = []
+    for part in value.split(","):
+        ends = re.fullmatch(r"\s*(-?[0-9]{1,19})\.\.(-?[0-9]{1,19})\s*", part)
+        if ends:
+            low, high = int(ends[1]), int(ends[2])
+            if high - low >= CELLS:
+                raise ConfigError(f"override {key}={part.strip()}: {high - low + 1:,} values, and a grid has at most {CELLS:,} experiments")
+            found.extend(range(low, high + 1))
+        elif part.strip() or "," not in value:
+            found.append(scalar(key, part))
+    if not found:
+        raise ConfigError(f"override {key}={shown(value)}: no value")
+    return found
+
+
+def scalar(key: str, text: str) -> Any:
+    """The YAML value of an override's text."""
+    return read(text, f"override {key}={text if len(text) <= 100 else shown(text)}")
+
+
+# reading --------------------------------------------------------------------------------------
+def _import(raw: dict[str, Any], *more: Sequence[Any]) -> None:
+    """Import the modules that `raw`, overrides and the command line name (one, or a list of them), and write all of them into `raw`."""
+    modules: dict[str, None] = {}
+    for named in (raw.get("imports"), *itertools.chain(*more)):
+        for module in named if isinstance(named, list | tuple) else [] if named is None else [named]:
+            if not isinstance(module, str):
+                raise ConfigError(f"imports: {shown(module)} is no name of a module; write imports: [my_module]")
+            imported(module, f"--import {module}")
+            modules[module] = None
+    if modules:
+        raw["imports"] = list(modules)
 
 
 def _read(source: str | Path | Mapping[str, Any] | Experiment, folder: Path = Path()) -> dict[str, Any]:
     if isinstance(source, Experiment):
         return source.dump()
     if isinstance(source, Mapping):
-        return _extended(dict(source), folder, ())
+        return _extended(plain(source, ""), folder, ())
     return _read_file(Path(source), ())
 
 
 def _read_file(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
-    return _extended(read_yaml(path), path.parent, (*below, path.resolve()))
+    return _extended(read_yaml(path), path.parent, (*below, path))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds. Raises `ConfigError`, with the nearest file for one that is not there."""
     try:
-        raw = yaml.load(path.read_text(), Loader=LOADER)
+        raw = read(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         near = nearest(path.stem, [p.stem for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
         raise ConfigError(f"no configuration file {path}{near}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no text; a name with a NUL
         raise ConfigError(f"{path} cannot be read as a configuration file: {error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds {type(raw).__name__}, not a mapping of keys to values")
     return raw
@@ -101,118 +168,112 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def _extended(raw: dict[str, Any], folder: Path, below: tuple[Path, ...]) -> dict[str, Any]:
     """`raw` over the file that it `extends` (relative to its own folder); `below` are the files that led here."""
+    raw = spelled_out(raw, Experiment)
     parent = raw.pop("extends", None)
     if parent is None:
         return raw
-    path = folder / str(parent)
-    if path.resolve() in below:
+    if not isinstance(parent, str | Path):
+        raise ConfigError(f"extends: {shown(parent)} is no file; write the path of a YAML file")
+    path = folder / parent
+    if any(path.exists() and path.samefile(file) for file in below):
         raise ConfigError(f"extends: {path} extends itself, by way of {below[-1]}")
     values = _read_file(path, below)
     _overlay(values, raw)
     return values
 
 
-def count_cells(overrides: Iterable[str]) -> int:
-    """How many experiments the overrides make of a file, without making one."""
-    return math.prod(len(several(*pair(text))) for text in overrides)
-
-
-def pair(text: str) -> tuple[str, str]:
-    key, sign, value = text.partition("=")
-    if not sign or not key:
-        raise ConfigError(f"override {text!r}: write key=value, for example algorithm.lr=0.1")
-    return key.strip(), value
-
-
-def several(key: str, value: Any) -> list[Any]:
-    """One value, or several: `a,b,c` and `0..4` outside brackets."""
-    if not isinstance(value, str):
-        return [value]
-    if value.strip().startswith(("[", "{", "'", '"')):
-        return [scalar(key, value)]
-    found: list[Any] = []
-    for part in value.split(","):
-        low, dots, high = part.partition("..")
-        if dots and low.strip().lstrip("-").isdigit() and high.strip().lstrip("-").isdigit():
-            found.extend(range(int(low), int(high) + 1))
-        elif part.strip() or "," not in value:
-            found.append(scalar(key, part))
-    if not found:
-        raise ConfigError(f"override {key}={value}: no value")
-    return found
-
-
-def scalar(key: str, text: str) -> Any:
-    """The YAML value of an override's text."""
-    try:
-        return yaml.load(text, Loader=LOADER)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {key}={text}: not a YAML value; quote it") from None
-
-
-def _start(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+# laying one over the other --------------------------------------------------------------------
+def _start(raw: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of `raw` with its preset, and the algorithm, model and partition that the overrides name."""
-    values = _copy(raw)
-    presets = values.pop("presets", {})
-    preset = dict(cell).get("preset", values.pop("preset", None))
+    values: dict[str, Any] = plain(raw, "")
+    presets = _table(values, "presets")
+    values.pop("presets", None)
+    preset = cell.get("preset", values.pop("preset", None))
     if preset is not None:
-        if preset not in presets:
-            raise unknown("preset", str(preset), presets, "this configuration")
-        _overlay(values, presets[preset])
-    for key, value in cell:
-        if key in NAMED:  # before the keys inside it, wherever it stands on the command line
-            values[key] = value if isinstance(value, dict) else switch(key, values.get(key), str(value))
+        if not isinstance(preset, str) or preset not in presets:
+            raise unknown("preset", preset if isinstance(preset, str) else shown(preset), presets, "this configuration")
+        _overlay(values, spelled_out(presets[preset], Experiment))
+    for section in NAMED:  # before the keys inside it, wherever it stands on the command line
+        if isinstance(cell.get(section), dict):
+            values[section] = cell[section]
+        for key in (section, f"{section}.name"):
+            if key in cell and (key != section or not isinstance(cell[key], dict)):
+                values[section] = switch(section, values.get(section), cell[key])
     return values
 
 
-def _build(raw: Mapping[str, Any], cell: Sequence[tuple[str, Any]]) -> Experiment:
+def _inside(cell: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The overrides besides those of `_start`, a section before the keys inside it."""
+    done = ("preset", *NAMED, *(f"{section}.name" for section in NAMED))
+    return sorted(((key, value) for key, value in cell.items() if key not in done), key=lambda item: item[0].count("."))
+
+
+def _once(axes: Mapping[str, Sequence[Any]]) -> None:
+    """`ConfigError` where two overrides set the same field: `cohort=10 cohort.size=20`."""
+    owner: dict[str, str] = {}
+    for key, values in axes.items():
+        section = section_at(Experiment, key.split("."))
+        words = [spelled_out(value, section) for value in values if not isinstance(value, dict)]
+        for field in {f"{key}.{name}" for word in words if isinstance(word, dict) for name in word if word[name] is not None} or {key}:
+            if field in owner:
+                raise ConfigError(f"override {key} and override {owner[field]} set the same field; keep one")
+            owner[field] = key
+
+
+def _build(raw: Mapping[str, Any], cell: Mapping[str, Any]) -> Experiment:
     values = _start(raw, cell)
     for section in NAMED:
-        _choose(values, section, values.pop(f"{section}s", {}))
-    for key, value in cell:
-        if key not in ("preset", *NAMED):
-            _assign(values, key.split("."), value, key)
-    root = (values.get("data") or {}).get("root") if isinstance(values.get("data"), dict) else None
-    if root is not None and isinstance(values.get("proxy"), dict):
-        values["proxy"].setdefault("root", root)
-        if values["proxy"]["root"] is None:
-            values["proxy"]["root"] = root
+        table = _table(values, f"{section}s")
+        values.pop(f"{section}s", None)
+        _choose(values, section, table)
+    for key, value in _inside(cell):
+        _assign(values, key, value)
+    data, proxy = values.get("data"), values.get("proxy")
+    if isinstance(data, dict) and isinstance(proxy, dict) and proxy.get("root") is None and data.get("root") is not None:
+        proxy["root"] = data["root"]
     with one_line("", Experiment):
-        return Experiment(**values)
+        return Experiment.model_validate(values)
 
 
-NAMED = ("algorithm", "model", "partition")  # sections of a name and its own options
-KINDS = {**dict.fromkeys(NAMED, "name"), "augment": "preset"}  # what a section written as one word means by it
+def _table(values: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
+    """The table `presets`, `algorithms`, `models` or `partitions`: options by name."""
+    table = values.get(key)
+    table = {} if table is None else table
+    if not isinstance(table, dict) or not all(entry is None or isinstance(entry, dict) for entry in table.values()):
+        raise ConfigError(f"{key}: {shown(table)} is no table; write names with their options, such as {key}: {{NAME: {{OPTION: VALUE}}}}")
+    return {name: {} if entry is None else entry for name, entry in table.items()}
 
 
-def _choose(values: dict[str, Any], section: str, table: Mapping[str, Any]) -> None:
+def _choose(values: dict[str, Any], section: str, table: Mapping[str, dict[str, Any]]) -> None:
     """Lay what the table `algorithms: {NAME: {...}}` (or `models`, `partitions`) says of the chosen name over its section."""
-    if section == "algorithm":
-        for name in table:
-            ALGORITHMS.get(name)  # a typo is an error, not an entry that nobody reads
+    for name in table:
+        if ":" not in name:
+            NAMED[section].check(name)  # a typo is an error, not an entry that nobody reads
     current = values.get(section)
-    name = current if isinstance(current, str) else (current or {}).get("name")
-    if table.get(name):
-        values[section] = {**({"name": name} if isinstance(current, str) else current), **table[name]}
+    if isinstance(current, dict) and isinstance(current.get("name"), str):
+        values[section] = {**current, **table.get(current["name"], {})}
 
 
 def _overlay(values: dict[str, Any], other: Mapping[str, Any]) -> None:
     """Lay `other` over `values`; a section that names another algorithm, model or partition switches to it first."""
     for key, section in other.items():
-        if key in NAMED and isinstance(section, Mapping) and "name" in section:
+        if key in NAMED and isinstance(section, Mapping) and isinstance(section.get("name"), str):
             values[key] = switch(key, values.get(key), section["name"])
         _merge(values, {key: section})
 
 
-def switch(section: str, current: Any, name: str) -> dict[str, Any]:
+def switch(section: str, current: Any, name: Any) -> dict[str, Any]:
     """`algorithm=NAME`, `model=NAME`, `partition=NAME`: another one, with what the file says and both read."""
-    old = {"name": current} if isinstance(current, str) else dict(current or {})
-    if old.get("name") == name:
-        return old
+    if not isinstance(name, str):
+        raise ConfigError(f"{section}.name: {shown(name)} is no name; see flray list {section}s")
+    old = dict(current) if isinstance(current, dict) else {}
+    before = old.pop("name", None)
+    if before == name:
+        return {"name": name, **old}
     if section == "algorithm":
-        new, before = ALGORITHMS.get(name), ALGORITHMS.get(old["name"]) if "name" in old else None
+        new, left = ALGORITHMS.get(name), ALGORITHMS.get(before) if isinstance(before, str) else None
         # a key that neither knows is a typo in the file: kept, so that it is reported
-        kept = {k: v for k, v in old.items() if k != "name" and (before is None or k not in before.model_fields or _shared(k, new, before))}
+        kept = {k: v for k, v in old.items() if left is None or k not in left.model_fields or _shared(k, new, left)}
     else:
         kept = {k: old[k] for k in ("clients", "seed") if k in old and section == "partition"}
     return {"name": name, **kept}
@@ -223,29 +284,24 @@ def _shared(key: str, new: type[BaseModel], old: type[BaseModel]) -> bool:
     return key in new.model_fields and any(key in vars(base).get("__annotations__", {}) for base in new.__mro__ if base in old.__mro__)
 
 
-def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:
-    for depth, part in enumerate(path[:-1]):
-        inner = values.get(part)
-        if isinstance(inner, str) and part in KINDS:
-            inner = {KINDS[part]: inner}
-        if inner is None:
-            inner = {}
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for depth, part in enumerate(path):
+        inner = {} if values.get(part) is None else values[part]
         if not isinstance(inner, dict):
             raise ConfigError(f"override {key}: {'.'.join(path[: depth + 1])} is a value, not a section")
         values[part] = inner
         values = inner
-    values[path[-1]] = value
+    word = spelled_out(value, section_at(Experiment, key.split(".")))
+    if word is not value and not isinstance(value, dict):  # `cohort=10` sets a field of the section
+        _merge(values, {last: word})
+    else:
+        values[last] = value if word is value else word
 
 
 def _merge(values: dict[str, Any], other: Mapping[str, Any]) -> None:
     for key, value in other.items():
-        if isinstance(value, Mapping) and isinstance(values.get(key), dict):
+        if isinstance(value, Mapping) and isinstance(values.get(key), dict) and "preset" not in value:  # a preset says all of a section
             _merge(values[key], value)
         else:
             values[key] = value
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _copy(v) for k, v in value.items()}
-    return [_copy(v) for v in value] if isinstance(value, list) else value

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from flray.algorithms import ALGORITHMS
 from flray.core.algorithm import Algorithm
 from flray.core.errors import ConfigError
 from flray.core.objective import Precision
-from flray.core.validation import one_line
+from flray.core.validation import Section, one_line, spelled_out
 from flray.data import DataConfig, PartitionConfig, ProxyConfig
 from flray.models import ModelConfig
 
@@ -29,13 +29,19 @@ if TYPE_CHECKING:
 RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage")  # what may change when a run is resumed
 
 
-class Section(BaseModel, frozen=True, extra="forbid"):
-    """A part of the configuration: unknown keys are errors."""
+def _folder_name(value: str) -> str:
+    if value in ("", ".", "..") or "/" in value or not value.isprintable() or len(value.encode()) > 200:
+        raise ValueError("must be the name of one folder: at most 200 bytes, no / and no control characters")
+    return value
+
+
+FolderName = Annotated[str, AfterValidator(_folder_name)]
 
 
 class CohortConfig(Section):
     """Which clients take part in a round: `size` of them, or a `fraction` of the population; neither: all."""
 
+    shorthand: ClassVar[Mapping[type, str]] = {int: "size", float: "fraction"}
     size: int | None = Field(None, ge=1, description="clients per round (K)")
     fraction: float | None = Field(None, gt=0, le=1, description="share of the population, at least one client")
     sampling: Literal["addressed", "numpy_round_seed"] = Field(
@@ -61,6 +67,7 @@ class CohortConfig(Section):
 class ValidationConfig(Section):
     """A share of the training data that no client trains on."""
 
+    shorthand: ClassVar[Mapping[type, str]] = {float: "fraction"}
     fraction: float = Field(0.1, gt=0, lt=1, description="share of the training data")
     of: Literal["clients", "server"] = Field(
         "clients", description="a share of each client's samples, or a stratified share of the train split, taken before the partition"
@@ -106,6 +113,7 @@ class EvaluateConfig(Section):
 class CheckpointConfig(Section):
     """How often the whole state is saved; a run that ends or is interrupted always saves."""
 
+    shorthand: ClassVar[Mapping[type, str]] = {int: "every"}
     every: int = Field(10, ge=0, description="rounds between two checkpoints; 0: only at the end")
     keep: int = Field(2, ge=0, description="checkpoints kept; 0: all")
 
@@ -145,7 +153,7 @@ class ResourcesConfig(Section):
 class Experiment(Section):
     """A complete, checked experiment; `flray run DIR/config.yaml` repeats it to the same bits."""
 
-    name: str = Field("run", description="names the run's folder")
+    name: FolderName = Field("run", description="names the run's folder")
     seed: int = Field(0, description="address of every random draw")
     rounds: int = Field(ge=0, description="rounds per task")
     data: DataConfig
@@ -170,8 +178,8 @@ class Experiment(Section):
     def _algorithm(cls, value: Any) -> Any:
         if isinstance(value, Algorithm):
             return value
-        values = {"name": value} if isinstance(value, str) else dict(value)
-        if "name" not in values:
+        values = spelled_out(value, Algorithm)
+        if not isinstance(values, dict) or "name" not in values:
             raise ConfigError("algorithm: the name is missing; write algorithm: {name: fedavg}")
         kind = ALGORITHMS.get(values.pop("name"))
         with one_line("algorithm", kind):
@@ -222,9 +230,9 @@ def run(
     `config` is a YAML file, a mapping or an `Experiment`; overrides as on the command line (`"algorithm.lr=0.1"`) or by keyword
     (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
     """
-    from flray.config import load_config, pair
+    from flray.config import load_config, pairs
 
-    cells = load_config(config, dict([*map(pair, overrides), *values.items()]), imports)
+    cells = load_config(config, pairs(overrides, values), imports)
     if len(cells) != 1:
         raise ConfigError(f"flray.run takes one experiment, these overrides make {len(cells)}; loop over load_config(...)")
     from flray.engine.simulation import simulate
@@ -249,13 +257,13 @@ def resume(
     error, unless `accept` names it; `environment.json` then says so for ever.
     The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one line.
     """
-    from flray.config import load_config, pair
+    from flray.config import load_config, pairs
     from flray.engine.remote import download
     from flray.engine.simulation import simulate
     from flray.engine.uri import is_uri, split
     from flray.results import load
 
-    changes = dict([*map(pair, overrides), *values.items()])
+    changes = pairs(overrides, values)
     if is_uri(folder):
         changes.setdefault("storage", json.dumps(split(str(folder))[0]))  # quoted: its commas make no grid
         folder = download(str(folder), out or "runs")

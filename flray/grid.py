@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from flray.config import read_yaml
 from flray.core.errors import CheckpointError
 from flray.experiment import Experiment
 
@@ -51,7 +50,7 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
     """
     if overwrite or not (folder / "config.yaml").exists():
         return "new"
-    there = flatten(yaml.safe_load((folder / "config.yaml").read_text()))
+    there = flatten(read_yaml(folder / "config.yaml"))
     wanted = flatten(cell.dump())
     changed = [
         key

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.config import load_config, pair
+from flray.config import load_config, pairs
 from flray.core.errors import ConfigError
 from flray.experiment import Experiment, algorithm_name
 
@@ -28,7 +28,7 @@ def pretraining(
     It starts from random weights, whatever the configuration's `model.weights`, unless an override names others. Raises `ConfigError` in
     one line.
     """
-    changes = dict(map(pair, overrides))
+    changes = pairs(overrides)
     cells = load_config(config, {**WHOLE, **changes}, imports)
     if len(cells) != 1:
         raise ConfigError(f"pretrain trains one model, these overrides make {len(cells)}; give one value for each key")

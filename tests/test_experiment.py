@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from flray.config import load_config
+from flray.config import load_config, pairs
 from flray.core.errors import ConfigError
 from flray.experiment import default_folder
 
@@ -94,6 +94,35 @@ def test_proxy_looks_below_the_same_root_as_the_data(tmp_path):
         ("preset=smal", "unknown preset 'smal' in this configuration (did you mean 'small'?)"),
         ("rounds.x=1", "override rounds.x: rounds is a value, not a section"),
         ("nonsense", "override 'nonsense': write key=value"),
+        ("algorithm..lr=1", "override 'algorithm..lr': no key"),
+        ("algorithm.lr=true", "algorithm.lr: .*number.*got 'true'"),
+        ("algorithm.lr=yes", "algorithm.lr: .*number.*got 'true'"),
+        ("algorithm.lr=1e400", "algorithm.lr: input should be a finite number, got '1e400'"),
+        ("algorithm.lr=.nan", "algorithm.lr: input should be a finite number, got nan"),
+        ("algorithm.name=~", "algorithm.name: None is no name"),
+        ("algorithm={lr: 1, lr: 2}", "override algorithm={lr: 1, lr: 2}: the key 'lr' stands twice"),
+        ("cohort.size=true", "cohort.size: .*integer.*got 'true'"),
+        ("model.hidden=[true]", "model 'mlp', option 'hidden.0': .*got 'true'"),
+        ("model=os:system", "model 'os:system' is no torch.nn.Module class"),
+        ("model={name: 'os:system', command: ls}", "model 'os:system' is no torch.nn.Module class"),
+        ("name=../..", "name: must be the name of one folder.*got '../..'"),
+        ("name=/abs", "name: must be the name of one folder.*got '/abs'"),
+        ("name=" + "x" * 300, "name: must be the name of one folder"),
+        ('name="a\0b"', "holds a character that no name, path or text can have"),
+        ("name=2001-99-99/", "name: must be the name of one folder.*got '2001-99-99/'"),
+        ("data.source=../x", "data.source: leads out of the folder of data sets"),
+        ("data.source=/etc", "data.source: leads out of the folder of data sets"),
+        ("data.augment.preset=3", "data.augment.preset: 3 is no name of a preset"),
+        ("seed=²..3", "seed: .*integer.*got '²..3'"),
+        ("seed=0..2000000000", "override seed=0..2000000000: 2,000,000,001 values, and a grid has at most 10,000 experiments"),
+        ("preset=[a]", "unknown preset"),
+        ("presets={small: 1}", "presets: unknown key"),
+        ("partition.variant={}", "partition.variant: input should be a valid string, got {}"),
+        ("partition.name={}", "partition.name: {} is no name"),
+        ("partition={name: table, table: [[]]}", "partition.table: write one row a client"),
+        ("resources.client.num_gpus=.inf", "resources.client.num_gpus.float: input should be a finite number"),
+        ("imports=[3]", "imports: 3 is no name of a module"),
+        ("seed=!!timestamp x", "override seed=!!timestamp x: the tag 'timestamp' is not read here"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(override, words):
@@ -105,6 +134,96 @@ def test_what_is_wrong_is_said_in_one_line(override, words):
     pattern = ".*".join(re.escape(part) for part in words.split(".*"))
     assert re.search(pattern, message), message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"algorithm": 0}, "algorithm: the name is missing"),
+        ({"algorithm": {"lr": 0.1}}, "algorithm: the name is missing"),
+        ({"algorithm": {"name": [1]}}, "algorithm: [1] is no name"),
+        ({"model": 3}, "model: 3 is no section; write model: {name: VALUE}"),
+        ({"partition": True}, "partition: True is no section"),
+        ({"data": None}, "data: None is no section; write data: {source: VALUE}"),
+        ({"presets": {"small": 1}}, "presets: {'small': 1} is no table"),
+        ({"algorithms": ["fedavg"]}, "algorithms: ['fedavg'] is no table"),
+        ({"models": {"mlpp": {}}}, "unknown model 'mlpp' (did you mean 'mlp'?)"),
+        ({"imports": 3}, "imports: 3 is no name of a module"),
+        ({"extends": 3}, "extends: 3 is no file"),
+        ({1: 2}, "the key 1 is no text"),
+    ],
+)
+def test_sections_of_another_shape(section, says):
+    with pytest.raises(ConfigError) as caught:
+        load_config({**BASE, **section})
+    assert says in str(caught.value)
+
+
+def test_an_override_is_given_once():
+    for wrong, says in (
+        (["seed=1", "seed=2"], "override seed is given twice: '1' and '2'"),
+        (["cohort=10", "cohort.size=5"], "override cohort.size and override cohort set the same field"),
+        (["model=mlp", "model.name=resnet18"], "override model.name and override model set the same field"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_config(BASE, wrong)
+    with pytest.raises(ConfigError, match="seed is given twice"):
+        pairs(["seed=1"], {"seed": 2})
+
+
+def test_a_grid_is_counted_before_it_is_made():
+    many = ",".join(map(str, range(1, 301)))
+    with pytest.raises(ConfigError, match=r"27,000,000 experiments \(rounds 300 x seed 300 x partition.alpha 300\).*at most 10,000"):
+        load_config(BASE, [f"rounds={many}", f"seed={many}", f"partition.alpha={many}"])
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_a_section_of_one_obvious_field_is_written_as_one_word(by_file):
+    """In a file and as an override; the section's other options stay."""
+    words = {"model": "fedavg_cnn", "data": "iris", "proxy": "uniform_box", "partition": "iid", "algorithm": "feddf", "checkpoint": 5}
+    base = {**BASE, "cohort": {"fraction": 0.5, "sampling": "numpy_round_seed"}, "data": {"source": "digits", "split_seed": 3}}
+    if by_file:
+        found = load_config({**base, "presets": {"words": {**words, "cohort": 10}}, "preset": "words"})[0]
+    else:
+        found = load_config(base, {**words, "cohort": 10})[0]
+    assert (found.model.name, found.data.source, found.data.split_seed) == ("fedavg_cnn", "iris", 3)
+    assert (found.proxy.source, found.partition.name, found.partition.clients) == ("uniform_box", "iid", 10)
+    assert (type(found.algorithm).__name__, found.algorithm.lr, found.checkpoint.every) == ("FedDF", 0.05, 5)
+    assert (found.cohort.size, found.cohort.fraction, found.cohort.sampling) == (10, None, "numpy_round_seed")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_word_and_a_key_inside_the_section_combine_in_any_order(order):
+    overrides = ["cohort=10", "cohort.sampling=numpy_round_seed"][::order]
+    assert only(*overrides).cohort.model_dump() == {"size": 10, "fraction": None, "sampling": "numpy_round_seed"}
+    assert only("cohort=0.1").cohort.fraction == 0.1
+    assert only("evaluate.validation=0.2").evaluate.validation.fraction == 0.2
+    assert load_config({**BASE, "cohort": 5}, ["cohort.sampling=numpy_round_seed"])[0].cohort.size == 5
+
+
+def test_a_preset_of_augmentation_replaces_what_was_there():
+    base = {**BASE, "data": {"source": "cifar10", "augment": {"crop_padding": 2, "crop_mode": "reflect"}}}
+    expected = load_config({**BASE, "data": {"source": "cifar10", "augment": "fedsol"}})[0].data.augment
+    assert load_config(base, ["data.augment=fedsol"])[0].data.augment == expected
+
+
+def test_one_module_is_one_word(tmp_path, monkeypatch):
+    assert only("imports=json").imports == ("json",)
+    assert only("imports=json,string").imports == ("json", "string")  # no grid
+    assert load_config({**BASE, "imports": "json"}, imports=["string"])[0].imports == ("json", "string")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "bad_syntax.py").write_text("x = 1\ndef f(:\n")
+    (tmp_path / "bad_name.py").write_text("x = 1\ny = nowhere\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
+    for module, says in (
+        ("bad_syntax", r"--import bad_syntax: 'bad_syntax' cannot be imported \(SyntaxError: invalid syntax \(bad_syntax.py, line 2\)\)"),
+        ("bad_name", r"\(NameError: name 'nowhere' is not defined, .*bad_name.py, line 2\)"),
+        ("leaves", r"\(SystemExit: 3"),
+        ("", r"--import : '' cannot be imported"),
+        ("..x", r"cannot be imported"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_config(BASE, [], [module])
 
 
 def test_missing_file_names_the_nearest(tmp_path):

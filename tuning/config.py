@@ -17,10 +17,10 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_jsonable_python
 
 from flray.catalog import METRICS
-from flray.config import NAMED, pair, read_yaml, scalar, self_contained
+from flray.config import NAMED, pairs, read_yaml, scalar, self_contained
 from flray.core.errors import ConfigError, unknown
 from flray.core.validation import one_line
-from flray.experiment import Experiment, Section, ValidationConfig
+from flray.experiment import Experiment, FolderName, Section, ValidationConfig
 from tuning.domain import show
 from tuning.space import Space, build, narrowed, resolve
 
@@ -89,7 +89,7 @@ class FinalConfig(Section):
 class Sweep(Section):
     """A complete, checked sweep; `load_sweep(SWEEP/sweep.yaml)` is the same from any folder."""
 
-    name: str = Field("sweep", pattern="^[^/]+$", description="names the study and the sweep's folder")
+    name: FolderName = Field("sweep", description="names the study and the sweep's folder")
     values: dict[str, Any] = Field(alias="experiment", description="the experiment of every trial, as in any configuration file")
     space: dict[str, Any] = Field(description="what is searched: auto, a list, {log: [lo, hi]}, {linear: [lo, hi]}, or a constant")
     objective: dict[str, Literal["max", "min"]] = Field(
@@ -214,9 +214,11 @@ def load_sweep(
             f"{where} has no section `experiment`: write what every trial runs, e.g. experiment: {{extends: ../quickstart.yaml}}"
         )
     raw = to_jsonable_python(raw)
-    pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [(key, scalar(key, text)) for key, text in map(pair, overrides)]
+    given = pairs(overrides)
+    if not isinstance(overrides, Mapping):
+        given = {key: scalar(key, text) for key, text in given.items()}
     theirs: dict[str, Any] = {}
-    for key, value in pairs:
+    for key, value in given.items():
         section, _, inner = key.partition(".")
         if key == "experiment":
             raise ConfigError(f"override experiment={show(value)}: write experiment.KEY=value, or another sweep file")
@@ -235,7 +237,7 @@ def load_sweep(
     if "extends" in theirs and isinstance(plain, dict):  # as written on the command line: from the working directory
         plain["extends"] = Path.cwd() / str(theirs.pop("extends"))
     values = to_jsonable_python(self_contained(plain, theirs, imports, folder))
-    if "space.algorithm" in dict(pairs):
+    if "space.algorithm" in given:
         raw["space"] = narrowed(raw["space"])
     with one_line("", Sweep):
         sweep = Sweep(**raw, experiment=values)

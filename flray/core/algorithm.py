@@ -9,19 +9,19 @@ number. One exception, for speed: a `Carry` belongs to the running client, so `s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 
 from flray.core.messages import Batch, Cohort, Metrics
 from flray.core.objective import Objective
 from flray.core.returned import check_returns
 from flray.core.seeding import Address, rng
+from flray.core.validation import Section
 
 Pool = Literal["mean", "stack"]
 Predictor = Callable[[Tensor], Tensor]
@@ -121,9 +121,10 @@ class Exchange(NamedTuple):
     order: Literal["parallel", "sequential"] = "parallel"
 
 
-class Algorithm(BaseModel, ABC, frozen=True, extra="forbid"):
+class Algorithm(Section, ABC, frozen=True):
     """Both halves of a federated algorithm; the fields are its hyper-parameters."""
 
+    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     pool: ClassVar[Pool] = "mean"
     needs_proxy: ClassVar[bool] = False  # a public data set at the server
     proxy_on_clients: ClassVar[bool] = False  # the clients read it as well

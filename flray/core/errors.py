@@ -7,11 +7,16 @@ Anything else is a defect of flray, or of the user's own code, and keeps its tra
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from typing import Any
 
 
 class FlrayError(Exception):
-    """What is wrong, where, and what to do, in one line."""
+    """What is wrong, where, and what to do, in one line, whatever a library or the user's own text put into it."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(single_line(str(message)))
 
 
 class ConfigError(FlrayError):
@@ -35,17 +40,38 @@ class AlgorithmError(FlrayError):
 
 
 class ClientError(FlrayError):
-    """A client failed; the message carries its id, its address and its own traceback."""
+    """A client failed; the message carries its id, its address and, in further lines, its own traceback."""
+
+    def __init__(self, message: object = "") -> None:
+        Exception.__init__(self, str(message))
 
 
 class NonFiniteError(ClientError):
     """A client's loss or update is NaN or infinite."""
 
 
+def single_line(text: str) -> str:
+    """`text` without line breaks, and with what a terminal would act on (escape codes, NUL, half characters) spelled out."""
+    text = _BREAK.sub(" ", text.strip())
+    return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+_BREAK = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")  # what `str.splitlines` breaks at
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it: its `repr` in one line of at most 100 characters."""
+    try:
+        text = single_line(repr(value))
+    except Exception:  # an integer of more digits than Python prints; an object of the user's
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:60]} ... {text[-30:]}"
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"`, or the list of valid names where none is near."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     if close:
         return f" (did you mean {close[0]!r}?)"
     return f" (valid: {', '.join(names)})" if names else ""
@@ -54,4 +80,4 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 def unknown(kind: str, name: str, valid: Iterable[str], where: str = "") -> ConfigError:
     """The error for a name that is not in a table, with the nearest one that is."""
     place = f" in {where}" if where else ""
-    return ConfigError(f"unknown {kind} {name!r}{place}{nearest(name, valid)}")
+    return ConfigError(f"unknown {kind} {shown(name)}{place}{nearest(name, valid)}")

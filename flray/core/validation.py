@@ -1,13 +1,72 @@
-"""Pydantic's errors in one line: key, problem, nearest valid key."""
+"""Sections of the configuration: what they have in common, what one written as one word means, and pydantic's errors in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 
-from flray.core.errors import ConfigError, nearest
+from flray.core.errors import ConfigError, nearest, shown
+
+
+class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """A part of the configuration: unknown keys are errors, numbers are finite, `true` and `yes` are no numbers.
+
+    `shorthand`: the field that the section written as one value means, by the type of the value, as in `cohort: 10`.
+    """
+
+    shorthand: ClassVar[Mapping[type, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, data: Any) -> Any:
+        """pydantic reads true as 1: where only numbers fit it becomes the text `true`, which its own error names with its place."""
+        if not isinstance(data, Mapping):
+            return data
+        return {key: _truth_as_text(value) if key in _numeric(cls) else value for key, value in data.items()}
+
+
+@functools.cache
+def _numeric(section: type[BaseModel]) -> frozenset[str]:
+    """The fields that take numbers, and no truth values."""
+    kinds = {name: set(_kinds(info.annotation)) for name, info in section.model_fields.items()}
+    return frozenset(name for name, found in kinds.items() if found & {int, float} and not found & {bool, Any, object})
+
+
+def _kinds(annotation: Any) -> Iterable[Any]:
+    if get_origin(annotation) is Literal:
+        return [type(value) for value in get_args(annotation)]
+    inner = get_args(annotation)
+    return [kind for part in inner for kind in _kinds(part)] if inner else [annotation]
+
+
+def _truth_as_text(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_truth_as_text(item) for item in value]
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def section_at(root: type[BaseModel] | None, path: Iterable[Any]) -> type[BaseModel] | None:
+    """The section below `root` at a path of keys; None where there is a plain value, or nothing."""
+    for part in path:
+        info = root.model_fields.get(part) if root is not None else None
+        options = [info.annotation, *get_args(info.annotation)] if info else []
+        root = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+    return root
+
+
+def spelled_out(value: Any, section: type[BaseModel] | None) -> Any:
+    """`value` with every section in it that is written as one word as the mapping that it means.
+
+    `10` for a cohort is `{size: 10, fraction: None}`: laid over another mapping it wins over the other fields of the shorthand.
+    """
+    if isinstance(value, Mapping):
+        return {key: spelled_out(inner, section_at(section, (key,))) for key, inner in value.items()}
+    fields: Mapping[type, str] = getattr(section, "shorthand", {})
+    meant = fields.get(type(value)) or (fields.get(float) if type(value) is int else None)
+    return value if meant is None else {**dict.fromkeys(fields.values()), meant: value}
 
 
 class one_line:
@@ -30,19 +89,12 @@ class one_line:
         path = [str(part) for part in item["loc"] if not str(part).startswith(("function-", "literal["))]
         key = ".".join([self.where, *path] if self.where else path)
         if item["type"] == "extra_forbidden":
-            owner = self._owner(path[:-1])
+            owner = section_at(self.model, path[:-1])
             return f"{key}: unknown key{nearest(path[-1], owner.model_fields) if owner else ''}"
         if item["type"] == "missing":
             return f"{key}: missing; add it to the configuration"
+        if item["type"] == "model_type":
+            fields = getattr(section_at(self.model, path), "shorthand", {}).values() or ["..."]
+            return f"{key}: {shown(item['input'])} is no section; write {key}: {{{' or '.join(fields)}: VALUE}}"
         message = item["msg"].removeprefix("Value error, ")
-        return f"{key}: {message[0].lower()}{message[1:]}, got {item['input']!r}"
-
-    def _owner(self, path: Sequence[str]) -> type[BaseModel] | None:
-        owner: Any = self.model
-        for part in path:
-            info = owner.model_fields.get(part) if isinstance(owner, type) and issubclass(owner, BaseModel) else None
-            options = [info.annotation, *getattr(info.annotation, "__args__", ())] if info else []
-            owner = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
-            if owner is None:
-                return None
-        return owner  # type: ignore[no-any-return]
+        return f"{key}: {message[0].lower()}{message[1:]}, got {shown(item['input'])}"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from flray.core.errors import ConfigError
+from flray.core.errors import ConfigError, shown
+from flray.core.validation import Section, spelled_out
 from flray.data.published import augmentation
 
 
-class Augment(BaseModel, frozen=True, extra="forbid"):
+class Augment(Section, frozen=True):
     """Training augmentation; the default changes nothing.
 
     The crop works on raw uint8 pixels before normalisation (as torchvision's RandomCrop does, so the
@@ -19,6 +21,7 @@ class Augment(BaseModel, frozen=True, extra="forbid"):
     (DeVries and Taylor 2017).
     """
 
+    shorthand: ClassVar[Mapping[type, str]] = {str: "preset"}
     crop_padding: int = Field(default=0, ge=0, description="pixels around the image before a random crop of its size; 0: no crop")
     crop_mode: Literal["constant", "reflect"] = Field(default="constant", description="padding: black, or mirrored about the edge pixel")
     flip: bool = Field(default=False, description="horizontally, with probability 1/2")
@@ -30,7 +33,7 @@ class Augment(BaseModel, frozen=True, extra="forbid"):
         return bool(self.crop_padding or self.flip or self.cutout)
 
 
-class Constants(BaseModel, frozen=True, extra="forbid"):
+class Constants(Section, frozen=True):
     """Per-channel mean and std on the 0..1 scale, written out in the configuration."""
 
     mean: tuple[float, ...]
@@ -45,12 +48,13 @@ class Constants(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-class DataConfig(BaseModel, frozen=True, extra="forbid"):
+class DataConfig(Section, frozen=True):
     """One labelled data set with its official train and test split.
 
     `source` is a registered name, the name of a folder of Parquet files below `root`, or `hf:<id or folder>`.
     """
 
+    shorthand: ClassVar[Mapping[type, str]] = {str: "source"}
     source: str = Field(description="name in `flray list datasets`, folder of Parquet files below root, or hf:<id or folder>")
     root: str | None = Field(default=None, description="folder of data sets; default: the environment variable FLRAY_DATA")
     download: bool = Field(default=False, description="let torchvision, medmnist or a tokenizer's hub download what is not there")
@@ -68,7 +72,7 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
     split_seed: int = Field(default=0, description="address of the drawn test split and of the subsamples")
     train_size: int | None = Field(default=None, gt=0, description="stratified subsample of the train split")
     test_size: int | None = Field(default=None, gt=0, description="stratified subsample of the test split")
-    resize: int | None = Field(default=None, gt=0, description="images to resize x resize pixels (bilinear)")
+    resize: int | None = Field(default=None, gt=0, le=10_000, description="images to resize x resize pixels (bilinear)")
     channels: Literal[1, 3] | None = Field(default=None, description="grey to 3 equal channels, or colour to grey")
     pca: int | None = Field(default=None, gt=0, description="tabular: project on the first components of the train split")
     standardize: bool = Field(default=False, description="tabular: train mean 0, std 1, before PCA")
@@ -81,6 +85,16 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
     leak_check: bool = Field(default=True, description="refuse test samples that are also train samples (above 1 %; below: a warning)")
     options: dict[str, Any] = Field(default={}, description="what a source itself reads (Parquet, hf, synthetic, cinic10, your own)")
 
+    @field_validator("source")
+    @classmethod
+    def _below_the_root(cls, value: str) -> str:
+        path = Path(value.removeprefix("hf:"))
+        if not path.parts or any(len(part.encode()) > 255 for part in path.parts):
+            raise ValueError("is no name of a data set or a folder")
+        if not value.startswith("hf:") and (path.is_absolute() or ".." in path.parts):
+            raise ValueError("leads out of the folder of data sets; name a folder below data.root, or write hf:FOLDER")
+        return value
+
     @field_validator("text", mode="before")
     @classmethod
     def _one_or_two(cls, value: Any) -> Any:
@@ -92,15 +106,16 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
         """A preset's name becomes the record it stands for: the saved configuration is explicit."""
         if not isinstance(data, Mapping) or not isinstance(data.get("source"), str):
             return data
-        given = data.get("augment")
-        given = {"preset": given} if isinstance(given, str) else given
+        given = spelled_out(data.get("augment"), Augment)
         if isinstance(given, Mapping) and "preset" in given:
             own = {key: value for key, value in given.items() if key != "preset"}
+            if not isinstance(given["preset"], str):
+                raise ConfigError(f"data.augment.preset: {shown(given['preset'])} is no name of a preset; leave it out")
             return {**data, "augment": augmentation(given["preset"], data["source"]) | own}
         return data
 
 
-class ProxyConfig(DataConfig, frozen=True, extra="forbid"):
+class ProxyConfig(DataConfig, frozen=True):
     """Public or proxy data for the server: another source, `holdout`, or `uniform_box`.
 
     `holdout` takes `size` samples out of the private train split; `uniform_box` draws `size` unlabelled

@@ -8,15 +8,16 @@ import json
 import os
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from flray.core.errors import ConfigError, DataError, nearest
 from flray.core.seeding import rng as addressed
+from flray.core.validation import Section
 from flray.data.cache import Array
 from flray.registry import Registry
 
@@ -57,9 +58,10 @@ _OPTIONS = (
 )
 
 
-class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
+class PartitionConfig(Section, frozen=True):
     """A partition and the options it reads; defaults are filled in, options it does not read are an error."""
 
+    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     name: str
     clients: int | None = Field(default=None, description="N; natural and table: default from the data")
     alpha: float | None = Field(default=None, description="Dirichlet concentration (the papers also say beta), > 0")
@@ -82,7 +84,7 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _fill(cls, data: Any) -> Any:
         """Defaults of the named partition, before the record freezes: the saved configuration is complete."""
-        if not isinstance(data, dict) or data.get("name") not in _READS:
+        if not isinstance(data, dict) or not isinstance(data.get("name"), str) or data["name"] not in _READS:
             return data
         name = data["name"]
         reads = _READS[name]
@@ -97,7 +99,7 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
             if default == "" and option not in filled:
                 raise ConfigError(f"partition.{option}: {name} needs it; set partition.{option}")
         if name == "dirichlet":
-            filled.setdefault("min_size", MIN_SIZE.get(filled["variant"], 0))
+            filled.setdefault("min_size", MIN_SIZE.get(str(filled["variant"]), 0))
         return filled
 
     @model_validator(mode="after")
@@ -114,7 +116,8 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
         if valid and self.variant not in valid:
             raise ConfigError(f"partition.variant: {self.name} has no {self.variant!r}{nearest(str(self.variant), valid)}")
         if self.table is not None:
-            if not self.table or len({len(row) for row in self.table}) != 1 or min(min(r) for r in self.table) < 0:
+            widths = {len(row) for row in self.table}
+            if len(widths) != 1 or widths == {0} or min(map(min, self.table)) < 0:
                 raise ConfigError("partition.table: write one row a client with one number >= 0 for every class")
             if self.clients not in (None, len(self.table)):
                 raise ConfigError(f"partition.clients: {self.clients}, but the table has {len(self.table)} rows; leave it out")

@@ -121,6 +121,8 @@ def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draw
             f"partition.shards_per_client: {s} x {clients} clients are fewer shards than {num_classes} classes; "
             f"use at least {-(-num_classes // clients)} or more clients"
         )
+    if s * clients > len(labels):
+        raise DataError(f"partition.shards_per_client: {s} x {clients} clients are more shards than {len(labels)} samples; set it lower")
     heap: list[list[Array]] = []
     for c in range(num_classes):
         idx = np.flatnonzero(labels == c)

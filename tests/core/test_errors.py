@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flray.core.errors import ClientError, ConfigError, FlrayError, NonFiniteError, nearest, unknown
+import pickle
+
+from flray.core.errors import ClientError, ConfigError, DataError, FlrayError, NonFiniteError, nearest, shown, unknown
 
 
 def test_nearest_suggests_one_name_or_lists_all():
@@ -20,3 +22,16 @@ def test_unknown_is_one_line_with_kind_name_and_place():
 
 def test_a_caller_can_catch_everything_of_flray_at_once():
     assert issubclass(NonFiniteError, ClientError) and issubclass(ClientError, FlrayError)
+
+
+def test_an_error_is_one_line_whatever_is_put_into_it():
+    error = DataError("file\n  is bad\r\n\x1b[31m and \0 and \udcff \u2028 end\n")
+    assert str(error) == r"file is bad \x1b[31m and \x00 and \udcff end"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(ClientError("client 3\nTraceback")) == "client 3\nTraceback"  # the traceback of the user's own code is kept
+
+
+def test_a_quoted_value_is_short_and_never_fails():
+    assert shown("a\nb") == r"'a\nb'"
+    assert len(shown("x" * 10**6)) < 110
+    assert shown(16**6000) == "a int"  # more digits than Python prints

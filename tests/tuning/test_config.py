@@ -226,7 +226,7 @@ def test_the_sweeps_search_what_the_issue_names():
         (["roundz=3"], "unknown key 'roundz' in override roundz (did you mean 'rounds'?)"),
         (["experiment.roundz=3"], "roundz: unknown key (did you mean 'rounds'?)"),
         (["preset=small"], "unknown preset 'small' in this configuration"),
-        (["name=a/b"], "name: string should match pattern"),
+        (["name=a/b"], "name: must be the name of one folder"),
         (["nonsense"], "override 'nonsense': write key=value"),
         (["objective=val/ac"], "unknown metric 'val/ac' in objective (did you mean 'val/acc'?)"),
         (["objective=test/acc"], "objective: tuning never reads the test set, so not test/acc; use val/acc"),
