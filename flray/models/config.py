@@ -11,18 +11,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ValidationError, create_model, model_validator
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from flray.core.errors import ConfigError, unknown
+from flray.core.errors import ConfigError, ResourceError, shown, unknown
 from flray.core.hp import Hyperparameter, hyperparameters
+from flray.core.validation import Section
 from flray.models.weights import Head, load_weights
 from flray.registry import Registry, load
 
@@ -45,9 +46,10 @@ FROM_DATA = ("input_shape", "num_classes", *TOKENS)
 START = ("weights", "weights_head")
 
 
-class ModelConfig(BaseModel, frozen=True, extra="allow"):
+class ModelConfig(Section, frozen=True, extra="allow"):
     """A model's `name` (registered, or `module:Name`) and its own options, all written out with their defaults; its starting weights."""
 
+    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     name: str
 
     @model_validator(mode="before")
@@ -99,7 +101,12 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
     arguments |= {key: value for key, value in sizes.items() if key in parameters}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs' generators as well
-        module = target(**arguments)
+        try:
+            module = target(**arguments)
+        except (MemoryError, RuntimeError, TypeError) as error:  # TypeError: a size of more than 63 bits
+            if not isinstance(error, MemoryError) and "allocate memory" not in str(error) and "Overflow" not in str(error):
+                raise
+            raise ResourceError(f"model {config.name!r}: its parameters do not fit into memory; choose a smaller one") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {config.name!r} gave a {type(module).__name__}, not a torch.nn.Module")
     _reject(config.name, module)
@@ -150,11 +157,27 @@ def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, in
 
 
 def _target(name: str) -> Callable[..., Any]:
-    target = load(name, f"model {name!r}") if ":" in name else MODELS.get(name)
-    if not callable(target):
-        kind = type(target).__name__
-        raise ConfigError(f"model {name!r} is a {kind}; name a torch.nn.Module class or a function that returns one")
+    """What makes the model: registered by code, or named by import path, where a configuration calls nothing but makers of networks."""
+    if ":" not in name:
+        return MODELS.get(name)  # type: ignore[no-any-return]
+    target = load(name, f"model {shown(name)}")
+    made = target if isinstance(target, type) else _returned(target)
+    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+        raise ConfigError(
+            f"model {shown(name)} is no torch.nn.Module class, and no function that says it returns one: "
+            "class Net(nn.Module), or def net(...) -> nn.Module"
+        )
     return target  # type: ignore[no-any-return]
+
+
+def _returned(target: Any) -> Any:
+    """The annotation of what a function returns; None for anything else."""
+    if not inspect.isfunction(target):
+        return None
+    try:
+        return get_type_hints(inspect.unwrap(target)).get("return")
+    except (NameError, AttributeError, TypeError):  # annotations that only a type checker can resolve
+        return None
 
 
 def _declared(name: str) -> type[BaseModel]:
@@ -167,13 +190,13 @@ def _declared(name: str) -> type[BaseModel]:
     keywords = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     options = [p for p in keywords if p.name not in (*FROM_DATA, "name") and not p.name.startswith("_")]
     extra: Any = "allow" if any(p.kind is p.VAR_KEYWORD for p in parameters) else "forbid"
-    config = ConfigDict(extra=extra, arbitrary_types_allowed=True, protected_namespaces=())
+    config = {"extra": extra, "arbitrary_types_allowed": True, "protected_namespaces": ()}
 
     def record(typed: bool) -> type[BaseModel]:
         fields: dict[str, Any] = {}
         for p in options:
             fields[p.name] = (_type(p) if typed else Any, ... if p.default is p.empty else p.default)
-        return create_model(name, __config__=config, **fields)
+        return create_model(name, __base__=Section, __cls_kwargs__=config, **fields)
 
     try:
         return record(typed=True)
@@ -203,7 +226,7 @@ def _check(name: str, given: Mapping[str, Any]) -> BaseModel:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        value = "" if first["type"] == "missing" else f", got {first['input']!r}"
+        value = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
         raise ConfigError(f"model {name!r}, option {place!r}: {first['msg']}{value}") from error
 
 

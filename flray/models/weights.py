@@ -65,7 +65,7 @@ def _content(source: str) -> bytes:
         system, place = FileSystem.from_uri(source)
         with system.open_input_stream(place if place.endswith(".safetensors") else f"{place}/{FILE}") as file:
             return file.read()  # type: ignore[no-any-return]
-    except (OSError, ValueError) as error:  # pyarrow's errors are among these
+    except (OSError, ValueError, RuntimeError) as error:  # pyarrow's errors are among these; ~nobody has no home
         why = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise ConfigError(f"model.weights: {source} cannot be read ({why}); give a .safetensors file or a finished run's folder") from error
 
