@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.core.errors import ResourceError
+from flray.engine import alive
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs its workers at nice 15 otherwise
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the round loop raises a client's error once, as one message
@@ -38,7 +39,11 @@ def connect(address: str | None, num_cpus: int) -> None:
     new one). A cluster that is joined keeps its own resources. Raises `ResourceError` in one line, within seconds.
     """
     with _lock:
+        if ray.is_initialized() and alive.lost():
+            close()
+            ray.shutdown()  # one that another started
         _connect(address, num_cpus)
+        alive.watch(ray._private.worker._global_node, own=bool(_ours["cpus"]))
 
 
 def _connect(address: str | None, num_cpus: int) -> None:
@@ -61,6 +66,11 @@ def _connect(address: str | None, num_cpus: int) -> None:
 _lock = threading.Lock()  # the early start and the run's own call
 _ours = {"cpus": 0}  # CPUs of the cluster that this process started; 0: it started none
 _told = os.environ.get("RAY_AUTH_MODE")  # what the environment says, before flray decides
+
+
+def starts_here(address: str | None) -> bool:
+    """Whether a run at `address` uses a Ray that this process has started, or will."""
+    return bool(_ours["cpus"]) or not (address or os.environ.get("RAY_ADDRESS") or ray.is_initialized())
 
 
 def auth_mode(address: str | None) -> str:
@@ -157,12 +167,21 @@ def _init(where: str, **options: Any) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        _silence()
         _exit_on_sigterm(before)
     except AuthenticationError as error:
         raise _refused(where, error) from error
     except (ConnectionError, ValueError, RuntimeError) as error:
         hint = "; install the cluster's versions" if "Version mismatch" in str(error) else ""
         raise ResourceError(f"{where}: cannot connect to Ray ({_line(error)}){hint}") from error
+
+
+def _silence() -> None:
+    """No log of a dead raylet or worker on the terminal, which `log_to_driver` does not end: what they mean flray says itself."""
+    worker = ray._private.worker.global_worker
+    worker.threads_stopped.set()
+    worker.gcs_error_subscriber.close()
+    worker.listener_thread.join()
 
 
 def _refused(where: str, error: Exception) -> ResourceError:

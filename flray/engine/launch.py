@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from flray.core.disk import checksum
+from flray.core.errors import ResourceError
 from flray.data import Partition
 from flray.engine import cohort as cohorts
 from flray.engine.actors import Recipe
 from flray.engine.cluster import cores, ray
-from flray.engine.pool import Pool, ServerLostError, reserved
+from flray.engine.pool import LESS, Pool, ServerLostError, reserved
 from flray.engine.prepare import how_many
 from flray.engine.workbench import Moment
 from flray.experiment import Experiment
@@ -43,9 +44,9 @@ def launch(
         try:
             facts = pool.setup(experiment, partition.held, key, client_threads, threads, str(folder.absolute()), lock)
             break
-        except ServerLostError:  # a pool whose server died with the run before
+        except ServerLostError as error:  # of a pool whose server died with the run before
             if attempt:
-                raise
+                raise ResourceError(f"{error} as it started; if memory ran out, {LESS}, or use a larger machine") from error
             pool.kill()
     facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
     fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": threads})})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from ray.exceptions import (
 )
 
 from flray.core.errors import FlrayError, ResourceError
+from flray.engine import alive
 from flray.engine.cluster import ray
 from flray.experiment import Experiment
 
@@ -26,8 +28,12 @@ LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, O
 ATTEMPTS = 4  # per piece of work
 PATIENCE_S = 300.0  # how long a run waits when it has no client actor at all
 TOGETHER_S = 30.0  # how long the first client actors wait for the others; who comes later joins in
+CHECK_S = 1.0  # between two looks at Ray's own processes while actors work
 POLL_S = 0.2  # between two calls to the actors that are away: Ray refuses calls while an actor restarts
 SERVER_BUNDLE = 1  # of a trial's placement group: bundle 0 is its driver's, those behind the server's one client actor's each
+
+NO_MEMORY = "memory ran out"
+LESS = "lower resources.client_actors or algorithm.batch_size"
 
 Piece = Callable[[Any], Sequence[Any]]  # actor -> (payload ref, report ref)
 
@@ -52,6 +58,7 @@ class Pool:
         self._away: dict[Any, Any] = {}  # the others -> their setup call, None: to be called again
         self._asked = self._seen = 0.0  # when they were, and when there was a client actor
         self.retries = 0
+        self._told, self._oom_kills = False, alive.oom_kills()  # of memory: once a run; the kernel's count when it began
         self._setup: tuple[Any, ...] = ()
 
     @classmethod
@@ -84,7 +91,7 @@ class Pool:
 
         shared = ray.put(Recipe.of(experiment, None if held is None else np.array(held)))
         self._setup = (shared, key, client_threads)
-        self.retries = 0
+        self.retries, self._told, self._oom_kills = 0, False, alive.oom_kills()
         self._away, self.clients, self._asked = dict.fromkeys((*self.clients, *self._away)), [], 0.0
         self._returned()
         facts = self.call("setup", shared, folder, server_threads, lock)
@@ -103,14 +110,20 @@ class Pool:
         return getattr(self.server, method).options(num_returns=returns).remote(*args)
 
     def wait(self, ref: Any) -> Any:
+        """The result behind a reference, with the errors of :meth:`call`; `ResourceError` when a process of Ray itself has died."""
+        while not ray.wait([ref], timeout=CHECK_S)[0]:
+            alive.check()
         try:
             return ray.get(ref)
         except ObjectLostError:
             raise
         except LOST as error:
-            raise _server_lost(error) from error
+            raise self._server_lost(error) from error
         except RayTaskError as error:
             raise cause(error) from None
+
+    def _server_lost(self, error: Exception) -> ServerLostError:
+        return ServerLostError(f"the server actor died ({self._reason(error)})")
 
     # the clients ------------------------------------------------------------------------------
     def execute(self, work: Sequence[Piece]) -> list[tuple[Any, Any]]:
@@ -127,6 +140,7 @@ class Pool:
         free = deque(self.clients)
         running: dict[Any, tuple[int, Any, Any]] = {}  # report ref -> (piece, payload ref, actor)
         while todo or running:
+            alive.check()
             while todo and free:
                 piece, actor = todo.popleft(), free.popleft()
                 payload, report = work[piece](actor)
@@ -135,7 +149,7 @@ class Pool:
                 free.extend(self._rest(list(running)))
             if not running:
                 continue
-            ready, _ = ray.wait(list(running), num_returns=1, timeout=0 if self._away else None)
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=0 if self._away else CHECK_S)
             for report in ready:
                 piece, payload, actor = running.pop(report)
                 try:
@@ -144,27 +158,41 @@ class Pool:
                 except (*LOST, RayTaskError) as error:
                     if isinstance(error, RayTaskError) and not isinstance(cause(error), FreshActorError):
                         if isinstance(error, LOST):  # not this actor died, but the one that its input came from
-                            raise error if isinstance(error, ObjectLostError) else _server_lost(error) from error
+                            raise error if isinstance(error, ObjectLostError) else self._server_lost(error) from error
                         for ref in running:
                             ray.cancel(ref, force=False)
                         raise cause(error) from None
                     attempts[piece] += 1
                     self.retries += 1
+                    reason = self._reason(error)
                     if attempts[piece] >= ATTEMPTS:
                         raise ResourceError(
-                            f"a client actor died {ATTEMPTS} times at the same work ({_first_line(error)}); "
-                            "if memory ran out, lower resources.client_actors or algorithm.batch_size, then run: flray resume"
+                            f"a client actor died {ATTEMPTS} times at the same work ({reason}); "
+                            f"{'' if NO_MEMORY in reason else 'if memory ran out, '}{LESS}, then run: flray resume"
                         ) from error
+                    if NO_MEMORY in reason and not self._told:
+                        self._told = True
+                        warnings.warn(f"a client actor died ({reason}); its work is repeated; if it happens often, {LESS}", stacklevel=2)
                     todo.appendleft(piece)
                     self.clients.remove(actor)
                     self._away[actor], self._seen = None, time.monotonic()
         return results  # type: ignore[return-value]
+
+    def _reason(self, error: Exception) -> str:
+        """Why an actor died, in a few words. Raises `ResourceError` when Ray itself has died, and the actor with it."""
+        alive.check(0.0 if isinstance(error, OutOfMemoryError) else alive.NOTICE_S)
+        if isinstance(error, OutOfMemoryError):
+            return f"{NO_MEMORY}: Ray ended it before the machine had none left"
+        if alive.oom_kills() > self._oom_kills:
+            return f"{NO_MEMORY}: the kernel ended processes for it"
+        return _first_line(error)
 
     def _rest(self, running: Sequence[Any] = ()) -> list[Any]:
         """Wait until work or a setup has ended, at most `POLL_S`; the actors that came back.
 
         Raises `ResourceError` when there has been no client actor for `PATIENCE_S`.
         """
+        alive.check()
         waiting = [*running, *(call for call in self._away.values() if call is not None)]
         if waiting:
             ray.wait(waiting, num_returns=1, timeout=POLL_S)
@@ -223,10 +251,6 @@ def reserved() -> int | None:
     """Client actors that this process's placement group has bundles for: in a trial of a sweep. None: there is no such group."""
     group = ray.util.get_current_placement_group()
     return None if group is None else len(group.bundle_specs) - SERVER_BUNDLE - 1
-
-
-def _server_lost(error: Exception) -> ServerLostError:
-    return ServerLostError(f"the server actor died ({_first_line(error)})")
 
 
 def _first_line(error: Exception) -> str:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ray._common.utils import get_system_memory  # of the container, where there is one
 
 from flray.core.errors import ResourceError
 from flray.data import Dataset, Partition, ProxyConfig, load_dataset, load_proxy, make_partition, validation
-from flray.engine.cluster import cores, ray
+from flray.engine.cluster import cores, ray, starts_here
 from flray.experiment import Experiment
+
+PROCESS_BYTES = 2**28  # of one that has imported torch, at least
 
 
 def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]:
@@ -85,10 +89,21 @@ def _beside(nodes: list[tuple[float, float]], server: dict[str, float]) -> Itera
 
 
 def cpus_needed(experiment: Experiment) -> int:
-    """CPUs of a cluster that flray starts: the cores, or what the actors that were asked for need (then they share cores)."""
+    """CPUs of a cluster that flray starts: the cores, or what the actors that were asked for need (then they share cores).
+
+    Raises `ResourceError` before anything starts when this machine's memory cannot hold as many processes.
+    """
     resources = experiment.resources
     wanted = resources.client_actors if isinstance(resources.client_actors, int) else 0
-    return max(cores(), int(np.ceil(wanted * resources.client.num_cpus + resources.server.num_cpus)))
+    asked = wanted * resources.client.num_cpus + resources.server.num_cpus
+    most = int(get_system_memory() // PROCESS_BYTES)
+    if max(asked, wanted) > most and starts_here(experiment.address):
+        raise ResourceError(
+            f"resources: {wanted or 'automatic'} client actors of {resources.client.num_cpus:g} CPUs and a server of "
+            f"{resources.server.num_cpus:g} ask for {asked:g} CPUs; Ray starts a process for each, and the memory of this machine "
+            f"({cores()} cores) holds {most}: lower resources.client_actors or num_cpus"
+        )
+    return max(cores(), math.ceil(asked))
 
 
 def partition_hash(folder: Path) -> str:

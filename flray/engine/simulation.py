@@ -12,7 +12,7 @@ import numpy as np
 
 from flray.core.errors import CheckpointError, ClientError, NonFiniteError, ResourceError
 from flray.data import Dataset, Partition, load_partition, partition_table
-from flray.engine import checkpoint
+from flray.engine import alive, checkpoint
 from flray.engine.cluster import Background, connect
 from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
 from flray.engine.folder import RunFolder
@@ -64,7 +64,8 @@ def play(
         if storage is not None:
             storage.check(resume=resume, overwrite=overwrite)
         origin = Origin.of(experiment, home.path if resume else None, accept)
-        starting = Background(lambda: connect(experiment.address, cpus_needed(experiment)))  # Ray takes seconds to start
+        needed = cpus_needed(experiment)
+        starting = Background(lambda: connect(experiment.address, needed))  # Ray takes seconds to start
         with stage(f"reading data: {experiment.data.source}", progress):
             data = build_data(experiment)
             if partition is None and not resume:
@@ -133,10 +134,11 @@ class Simulation(Rounds):
             position = self._restore(resume or attempt > 0)
             with Progress(label, self.experiment.rounds, position[2], enabled=progress) as show:
                 try:
-                    for row in self._run(position, show):
-                        if row["done"] > told:  # after a restart some rounds come again
-                            told = row["done"]
-                            yield row
+                    with alive.told(self.home.target):
+                        for row in self._run(position, show):
+                            if row["done"] > told:  # after a restart some rounds come again
+                                told = row["done"]
+                                yield row
                     return
                 except ServerLostError as error:
                     if attempt == RESTARTS:

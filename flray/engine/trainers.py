@@ -22,10 +22,11 @@ from torch import Tensor
 
 from flray.core.errors import ClientError, FlrayError
 from flray.core.messages import tensors, to_numpy, to_torch
+from flray.engine import alive
 from flray.engine.actors import Recipe, ServerActor, prepare
 from flray.engine.cluster import ray
 from flray.engine.learner import Gather, Learner
-from flray.engine.pool import LOST, Pool, ServerLostError, places
+from flray.engine.pool import CHECK_S, LOST, Pool, ServerLostError, places
 from flray.engine.workbench import Workbench
 
 FAILURES = 3  # of worker groups that Ray Train replaces, where there is room for the same number of workers
@@ -234,7 +235,7 @@ class Trainers(Pool):
         alone = {"scheduling_strategy": others[0], **share} if workers == 1 else {"scheduling_strategy": here, "num_cpus": 0}
         self._task = ray.remote(max_retries=0, **alone)(fit)
         self.clients: list[Any] = []
-        self.retries = 0
+        self.retries, self._oom_kills = 0, alive.oom_kills()
         self._loop: dict[str, Any] = {}
         self._fit: Any = None
         self._last = False
@@ -248,7 +249,9 @@ class Trainers(Pool):
         row = self.start("take", task, round)
         if self._fit is None:
             self._fit = self._task.remote(self._loop, self.workers, self.share)
-        ray.wait([row, self._fit], num_returns=1)
+        alive.check()
+        while not ray.wait([row, self._fit], num_returns=1, timeout=CHECK_S)[0]:
+            alive.check()
         if not _ready(row, 0):
             why = self._problem()
             if why is not None or not _ready(row, GRACE_S):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from flray.engine.prepare import _beside, _held
+from tests.heads import flray
+
+QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
 def held(nodes, client, server=(0.0, 0.0)):
@@ -27,3 +34,12 @@ def test_the_server_takes_its_share_where_it_costs_least():
     assert held([(2.0, 0.0), (3.0, 0.0)], (2.0, 0.0), (1.0, 0.0)) == 2, "of the three"
     assert held([(1.0, 1.0)], (1.0, 0.5), (0.0, 0.5)) == 1
     assert held([(1.0, 0.0)], (1.0, 0.0), (2.0, 0.0)) == 0, "no node holds the server"
+
+
+@pytest.mark.parametrize("what", ["resources.client_actors=99999", "resources.server.num_cpus=1e9"])
+def test_more_processes_than_memory_holds_are_refused_before_anything_starts(tmp_path, what):
+    """Ray would start them one after the other, for minutes."""
+    done = flray("run", QUICK, what, "--out", tmp_path / "run")
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    error = done.stdout.splitlines()[-1]
+    assert error.startswith("error: resources: ") and error.endswith("lower resources.client_actors or num_cpus")

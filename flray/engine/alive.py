@@ -1,0 +1,116 @@
+"""Whether Ray's own processes still run, and whether memory ran out: said in one line of flray's.
+
+Left to itself Ray prints the last lines of a dead raylet's log and ends the driver after about 15 seconds, 60 after the GCS has died.
+In between the actors still answer, so a run that is told at once has its rounds and a checkpoint on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flray.core.errors import FlrayError, ResourceError
+
+PROBE_S = 2.0  # between two questions to the GCS
+PATIENCE_S = 30.0  # with a GCS that another machine may start again; Ray gives up after 60
+NOTICE_S = 0.5  # what fails because a process of Ray has died may fail before the watch hears of it
+
+
+class Watch:
+    """A thread that notices when the raylet of this node or the GCS has died; `lost` is then the one line about it."""
+
+    def __init__(self, node: Any, own: bool) -> None:
+        """`node`: Ray's node of this process. `own`: nobody starts its GCS again."""
+        self.key, self.lost, self._own, self._stop = node.raylet_socket_name, "", own, False
+        self._gcs = node.address.rsplit(":", 1)
+        self._raylet: socket.socket | None = socket.socket(socket.AF_UNIX)
+        try:  # an open connection ends with the process at its other end
+            self._raylet.connect(node.raylet_socket_name)
+        except OSError:
+            self._raylet = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._look, daemon=True, name="flray-watch").start()
+
+    def _look(self) -> None:
+        failing = None
+        while not self._stop:
+            if self._raylet is None:
+                time.sleep(PROBE_S)
+            elif select.select([self._raylet], [], [], PROBE_S)[0]:
+                return self._tell("raylet")
+            try:
+                socket.create_connection((self._gcs[0].strip("[]"), int(self._gcs[1])), PROBE_S).close()
+                failing = None
+            except OSError as error:
+                failing = failing or time.monotonic()
+                if (self._own and isinstance(error, ConnectionRefusedError)) or time.monotonic() - failing > PATIENCE_S:
+                    return self._tell("GCS")
+        return None
+
+    def _tell(self, what: str) -> None:
+        where = "on this machine" if what == "raylet" or self._own else f"at {':'.join(self._gcs)}"
+        self.lost = f"Ray's {what} {where} has died (killed, or memory ran out); what is finished is saved, go on with: flray resume"
+        self._ended.set()
+
+    def check(self, wait: float = 0.0) -> None:
+        """Raises `ResourceError` when a process of Ray has died, or dies within `wait` seconds."""
+        if self.lost or (wait and self._ended.wait(wait)):
+            raise ResourceError(self.lost)
+
+    def close(self) -> None:
+        self._stop = True
+
+
+_watch: Watch | None = None
+
+
+def watch(node: Any, own: bool) -> None:
+    """Watch over Ray's node of this process from now on."""
+    global _watch
+    if _watch is None or _watch.key != node.raylet_socket_name:
+        if _watch is not None:
+            _watch.close()
+        _watch = Watch(node, own)
+
+
+def check(wait: float = 0.0) -> None:
+    """Raises `ResourceError` in one line when the raylet of this node or the GCS has died, or dies within `wait` seconds."""
+    if _watch is not None:
+        _watch.check(wait)
+
+
+def lost() -> bool:
+    """Whether the Ray that this process is connected to has lost one of its own processes: it has to be left."""
+    return _watch is not None and bool(_watch.lost)
+
+
+@contextlib.contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """Whatever fails in this block because a process of Ray has died is told as that; what can be resumed is told with its folder."""
+    try:
+        yield
+    except Exception as error:
+        reason = error
+        try:
+            check(0.0 if isinstance(error, FlrayError) else NOTICE_S)
+        except ResourceError as lost:
+            reason = lost
+        if isinstance(reason, ResourceError) and str(reason).endswith("flray resume"):
+            raise ResourceError(f"{reason} {folder}") from error
+        raise
+
+
+def oom_kills() -> int:
+    """Processes that the kernel of this machine has ended for lack of memory; 0 where it does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0

@@ -1,0 +1,87 @@
+"""A process of Ray itself that dies, memory that runs out: one line of flray's is the last word, and the run goes on to the same bits."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pandas
+import pytest
+from ray.exceptions import OutOfMemoryError
+
+import flray
+from flray.engine.pool import Pool
+from tests import heads
+
+QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+FAST = ("partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false", "checkpoint.every=0")
+
+
+@pytest.fixture
+def home():
+    """RAY_TMPDIR of a process of the test's own: what it starts is known by it."""
+    folder = Path(tempfile.mkdtemp(prefix="fa.", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def named(home: Path, name: str) -> int:
+    """The one process of this name."""
+    (found,) = [pid for pid in heads.processes_of(home) if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+    return found
+
+
+def wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 120
+    while not list(folder.glob("rounds/part-*.parquet")) or pandas.read_parquet(folder / "rounds")["round"].max() < count:
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("who, what", [("raylet", "raylet"), pytest.param("gcs_server", "GCS", marks=pytest.mark.slow)])
+def test_a_process_of_ray_that_dies_is_said_in_one_line_and_the_run_resumes_to_the_same_bits(ray_cluster, tmp_path, home, who, what):
+    out = tmp_path / "run"
+    words = [sys.executable, "-m", "flray.cli", "run", str(QUICK), "rounds=4000", *FAST, "--out", str(out)]
+    environment = {**os.environ, "RAY_TMPDIR": str(home)}
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_rounds(out, 3, process)
+    os.kill(named(home, who), signal.SIGKILL)
+    output, errors = process.communicate(timeout=120)
+    line = f"Ray's {what} on this machine has died (killed, or memory ran out); what is finished is saved, go on with: flray resume {out}"
+    assert process.returncode == 2 and errors.splitlines()[-1] == f"error: {line}", errors
+    assert "state-dump" not in output + errors
+    run = flray.load(out)
+    assert run.status.startswith(f"failed: {line}")
+    assert run.rounds["round"].tolist() == list(range(1, len(run.rounds) + 1))
+    rounds = len(run.rounds) + 2
+    again, whole = flray.resume(out, rounds=rounds), flray.run(QUICK, *FAST, rounds=rounds, out=tmp_path / "whole")
+    assert again.rounds["round"].tolist() == list(range(1, rounds + 1))
+    assert (again.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_is_said_in_one_line(tmp_path, home):
+    """Ray's monitor ends workers when more than a thousandth of the memory is in use."""
+    environment = {"RAY_TMPDIR": str(home), "RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "200"}
+    done = heads.flray("run", QUICK, *FAST, "--out", tmp_path / "run", **environment)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"error: .* died .*\(memory ran out: Ray ended it before the machine had none left\).* lower resources\.client_actors .*",
+        done.stdout.splitlines()[-1],
+    )
+
+
+def test_a_death_for_lack_of_memory_is_called_that():
+    pool = Pool.__new__(Pool)
+    pool._oom_kills = sys.maxsize  # the kernel has ended none since
+    assert pool._reason(OutOfMemoryError("Task was killed due to the node running low on memory.")).startswith("memory ran out: Ray")
+    assert pool._reason(RuntimeError("first\nsecond")) == "RuntimeError: first"
+    pool._oom_kills = -1
+    assert pool._reason(RuntimeError("killed")) == "memory ran out: the kernel ended processes for it"
