@@ -9,6 +9,7 @@
 | - | `form` | clean | - |
 | FO or HF | `hf` | false: first order, H dropped | - |
 | delta (HF) | `delta` | 1e-3 | 1e-4 to 0.1 |
+| - | `adaptation`: fine-tuning | step with `form: clean`, meta with `form: code` | - |
 
 HF: H v is (grad L(w + delta v; B1) - grad L(w - delta v; B1)) / (2 delta) at v = grad L(w'; B2): the exact meta-gradient of the step
 that was made. The paper draws a third batch for it.
@@ -16,8 +17,10 @@ that was made. The paper draws a third batch for it.
 passes over the data in pairs of batches, a last one completed by a batch of the next epoch.
 `form: code` (Lee-Gihun/FedSOL, jhoon-oh/FedBABU): one optimiser makes both steps, so its momentum mixes both gradients; there are
 E ceil(n_b / E) pairs of consecutive batches, about 2 passes over the data in all, not E (n_b batches an epoch).
-In both, the weight decay of the outer step is that of w, not of w'; batch-norm statistics move in both steps; fine-tuning repeats
-the same procedure (with `code`: ceil(n_b / E) pairs for each of its epochs, which read those epochs again where they are too short).
+In both, the weight decay of the outer step is that of w, not of w'; batch-norm statistics move in both steps.
+`adaptation: step` (the paper's): one inner step from the global model, on the first batch of the fine-tuning, of which
+`evaluate.finetune_epochs` says only whether there is any. `adaptation: meta` (both codes): the pairs of training again (with
+`form: code` ceil(n_b / E) of them for each epoch, which read those epochs again where they are too short).
 
 Down: P + Q numbers. Up: P + Q. State: none. Cost per step: 1 FedAvg step per batch, 2 with `hf`; steps as above.
 Known failure: with `form: code` and momentum 0.9 nearly half of the outer step is inner gradients: much of it is FedAvg at rate beta.
@@ -56,6 +59,9 @@ class PerFedAvg(FedAvg, frozen=True):
     beta: float = hp(0.01, log=(1e-4, 1.0), gt=0, doc="learning rate of the outer step (beta)")
     hf: bool = hp(False, doc="Hessian-vector term by finite differences (HF); false: first order (FO)")
     delta: float = hp(1e-3, log=(1e-4, 0.1), gt=0, doc="half width of the finite difference (hf)")
+    adaptation: Literal["step", "meta"] | None = hp(
+        None, doc="fine-tuning: one plain gradient step (paper), or the meta steps again (code); none: the form's own"
+    )
 
     # how much data -----------------------------------------------------------------------------
     @property
@@ -84,10 +90,9 @@ class PerFedAvg(FedAvg, frozen=True):
         carry.loss.add_(loss)
         if inner:
             if self.form == "code":
-                v = self.direction(ctx, down, carry, g)
+                torch.add(carry.w, self.direction(ctx, down, carry, g), alpha=-self.learning_rate(ctx), out=carry.ahead)
             else:
-                v = sgd_direction_(carry.w, g, carry.moments, 0, self.weight_decay, ctx.objective.reached())
-            torch.add(carry.w, v, alpha=-self.learning_rate(ctx), out=carry.ahead)
+                self.adapt(ctx, carry, g)
         else:
             if self.hf:
                 self.curve_(ctx, down, client, carry, g)
@@ -95,6 +100,11 @@ class PerFedAvg(FedAvg, frozen=True):
             optimizer = carry._replace(moments=carry.moments._replace(steps=seen))
             carry.w.add_(self.direction(ctx, down, optimizer, g), alpha=-self.beta)
         return carry._replace(moments=carry.moments._replace(steps=steps + 1), first=batch if inner else None)
+
+    def adapt(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
+        """w' `[P]`, in `carry.ahead`: a plain gradient step from w along `g`, which it consumes."""
+        v = sgd_direction_(carry.w, g, carry.moments, 0, self.weight_decay, ctx.objective.reached())
+        return torch.add(carry.w, v, alpha=-self.learning_rate(ctx), out=carry.ahead)
 
     def curve_(self, ctx: Context, down: Any, client: Any, carry: Any, v: Tensor) -> None:
         """v <- v - gamma H(w; B1) v, by a central difference of gradients (HF); batch-norm statistics stay."""
@@ -109,9 +119,13 @@ class PerFedAvg(FedAvg, frozen=True):
 
     # personalised evaluation ------------------------------------------------------------------
     def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
+        carry = self.begin(ctx, down, client)
+        if (self.adaptation or ("meta" if self.form == "code" else "step")) == "step":
+            first = next(iter(batches), None)
+            w = carry.w if first is None else self.adapt(ctx, carry, self.gradient(ctx, down, client, carry, first)[1])
+            return ctx.objective.at(w, carry.b)
         per_epoch = max(-(-ctx.num_examples // self.batch_size), 1)
         steps = 2 * int(self.pairs(np.array(per_epoch), len(batches) // per_epoch))
-        carry = self.begin(ctx, down, client)
         for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(batches)), steps):
             carry = self.step(ctx, down, client, carry, batch)
         return ctx.objective.at(carry.w, carry.b)

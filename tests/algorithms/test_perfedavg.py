@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from flray.algorithms.perfedavg import PerFedAvg
 from flray.core.messages import Broadcast
 from flray.core.objective import Objective
-from tests.algorithms.personal import Epochs, assert_same, client_context
+from tests.algorithms.personal import Epochs, assert_same, client_context, optimise
 from tests.algorithms.rounds import batches_of, play
 from tests.core.networks import Mlp, Norm, build, inputs
 
@@ -198,7 +198,7 @@ def test_every_client_gets_whole_pairs_and_the_engine_can_cut_them(form):
 def test_fine_tuning_with_form_code_repeats_its_procedure(finetune_epochs):
     """E_ft ceil(n_b / E) pairs of the iterator, at gamma 0.1 * 0.5^2 after two rounds, from the broadcast; tested in eval mode."""
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 10)
+    x, y = inputs(Norm, 11)
     algorithm = PerFedAvg(form="code", lr=0.1, lr_decay=0.5, beta=0.05, momentum=0.9, local_epochs=2, batch_size=4)
     predictor = algorithm.personalize(
         client_context(objective, x, round=2), Broadcast(*objective.initial()), (), Epochs(x, y, 4, finetune_epochs)
@@ -208,11 +208,26 @@ def test_fine_tuning_with_form_code_repeats_its_procedure(finetune_epochs):
         torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
 
 
-def test_fine_tuning_with_form_clean_uses_its_epochs_in_pairs():
+@pytest.mark.parametrize("options", [{}, {"optimizer": "adam"}, {"form": "code", "adaptation": "step"}])
+@pytest.mark.parametrize("finetune_epochs", [0, 1, 3])
+def test_by_default_a_client_adapts_by_one_plain_gradient_step(finetune_epochs, options):
+    """w - alpha grad L(w; B) on the first batch of 4, alpha = 0.1 * 0.5^2 after two rounds, whatever the optimiser of the outer steps."""
+    objective = Objective(build(Norm))
+    x, y = inputs(Norm, 11)
+    algorithm = PerFedAvg(lr=0.1, lr_decay=0.5, beta=0.05, momentum=0.9, batch_size=4, **options)
+    batches = Epochs(x, y, 4, finetune_epochs)
+    predictor = algorithm.personalize(client_context(objective, x, round=2), Broadcast(*objective.initial()), (), batches)
+    module = build(Norm)
+    optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5**2), batches[:1])
+    with torch.no_grad():
+        torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
+
+
+def test_meta_fine_tuning_with_form_clean_uses_its_epochs_in_pairs():
     """One epoch of 3 batches: 2 pairs, the last one completed by the first batch."""
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 10)
-    algorithm = PerFedAvg(lr=0.1, beta=0.05, momentum=0.9, local_epochs=5, batch_size=4)
+    x, y = inputs(Norm, 11)
+    algorithm = PerFedAvg(lr=0.1, beta=0.05, momentum=0.9, local_epochs=5, batch_size=4, adaptation="meta")
     predictor = algorithm.personalize(client_context(objective, x), Broadcast(*objective.initial()), (), Epochs(x, y, 4, 1))
     module = clean_pairs(build(Norm), batches_of(x, y, 4, 1), 2, 0.1, lambda p: torch.optim.SGD(p, 0.05, 0.9), 0.0).eval()
     with torch.no_grad():

@@ -220,6 +220,7 @@ TABLE: dict[str, Row] = {
             "beta": Change(0.02),
             "hf": Change(True),
             "delta": Change(0.1, {"hf": True}),
+            "adaptation": Change("meta", personal=True),
         },
     ),
     "fedbabu": Row(FEDAVG_OPTIONS, FEDAVG_CHANGES),
