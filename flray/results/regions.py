@@ -175,7 +175,7 @@ def _check_planar(replay: Replay) -> None:
 
 
 def _check_reached(run: Run, rounds: Sequence[int]) -> None:
-    done = len(run.rounds)
+    done = int(run.rounds["done"].max()) if len(run.rounds) else 0
     if max(rounds) > done:
         raise ConfigError(
             f"decision_regions: {run.folder} has {done} rounds and round {max(rounds)} was asked for; choose rounds up to {done}"
