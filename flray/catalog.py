@@ -92,8 +92,11 @@ def page() -> str:
     from flray.algorithms import built_in
 
     parts = ["# Algorithms\n\nWritten by `flray list algorithms --format markdown`; the cards are the docstrings of the files.\n"]
+    cards: dict[str, str] = {}
     for name in built_in():
         text, options = detail("algorithms", name)
+        first = cards.setdefault(text, name)
+        text = text if name == first else f"Its card is that of `{first}`."
         parts.append(f"## {name}\n\n{text}\n\n" + _markdown_rows(options))
     return "\n".join(parts)
 
