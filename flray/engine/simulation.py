@@ -286,7 +286,7 @@ class Simulation(Rounds):
         }
         started = time.perf_counter()
         everyone = np.arange(self.population)
-        self._exchanges(task, rounds, True, everyone, row)
+        self._exchanges(task, rounds, True, everyone, row, self.population)
         if "exchanges" in row:
             self._test(self._moment(task, rounds, self.population, task_end=True), row)
         if personal_epochs(self.experiment):
