@@ -20,6 +20,7 @@ from flray.core.errors import ConfigError
 from flray.core.objective import Precision
 from flray.core.validation import Section, one_line, spelled_out
 from flray.data import DataConfig, PartitionConfig, ProxyConfig
+from flray.home import started_in
 from flray.models import ModelConfig
 
 if TYPE_CHECKING:
@@ -39,12 +40,7 @@ FolderName = Annotated[str, AfterValidator(_folder_name)]
 
 
 class CohortConfig(Section):
-    """Which clients take part in a round: `size` of them, or a `fraction` of the population; neither: all.
-
-    A sampled client that drops out gets the first message of the round and is then gone: it sends nothing in any of the round's
-    exchanges, what it learned is lost (so its training is not computed) and its state stays the one before. The weights are
-    those of the clients that deliver; when nobody does, the server's state stays. At a task's end nobody drops out.
-    """
+    """Which clients take part in a round: `size` of them, or a `fraction` of the population; neither: all."""
 
     shorthand: ClassVar[Mapping[type, str]] = {int: "size", float: "fraction"}
     size: int | None = Field(None, ge=1, description="clients per round (K)")
@@ -52,7 +48,6 @@ class CohortConfig(Section):
     sampling: Literal["addressed", "numpy_round_seed"] = Field(
         "addressed", description="numpy_round_seed: the sets of FedSOL's code, numpy.random.seed(round)"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="probability that a sampled client does not deliver, drawn each round")
 
     @model_validator(mode="after")
     def _one(self) -> CohortConfig:
@@ -275,17 +270,18 @@ def resume(
         folder = download(str(folder), out or "runs")
     elif out is not None:
         raise ConfigError(f"resume: out is where a run from a storage goes; {folder} is continued where it is")
-    folder = Path(folder)
+    folder, shown = Path(folder).absolute(), folder
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{folder} is not a run folder: it has no config.yaml; start one with flray run CONFIG --out {folder}")
+        raise ConfigError(f"{shown} is not a run folder: it has no config.yaml; start one with flray run CONFIG --out {shown}")
     wrong = [k for k in changes if k.split(".")[0] not in RESUMABLE or k == "resources.store"]
     if wrong:
         raise ConfigError(f"resume: {wrong[0]} would make it another experiment; only {', '.join(RESUMABLE)} may change")
-    cells = load_config(folder / "config.yaml", changes)
-    if len(cells) != 1:
-        raise ConfigError("resume continues one run: give one value for each key")
-    simulate(cells[0], folder, resume=True, accept=accept, progress=progress)
-    return load(folder)
+    with started_in(folder):  # relative paths in its configuration are those of that folder
+        cells = load_config(folder / "config.yaml", changes)
+        if len(cells) != 1:
+            raise ConfigError("resume continues one run: give one value for each key")
+        simulate(cells[0], folder, resume=True, accept=accept, progress=progress)
+    return load(shown)
 
 
 def default_folder(experiment: Experiment, root: str | Path = "runs") -> Path:

@@ -15,6 +15,7 @@ os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")  # Ray Tune's own sta
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints its configuration and its own paths, however quiet it is told to be
 os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # a trial that failed or diverged has no value
 os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # `data.root` and `model.weights` may be relative
 
 from ray import tune
 from ray.tune import Callback, CheckpointConfig, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
@@ -23,6 +24,7 @@ from ray.tune.search import Searcher
 
 from flray.core.errors import ResourceError
 from flray.engine.cluster import ray
+from flray.engine.pool import Pool
 from flray.experiment import Experiment
 from tuning.trainable import Trial
 
@@ -140,6 +142,7 @@ def drive(
 
     Ray Tune's own `FOLDER/tune` is dropped at the end: what a sweep is and found is in the studies and the run folders.
     """
+    Pool.release()  # the actors of a run before, in this process, hold CPUs that the trials wait for
     scratch = (folder / "tune").absolute()
     shutil.rmtree(scratch, ignore_errors=True)
     halts = isinstance(scheduler, HyperBandScheduler | PopulationBasedTraining)  # trials that it halts count for Ray Tune's limit

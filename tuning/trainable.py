@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,7 @@ class Job(NamedTuple):
     path: tuple[str, ...]
     overwrite: bool = False
     replaces: int | None = None
+    place: str = "."  # where relative paths begin
 
     @classmethod
     def of(
@@ -47,7 +50,7 @@ class Job(NamedTuple):
     ) -> Job:
         replaces = folder.stat().st_ino if overwrite and folder.exists() else None
         settings = (experiment.dump(), tuple(objectives), tuple(rungs), tuple(sys.path))
-        return cls(key, str(folder.absolute()), *settings, overwrite, replaces)
+        return cls(key, str(folder.absolute()), *settings, overwrite, replaces, os.getcwd())
 
     def config(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """For Ray Tune: one string, so that nothing in it is taken for a search space; population-based training changes `values`."""
@@ -74,6 +77,8 @@ class Trial(tune.Trainable):
     def _begin(self, config: dict[str, Any]) -> None:
         self.job = Job.read(config)
         sys.path.extend(entry for entry in self.job.path if entry not in sys.path)
+        with contextlib.suppress(OSError):  # on another node
+            os.chdir(self.job.place)
         self._values: dict[str, Any] = config["values"]
         self.experiment = load_config(self.job.experiment, self._values)[0]
         self._runs: list[TrialRun] = []  # one a seed, as far as a rung has asked for it

@@ -5,6 +5,7 @@ An actor survives a run: `setup` makes it ready for the next experiment, so a gr
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -27,15 +28,18 @@ class Recipe(NamedTuple):
     experiment: bytes
     imports: tuple[str, ...]
     path: tuple[str, ...]
+    folder: str  # where relative paths begin
     held: np.ndarray | None  # the validation split
 
     @classmethod
     def of(cls, experiment: Experiment, held: np.ndarray | None = None) -> Recipe:
-        return cls(pickle.dumps(experiment), experiment.imports, tuple(sys.path), held)
+        return cls(pickle.dumps(experiment), experiment.imports, tuple(sys.path), os.getcwd(), held)
 
     def read(self) -> Experiment:
-        """The experiment, with the driver's module path behind this process's own and the user's modules imported."""
+        """The experiment, in the driver's working directory, its module path behind this process's own and the user's modules imported."""
         sys.path.extend(entry for entry in self.path if entry not in sys.path)
+        with contextlib.suppress(OSError):  # on another node
+            os.chdir(self.folder)
         for module in self.imports:
             importlib.import_module(module)
         found: Experiment = pickle.loads(self.experiment)

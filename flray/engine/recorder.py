@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import platform
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,54 +16,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flray.core.disk import sealed, whole
 from flray.core.errors import CheckpointError
-from flray.engine.parts import RowsMissingWarning, gaps, read_part, write_part
+from flray.home import whereabouts
 
 PART = 100  # rounds in one Parquet file
 FLUSH_S = 1.0  # longest time that finished rounds stay in memory
 
 
 class Table:
-    """A Parquet data set `FOLDER/part-0000.parquet ...`, `PART` rounds a file; the last file is written again and renamed over itself.
+    """A Parquet data set `FOLDER/part-0000.parquet ...`, `PART` rounds a file; the last file is written again and renamed over itself."""
 
-    What is damaged when a run goes on is moved aside (`_damaged-...`, which readers of Parquet folders leave alone), aloud.
-    """
-
-    def __init__(self, folder: Path, key: str = "done") -> None:
-        """`key`: the column that :meth:`keep` compares."""
-        self.folder, self.key = folder, key
-        self._there: dict[str, set[int]] = {}  # which values of the key each file holds
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._schema: dict[str, pa.DataType] = {}
         self._rows: list[Mapping[str, Any]] = []
         self._part = 0
-        if folder.exists() and not folder.is_dir():
-            self._move_aside(folder, "it is no folder")
         for path in self._files():
-            try:
-                table = read_part(path)
-                self._there[path.name] = set(pc.unique(table[key]).to_pylist())
-                self._learn_schema(table.schema)
-            except (ValueError, KeyError) as error:
-                self._move_aside(path, str(error))
-
-    @staticmethod
-    def _move_aside(path: Path, why: str) -> None:
-        aside = path.with_name(f"_damaged-{time.time_ns()}-{path.name}")
-        path.rename(aside)
-        warnings.warn(f"{path}: {why}; moved to {aside.name}, its rows are lost", RowsMissingWarning, stacklevel=3)
+            self._learn_schema(pq.read_schema(path))
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("part-*.parquet"))
-
-    @property
-    def kept(self) -> set[int]:
-        """Values of the key in all files."""
-        return set().union(*self._there.values())
-
-    def count(self) -> int:
-        """Rows on disk."""
-        return sum(pq.read_metadata(path).num_rows for path in self._files())
 
     def _learn_schema(self, schema: pa.Schema) -> bool:
         before = dict(self._schema)
@@ -91,10 +62,8 @@ class Table:
         fields = [pa.field(n, pa.float64() if pa.types.is_null(c.type) and n not in self._schema else c.type) for n, c in columns.items()]
         if self._learn_schema(pa.schema([f for f in fields if not pa.types.is_null(f.type)])):
             for path in self._files():  # a new column, or one that changed its type: earlier files follow
-                write_part(path, self._conform(read_part(path)))
-        path = self.folder / f"part-{self._part:04d}.parquet"
-        write_part(path, self._conform(pa.table(columns)))
-        self._there[path.name] = {row[self.key] for row in self._rows}
+                self._write(path, self._conform(pq.read_table(path)))
+        self._write(self.folder / f"part-{self._part:04d}.parquet", self._conform(pa.table(columns)))
 
     def _conform(self, table: pa.Table) -> pa.Table:
         return pa.table(
@@ -104,34 +73,34 @@ class Table:
             }
         )
 
-    def keep(self, last: int) -> None:
-        """Drop every row whose key is above `last`; the next rows go behind what is left."""
+    @staticmethod
+    def _write(path: Path, table: pa.Table) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.tmp")
+        pq.write_table(table, aside)
+        aside.replace(path)
+
+    def keep(self, column: str, last: int) -> None:
+        """Drop every row whose `column` is above `last`; the next rows go behind what is left."""
         for path in self._files():
-            values = self._there[path.name]
-            self._there[path.name] = {value for value in values if value <= last}
-            if not self._there[path.name]:
-                del self._there[path.name]
+            table = pq.read_table(path)
+            kept = table.filter(pc.less_equal(table[column], last))
+            if kept.num_rows == 0:
                 path.unlink()
-            elif self._there[path.name] < values:
-                table = read_part(path)
-                write_part(path, table.filter(pc.less_equal(table[self.key], last)))
+            elif kept.num_rows < table.num_rows:
+                self._write(path, kept)
         left = self._files()
         self._part = int(left[-1].stem.removeprefix("part-")) if left else 0
-        self._rows = read_part(left[-1]).to_pylist() if left else []
+        self._rows = pq.read_table(left[-1]).to_pylist() if left else []
 
 
 class Recorder:
     """Writes one run's rows; flushed at most once a second, and always at a checkpoint and at the end."""
 
     def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
-        """`check` raises when the folder may no longer be written: it is another's, or gone.
-
-        Raises `CheckpointError` when what is there can neither be read nor moved aside.
-        """
+        """`check` raises when the folder may no longer be written: it is another's, or gone."""
         self.folder, self.check = folder, check
-        with _one_line(folder):
-            self.rounds, self.clients = Table(folder / "rounds"), Table(folder / "clients")
-            self.tasks, self.personal = Table(folder / "tasks", "task"), Table(folder / "personal", "task")
+        self.rounds, self.clients, self.tasks, self.personal = (Table(folder / name) for name in ("rounds", "clients", "tasks", "personal"))
         self._flushed = 0.0
         self._tensorboard: Any = None
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
@@ -155,10 +124,14 @@ class Recorder:
     def flush(self) -> None:
         """Everything to disk. Raises `CheckpointError` when that fails (full disk), or when the folder is no longer this run's."""
         self.check()
-        with _one_line(self.folder):
+        try:
             for table in (self.rounds, self.clients, self.tasks, self.personal):
                 table.flush()
             self._write_tensorboard()
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write to {self.folder}: {error.strerror or error}; free some space and run: flray resume {self.folder}"
+            ) from error
         self._flushed = time.monotonic()
 
     def _write_tensorboard(self) -> None:
@@ -177,22 +150,10 @@ class Recorder:
     def keep_until(self, done: int, task: int) -> None:
         """Drop the rows after `done` rounds, and the ends of task `task` and later: a resume from there writes them again."""
         self.check()
-        with _one_line(self.folder):
-            self.rounds.keep(done)
-            self.clients.keep(done)
-            self.tasks.keep(task - 1)
-            self.personal.keep(task - 1)
-
-    def missing(self, done: int, task: int, written: Sequence[str]) -> dict[str, str]:
-        """Which of the first `done` rounds and `task` tasks (from 1) have lost their rows, by table; only of those that are `written`."""
-        tasks = {"tasks": self.tasks, "personal": self.personal}
-        found = {name: gaps(table.kept, done) for name, table in (("rounds", self.rounds), ("clients", self.clients))}
-        found |= {name: gaps({number + 1 for number in table.kept}, task) for name, table in tasks.items()}
-        return {name: text for name, text in found.items() if text and name in written}
-
-    def counts(self) -> dict[str, int]:
-        """Rows on disk, by table."""
-        return {table.folder.name: table.count() for table in (self.rounds, self.clients, self.tasks, self.personal)}
+        self.rounds.keep("done", done)
+        self.clients.keep("done", done)
+        self.tasks.keep("task", task - 1)
+        self.personal.keep("task", task - 1)
 
     def moved(self, folder: Path) -> None:
         """The run folder has another name now."""
@@ -202,7 +163,7 @@ class Recorder:
 
     def status(self, text: str) -> None:
         self.check()
-        write_status(self.folder, text)
+        write_text(self.folder / "STATUS", text + "\n")
 
     def close(self) -> None:
         self.flush()
@@ -210,40 +171,14 @@ class Recorder:
             self._tensorboard.close()
 
 
-@contextlib.contextmanager
-def _one_line(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write to {folder}: {error.strerror or error}; free some space and run: flray resume {folder}"
-        ) from error
-    except ValueError as error:  # a table that was damaged while the run went on
-        raise CheckpointError(f"{error}; go on without these rows: flray resume {folder}") from error
-
-
 def write_text(path: Path, text: str) -> None:
-    """Written aside and renamed: a reader sees the old file or the new one. Raises `CheckpointError` when that fails."""
+    """Written aside and renamed: a reader sees the old file or the new one."""
+    aside = path.with_name(f".{path.name}.tmp")
     try:
-        with whole(path) as aside:
-            aside.write_text(text)
+        aside.write_text(text)
+        aside.replace(path)
     except OSError as error:
-        what = "remove that folder" if path.is_dir() else "free some space, or see who owns the folder"
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}; {what}") from error
-
-
-def write_status(folder: Path, text: str) -> None:
-    """One line in STATUS, also where the disk is so full that no file can be added: then over the old one, which has its block."""
-    path = folder / "STATUS"
-    try:
-        write_text(path, text + "\n")
-    except CheckpointError as error:
-        try:
-            with path.open("r+b") as file:
-                file.write(text.encode() + b"\n")
-                file.truncate()
-        except OSError:
-            raise error from None
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def environment(**more: Any) -> dict[str, Any]:
@@ -263,6 +198,7 @@ def environment(**more: Any) -> dict[str, Any]:
         "git": _git(),
         "machine": {"platform": platform.platform(), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "command": sys.argv,
+        "started": whereabouts(),
         "ray_auth_mode": os.environ.get("RAY_AUTH_MODE"),
         **more,
     }
@@ -281,4 +217,4 @@ def _git() -> dict[str, Any] | None:
 
 
 def write_environment(folder: Path, values: Mapping[str, Any]) -> None:
-    write_text(folder / "environment.json", sealed(values))
+    write_text(folder / "environment.json", json.dumps(values, indent=1, default=str) + "\n")

@@ -20,6 +20,7 @@ from flray.data import load_partition
 from flray.engine import checkpoint, cohort
 from flray.engine.server_actor import Plan, Server
 from flray.engine.workbench import Moment, in_folder
+from flray.home import started_in
 from flray.results.read import load
 
 
@@ -35,7 +36,8 @@ class Replay:
         self._counts = {"client": facts["client_threads"], "server": facts["threads"]}
         device = "cuda" if facts["device"] == "cuda" and torch.cuda.is_available() else "cpu"
         self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")  # client states of the replay; the run folder stays as it is
-        self.server = Server(self.experiment, run.folder, device, Path(self._scratch.name))
+        with started_in(run.folder):  # for relative paths to data
+            self.server = Server(self.experiment, run.folder.absolute(), device, Path(self._scratch.name))
         self.bench = self.server.bench
         self.partition = load_partition(run.folder / "partition")
         self.round = 0
@@ -48,7 +50,7 @@ class Replay:
     def goto(self, round: int) -> Replay:
         """The state after `round` rounds, from the nearest checkpoint before it and the rounds between."""
         if round < 0 or round > self.experiment.rounds:
-            raise ConfigError(f"round {round}: the run has rounds 1 to {self.experiment.rounds}")
+            raise ConfigError(f"the state after {round} rounds: the run has {self.experiment.rounds}")
         saved = self.server.load(at_most=round, task_end=False)
         if saved is not None:
             self.round = saved[2]
@@ -59,10 +61,8 @@ class Replay:
         return self
 
     def cohort(self) -> np.ndarray:
-        """Client ids `[K]` of the next round, in cohort order, without those that drop out."""
-        config, seed = self.experiment.cohort, self.experiment.seed
-        sampled = cohort.sample(config, seed, 0, self.round, self.partition.num_clients)
-        return cohort.delivering(config, seed, 0, self.round, sampled)
+        """Client ids `[K]` of the next round, in cohort order."""
+        return cohort.sample(self.experiment.cohort, self.experiment.seed, 0, self.round, self.partition.num_clients)
 
     def clients(self, only: int | None = None) -> Iterator[tuple[int, Any, dict[str, Any]]]:
         """(client, update, row) for the cohort of the next round's first exchange, one after the other.
@@ -73,9 +73,7 @@ class Replay:
         members = self.cohort()
         if only is not None and only not in members:
             raise ConfigError(f"client {only} is not in the cohort of round {self.round + 1}: {', '.join(map(str, members))}")
-        if not len(members):
-            return
-        moment = self._moment()
+        moment = Moment(0, self.round, 0, False, self.partition.num_clients, len(members), len(self.partition.indices))
         plan, work, down = self._plan(moment, members)
         down = to_torch(down, self.bench.objective.device)
         with _threads(self._counts["client"]):
@@ -90,10 +88,6 @@ class Replay:
                             raise in_folder(error, self.folder) from None
                         yield client, update, row
 
-    def _moment(self) -> Moment:
-        population = self.partition.num_clients
-        return Moment(0, self.round, 0, False, population, self.experiment.cohort.count(population), len(self.partition.indices))
-
     def _plan(self, moment: Moment, group: np.ndarray) -> tuple[Plan, cohort.Work, Any]:
         down, plan = self.server.plan(moment)
         assert plan is not None, f"round {moment.round + 1} has no exchange {moment.exchange}"
@@ -101,11 +95,12 @@ class Replay:
 
     def _step(self) -> None:
         """One whole round."""
-        members, moment, last = self.cohort(), self._moment(), False
+        members = self.cohort()
+        moment = Moment(0, self.round, 0, False, self.partition.num_clients, len(members), len(self.partition.indices))
+        last = False
         while not last:
-            _, plan = self.server.plan(moment)
-            assert plan is not None, f"round {moment.round + 1} has no exchange {moment.exchange}"
-            for group in cohort.groups(members, plan.exchange.order):
+            first, _, _ = self._plan(moment, members)
+            for group in cohort.groups(members, first.exchange.order):
                 plan, work, down = self._plan(moment, group)
                 with _threads(self._counts["client"]):
                     deliveries = [self.bench.train_run(job, plan.exchange, down, self.server.states(job.clients))[0] for job in work.jobs]
