@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 from pathlib import Path
@@ -28,7 +29,6 @@ METRICS = {
     "proxy_examples": "proxy samples that the server passed through a model",
     "time/personal_s": "tasks/: the personalised test",
     "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",
-    "clients_dropped": "sampled clients that did not deliver (cohort.dropout)",
     "diverged": "a client's update or the global state holds a NaN or an infinity",
     "personal/ftE/acc_mean": "tasks/: accuracy of clients on their own test shares after E epochs of fine-tuning, mean over clients",
     "personal/ftE/acc_std": "the same: standard deviation over clients (ddof 0)",
@@ -51,6 +51,8 @@ def catalog(kind: str) -> list[dict[str, Any]]:
     """One row per name of a kind. Raises `ConfigError` for an unknown kind."""
     if kind == "metrics":
         return [{"metric": name, "meaning": meaning} for name, meaning in METRICS.items()]
+    if kind == "config":
+        return _keys()
     table = _table(kind)
     rows = _folders() if kind == "datasets" else []
     here = {row["name"] for row in rows}
@@ -66,12 +68,45 @@ def _folders() -> list[dict[str, Any]]:
     return [{"name": name, "about": f"Parquet folder {root}/{name}"} for name in dict.fromkeys(names)]
 
 
+INSIDE = {"algorithm": "flray list algorithms NAME", "model": "flray list models NAME", "proxy": "and every key of data"}
+
+
+def _keys() -> list[dict[str, Any]]:
+    """Every key of an experiment, then every key of a sweep (`sweep: KEY`)."""
+    from flray.experiment import Experiment
+    from flray.keys import keys_of
+    from tuning.config import Sweep
+
+    rows: list[dict[str, Any]] = []
+    for file, model in (("experiment", Experiment), ("sweep", Sweep)):
+        known: dict[str, Hyperparameter] = {}
+        for key, declared, section in keys_of(model):
+            top, _, rest = key.partition(".")
+            if top == "proxy" and known.get(f"data.{rest}") == declared:  # said once
+                continue
+            known[key] = declared
+            more = f"{declared.doc}; {INSIDE[key]}".strip("; ") if key in INSIDE else declared.doc
+            default = "required" if declared.required else "" if section else _plain(declared.default)
+            rows.append({"of": file, "key": key, "type": declared.type, "default": default, "bounds": declared.bounds, "meaning": more})
+    return rows
+
+
+def _plain(value: Any) -> str:
+    """A default as YAML writes it."""
+    return json.dumps(value) if value is None or isinstance(value, bool | tuple | list | dict) else str(value)
+
+
 def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
     """(text, options) of one name; raises `ConfigError` with the nearest name."""
     if kind == "metrics":
         if name not in METRICS:
             raise unknown("metric", name, METRICS)
         return METRICS[name], []
+    if kind == "config":
+        rows = [row for row in _keys() if f"{row['key']}.".startswith(f"{name}.")]
+        if not rows:
+            raise unknown("key", name, {row["key"] for row in _keys()})
+        return "", rows
     target = _table(kind).get(name)
     if kind == "algorithms":
         return inspect.cleandoc(sys.modules[target.__module__].__doc__ or ""), [_row(hp) for hp in hyperparameters(target)]
@@ -93,11 +128,8 @@ def page() -> str:
     from flray.algorithms import built_in
 
     parts = ["# Algorithms\n\nWritten by `flray list algorithms --format markdown`; the cards are the docstrings of the files.\n"]
-    cards: dict[str, str] = {}
     for name in built_in():
         text, options = detail("algorithms", name)
-        first = cards.setdefault(text, name)
-        text = text if name == first else f"Its card is that of `{first}`."
         parts.append(f"## {name}\n\n{text}\n\n" + _markdown_rows(options))
     return "\n".join(parts)
 
@@ -116,7 +148,7 @@ def _table(kind: str) -> Any:
 
     tables = {"algorithms": ALGORITHMS, "datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS}
     if kind not in tables:
-        raise unknown("kind", kind, [*tables, "metrics"])
+        raise unknown("kind", kind, [*tables, "metrics", "config"])
     return tables[kind]
 
 

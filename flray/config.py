@@ -20,6 +20,8 @@ from flray.core.plain import plain, read
 from flray.core.validation import one_line, section_at, spelled_out
 from flray.data import PARTITIONS
 from flray.experiment import Experiment
+from flray.home import find_modules
+from flray.keys import places_of
 from flray.models import MODELS
 from flray.registry import imported
 
@@ -37,6 +39,8 @@ def load_config(
     Raises `ConfigError` in one line.
     """
     raw = _read(source)
+    if isinstance(source, str | Path):
+        find_modules(Path(source).parent)  # of a run folder
     modules, axes = _axes(overrides)
     _import(raw, modules, imports)
     return [_build(raw, dict(zip(axes, cell, strict=True))) for cell in itertools.product(*axes.values())]
@@ -157,8 +161,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         raw = read(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
-        near = nearest(path.stem, [p.stem for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
+        if "=" in path.name:
+            raise ConfigError(f"{path} stands where the configuration file belongs: the file comes first, then key=value") from None
+        near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
         raise ConfigError(f"no configuration file {path}{near}") from None
+    except IsADirectoryError:
+        inside = path / "config.yaml"
+        hint = f"a run; write {inside} to repeat it, or go on with it: flray resume {path}" if inside.exists() else "give a YAML file"
+        raise ConfigError(f"{path} is a folder, not a configuration file: {hint}") from None
     except (OSError, ValueError) as error:  # no text; a name with a NUL
         raise ConfigError(f"{path} cannot be read as a configuration file: {error}") from None
     if not isinstance(raw, dict):
@@ -231,8 +241,17 @@ def _build(raw: Mapping[str, Any], cell: Mapping[str, Any]) -> Experiment:
     data, proxy = values.get("data"), values.get("proxy")
     if isinstance(data, dict) and isinstance(proxy, dict) and proxy.get("root") is None and data.get("root") is not None:
         proxy["root"] = data["root"]
+    _astray(values)
     with one_line("", Experiment):
         return Experiment.model_validate(values)
+
+
+def _astray(values: Mapping[str, Any]) -> None:
+    """`ConfigError` for a key that belongs into a section and stands outside: `hidden=64`."""
+    for key in values:
+        places = [] if key in Experiment.model_fields else places_of(key, values)
+        if places:
+            raise ConfigError(f"{key}: this key belongs into a section; write {' or '.join(places)}")
 
 
 def _table(values: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:

@@ -31,7 +31,6 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     bench = Workbench(experiment)
     objective, algorithm = bench.objective, experiment.algorithm
     cohort = experiment.cohort.count(partition.num_clients)
-    dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
     ctx = bench.context(0, 0, 0, partition.num_clients, cohort, len(partition.indices))
     state = algorithm.init_server(ctx, *objective.initial())
     down = nbytes(algorithm.broadcast(ctx, state))
@@ -48,14 +47,14 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
             f"input {dataset.input_shape}",
         ),
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
-        ("proxy", "none" if proxy is None else f"{len(proxy.x)} samples, {'labelled' if proxy.y is not None else 'unlabelled'}"),
+        ("proxy", _proxy(experiment, proxy, 0 if private is None else len(dataset.train.y) - len(private))),
         (
             "partition",
             f"{experiment.partition.name}: {partition.num_clients} clients, {sizes.min()} to {sizes.max()} samples "
             f"(median {int(torch.tensor(sizes).median())})",
         ),
         ("partition hash", partition.hash),
-        ("cohort", "none: all clients' data in one place" if algorithm.centralized else f"{cohort} clients a round{dropout}"),
+        ("cohort", "none: all clients' data in one place" if algorithm.centralized else f"{cohort} clients a round"),
         (
             "model",
             f"{experiment.model.name}: {objective.layout.count:,} parameters, {objective.buffer_layout.count:,} batch-norm statistics",
@@ -76,6 +75,17 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         partition_figure(partition, dataset.train.y, dataset.classes, figure)
     text = "" if frame is None else frame.head(20).to_string() + ("\n..." if len(frame) > 20 else "")
     return [{"check": name, "found": value} for name, value in rows], text
+
+
+def _proxy(experiment: Experiment, proxy: Any, held: int) -> str:
+    """What the server's public data are, of which `held` samples are taken from the clients: also where the algorithm reads none."""
+    name = algorithm_name(experiment.algorithm)
+    if experiment.proxy is None:
+        return "none"
+    if proxy is None:
+        taken = f"{held} samples, held out for every algorithm, " if held else ""
+        return f"{experiment.proxy.source}: {taken}not read by {name}"
+    return f"{experiment.proxy.source}: {len(proxy.x)} samples, {'labelled' if proxy.y is not None else 'unlabelled'}, read by {name}"
 
 
 def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:

@@ -21,9 +21,14 @@ def labels(cells: Sequence[Experiment]) -> list[str]:
     names = []
     for values in flat:
         parts = [str(values["algorithm.name"])]
-        parts += [f"{key.rpartition('.')[2]}{values[key]}" for key in varied if key != "algorithm.name"]
+        parts += [f"{key.rpartition('.')[2]}{_word(values[key])}" for key in varied if key != "algorithm.name"]
         names.append("-".join(parts).replace("/", "_").replace(" ", ""))
     return names
+
+
+def _word(value: Any) -> str:
+    """A value in the name of a folder: `[64, 32]` is `64-32`, for a shell reads brackets."""
+    return ("-".join(map(_word, value)) or "none") if isinstance(value, list) else str(value)
 
 
 def _varies_within(flat: Sequence[dict[str, Any]], key: str) -> bool:

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pandas
 import pytest
+from sklearn.datasets import load_iris
 from typer.testing import CliRunner
 
 from flray.cli import app
+from flray.config import load_config
+from flray.doctor import examine
 
 QUICK = str(Path(__file__).parent.parent / "configs" / "quickstart.yaml")
 FAST = ["rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false"]
@@ -83,6 +86,34 @@ def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
     assert (tmp_path / "p.png").stat().st_size > 5_000
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compare", "/nowhere", "--format", "xml"], "unknown --format 'xml' (valid: csv, json, markdown, table)"),
+        (["figure", "curvse", "/nowhere"], "unknown figure 'curvse' (did you mean 'curves'?)"),
+        (["figure", "decision-regions", "/nowhere", "--rounds", "abc"], "--rounds abc: give whole numbers from 1, by comma, e.g. 1,5,20"),
+        (["figure", "decision-regions", "/nowhere", "--rounds", "0,1"], "--rounds 0,1: give whole numbers from 1, by comma, e.g. 1,5,20"),
+        (["run", "rounds=2", QUICK], "rounds=2 stands where the configuration file belongs: the file comes first, then key=value"),
+    ],
+)
+def test_options_are_checked_before_anything_is_read(words, message):
+    assert str(CliRunner().invoke(app, words).exception) == message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ([], "holdout: 300 samples, held out for every algorithm, not read by fedavg"),
+        (["algorithm=feddf"], "holdout: 300 samples, unlabelled, read by feddf"),
+        (["proxy=null"], "none"),
+        (["proxy.source=iris", "proxy.size=50"], "iris: not read by fedavg"),
+    ],
+)
+def test_doctor_says_whether_the_proxy_data_are_read(overrides, found):
+    rows, _ = examine(load_config(QUICK, overrides)[0])
+    assert {row["check"]: row["found"] for row in rows}["proxy"] == found
+
+
 def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_path):
     """SIGINT after some rounds, `flray resume`, against the run that was left alone."""
     words = [sys.executable, "-m", "flray.cli", "run", QUICK, *FAST[1:], "rounds=400", "checkpoint.every=0", "--out", str(tmp_path / "a")]
@@ -115,8 +146,7 @@ def test_nothing_slow_is_imported_before_the_first_line():
 
 
 def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it(ray_cluster, tmp_path):
-    alone = {"proxy": "null", "algorithm.local_epochs": "1"}
-    words = ["run", QUICK, *FAST, *(f"{key}={value}" for key, value in alone.items()), "--out", str(tmp_path / "r")]
+    words = ["run", QUICK, *FAST, "proxy=null", "--out", str(tmp_path / "r")]  # of one local epoch
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     before = [line for line in done.stderr.splitlines() if not line.endswith(" s")]  # the slow ones say so
@@ -124,6 +154,10 @@ def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it
     assert "starting the actors" in before
     assert f"flray run {tmp_path / 'r'}/config.yaml algorithm=fedsol " in done.stdout, "another algorithm, and one without proxy data"
     assert ("tensorboard" in done.stdout) == (importlib.util.find_spec("tensorboard") is not None)
+    replay = ["replay", str(tmp_path / "r"), "--client", "0"]
+    wrong = CliRunner().invoke(app, [*replay, "--round", "77"])
+    assert str(wrong.exception) == "--round 77: the run has rounds 1 to 2"
+    assert "client 0, round 2" in CliRunner().invoke(app, replay).stdout, "of a finished run the last round"
 
 
 def test_a_grid_says_how_many_cells_and_at_its_end_where_they_are(ray_cluster, tmp_path):
@@ -152,3 +186,40 @@ def test_ctrl_c_in_a_grid_is_the_code_130_and_the_same_command_goes_on(ray_clust
     stopped = CliRunner().invoke(app, words)
     assert stopped.exit_code == 130, stopped.output
     assert stopped.stderr.splitlines()[-1] == f"interrupted; what is done is in {root}; the same command goes on"
+
+
+MINE = """
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
+
+class Mine(FedAvg):
+    pass
+
+ALGORITHMS.add("mine", Mine)
+"""
+
+
+def test_own_modules_and_relative_data_are_found_from_any_folder(ray_cluster, tmp_path, monkeypatch):
+    """A run and a grid with `data.root=data` and an own algorithm, then resumed and replayed elsewhere by processes of their own."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here / "data" / "toy", there):
+        folder.mkdir(parents=True)
+    (here / f"mine_{tmp_path.name}.py").write_text(MINE)
+    x, y = load_iris(return_X_y=True)
+    for split, rows in (("train", slice(0, None, 2)), ("test", slice(1, None, 2))):
+        pandas.DataFrame(x[rows], columns=list("abcd")).assign(label=y[rows]).to_parquet(here / "data" / "toy" / f"{split}.parquet")
+    words = ["data.source=toy", "data.root=data", "data.leak_check=false", "proxy=null", "algorithm=mine", "partition.min_size=1"]
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for more in (["--out", "r"], ["seed=0,1", "--out", "g"]):
+        done = CliRunner().invoke(app, ["run", QUICK, *FAST, *words, "--import", f"mine_{tmp_path.name}", *more])
+        assert done.exit_code == 0, done.output
+    folder = here / "g" / "mine-seed1"
+    env = {**os.environ, "PYTHONPATH": str(Path(QUICK).parent.parent), "CUDA_VISIBLE_DEVICES": ""}
+    for command in (["resume", "../here/r", "rounds=3"], ["replay", str(folder), "--client", "0", "--round", "2"]):
+        again = subprocess.run(
+            [sys.executable, "-m", "flray.cli", *command], capture_output=True, text=True, cwd=there, env=env, timeout=200
+        )
+        assert again.returncode == 0, again.stderr
+    assert list(pandas.read_parquet(here / "r" / "rounds")["round"]) == [1, 2, 3]
+    assert list(there.iterdir()) == []

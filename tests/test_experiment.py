@@ -1,11 +1,15 @@
 """The configuration: presets, overrides, grids, and one clear line for everything that is wrong."""
 
+import re
+
 import pytest
 import yaml
 
 from flray.config import load_config, pairs
 from flray.core.errors import ConfigError
 from flray.experiment import default_folder
+from flray.grid import labels
+from flray.keys import grid_notes
 
 BASE = {
     "rounds": 3,
@@ -228,7 +232,7 @@ def test_one_module_is_one_word(tmp_path, monkeypatch):
 
 def test_missing_file_names_the_nearest(tmp_path):
     (tmp_path / "quickstart.yaml").write_text("rounds: 1")
-    with pytest.raises(ConfigError, match=r"did you mean 'quickstart'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'quickstart\.yaml'"):
         load_config(tmp_path / "quickstrt.yaml")
 
 
@@ -306,3 +310,32 @@ def test_an_option_on_top_of_a_section_written_as_one_word():
     assert load_config(base)[0].data.augment.cutout == 16
     assert config.algorithm.lr == 0.3
     assert load_config(yaml.safe_load(config.yaml()))[0] == config
+
+
+@pytest.mark.parametrize(
+    ("override", "place"),
+    [("hidden=[64]", "model.hidden"), ("lr=0.1", "algorithm.lr"), ("size=3", "proxy.size or cohort.size"), ("num_gpus=1", "resources")],
+)
+def test_a_key_without_its_section_is_told_where_it_belongs(override, place):
+    with pytest.raises(ConfigError, match=rf"^{override.partition('=')[0]}: this key belongs into a section; write {re.escape(place)}"):
+        only(override)
+
+
+def test_a_file_comes_before_its_overrides_and_a_folder_is_no_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"^rounds=2 stands where the configuration file belongs: the file comes first"):
+        load_config("rounds=2", ["configs/quickstart.yaml"])
+    with pytest.raises(ConfigError, match="is a folder, not a configuration file: give a YAML file"):
+        load_config(tmp_path)
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(ConfigError, match=f"is a folder, not a configuration file: a run; .*flray resume {tmp_path}"):
+        load_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"no configuration file .*config \(did you mean 'config.yaml'\?\)"):
+        load_config(tmp_path / "config")
+
+
+def test_a_grid_over_lists():
+    """`[64, 32]` in the name of a folder would be read by a shell; commas without brackets make a run for each value."""
+    cells = [only(f"evaluate.finetune_epochs={value}") for value in ("[]", "0", "[1,5]")]
+    assert labels(cells) == ["fedproj-finetune_epochsnone", "fedproj-finetune_epochs0", "fedproj-finetune_epochs1-5"]
+    (note,) = grid_notes(["evaluate.finetune_epochs=0,1,5", "model.hidden=[64,32]", "seed=0,1"])
+    assert note.endswith("one run with the list: 'evaluate.finetune_epochs=[0,1,5]'")

@@ -10,16 +10,20 @@ from typing import Annotated
 import typer
 
 from flray.cli.show import Imports, Overrides, import_modules, markdown, own_modules, print_rows, print_table
-from flray.core.errors import FlrayError
+from flray.core.errors import FlrayError, unknown
+
+KINDS = ("algorithms", "datasets", "models", "partitions", "metrics", "config")
+FORMATS = ("table", "markdown", "csv", "json")
+FIGURES = ("curves", "clients", "decision-regions", "ablation", "sweep")
 
 
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="algorithms|datasets|models|partitions|metrics", help="what to list")],
+    kind: Annotated[str, typer.Argument(metavar="|".join(KINDS), help="what to list; config: every key of an experiment and of a sweep")],
     name: Annotated[str | None, typer.Argument(help="one of them: everything about it")] = None,
     format: Annotated[str, typer.Option(help="table or json; algorithms: markdown, a page of all cards")] = "table",
     imports: Imports = None,
 ) -> None:
-    """What there is: names with their options, defaults and bounds."""
+    """What there is: names with their options, defaults and bounds. `flray list config evaluate`: the keys of a section."""
     from flray.catalog import catalog, detail, page
 
     own_modules()
@@ -40,7 +44,7 @@ def list_(
         print(json.dumps({"name": name, "text": text, "options": rows}, indent=1, default=str))
         return
     markdown(text)
-    print_rows(rows, f"options of {name}")
+    print_rows(rows, f"keys of {name}" if kind == "config" else f"options of {name}")
 
 
 def doctor(
@@ -74,14 +78,20 @@ def doctor(
 def replay(
     folder: Annotated[Path, typer.Argument(help="run folder")],
     client: Annotated[int, typer.Option(help="client id")],
-    round: Annotated[int | None, typer.Option(help="round, from 1; default: the one after the last checkpoint")] = None,
+    round: Annotated[
+        int | None, typer.Option(help="round, from 1; default: the one after the last checkpoint, of a finished run the last")
+    ] = None,
 ) -> None:
     """Repeat one client of one round in this process, to the same bits: for a debugger, or after a client failed."""
     from flray.engine.replay import Replay, at_failure
 
     own_modules()
-    at = at_failure(folder) if round is None else round - 1
-    for who, _, row in Replay(folder).goto(at).clients(only=client):
+    again = Replay(folder)
+    rounds = again.experiment.rounds
+    if round is not None and not 1 <= round <= rounds:
+        raise FlrayError(f"--round {round}: the run has rounds 1 to {rounds}")
+    at = min(at_failure(folder), rounds - 1) if round is None else round - 1
+    for who, _, row in again.goto(at).clients(only=client):
         print_rows([{"client": who, "round": at + 1, **row}], f"client {who}, round {at + 1}")
 
 
@@ -97,6 +107,8 @@ def compare(
 
     With --against: the differences to that setting on the same seeds, their intervals, and Holm-corrected p-values (csv, json: only these).
     """
+    if format not in FORMATS:
+        raise unknown("--format", format, FORMATS)
     from flray.results import compare as compare_runs
     from flray.results import paired, summary, to_markdown
     from flray.results.paired import caption
@@ -117,7 +129,7 @@ def compare(
 
 
 def figure(
-    kind: Annotated[str, typer.Argument(metavar="curves|clients|decision-regions|ablation|sweep")],
+    kind: Annotated[str, typer.Argument(metavar="|".join(FIGURES))],
     folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them; sweep: sweep folders")],
     out: Annotated[Path, typer.Option(help="PNG file")] = Path("figure.png"),
     metric: Annotated[str, typer.Option(help="curves: a column of rounds/; ablation: of the table of runs")] = "test/acc",
@@ -127,7 +139,10 @@ def figure(
     """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric over a key of an
     ablation or grid. `sweep` writes the table and the figures of sweep folders again.
     """
-    from flray.core.errors import unknown
+    if kind not in FIGURES:
+        raise unknown("figure", kind, FIGURES)
+    if not all(part.strip().isdecimal() and int(part) for part in rounds.split(",")):
+        raise FlrayError(f"--rounds {rounds}: give whole numbers from 1, by comma, e.g. 1,5,20")
     from flray.results import ablation, clients, curves, decision_regions
     from flray.results import compare as compare_runs
 
@@ -142,10 +157,8 @@ def figure(
         clients(runs, out=out)
     elif kind == "decision-regions":
         decision_regions(runs, rounds=[int(r) for r in rounds.split(",")], out=out)
-    elif kind == "ablation":
-        ablation(compare_runs(runs), axis, out, metric)
     else:
-        raise unknown("figure", kind, ["curves", "clients", "decision-regions", "ablation", "sweep"])
+        ablation(compare_runs(runs), axis, out, metric)
     print(out)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,10 @@ def run(
         from flray.config import count_cells, load_config
         from flray.engine.simulation import simulate
         from flray.experiment import default_folder
-    count = count_cells(overrides or [])
+        from flray.keys import grid_notes
+    count = count_cells(overrides or []) if config.is_file() else 0
+    for note in grid_notes(overrides or []):
+        print(f"note: {note}", file=sys.stderr)
     with stage(f"a grid of {count:,} cells", count > 1):
         cells = load_config(config, overrides or [], imports or [])
     if len(cells) > 1:

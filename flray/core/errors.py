@@ -35,15 +35,19 @@ class ResourceError(FlrayError):
     """More CPUs, GPUs, memory or disk than there is."""
 
 
-class AlgorithmError(FlrayError):
-    """A method of an algorithm returns what it must not, or its server half failed; then the message carries its own traceback."""
-
-
-class ClientError(FlrayError):
-    """A client failed; the message carries its id, its address and, in further lines, its own traceback."""
+class TracedError(FlrayError):
+    """The user's own code failed in another process: the first line says where, further ones are its own traceback."""
 
     def __init__(self, message: object = "") -> None:
         Exception.__init__(self, str(message))
+
+
+class AlgorithmError(TracedError):
+    """A method of an algorithm returns what it must not, or its server half failed."""
+
+
+class ClientError(TracedError):
+    """A client failed; the message carries its id and its address."""
 
 
 class NonFiniteError(ClientError):

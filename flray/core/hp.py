@@ -8,7 +8,8 @@ The config check, the command line, `flray list`, the sweep's search space and t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
@@ -31,6 +32,7 @@ class Hyperparameter(NamedTuple):
     bounds: str
     space: Space | None
     doc: str
+    required: bool = False
 
 
 def hp(
@@ -74,7 +76,8 @@ def _describe(name: str, info: FieldInfo) -> Hyperparameter:
     if options:
         bounds = bounds or " | ".join(map(str, options))
     default = None if info.default is PydanticUndefined else info.default
-    return Hyperparameter(name, _type_name(info.annotation), default, bounds, space, info.description or "")  # type: ignore[arg-type]
+    known = (info.alias or name, _type_name(info.annotation), default, bounds, space, info.description or "")
+    return Hyperparameter(*known, required=info.is_required())  # type: ignore[arg-type]
 
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -85,6 +88,16 @@ def _literals(annotation: Any) -> tuple[Any, ...]:
 
 
 def _type_name(annotation: Any) -> str:
-    if _literals(annotation):
+    """The type in words: `int | None`, `float | auto`, `list of int`; one value out of some is a `choice`, whose bounds name them."""
+    kind, inside = get_origin(annotation), get_args(annotation)
+    if kind is Annotated:
+        return _type_name(inside[0])
+    if kind is Literal:
         return "choice"
-    return getattr(annotation, "__name__", None) if isinstance(annotation, type) else str(annotation).replace("typing.", "")  # type: ignore[return-value]
+    if kind in (Union, UnionType):
+        return " | ".join(" | ".join(map(str, get_args(a))) if get_origin(a) is Literal else _type_name(a) for a in inside)
+    if kind in (tuple, list):
+        return f"list of {_type_name(inside[0])}"
+    if isinstance(kind or annotation, type) and issubclass(kind or annotation, BaseModel):
+        return "section"
+    return "mapping" if kind is dict else "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))

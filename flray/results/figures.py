@@ -67,8 +67,9 @@ def curves(folders: Iterable[str | Path | Run], metric: str = "test/acc", out: s
 def metric_bands(runs: Sequence[Run], metric: str) -> dict[str, Band]:
     """Per setting, what `curves` draws. Raises `ConfigError` when no run has the metric."""
     tables = [run.rounds for run in runs]
-    if not any(metric in table and table[metric].notna().any() for table in tables):
-        raise unknown("metric", metric, {name for table in tables for name in table.columns}, "the runs' rounds")
+    there = {name for table in tables for name in table.columns if table[name].notna().any()}
+    if metric not in there:
+        raise unknown("metric", metric, there, "the runs' rounds")
     groups: dict[str, dict[Any, pandas.Series]] = {}
     for run, label, table in zip(runs, names_of(runs, seeds=False), tables, strict=True):
         if metric in table:  # the same setting with the same seed is the same run

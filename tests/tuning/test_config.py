@@ -268,7 +268,7 @@ def test_a_file_that_is_no_sweep_is_said_in_one_line(tmp_path):
         load_sweep({**BASE, "spaces": {}})
     with pytest.raises(ConfigError, match="space: missing; add it"):
         load_sweep({"experiment": EXPERIMENT})
-    with pytest.raises(ConfigError, match=r"no configuration file .*fedsol_roh\.yaml \(did you mean 'fedsol_rho'\?\)"):
+    with pytest.raises(ConfigError, match=r"no configuration file .*fedsol_roh\.yaml \(did you mean 'fedsol_rho\.yaml'\?\)"):
         load_sweep(CONFIGS / "sweeps" / "fedsol_roh.yaml")
-    with pytest.raises(ConfigError, match="cannot be read as a configuration file"):
+    with pytest.raises(ConfigError, match="is a folder, not a configuration file"):
         load_sweep(tmp_path)
