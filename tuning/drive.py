@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import shutil
@@ -22,11 +23,13 @@ from ray.tune import Callback, CheckpointConfig, FailureConfig, PlacementGroupFa
 from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Searcher
 
-from flray.core.errors import ResourceError
+from flray.core.errors import CheckpointError, ResourceError
 from flray.engine.cluster import ray
 from flray.engine.pool import Pool
 from flray.experiment import Experiment
 from tuning.trainable import Trial
+
+logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)  # a traceback where Ray Tune's own state finds no room
 
 LOST = 3  # times that a trial whose processes were lost is started again
 NOTHING = {"memory": float(2**20)}  # a bundle that takes no CPU and no GPU must take something
@@ -169,6 +172,8 @@ def drive(
                     checkpoint_config=CheckpointConfig(num_to_keep=2, checkpoint_frequency=0, checkpoint_at_end=False),
                 ),
             ).fit()
+    except OSError as error:
+        raise CheckpointError(f"cannot write {scratch}: {error.strerror or error}; free some space and try again") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

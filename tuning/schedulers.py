@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from tuning.config import SchedulerConfig, Sweep
 from tuning.search import Studies
 
 RUNGS = "rungs.json"
+Keeping = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 def make_scheduler(sweep: Sweep, studies: Studies, folder: Path, rounds: int) -> TrialScheduler:
@@ -33,7 +35,7 @@ def make_scheduler(sweep: Sweep, studies: Studies, folder: Path, rounds: int) ->
     if rule.name == "hyperband":
         return HyperBandScheduler(time_attr="round", metric=name, mode=mode, max_t=rounds, reduction_factor=options["reduction"])
     if rule.name == "asha":
-        return Asha(folder / RUNGS, [at for at, _ in rungs(rule, rounds)[:-1]], name, mode, options["reduction"])
+        return Asha(folder / RUNGS, [at for at, _ in rungs(rule, rounds)[:-1]], name, mode, options["reduction"], studies.keeping)
     if rule.name == "pbt":
         return _population_based(sweep, studies, options["grace"], name, mode)
     return Pruner(make_pruner(rule), studies)
@@ -58,9 +60,12 @@ class Asha(ASHAScheduler):
     algorithm of a sweep with `budget_per: algorithm` have rungs of their own.
     """
 
-    def __init__(self, path: Path, milestones: list[int], metric: str, mode: str, reduction: float) -> None:
+    def __init__(
+        self, path: Path, milestones: list[int], metric: str, mode: str, reduction: float, keeping: Keeping = contextlib.nullcontext
+    ) -> None:
+        """`keeping()` is around what is written while Ray Tune runs: it keeps errors for later."""
         super().__init__(time_attr="round", metric=metric, mode=mode, max_t=2**60, grace_period=1, reduction_factor=reduction)
-        self._path, self._milestones, self._factor = path, milestones, reduction
+        self._path, self._milestones, self._factor, self._keeping = path, milestones, reduction, keeping
         self._groups: dict[str, Any] = {}
         self._number: dict[str, str] = {}  # Ray Tune's id of a trial -> its key in the sweep
         saved, self.stopped = _read_rungs(path, milestones)
@@ -104,7 +109,8 @@ class Asha(ASHAScheduler):
             for at, recorded in bracket._rungs:
                 found[at].update({self._number.get(name, name): value for name, value in recorded.items()})
         text = json.dumps({"rungs": [[at, values] for at, values in found.items()], "stopped": sorted(self.stopped)}, indent=1)
-        write_text(self._path, text + "\n")
+        with self._keeping():
+            write_text(self._path, text + "\n")
 
 
 def _read_rungs(path: Path, milestones: list[int]) -> tuple[dict[int, dict[str, float]], set[str]]:
@@ -128,7 +134,9 @@ class Pruner(FIFOScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
         key = trial.config["key"]
-        self._studies.report(key, result)
+        if self._studies.error is None:
+            with self._studies.keeping():
+                self._studies.report(key, result)
         asked = self._studies.trial(key)
         frozen = asked.storage.get_trial(asked._trial_id)
         return str(TrialScheduler.STOP if self._pruner.prune(asked.study, frozen) else TrialScheduler.CONTINUE)
@@ -163,7 +171,8 @@ class Population(PopulationBasedTraining):
     def _get_new_config(self, trial: Trial, trial_to_clone: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
         """The numbers are the other's, the key and the run folder stay the trial's own."""
         config, changes = super()._get_new_config(trial, trial_to_clone)
-        self._studies.trial(trial.config["key"]).set_user_attr("values", config["values"])
+        with self._studies.keeping():
+            self._studies.note(trial.config["key"], "values", config["values"])
         return {**trial.config, "values": config["values"]}, changes
 
 

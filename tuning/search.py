@@ -7,7 +7,9 @@ uninterrupted one would have, where trials run one at a time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 
-from flray.core.errors import CheckpointError
+from flray.core.errors import CheckpointError, FlrayError
 from flray.core.seeding import torch_seed
 from tuning.config import Sweep
 
@@ -43,8 +45,11 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
 def _one_line(url: str | None, folder: Path) -> Iterator[None]:
     try:
         yield
+    except FlrayError:
+        raise
     except Exception as error:  # whatever the database's own driver raises
-        raise CheckpointError(f"study: {url or folder / JOURNAL} cannot be used: {' '.join(str(error).split())}") from error
+        hint = f"; free some space and run: flray sweep {folder} --resume" if disk_full(error) else ""
+        raise CheckpointError(f"study: {url or folder / JOURNAL} cannot be used: {' '.join(str(error).split())}{hint}") from error
 
 
 def make_sampler(name: str, seed: int, sequence: int) -> BaseSampler:
@@ -68,6 +73,31 @@ def make_sampler(name: str, seed: int, sequence: int) -> BaseSampler:
         return kinds[name]()
 
 
+def disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that there is no space left."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "the disk is full" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _trial_runs(folder: Path) -> list[str]:
+    """The trials whose runs are in a sweep's folder, whatever the study says: `0003`, `fedprox-0003`."""
+    found = (re.fullmatch(r"(?!\.)(.*?\d{4,})(-seed\d+)?(\.new)?", path.name) for path in (folder / "trials").glob("*"))
+    return sorted({name[1] for name in found if name})
+
+
+def _lost(study: str | Path, folder: Path, missing: list[str], runs: list[str]) -> CheckpointError:
+    one = f"trials/{missing[0]}"
+    if len(missing) == len(runs):
+        return CheckpointError(
+            f"{study} knows none of the {len(runs)} trials in {folder}/trials: it was emptied, or is another one; "
+            "bring it back, or start again with another --out"
+        )
+    return CheckpointError(f"{study} does not know {one}: it lost its end; bring it back, or move {folder}/{one}* away to train it again")
+
+
 def _mend(journal: Path) -> None:
     """Drop a last line that a lost machine left half written: Optuna would append to it, and then read neither."""
     text = journal.read_bytes() if journal.exists() else b""
@@ -78,15 +108,20 @@ def _mend(journal: Path) -> None:
 class Studies:
     """The studies of one sweep: one, or with `budget_per: algorithm` one for each algorithm.
 
-    `new`: they must not be there yet, since a database can hold those of other sweeps. Raises `CheckpointError` when they are, or when
-    the storage cannot be read or written.
+    `new`: they must not be there yet, since a database can hold those of other sweeps. Raises `CheckpointError` when they are, when the
+    storage cannot be read or written, or when it lost trials whose runs are in the folder. `check` raises when the folder is no longer
+    this process's; it is asked before anything is written.
     """
 
-    def __init__(self, sweep: Sweep, folder: Path, *, new: bool = False) -> None:
-        self.sweep, self.folder = sweep, folder
+    def __init__(self, sweep: Sweep, folder: Path, *, new: bool = False, check: Callable[[], None] = lambda: None) -> None:
+        self.sweep, self.folder, self._check = sweep, folder, check
+        self.error: FlrayError | None = None  # why no trial may go on
+        runs = _trial_runs(folder)
         if sweep.study is None:
             with _one_line(None, folder):
                 _mend(folder / JOURNAL)
+                if runs and not ((folder / JOURNAL).exists() and (folder / JOURNAL).stat().st_size):  # opening it would make an empty one
+                    raise _lost(folder / JOURNAL, folder, runs, runs)
         storage = open_storage(sweep.study, folder)
         groups: list[str | None] = list(sweep.search_space.algorithms) if sweep.budget_per == "algorithm" else [None]
         names = {group: sweep.name if group is None else f"{sweep.name}/{group}" for group in groups}
@@ -100,8 +135,27 @@ class Studies:
                 group: optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
                 for group, name in names.items()
             }
+        known = {t.user_attrs.get("folder") for study in self.groups.values() for t in study.get_trials(deepcopy=False)}
+        if missing := [run for run in runs if f"trials/{run}" not in known]:
+            raise _lost(sweep.study or folder / JOURNAL, folder, missing, runs)
         self._open: dict[str, optuna.Trial] = {}  # trials that this process has given out and not told of yet
         self._reported: dict[str, dict[int, float]] = {}  # round -> value
+
+    # writing ----------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with _one_line(self.sweep.study, self.folder):
+            self._check()
+            yield
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[None]:
+        """For what Ray Tune calls: keeps the first `FlrayError` as `error`, which ends the sweep; raised there it would be a traceback of
+        Ray's."""
+        try:
+            yield
+        except FlrayError as error:
+            self.error = self.error or error
 
     # asking -----------------------------------------------------------------------------------
     def counted(self, group: str | None) -> list[FrozenTrial]:
@@ -113,6 +167,10 @@ class Studies:
 
         None of the studies in `spent`, whose budget is.
         """
+        with self._writing():
+            return self._next(spent)
+
+    def _next(self, spent: Collection[str | None]) -> tuple[str, dict[str, Any], Path] | None:
         space = self.sweep.search_space
         groups = {group: study for group, study in self.groups.items() if group not in spent}
         for group, study in groups.items():
@@ -158,10 +216,13 @@ class Studies:
         round, and after a kill times are others.
         """
         (name, *more), round, trial = self.sweep.objective, int(result["round"]), self._open[key]
-        reported = self._reported.setdefault(key, dict(trial.storage.get_trial(trial._trial_id).intermediate_values))
-        if not more and name in result and reported.get(round) != result[name]:
-            reported[round] = float(result[name])
-            trial.storage.set_trial_intermediate_value(trial._trial_id, round, reported[round])  # Trial.report ignores a second value
+        if more or name not in result:
+            return
+        with self._writing():
+            reported = self._reported.setdefault(key, dict(trial.storage.get_trial(trial._trial_id).intermediate_values))
+            if reported.get(round) != result[name]:
+                reported[round] = float(result[name])
+                trial.storage.set_trial_intermediate_value(trial._trial_id, round, reported[round])  # Trial.report ignores a second value
 
     def trial(self, key: str) -> optuna.Trial:
         """A trial that was given out and not told of yet."""
@@ -181,9 +242,15 @@ class Studies:
         elif missing:
             status, state = f"failed: its last round has no finite {missing[0]}", TrialState.FAIL
         facts = {"round": "round", "seeds": "seeds", "client_steps": "spent", "seconds": "seconds"}
-        for name, value in {**{name: result[source] for name, source in facts.items() if source in result}, "status": status}.items():
-            trial.set_user_attr(name, value)
-        trial.study.tell(trial, values if state == TrialState.COMPLETE else None, state=state)
+        with self._writing():
+            for name, value in {**{name: result[source] for name, source in facts.items() if source in result}, "status": status}.items():
+                trial.set_user_attr(name, value)
+            trial.study.tell(trial, values if state == TrialState.COMPLETE else None, state=state)
+
+    def note(self, key: str, name: str, value: Any) -> None:
+        """An attribute of a trial that was given out."""
+        with self._writing():
+            self._open[key].set_user_attr(name, value)
 
     def prune(self, keys: set[str]) -> None:
         """Tell of trials that a scheduler had stopped when the driver was killed before it said so."""
@@ -215,9 +282,10 @@ class StudySearcher(Searcher):
         self._last: dict[str, dict[str, Any]] = {}  # -> its last result
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        if self._stopping():
-            return Searcher.FINISHED
-        found = self.studies.next(self._spent())
+        found = None
+        if not self._stopping():
+            with self.studies.keeping():
+                found = self.studies.next(self._spent())
         if found is None:
             return Searcher.FINISHED
         key, overrides, folder = found
@@ -226,17 +294,20 @@ class StudySearcher(Searcher):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         self._last[trial_id] = result
-        self.studies.report(self._keys[trial_id], result)
+        if self.studies.error is None:
+            with self.studies.keeping():
+                self.studies.report(self._keys[trial_id], result)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         key = self._keys[trial_id]
-        if error:
-            self.studies.tell(key, {"status": "failed: its processes were lost too often"})
-            return
-        if result:
+        if result and not error:
             self.on_trial_result(trial_id, result)
-        if trial_id in self._last:  # Hyperband stops trials that are paused: they come without a result
-            self.studies.tell(key, self._last.pop(trial_id))
+        last = self._last.pop(trial_id, {})  # Hyperband stops trials that are paused: they come without a result
+        if error:
+            last = {**last, "status": "failed: its processes were lost too often"}
+        if last and self.studies.error is None:
+            with self.studies.keeping():
+                self.studies.tell(key, last)
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the studies are on disk."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import shutil
-import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,10 @@ import yaml
 
 from flray.core.errors import CheckpointError, ConfigError, FlrayError
 from flray.engine.cluster import connect
+from flray.engine.lock import NAME as LOCK
+from flray.engine.lock import FolderLock
+from flray.engine.lock import check as check_lock
+from flray.engine.lock import owner as lock_owner
 from flray.engine.prepare import build_data, build_partition, cpus_needed
 from flray.engine.recorder import write_text
 from flray.engine.uri import join
@@ -40,21 +42,22 @@ class Budget:
     concerns every trial."""
 
     def __init__(self, sweep: Sweep, studies: Studies) -> None:
-        self._sweep, self._began = sweep, time.monotonic()
+        self._sweep, self._studies, self._began = sweep, studies, time.monotonic()
         self._spent = {  # local steps by trial
             studies.key(group, trial.number): float(trial.user_attrs.get("client_steps", 0))
             for group in studies.groups
             for trial in studies.counted(group)
         }
         self._groups = list(studies.groups)
-        self.error: ConfigError | None = None
 
     def note(self, result: Mapping[str, Any]) -> None:
         """A trial's report: its local steps, those of all its seeds at the last rung included."""
         key = result["key"]
         self._spent[key] = max(self._spent.get(key, 0.0), float(result.get("spent", 0)))
-        if str(result.get("status", "")).startswith("failed: objective "):
-            self.error = ConfigError(str(result["status"]).removeprefix("failed: "))
+        if result.get("everyone") and self._studies.error is None:
+            text = str(result["status"]).removeprefix("failed: ")
+            hint = f"{text.partition(';')[0]}; free some space and run: flray sweep {self._studies.folder} --resume"
+            self._studies.error = ConfigError(text) if text.startswith("objective ") else CheckpointError(hint)
 
     def steps(self, group: str | None) -> float:
         """Local steps done for an algorithm; None: by the sweep."""
@@ -72,7 +75,7 @@ class Budget:
         return f"client_steps: {self.steps(None):.0f} are done" if len(self.spent()) == len(self._groups) else ""
 
     def reached(self) -> bool:
-        return self.error is not None or bool(self.why())
+        return self._studies.error is not None or bool(self.why())
 
 
 def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: bool = True) -> None:
@@ -81,7 +84,18 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
     The folder then holds `sweep.parquet`, `figures/`, the run folders of the trials, and `final/` with the best configurations on fresh
     seeds. Ctrl-C, a kill, or a lost machine: `resume` goes on, finished trials are kept.
     """
-    _check_folder(folder, sweep, resume)
+    lock = _take(folder, sweep, resume)
+    try:
+        _run(sweep, folder, lock, resume, progress)
+    finally:
+        lock.release()
+        if not (folder / CONFIG).exists():  # it did not begin
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: bool) -> None:
+    """A sweep in a folder that is this process's."""
     first = sweep.experiment(sweep.search_space.example())
     try:
         data = build_data(first)  # what is wrong with the data is said before anything starts, and this node decodes it once
@@ -89,14 +103,13 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
         connect(first.address, cpus_needed(first))
         placement = place(first, sweep.concurrency)
         write_text(folder / CONFIG, sweep.yaml())
-        studies = Studies(sweep, folder, new=not resume)
+        # of the lock only what pickles: Ray Tune writes its scheduler down, which writes to the studies
+        studies = Studies(sweep, folder, new=not resume, check=partial(check_lock, folder, lock.owner.id))
     except FlrayError:
         if not resume:  # nothing of the sweep is there yet
             (folder / CONFIG).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                folder.rmdir()
         raise
-    _status(folder, f"running on {socket.gethostname()}, process {os.getpid()}")
+    _status(folder, f"running: {lock.owner}")
     try:
         spent = _tune(sweep, folder, studies, placement, progress)
         done = f"{len(studies.ended())} of {sweep.trials * len(studies.groups)} trials"
@@ -113,7 +126,9 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
     except BaseException as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else f"failed: {reason}"
-        _status(folder, f"{why}; continue with: flray sweep {folder} --resume")
+        with contextlib.suppress(CheckpointError):  # a full disk, or another's folder now: the first error is the one to show
+            lock.check()
+            _status(folder, why if "--resume" in why else f"{why}; continue with: flray sweep {folder} --resume")
         raise
 
 
@@ -136,15 +151,15 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
 
     class Watched(StudySearcher):
         def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-            super().on_trial_result(trial_id, result)
             budget.note(result)
+            super().on_trial_result(trial_id, result)
 
     if progress:
         print(f"{sweep.name}: {total} trials, {placement.why}")
     with Show(sweep.name, total, done, sweep.objective, progress) as show:
         drive(folder, Watched(studies, config, budget.reached, budget.spent), scheduler, placement, total - done, budget.reached, show)
-    if budget.error is not None:
-        raise budget.error
+    if studies.error is not None:
+        raise studies.error
     ended = studies.ended()
     failed = [status for status in show.ended if status.startswith("failed")]
     if failed and all(trial.state.name == "FAIL" for _, trial in ended):
@@ -209,36 +224,29 @@ def _status(folder: Path, text: str) -> None:
     write_text(folder / "STATUS", text + "\n")
 
 
-def _check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
-    """Raises `CheckpointError` rather than write over a sweep, go on with another one, or into a folder that is something else."""
+def _take(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
+    """The folder for this process alone. Raises `CheckpointError` rather than write over a sweep, go on with another one, or into a folder
+    that is something else, and where another process writes."""
     there = folder / CONFIG
     if resume:
         if not there.exists():
             raise CheckpointError(f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}")
         _same(flatten(yaml.safe_load(there.read_text())), flatten(sweep.dump()), folder)
-        _take_over(folder)
-    elif there.exists():
+        killed = lock_owner(folder) is not None
+        lock = FolderLock.acquire(folder)
+        if killed:  # while it wrote, maybe
+            (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
+        return lock
+    if there.exists():
         _same(flatten(yaml.safe_load(there.read_text())), flatten(sweep.dump()), folder)
         raise CheckpointError(f"{folder} already holds this sweep; continue with: flray sweep {folder} --resume, or give another --out")
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise CheckpointError(f"{folder} is not empty and not a sweep folder; give another --out")
     try:
+        if folder.exists() and (not folder.is_dir() or any(not item.name.startswith(LOCK) for item in folder.iterdir())):
+            raise CheckpointError(f"{folder} is not empty and not a sweep folder; give another --out")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
-
-
-def _take_over(folder: Path) -> None:
-    """Raises `CheckpointError` when the sweep's driver still runs; drops the lock of one that was killed while it wrote."""
-    found = re.fullmatch(r"running on (.*), process (\d+)", (folder / "STATUS").read_text().strip() if (folder / "STATUS").exists() else "")
-    if found is None or found[1] != socket.gethostname() or int(found[2]) == os.getpid():
-        return
-    try:
-        os.kill(int(found[2]), 0)
-    except ProcessLookupError:
-        (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
-    else:
-        raise CheckpointError(f"{folder} is being swept by process {found[2]}; wait for it, or stop it and try again")
+    return FolderLock.acquire(folder)
 
 
 def _same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:

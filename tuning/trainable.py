@@ -18,7 +18,12 @@ from flray.core.errors import ConfigError, FlrayError, ResourceError
 from flray.engine.pool import Pool
 from flray.experiment import Experiment
 from flray.results import Run
+from tuning.search import disk_full
 from tuning.trial_run import TrialRun
+
+
+class ObjectiveError(ConfigError):
+    """No trial can report the objective."""
 
 
 class Job(NamedTuple):
@@ -94,7 +99,8 @@ class Trial(tune.Trainable):
 
     # one report -------------------------------------------------------------------------------
     def step(self) -> dict[str, Any]:
-        """The objectives at the next round that was tested. An error of the run is a result; what a lost node causes is tried again."""
+        """The objectives at the next round that was tested. What a lost node causes is tried again; any other error of the run is a result
+        (with `everyone` where it would be that of every trial)."""
         try:
             result = self._step()
         except ResourceError:
@@ -102,6 +108,8 @@ class Trial(tune.Trainable):
         except Exception as error:
             text = str(error).splitlines()[0] if isinstance(error, FlrayError) else f"{type(error).__name__}: {error}"
             result = {"round": self._judged, "done": True, "status": f"failed: {text}"}
+            if disk_full(error) or isinstance(error, ObjectiveError):
+                result["everyone"] = True
         result |= {"spent": sum(run.sums["client_steps"] for run in self._runs), "seconds": sum(run.sums["time/s"] for run in self._runs)}
         return {**result, "key": self.job.key, "rounds": self.experiment.rounds}
 
@@ -114,7 +122,7 @@ class Trial(tune.Trainable):
         while not (run.tested or run.ended):
             if run.round > 1 and (missing := run.unknown()):
                 numbers = ", ".join(sorted(name for name, value in run.row.items() if isinstance(value, int | float)))
-                raise ConfigError(f"objective {missing[0]}: no run reports it; this one reports {numbers}")
+                raise ObjectiveError(f"objective {missing[0]}: no run reports it; this one reports {numbers}")
             run.advance()
         due = [seeds for at, seeds in self.job.rungs if self._judged < at <= run.round]
         self._judged = run.round

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from flray.core.errors import CheckpointError
 from flray.engine import checkpoint
-from flray.engine.lock import BEAT_S, STALE_S, holder
+from flray.engine.lock import holder
 from flray.engine.recorder import Table
 from flray.engine.simulation import play
 from flray.experiment import Experiment
@@ -23,6 +23,7 @@ from flray.results import Run
 from tuning.config import CUMULATIVE
 
 ROWS = ("rounds", "clients")
+ORPHAN_S = 30.0  # for which a process is waited for that lost its driver; Ray ends it within seconds
 POLL_S = 0.2
 
 
@@ -169,9 +170,8 @@ class TrialRun:
         shutil.copytree(source, home / source.name)
 
     def _play(self) -> Generator[dict[str, Any]]:
-        """Its rows from where it is. Who holds the folder is an earlier process of this trial, which is dead or about to be: on a machine
-        that went away it counts as alive until the lock is stale."""
-        patience = time.monotonic() + STALE_S + 2 * BEAT_S
+        """Its rows from where it is. Who holds the folder is an earlier process of this trial, which ends because its driver was killed."""
+        patience = time.monotonic() + ORPHAN_S
         while holder(self.folder) is not None and time.monotonic() < patience:
             time.sleep(POLL_S)
         begun = self.saved > 0

@@ -214,7 +214,7 @@ def test_a_trial_does_not_write_over_a_run_that_only_the_storage_has(run, base, 
     assert not (tmp_path / "run").exists() and mirrored(base, made) == content(made)
 
 
-def test_a_cell_that_is_told_to_overwrite_does_so_in_the_storage_after_its_first_round(run, base, tmp_path):
+def test_a_cell_that_is_told_to_overwrite_does_so_in_the_storage_after_its_first_round(ray_cluster, run, base, tmp_path):
     _, made = run
     other = config(storage=base, algorithm={"name": "fedavg", "lr": 0.02})
     rows = TrialRun(other, tmp_path / "run", (), overwrite=True)._play()  # a generator: it begins with its first row

@@ -1,0 +1,129 @@
+"""What a sweep's folder survives: a second driver, a process number used again, a study that lost its trials. Nothing is trained."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flray.core.errors import CheckpointError
+from flray.engine.lock import NAME, FolderLock, FolderLostError, Owner
+from tests.tuning.iris import ended, iris_sweep
+from tuning.search import JOURNAL, Studies, StudySearcher
+from tuning.sweep import _take, resume_sweep, run_sweep
+from tuning.trainable import Job
+
+
+def begun(folder: Path, trials: int = 3) -> Path:
+    """A sweep's folder in which this many trials had their runs; the last one has not ended."""
+    sweep = iris_sweep(trials=4)
+    folder.mkdir()
+    (folder / "sweep.yaml").write_text(sweep.yaml())
+    studies = Studies(sweep, folder)
+    for number in range(trials):
+        key, _, home = studies.next()
+        home.mkdir(parents=True)
+        if number < trials - 1:
+            studies.tell(key, ended(0.5))
+    return folder
+
+
+# one driver --------------------------------------------------------------------------------------
+def test_a_sweep_that_somebody_drives_is_left_alone(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "s")
+    lock = FolderLock.acquire(folder)
+    with pytest.raises(CheckpointError, match=rf"s is in use: process {os.getpid()} on .* writes to it"):
+        resume_sweep(folder, [], progress=False)
+    lock.release()
+
+
+def test_so_is_one_that_is_only_starting(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    lock = FolderLock.acquire(tmp_path / "s")
+    with pytest.raises(CheckpointError, match="s is in use"):
+        run_sweep(iris_sweep(), tmp_path / "s", progress=False)
+    lock.release()
+
+
+def test_a_process_number_that_is_somebody_elses_now_is_no_driver(tmp_path: Path) -> None:
+    """Process 1 lives, but it did not start when the owner of the lock did. The lock on the journal goes with its owner."""
+    folder, here = begun(tmp_path / "s"), Owner.here()
+    (folder / NAME).write_text(json.dumps({**here._asdict(), "pid": 1, "started": 0}))
+    (folder / "STATUS").write_text("running: process 1")
+    (folder / f"{JOURNAL}.lock").symlink_to(folder / JOURNAL)
+    lock = _take(folder, iris_sweep(trials=4), resume=True)
+    assert lock.owner.pid == os.getpid() and not (folder / f"{JOURNAL}.lock").is_symlink()
+    lock.release()
+
+
+def test_who_lost_the_folder_writes_nothing_more_to_the_study(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "s", trials=1)
+    lock = FolderLock.acquire(folder)
+    studies = Studies(iris_sweep(trials=4), folder, check=lock.check)
+    key, *_ = studies.next()
+    (folder / NAME).write_text(json.dumps(Owner.here()._asdict()))  # somebody took over
+    before = (folder / JOURNAL).read_bytes()
+    with pytest.raises(FolderLostError, match="was taken over by process"):
+        studies.report(key, {"round": 1, "val/acc": 0.5})
+    with pytest.raises(FolderLostError):
+        studies.tell(key, ended(0.5))
+    assert (folder / JOURNAL).read_bytes() == before
+    lock.release()
+
+
+# the study ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("lost", ["deleted", "emptied"])
+def test_a_study_that_is_gone_does_not_start_over(tmp_path: Path, lost: str) -> None:
+    folder = begun(tmp_path / "s")
+    (folder / JOURNAL).unlink() if lost == "deleted" else (folder / JOURNAL).write_text("")
+    with pytest.raises(CheckpointError, match=r"study.journal knows none of the 3 trials in .*trials: .*bring it back, or start again"):
+        Studies(iris_sweep(trials=4), folder)
+    assert not (folder / JOURNAL).exists() or not (folder / JOURNAL).read_text()
+
+
+def test_a_study_that_lost_its_last_trial_does_not_train_over_its_run(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "s")
+    (folder / "trials" / "0002-seed1").mkdir()
+    lines = (folder / JOURNAL).read_text().splitlines(keepends=True)
+    last = next(number for number, line in enumerate(lines) if "trials/0002" in line)
+    (folder / JOURNAL).write_text("".join(lines[:last]))
+    with pytest.raises(CheckpointError, match=r"does not know trials/0002: .* move .*trials/0002\* away to train it again"):
+        Studies(iris_sweep(trials=4), folder)
+    for home in (folder / "trials").glob("0002*"):
+        home.rmdir()
+    assert Studies(iris_sweep(trials=4), folder).next()[2].name == "0003"  # the number 2 had been given out
+
+
+def test_a_study_in_a_database_that_is_gone_is_missed_as_well(tmp_path: Path) -> None:
+    folder, url = begun(tmp_path / "s"), f"sqlite:///{tmp_path}/other.db"
+    with pytest.raises(CheckpointError, match=r"other\.db knows none of the 3 trials"):
+        Studies(iris_sweep(trials=4, study=url), folder)
+
+
+def test_a_full_disk_ends_the_sweep_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal cannot be written: Ray Tune sees no error, no other trial begins, and nothing follows the half-written line."""
+    sweep, folder = iris_sweep(trials=4), begun(tmp_path / "s", trials=1)
+    studies = Studies(sweep, folder)
+
+    def config(key: str, overrides: dict[str, Any], run: Path) -> dict[str, Any]:
+        return Job.of(key, run, sweep.experiment(overrides), ("val/acc",), [(6, 1)]).config()
+
+    searcher = StudySearcher(studies, config, lambda: studies.error is not None)
+    searcher.suggest("a")
+    calls: list[Any] = []
+
+    def full(self: Any, logs: Any) -> None:
+        calls.append(logs)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("optuna.storages.journal.JournalFileBackend.append_logs", full)
+    searcher.on_trial_result("a", {"round": 1, "val/acc": 0.5})
+    searcher.on_trial_result("a", {"round": 2, "val/acc": 0.5})
+    searcher.on_trial_complete("a", ended(0.5))
+    assert len(calls) == 1 and searcher.suggest("b") == StudySearcher.FINISHED
+    line = f"study: {folder}/study.journal cannot be used: [Errno 28] No space left on device; free some space and run: flray sweep"
+    assert str(studies.error) == f"{line} {folder} --resume"
