@@ -2,7 +2,7 @@
 
 from flray.data.batching import Batch, Batches, Normalizer, eval_batches
 from flray.data.config import Augment, Constants, DataConfig, ProxyConfig
-from flray.data.dataset import Dataset, DroppedRowsWarning, LeakWarning, load_dataset
+from flray.data.dataset import Dataset, LabelWarning, LeakWarning, check_classes, load_dataset
 from flray.data.local_test import local_test
 from flray.data.partition import PARTITIONS, Partition, PartitionConfig, PartitionWarning, load_partition, make_partition
 from flray.data.partition import figure as partition_figure
@@ -19,7 +19,7 @@ __all__ = [
     "Constants",
     "DataConfig",
     "Dataset",
-    "DroppedRowsWarning",
+    "LabelWarning",
     "LeakWarning",
     "Normalizer",
     "Partition",
@@ -30,6 +30,7 @@ __all__ = [
     "Split",
     "Splits",
     "Vocabulary",
+    "check_classes",
     "eval_batches",
     "load_dataset",
     "load_partition",

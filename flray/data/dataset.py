@@ -22,8 +22,8 @@ class LeakWarning(UserWarning):
     """Test samples that also occur in the train split."""
 
 
-class DroppedRowsWarning(UserWarning):
-    """Rows of a data set that are left out because they have no label of the task."""
+class LabelWarning(UserWarning):
+    """Rows of a data set that are left out because they have no label of the task, labels that may mark such rows, a test of one class."""
 
 
 class TextShape(tuple[int, ...]):
@@ -84,7 +84,7 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     check_splits(raw, config)
     _check_fit(raw, config)
     for note in raw.notes:
-        warnings.warn(note, DroppedRowsWarning, stacklevel=2)
+        warnings.warn(note, LabelWarning, stacklevel=2)
     source_key = raw.key or array_checksum(*[a for s in (raw.train, raw.test) if s for a in s])
     changes = {
         name: getattr(config, name)
@@ -129,8 +129,26 @@ def check_splits(splits: Splits, config: DataConfig) -> None:
         low, high = int(split.y.min()), int(split.y.max())
         if low < 0 or high >= len(splits.classes):
             raise DataError(f"{what}.y holds class {low if low < 0 else high}, which is none of 0..{len(splits.classes) - 1}")
+        if split.x.dtype == np.float32 and not splits.key:  # what lies in the cache was checked when it was read
+            wrong = np.argwhere(~np.isfinite(split.x))
+            if len(wrong):
+                row, column = map(int, wrong[0])
+                raise DataError(f"{what}.x row {row}, column {column} is {split.x[row, column]}, no finite number; {len(wrong)} in all")
         if split.x.shape[1:] != splits.train.x.shape[1:]:
             raise DataError(f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}")
+
+
+def check_classes(dataset: Dataset) -> None:
+    """Raises DataError for a task of one class; a `LabelWarning` for a test that any model of one class passes."""
+    for name, split in (("training", dataset.train), ("test", dataset.test)):
+        label = int(split.y[0])
+        if (split.y != label).any():
+            continue
+        who = f"all {len(split.y)} {name} samples are" if len(split.y) > 1 else f"the only {name} sample is"
+        text = f"data set {dataset.name!r}: {who} of class {dataset.classes[label]!r}"
+        if split is dataset.train:
+            raise DataError(f"{text}; there is nothing to tell apart: check data.label, or take more samples")
+        warnings.warn(f"{text}: its accuracy says nothing of the other classes", LabelWarning, stacklevel=2)
 
 
 def _check_fit(raw: Splits, config: DataConfig) -> None:

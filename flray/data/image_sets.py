@@ -1,10 +1,11 @@
-"""Image sets in the layout in which their authors publish them: folders of PNG files (CINIC-10), `.npz` archives (MedMNIST)."""
+"""Image sets in the layout in which their authors publish them: folders of PNG files (CINIC-10), `.npz` archives (MedMNIST), the files that
+torchvision reads (CIFAR, MNIST, SVHN)."""
 
 from __future__ import annotations
 
 import os
-import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ def cinic10(config: DataConfig) -> Splits:
             odd = sorted(files.keys() ^ parts["train"].keys())
             raise DataError(f"{folder}: {name} and train have different class folders ({', '.join(odd[:5])}); unpack the archive again")
     key = digest("images", listing_digest([path for files in parts.values() for paths in files.values() for path in paths]), config.resize)
-    return cached(key, lambda: _image_splits(parts, str(folder), config.resize))
+    return cached(key, lambda: _image_splits(parts, config.resize))
 
 
 def _listing(folder: Path) -> dict[str, list[str]]:
@@ -86,14 +87,14 @@ def _listing(folder: Path) -> dict[str, list[str]]:
     return files
 
 
-def _image_splits(parts: dict[str, dict[str, list[str]]], where: str, resize: int | None) -> Splits:
-    from flray.data.readers import decode
+def _image_splits(parts: dict[str, dict[str, list[str]]], resize: int | None) -> Splits:
+    from flray.data.decode import decode
 
     def split(*names: str) -> Split:
         files = [path for name in names for paths in parts[name].values() for path in paths]
         y = [label for name in names for label, paths in enumerate(parts[name].values()) for _ in paths]
         # a few of the images are grey: every one is read as RGB
-        return Split(decode(files.__getitem__, len(files), resize, where, "RGB"), np.array(y, np.int64))
+        return Split(decode(files.__getitem__, len(files), resize, files.__getitem__, "RGB"), np.array(y, np.int64))
 
     return Splits(split(*(name for name in parts if name != "test")), split("test"), tuple(parts["train"]))
 
@@ -161,13 +162,62 @@ def _archive(name: str, path: Path) -> Splits:
         with np.load(path, allow_pickle=False) as found:
             for part in ("train", "val", "test"):
                 parts[part], parts[f"{part}_y"] = found[f"{part}_images"], found[f"{part}_labels"]
+
+        def split(*names: str) -> Split:
+            x, y = (np.concatenate([parts[n + suffix] for n in names]) for suffix in ("", "_y"))
+            return Split(x if x.ndim == 4 else x[..., None], y.reshape(-1).astype(np.int64))
+
+        return Splits(split("train", "val"), split("test"), MEDMNIST[name][1])
     except KeyError as error:
         raise DataError(f"{path} is no MedMNIST archive: it holds no {error.args[0].split()[0]}; download it again") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # zip, zlib and NumPy each have their own for damaged files
         raise DataError(f"{path} is not a readable .npz archive ({error}); download it again") from error
 
-    def split(*names: str) -> Split:
-        x, y = (np.concatenate([parts[n + suffix] for n in names]) for suffix in ("", "_y"))
-        return Split(x if x.ndim == 4 else x[..., None], y.reshape(-1).astype(np.int64))
 
-    return Splits(split("train", "val"), split("test"), MEDMNIST[name][1])
+# torchvision -----------------------------------------------------------------------------------
+_VISION = {  # class in torchvision.datasets, where its files lie below root
+    "cifar10": ("CIFAR10", "cifar-10-batches-py/*"),
+    "cifar100": ("CIFAR100", "cifar-100-python/*"),
+    "mnist": ("MNIST", "MNIST/raw/*"),
+    "fashion_mnist": ("FashionMNIST", "FashionMNIST/raw/*"),
+    "svhn": ("SVHN", "t*_32x32.mat"),
+}
+
+
+def torchvision_files(name: str, root: Path, download: bool) -> list[Path]:
+    """The files of a torchvision data set below `root`, downloaded where allowed; [] where there are none."""
+    pattern = _VISION[name][1]
+    if download and not any(root.glob(pattern)):
+        try:
+            for split in (True, False):
+                _vision(name, root, split, download=True)
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"torchvision cannot download {name} to {root} ({error}); is there a network?") from error
+    return sorted(path for path in root.glob(pattern) if path.is_file())
+
+
+def torchvision_splits(name: str, root: Path) -> Splits:
+    """Official train and test split (SVHN without its extra split), NHWC."""
+    try:
+        train, test = _vision(name, root, True), _vision(name, root, False)
+        return Splits(_vision_split(train), _vision_split(test), tuple(getattr(train, "classes", map(str, range(10)))))
+    except Exception as error:  # torchvision's readers raise many kinds for damaged files
+        raise DataError(f"torchvision's {name} files in {root} are incomplete or damaged; delete them and download again") from error
+
+
+def _vision(name: str, root: Path, train: bool, download: bool = False) -> Any:
+    import torchvision
+
+    kind = getattr(torchvision.datasets, _VISION[name][0])
+    if name == "svhn":
+        return kind(root, split="train" if train else "test", download=download)
+    return kind(root, train=train, download=download)
+
+
+def _vision_split(data: Any) -> Split:
+    x = np.asarray(data.data)
+    if x.ndim == 3:
+        x = x[..., None]
+    elif x.shape[1] == 3 and x.shape[-1] != 3:  # SVHN is stored NCHW
+        x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+    return Split(x.astype(np.uint8), np.asarray(getattr(data, "targets", getattr(data, "labels", None)), dtype=np.int64))

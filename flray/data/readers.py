@@ -1,33 +1,25 @@
-"""Decoding: Parquet and hub tables, image bytes, torchvision files. Runs once a data set; `cache` keeps the result."""
+"""Parquet and hub tables -> splits: which files and columns are read. Runs once a data set; `cache` keeps the result."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from flray.core.errors import DataError, nearest
+from flray.core.errors import DataError, nearest, shown
 from flray.data.cache import Array
+from flray.data.columns import Table, codes, named, numbers, unlabelled
 from flray.data.config import DataConfig
 from flray.data.published import LABELS, plain_name
 from flray.data.sources import Split, Splits, Vocabulary
 
 TEST_SPLITS = ("test", "validation", "validation_matched")  # the official test split, else validation (MNLI: of the train genres)
-
-
-class Table(NamedTuple):
-    """A pyarrow table with the `datasets` feature description of its columns."""
-
-    data: Any
-    features: Mapping[str, Any]
-    fingerprint: str
 
 
 class Columns(NamedTuple):
@@ -45,8 +37,10 @@ def parquet_files(folder: Path, train: str = "train", test: str | None = None) -
     """Files of the splits `train` and `test` (none: the official one): `train.parquet` or `train-00000-of-00003.parquet`."""
     splits: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("*.parquet")):
-        match = re.fullmatch(r"(.+?)(?:-\d+-of-(\d+))?", path.stem)
+        match = re.fullmatch(r"(.+?)(?:-[0-9]+-of-([0-9]+))?", path.stem, re.DOTALL)
         assert match is not None
+        if not path.is_file() or not os.access(path, os.R_OK):
+            raise DataError(f"{path} is no file that can be read; copy it again, or remove it")
         splits.setdefault(match[1], []).append(path)
         if match[2] and len(list(folder.glob(f"{match[1]}-*-of-{match[2]}.parquet"))) != int(match[2]):
             raise DataError(f"{folder}: {match[1]} has not all of its {int(match[2])} shards; copy the missing files")
@@ -61,18 +55,39 @@ def parquet_files(folder: Path, train: str = "train", test: str | None = None) -
 
 
 def parquet_splits(config: DataConfig, folder: Path, files: Mapping[str, list[Path]], vocabulary: Vocabulary | None) -> Splits:
+    """Arrays of the files of every split. Raises DataError for a file that is damaged, or whose contents cannot be trained on."""
+    tables = {split: _parquet_table(paths) for split, paths in files.items()}
+    return table_splits(config, tables, str(folder), vocabulary, [folder])
+
+
+def _parquet_table(paths: Sequence[Path]) -> Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    tables = {}
-    for split, paths in files.items():
+    parts = []
+    for path in paths:
         try:
-            data = pa.concat_tables([pq.read_table(path) for path in paths])
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{folder}/{split}: not a readable Parquet file ({error}); copy it again") from error
-        notes = (data.schema.metadata or {}).get(b"huggingface", b"{}")
-        tables[split] = Table(data, json.loads(notes).get("info", {}).get("features", {}), "")
-    return table_splits(config, tables, str(folder), vocabulary)
+            parts.append(pq.ParquetFile(path).read())
+            parts[-1].validate(full=True)  # a flipped bit may leave offsets that point nowhere
+        except Exception as error:  # the library raises many kinds for damaged files
+            raise DataError(f"{path} is not a readable Parquet file ({error}); copy it again") from error
+    try:
+        data = pa.concat_tables(parts)
+    except pa.ArrowException as error:
+        raise DataError(f"{paths[0].parent}: the files of {paths[0].name} to {paths[-1].name} have other columns ({error})") from error
+    names = tuple((path.name, part.num_rows) for path, part in zip(paths, parts, strict=True))
+    return Table(data, _described((data.schema.metadata or {}).get(b"huggingface", b"{}"), paths[0]), "", names)
+
+
+def _described(note: bytes, path: Path) -> Mapping[str, Any]:
+    """What the `datasets` library wrote about the columns; empty where another program made the file."""
+    try:
+        found = json.loads(note).get("info", {}).get("features", {})
+        if isinstance(found, dict):
+            return found
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    raise DataError(f"{path}: the description of its columns (schema metadata `huggingface`) is damaged; write the file again")
 
 
 def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Table]:
@@ -95,17 +110,39 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Tabl
         if key not in found:
             raise DataError(f"hf:{name} has no split {key!r}{nearest(str(key), map(str, found))}; set options.{split}")
         part = found[key]
-        tables[split] = Table(part.with_format("arrow")[:], part.features.to_dict(), part._fingerprint)
+        tables[split] = Table(part.with_format("arrow")[:], part.features.to_dict(), part._fingerprint, ((str(key), len(part)),))
     return tables
 
 
 def hub_splits(config: DataConfig, tables: Mapping[str, Table], vocabulary: Vocabulary | None) -> Splits:
-    return table_splits(config, tables, config.source, vocabulary)
+    import datasets
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    caches = [Path(place) for place in (datasets.config.HF_DATASETS_CACHE, HF_HUB_CACHE)]  # where images of a hub id are downloaded to
+    named = Path(config.source.removeprefix("hf:")).expanduser()
+    return table_splits(config, tables, config.source, vocabulary, [named, *caches])
 
 
-def table_splits(config: DataConfig, tables: Mapping[str, Table], where: str, vocabulary: Vocabulary | None) -> Splits:
-    """Arrays of the tables `train` and, where there is one, the other; text becomes ids of `vocabulary`, or of one trained on it."""
+def table_splits(
+    config: DataConfig, tables: Mapping[str, Table], where: str, vocabulary: Vocabulary | None, folders: Sequence[Path]
+) -> Splits:
+    """Arrays of the tables `train` and, where there is one, the other; text becomes ids of `vocabulary`, or of one trained on it.
+
+    `folders` may hold files that an image column names.
+    """
+    for split, table in tables.items():
+        twice = [name for name, count in Counter(table.data.column_names).items() if count > 1]
+        if twice:
+            raise DataError(f"{where}: {split} has several columns {shown(twice[0])}; rename them")
     columns = choose_columns(config, tables["train"], where, vocabulary is not None)
+    for split, table in tables.items():
+        needed = [columns.label, *columns.input, *([columns.group] if columns.group else [])]
+        missing = [name for name in needed if name not in table.data.column_names]
+        if missing:
+            has = ", ".join(table.data.column_names)
+            raise DataError(f"{where}: {split} has no column {missing[0]!r}, which train has (it has {has}); choose another split")
+        if not table.data.num_rows:
+            raise DataError(f"{where}: {split} has no rows; choose another split with options, or copy its files again")
     notes: tuple[str, ...] = ()
     if columns.kind == "text":
         from flray.data.text import labelled, token_ids
@@ -113,15 +150,18 @@ def table_splits(config: DataConfig, tables: Mapping[str, Table], where: str, vo
         tables, notes = labelled(tables, columns, where)
         vocabulary, inputs = token_ids(config, [t.data.select(columns.input) for t in tables.values()], vocabulary, where)
     else:
-        inputs = [_inputs(config, t, columns, where) for t in tables.values()]
+        inputs = [_inputs(config, t, columns, where, folders) for t in tables.values()]
     what = f"{where}: label column {columns.label!r}"
-    labels, names = _codes([_column(t, columns.label) for t in tables.values()], columns.names, what)
+    if columns.names is not None:
+        labels, names = named(tables.values(), columns.label, columns.names, what), columns.names
+    else:
+        labels, names = codes(tables.values(), columns.label, what)
+        notes += unlabelled(tables, columns.label, names, what)
     if columns.values is not None:
         names = tuple(columns.values[int(value)] for value in names)
     groups: list[Array | None] = [None] * len(inputs)
     if columns.group:
-        found = [_column(t, columns.group) for t in tables.values()]
-        groups = list(_codes(found, None, f"{where}: group column {columns.group!r}", any_values=True)[0])
+        groups = list(codes(tables.values(), columns.group, f"{where}: group column {columns.group!r}", any_values=True)[0])
     splits = [Split(x, y, g) for x, y, g in zip(inputs, labels, groups, strict=True)]
     return Splits(splits[0], splits[1] if len(splits) > 1 else None, names, vocabulary=vocabulary, notes=notes)
 
@@ -157,6 +197,8 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
         raise DataError(f"{where}: which column is the label? set data.label to one of {', '.join(columns)}")
     rest = [c for c in columns if c not in (label, config.group)]
     names = features[label].get("names") if label in classes else None
+    if names is not None and not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise DataError(f"{where}: the class names of {label!r} are {shown(names)}, no list of words; write the file again")
     if tokenised:
         from flray.data.text import text_columns
 
@@ -171,146 +213,10 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
     return Columns(label, chosen, "image" if chosen[0] in images else "number", config.group, tuple(names) if names else None)
 
 
-def _column(table: Table, name: str) -> Array:
-    values: Array = table.data.column(name).to_numpy()
-    return values
-
-
-def _codes(columns: list[Any], names: tuple[str, ...] | None, what: str, any_values: bool = False) -> tuple[list[Array], tuple[str, ...]]:
-    """Values of several splits as int64 codes of one common, sorted vocabulary."""
-    if any(c.dtype.kind == "f" for c in columns) and not any_values:
-        raise DataError(f"{what} holds real numbers or gaps: regression is not supported; set data.label")
-    if names is not None:
-        for c in columns:
-            if c.min(initial=0) < 0 or c.max(initial=0) >= len(names):
-                raise DataError(
-                    f"{what}: value {c.min() if c.min() < 0 else c.max()} is no class of 0..{len(names) - 1} (-1 marks unlabelled rows)"
-                )
-        return [c.astype(np.int64) for c in columns], names
-    values, codes = np.unique(np.concatenate([np.asarray(c).astype(str) if c.dtype == object else c for c in columns]), return_inverse=True)
-    ends = np.cumsum([len(c) for c in columns])[:-1]
-    return [part.astype(np.int64) for part in np.split(codes, ends)], tuple(str(v) for v in values)
-
-
-def _inputs(config: DataConfig, table: Table, columns: Columns, where: str) -> Array:
+def _inputs(config: DataConfig, table: Table, columns: Columns, where: str, folders: Sequence[Path]) -> Array:
     if columns.kind == "image":
+        from flray.data.decode import decode_images
+
         column = table.data.column(columns.input[0]).combine_chunks()
-        return decode_images(column, config.resize, f"{where}: column {columns.input[0]!r}")
-    parts = []
-    for name in columns.input:
-        values = table.data.column(name).to_numpy()
-        if values.dtype == object:
-            try:
-                values = np.stack([np.asarray(v, dtype=np.float32).reshape(-1) for v in values])
-            except (TypeError, ValueError) as error:
-                raise DataError(f"{where}: column {name!r} is not numbers of one length; set data.input") from error
-        parts.append(values.astype(np.float32).reshape(len(values), -1))
-    return np.concatenate(parts, axis=1)
-
-
-def decode_images(column: Any, resize: int | None, where: str) -> Array:
-    """Encoded images -> uint8 [n, H, W, C], C = 1 where the first image is grey, else 3."""
-    import pyarrow as pa
-
-    struct = pa.types.is_struct(column.type)
-    blobs = column.field("bytes") if struct else column
-    paths = column.field("path") if struct else None
-
-    def content(i: int) -> Any:
-        blob = blobs[i].as_buffer()
-        path = paths[i].as_py() if blob is None and paths is not None else None
-        if blob is None and path is None:
-            raise DataError(f"{where}: row {i} is empty")
-        return path or io.BytesIO(blob)
-
-    return decode(content, len(column), resize, where)
-
-
-def decode(content: Callable[[int], Any], n: int, resize: int | None, where: str, mode: str | None = None) -> Array:
-    """`n` images, `content(i)` a path or a binary file -> uint8 [n, H, W, C]; `mode` L or RGB, default: the first image's.
-
-    Threads, because Pillow's decoders let go of the interpreter lock; 60,000 WebP images of 32x32 take seconds.
-    """
-    from PIL import Image
-
-    def opened(i: int) -> Any:
-        source = content(i)
-        try:
-            with Image.open(source) as image:
-                image.load()
-                return image
-        except OSError as error:
-            name = source if isinstance(source, str) else f"{where}: row {i}"
-            raise DataError(f"{name} is not a readable image ({error})") from error
-
-    if not n:
-        raise DataError(f"{where}: no rows")
-    first = opened(0)
-    mode = mode or ("L" if first.mode in ("L", "1", "LA") else "RGB")
-    size = (resize, resize) if resize else first.size
-    out = np.empty((n, size[1], size[0], len(mode)), np.uint8)
-
-    def work(start: int) -> None:
-        for i in range(start, min(start + 500, n)):
-            image = opened(i)
-            if image.mode != mode:
-                image = image.convert(mode)
-            if resize and image.size != size:
-                image = image.resize(size, Image.Resampling.BILINEAR)
-            if image.size != size:
-                raise DataError(
-                    f"{where}: row {i} has {image.size[0]}x{image.size[1]} pixels and row 0 has {size[0]}x{size[1]}; set data.resize"
-                )
-            out[i] = np.asarray(image).reshape(out.shape[1:])
-
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        list(pool.map(work, range(0, n, 500)))
-    return out
-
-
-_VISION = {  # class in torchvision.datasets, where its files lie below root
-    "cifar10": ("CIFAR10", "cifar-10-batches-py/*"),
-    "cifar100": ("CIFAR100", "cifar-100-python/*"),
-    "mnist": ("MNIST", "MNIST/raw/*"),
-    "fashion_mnist": ("FashionMNIST", "FashionMNIST/raw/*"),
-    "svhn": ("SVHN", "t*_32x32.mat"),
-}
-
-
-def torchvision_files(name: str, root: Path, download: bool) -> list[Path]:
-    """The files of a torchvision data set below `root`, downloaded where allowed; [] where there are none."""
-    pattern = _VISION[name][1]
-    if download and not any(root.glob(pattern)):
-        try:
-            for split in (True, False):
-                _vision(name, root, split, download=True)
-        except (OSError, RuntimeError) as error:
-            raise DataError(f"torchvision cannot download {name} to {root} ({error}); is there a network?") from error
-    return sorted(path for path in root.glob(pattern) if path.is_file())
-
-
-def torchvision_splits(name: str, root: Path) -> Splits:
-    """Official train and test split (SVHN without its extra split), NHWC."""
-    try:
-        train, test = _vision(name, root, True), _vision(name, root, False)
-    except (RuntimeError, OSError) as error:
-        raise DataError(f"torchvision's {name} files in {root} are incomplete or damaged; delete them and download again") from error
-    return Splits(_vision_split(train), _vision_split(test), tuple(getattr(train, "classes", map(str, range(10)))))
-
-
-def _vision(name: str, root: Path, train: bool, download: bool = False) -> Any:
-    import torchvision
-
-    kind = getattr(torchvision.datasets, _VISION[name][0])
-    if name == "svhn":
-        return kind(root, split="train" if train else "test", download=download)
-    return kind(root, train=train, download=download)
-
-
-def _vision_split(data: Any) -> Split:
-    x = np.asarray(data.data)
-    if x.ndim == 3:
-        x = x[..., None]
-    elif x.shape[1] == 3 and x.shape[-1] != 3:  # SVHN is stored NCHW
-        x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
-    return Split(x.astype(np.uint8), np.asarray(getattr(data, "targets", getattr(data, "labels", None)), dtype=np.int64))
+        return decode_images(column, config.resize, f"{where}: column {columns.input[0]!r}", table.place, folders)
+    return np.concatenate([numbers(table, name, where) for name in columns.input], axis=1)

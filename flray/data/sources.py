@@ -12,11 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from flray.core.disk import array_checksum
-from flray.core.errors import DataError, nearest
-from flray.core.seeding import rng
+from flray.core.errors import DataError, nearest, shown
 from flray.data.cache import Array, Entry, digest, fetch, file_digest
 from flray.data.config import DataConfig
 from flray.data.published import plain_name
@@ -66,9 +63,9 @@ TORCHVISION = ("cifar10", "cifar100", "svhn", "mnist", "fashion_mnist")
 SOURCES = Registry(
     "source",
     {
-        "iris": "flray.data.sources:iris",
-        "digits": "flray.data.sources:digits",
-        "synthetic": "flray.data.sources:synthetic",
+        "iris": "flray.data.bundled:iris",
+        "digits": "flray.data.bundled:digits",
+        "synthetic": "flray.data.bundled:synthetic",
         **{name: "flray.data.sources:by_name" for name in TORCHVISION},
         "cinic10": "flray.data.image_sets:cinic10",
         "pathmnist": "flray.data.image_sets:pathmnist",
@@ -92,8 +89,18 @@ def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Spl
 
 
 def data_root(config: DataConfig) -> Path | None:
-    root = config.root or os.environ.get("FLRAY_DATA")
-    return Path(root).expanduser() if root else None
+    """The folder of data sets; None where none is named. Raises DataError for one that cannot be looked into."""
+    named = config.root or os.environ.get("FLRAY_DATA")
+    if not named:
+        return None
+    try:
+        root = Path(named).expanduser()
+        if root.is_dir():
+            next(root.iterdir(), None)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, not allowed; ~nobody has no home
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"the folder of data sets {shown(named)} cannot be read ({why}); set data.root or FLRAY_DATA") from error
+    return root
 
 
 def parquet_folder(config: DataConfig) -> Path | None:
@@ -114,7 +121,7 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         if root is None and config.download:
             raise DataError(f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA")
         if root is not None:
-            from flray.data.readers import torchvision_files, torchvision_splits
+            from flray.data.image_sets import torchvision_files, torchvision_splits
 
             files = torchvision_files(name, root, config.download)
             if files:
@@ -194,69 +201,15 @@ def _text_key(config: DataConfig, vocabulary: Vocabulary | None) -> list[Any]:
     return ["text", plain_name(config.source), config.text, config.max_length, vocabulary.fingerprint if vocabulary else "train"]
 
 
-def iris(config: DataConfig) -> Splits:
-    """Fisher's Iris: 150 samples, 4 features in cm, 3 classes (scikit-learn's copy)."""
-    return _sklearn(config, "iris")
-
-
-def digits(config: DataConfig) -> Splits:
-    """UCI digits: 1,797 grey images of 8x8 pixels, values 0..16 stretched to 0..255 (scikit-learn's copy)."""
-    return _sklearn(config, "digits")
-
-
-def _sklearn(config: DataConfig, name: str) -> Splits:
-    check_options(config, {})
-    no_columns(config)
-
-    def build() -> Splits:
-        import sklearn.datasets
-
-        bunch = getattr(sklearn.datasets, f"load_{name}")()
-        x = bunch.data.astype(np.float32)
-        if name == "digits":
-            x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
-        return Splits(Split(x, bunch.target.astype(np.int64)), None, tuple(str(c) for c in bunch.target_names))
-
-    return cached(digest("sklearn", name), build)
-
-
-def synthetic(config: DataConfig) -> Splits:
-    """Gaussian classes: a random template a class plus noise, made from `split_seed`.
-
-    Options: num_train 2000, num_test 500, shape [28, 28, 1] (one number: tabular), num_classes 10, noise 0.5.
-    Labels are balanced (sample i has class i mod num_classes). Learnable, not meaningful.
-    """
-    default = {"num_train": 2000, "num_test": 500, "shape": [28, 28, 1], "num_classes": 10, "noise": 0.5}
-    options = check_options(config, default)
-    no_columns(config)
-    shape = tuple(options["shape"]) if isinstance(options["shape"], (list, tuple)) else (options["shape"],)
-    if len(shape) not in (1, 3) or not all(isinstance(s, int) and s > 0 for s in shape):
-        raise DataError(f"synthetic: shape {list(shape)} is neither [H, W, C] nor [d]; example: shape: [28, 28, 1]")
-
-    def build() -> Splits:
-        classes = int(options["num_classes"])
-        template = rng(config.split_seed, "synthetic", "template").standard_normal((classes, *shape), dtype=np.float32)
-
-        def split(name: str, n: int) -> Split:
-            y = np.arange(n, dtype=np.int64) % classes
-            x = rng(config.split_seed, "synthetic", name).standard_normal((n, *shape), dtype=np.float32)
-            x *= np.float32(options["noise"])
-            x += template[y]
-            if len(shape) == 3:  # two standard deviations either side of mid grey
-                x = np.clip(x * 40 + 128, 0, 255).astype(np.uint8)
-            return Split(x, y)
-
-        test = split("test", options["num_test"]) if options["num_test"] else None
-        return Splits(split("train", options["num_train"]), test, tuple(str(c) for c in range(classes)))
-
-    return cached(digest("synthetic", options, config.split_seed), build)
-
-
 def check_options(config: DataConfig, default: dict[str, Any]) -> dict[str, Any]:
-    """`data.options` over the `default` of a source; one that it does not read is an error."""
-    for name in config.options:
+    """`data.options` over the `default` of a source (None: a word); one that it does not read, or of another type, is an error."""
+    for name, value in config.options.items():
         if name not in default:
             raise DataError(f"data.options: {config.source} does not read {name!r}{nearest(name, default)}")
+        kinds = {type(None): str, float: int | float, list: int | list | tuple}
+        kind = kinds.get(type(default[name]), type(default[name]))
+        if value != default[name] and (not isinstance(value, kind) or isinstance(value, bool) != isinstance(default[name], bool)):
+            raise DataError(f"data.options.{name}: {shown(value)} is no value for it; an example is {shown(default[name] or 'train')}")
     return {**default, **config.options}
 
 

@@ -46,14 +46,17 @@ def text_columns(config: DataConfig, columns: Sequence[str], where: str) -> tupl
 def labelled(tables: Mapping[str, Table], columns: Columns, where: str) -> tuple[dict[str, Table], tuple[str, ...]]:
     """The rows that have a label (-1 or a gap marks those without), and a note on those left out."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     kept, notes = {}, []
     for split, table in tables.items():
-        y = table.data.column(columns.label).to_numpy()
+        y = table.data.column(columns.label)
         if columns.values is not None:
-            keep, why = np.isin(y, list(columns.values)), f"with other labels than {', '.join(map(str, columns.values))}"
+            keep, why = np.isin(y.to_numpy(), list(columns.values)), f"with other labels than {', '.join(map(str, columns.values))}"
         else:
-            keep, why = (np.ones(len(y), bool) if y.dtype == object else y >= 0), "without a label"
+            keep, why = y.is_valid().to_numpy(), "without a label"
+            if pa.types.is_integer(y.type):
+                keep = pc.fill_null(pc.greater_equal(y, 0), False).to_numpy()
         if not keep.any():
             option = "train" if split == "train" else "test"
             raise DataError(f"{where}: no row of {split} has a label; name a labelled split with options: {{{option}: NAME}}")
@@ -65,8 +68,12 @@ def labelled(tables: Mapping[str, Table], columns: Columns, where: str) -> tuple
 
 def token_ids(config: DataConfig, tables: Sequence[Any], vocabulary: Vocabulary | None, where: str) -> tuple[Vocabulary, list[Array]]:
     """Ids int32 [n, L] of every table (train first) of one or two text columns, and the vocabulary: the given one, or trained."""
+    import pyarrow as pa
+
     for table in tables:
         for name in table.column_names:
+            if not (pa.types.is_string(table.column(name).type) or pa.types.is_large_string(table.column(name).type)):
+                raise DataError(f"{where}: column {name!r} holds {table.column(name).type} in one split, not text; choose another")
             if table.column(name).null_count:
                 raise DataError(f"{where}: column {name!r} has no text in {table.column(name).null_count} rows; fill or remove them")
     texts = [[table.column(name).to_pylist() for name in table.column_names] for table in tables]
@@ -101,9 +108,10 @@ def pretrained(name: str, download: bool) -> Vocabulary:
     """The vocabulary of a Hugging Face tokenizer: a folder, or a name in the local hub cache (or on the hub, with `download`)."""
     from transformers import AutoTokenizer
 
-    folder = Path(name).expanduser()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else name, local_files_only=not download)
+        folder = Path(name).expanduser()
+        place = str(folder) if folder.is_dir() else name
+        tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=not download, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds; the user needs one line
         text = str(error).strip().split("\n")[0] or type(error).__name__
         raise DataError(

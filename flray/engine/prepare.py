@@ -12,7 +12,7 @@ import numpy as np
 from ray._common.utils import get_system_memory  # of the container, where there is one
 
 from flray.core.errors import ResourceError
-from flray.data import Dataset, Partition, ProxyConfig, load_dataset, load_proxy, make_partition, validation
+from flray.data import Dataset, Partition, ProxyConfig, check_classes, load_dataset, load_proxy, make_partition, validation
 from flray.engine.cluster import cores, ray, starts_here
 from flray.experiment import Experiment
 
@@ -21,14 +21,22 @@ PROCESS_BYTES = 2**28  # of one that has imported torch, at least
 
 def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]:
     """(data set, proxy or None, training samples that stay the clients', None: all)."""
-    dataset = load_dataset(experiment.data)
+    try:
+        dataset = load_dataset(experiment.data)
+        check_classes(dataset)
+        return dataset, *_public(experiment, dataset)
+    except MemoryError as error:
+        raise ResourceError(f"data set {experiment.data.source!r} does not fit into memory ({error}); take fewer samples") from error
+
+
+def _public(experiment: Experiment, dataset: Dataset) -> tuple[Any, np.ndarray | None]:
+    """(proxy or None, training samples that stay the clients')."""
     if experiment.proxy is None or not experiment.algorithm.needs_proxy:
         # a held-out part is held out for every algorithm, so that all see the same clients
         if isinstance(experiment.proxy, ProxyConfig) and experiment.proxy.source == "holdout":
-            return dataset, None, load_proxy(experiment.proxy, dataset, seed=experiment.seed)[1]
-        return dataset, None, None
-    proxy, private = load_proxy(experiment.proxy, dataset, seed=experiment.seed)
-    return dataset, proxy, private
+            return None, load_proxy(experiment.proxy, dataset, seed=experiment.seed)[1]
+        return None, None
+    return load_proxy(experiment.proxy, dataset, seed=experiment.seed)
 
 
 def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarray | None) -> Partition:

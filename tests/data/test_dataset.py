@@ -46,9 +46,9 @@ def test_parquet_images(root):
 
 def test_decoded_once(root, monkeypatch):
     load("pets")
-    from flray.data import readers
+    from flray.data import decode
 
-    monkeypatch.setattr(readers, "decode_images", None)
+    monkeypatch.setattr(decode, "decode_images", None)
     assert load("pets").train.x.flags.writeable is False
 
 
@@ -251,9 +251,9 @@ def test_torchvision_files(root):
         ("synthetic", {"options": {"nmu_train": 5}}, "did you mean 'num_train'"),
         ("text", {}, r"text \(columns sentence\) needs a tokenizer; set data.tokenizer"),
         ("nolabel", {}, "which column is the label"),
-        ("unlabelled", {}, "-1 is no class of 0..1"),
+        ("unlabelled", {}, "value -1 in train.parquet row 1 is no class of 0..1"),
         ("scores", {}, "regression is not supported"),
-        ("sizes", {}, "row 1 has 5x4 pixels and row 0 has 4x4; set data.resize"),
+        ("sizes", {}, "column 'image', train.parquet row 1 has 5x4 pixels and the first image 4x4; set data.resize"),
         ("broken", {}, "row 0 is not a readable image"),
         ("notrain", {}, "has no train split .it has test"),
         ("garbage", {}, "not a readable Parquet file"),

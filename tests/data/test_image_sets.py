@@ -76,12 +76,12 @@ def test_cinic10_is_what_torchvision_reads(cinic):
 def test_cinic10_is_decoded_once_and_again_when_a_file_changes(cinic, monkeypatch):
     folder, _ = cinic
     first = load("cinic10")
-    from flray.data import readers
+    from flray.data import decode
 
-    real = readers.decode
-    monkeypatch.setattr(readers, "decode", None)
+    real = decode.decode
+    monkeypatch.setattr(decode, "decode", None)
     assert load("cinic10").fingerprint == first.fingerprint
-    monkeypatch.setattr(readers, "decode", real)
+    monkeypatch.setattr(decode, "decode", real)
     path = folder / "test/cat/n00000_1.png"
     Image.fromarray(images(1, (32, 32, 3), 77)[0]).save(path)
     os.utime(path, ns=(1, 1))
@@ -119,7 +119,7 @@ def damage(what, folder):
         ("class", r"test and train have different class folders \(cat, kitten\); unpack"),
         ("empty", r"cinic10/train/dog holds no PNG images; unpack"),
         ("image", r"cinic10/train/dog/n00001_1.png is not a readable image"),
-        ("size", r"row 16 has 32x30 pixels and row 0 has 32x32; set data.resize"),
+        ("size", r"train/dog/n00001_1.png has 32x30 pixels and the first image 32x32; set data.resize"),
     ],
 )
 def test_damaged_cinic10(cinic, what, text):

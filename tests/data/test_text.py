@@ -14,7 +14,7 @@ from flray.data import (
     SOURCES,
     Batches,
     DataConfig,
-    DroppedRowsWarning,
+    LabelWarning,
     Normalizer,
     ProxyConfig,
     Split,
@@ -96,7 +96,7 @@ def test_ids_are_those_of_the_tokenizer_itself(root, bert):
     assert d.test.x.tolist() == theirs(sentences(20, 1), padding="max_length", truncation=True, max_length=12)["input_ids"]
     labelled = [i for i in range(24) if i % 4]
     first, second = ([texts[i] for i in labelled] for texts in (sentences(24, 2), sentences(24, 3)))
-    with pytest.warns(DroppedRowsWarning):
+    with pytest.warns(LabelWarning):
         pairs = load("pairs", tokenizer=str(bert), max_length=8)
     assert pairs.train.x.tolist() == theirs(first, second, padding="max_length", truncation=True, max_length=8)["input_ids"]
 
@@ -157,18 +157,18 @@ def test_columns(root):
 
 
 def test_rows_without_a_label_are_left_out_with_a_note(root):
-    with pytest.warns(DroppedRowsWarning) as caught:
+    with pytest.warns(LabelWarning) as caught:
         d = load("pairs")
     assert [str(w.message).split("pairs: ")[1] for w in caught] == [
         "6 of 24 rows of train without a label are left out", "2 of 8 rows of test without a label are left out",
     ]  # fmt: skip
     assert d.train.y.tolist() == [0, 1, 2] * 6 and d.classes == ("yes", "maybe", "no") and len(d.test.y) == 6
-    with pytest.warns(DroppedRowsWarning):  # from the cache as well
+    with pytest.warns(LabelWarning):  # from the cache as well
         load("pairs")
 
 
 def test_sentiment140_has_two_classes(root):
-    with pytest.warns(DroppedRowsWarning, match="2 of 4 rows of test with other labels than 0, 4 are left out"):
+    with pytest.warns(LabelWarning, match="2 of 4 rows of test with other labels than 0, 4 are left out"):
         d = load("sentiment140", group="user")
     assert d.classes == ("negative", "positive") and d.train.y.tolist() == [0, 1] * 8 and d.test.y.tolist() == [0, 1]
     assert words(d.vocabulary, d.test.x[1])[1:3] == sentences(4, 5)[2].lower().split()[:2] and d.train.group.tolist() == [0] * 16
@@ -206,13 +206,13 @@ def test_splits_by_name(root):
 def test_public_text_has_the_ids_of_the_private_vocabulary(root):
     d = load("films")
     public = ProxyConfig(source="sentiment140", options={"train": "train"}, splits="all")
-    with pytest.warns(DroppedRowsWarning):
+    with pytest.warns(LabelWarning):
         proxy, private = load_proxy(public, d)
     assert proxy.x.shape == (18, 12) and proxy.x.dtype == np.int32 and len(private) == 60 and not proxy.same_labels
     text = sentences(16, 5)[3].lower().rstrip(".").split()
     assert words(d.vocabulary, proxy.x[3]) == ["[CLS]", *text, ".", "[SEP]"]
     other = load("films", max_length=20)
-    with pytest.warns(DroppedRowsWarning):
+    with pytest.warns(LabelWarning):
         longer, _ = load_proxy(public, other)
     assert longer.x.shape == (18, 20) and longer.fingerprint != proxy.fingerprint
 
@@ -352,7 +352,7 @@ def test_proxy_errors(root):
 def test_real_text_sets(real_root):
     """Rows and class names as in the data's own README; the label orders of private and public set agree."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DroppedRowsWarning)
+        warnings.simplefilter("ignore", LabelWarning)
         mnli = load_dataset(DataConfig(source="mnli", tokenizer="train", max_length=32))
         assert (len(mnli.train.y), len(mnli.test.y)) == (3000, 7469) and mnli.classes == ("entailment", "neutral", "contradiction")
         snli, _ = load_proxy(ProxyConfig(source="snli", options={"train": "validation"}, splits="all", same_labels=True), mnli)

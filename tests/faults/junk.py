@@ -43,11 +43,24 @@ def _keys() -> list[str]:
     """Dotted keys of a complete experiment, and of what a file may have besides."""
     complete = {k: v for k, v in BASE.items() if k not in ("presets", "algorithms")}
     dotted = {
-        ".".join(map(str, path)) for path in _nodes(Experiment.model_validate(complete).dump()) if all(isinstance(p, str) for p in path)
+        ".".join(map(str, path))
+        for path in _nodes(Experiment.model_validate(complete).dump())
+        if all(isinstance(p, str) for p in path)
     }
     # a network, or another Ray, is no part of this
     return sorted(
-        {*dotted, "preset", "presets", "algorithms", "models", "partitions", "imports", "extends", "evaluate.validation"} - _OUTSIDE
+        {
+            *dotted,
+            "preset",
+            "presets",
+            "algorithms",
+            "models",
+            "partitions",
+            "imports",
+            "extends",
+            "evaluate.validation",
+        }
+        - _OUTSIDE
     )
 
 
@@ -69,11 +82,46 @@ TEXTS = [
 ]
 # fmt: on
 
-PLAIN = ["0", "1", "2", "5", "0.1", "0.9", "true", "false", "~", "iris", "mlp", "iid", "fedavg", "feddf", "holdout", "[0.5, 0.5]"]
+PLAIN = [
+    "0",
+    "1",
+    "2",
+    "5",
+    "0.1",
+    "0.9",
+    "true",
+    "false",
+    "~",
+    "iris",
+    "mlp",
+    "iid",
+    "fedavg",
+    "feddf",
+    "holdout",
+    "[0.5, 0.5]",
+]
 
 SCALARS = st.one_of(
     st.sampled_from(
-        [None, True, False, 0, -1, 1, 3, 2**31, 2**63, 10**30, 0.5, -0.5, 1e-300, 1e308, float("inf"), float("-inf"), float("nan")]
+        [
+            None,
+            True,
+            False,
+            0,
+            -1,
+            1,
+            3,
+            2**31,
+            2**63,
+            10**30,
+            0.5,
+            -0.5,
+            1e-300,
+            1e308,
+            float("inf"),
+            float("-inf"),
+            float("nan"),
+        ]
     ),
     st.sampled_from(TEXTS),
     st.text(max_size=8),
@@ -83,7 +131,8 @@ SCALARS = st.one_of(
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "source", "size", "a", 1, None, True]), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "source", "size", "a", 1, None, True]), inner, max_size=3)
     ),
     max_leaves=4,
 )

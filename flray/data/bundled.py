@@ -1,0 +1,78 @@
+"""Data that need no file: scikit-learn's small sets, and synthetic ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from flray.core.errors import DataError, shown
+from flray.core.seeding import rng
+from flray.data.cache import digest
+from flray.data.config import DataConfig
+from flray.data.sources import Split, Splits, cached, check_options, no_columns
+
+SYNTHETIC = 2**32  # numbers in a synthetic data set: 16 GB
+
+
+def iris(config: DataConfig) -> Splits:
+    """Fisher's Iris: 150 samples, 4 features in cm, 3 classes (scikit-learn's copy)."""
+    return _sklearn(config, "iris")
+
+
+def digits(config: DataConfig) -> Splits:
+    """UCI digits: 1,797 grey images of 8x8 pixels, values 0..16 stretched to 0..255 (scikit-learn's copy)."""
+    return _sklearn(config, "digits")
+
+
+def _sklearn(config: DataConfig, name: str) -> Splits:
+    check_options(config, {})
+    no_columns(config)
+
+    def build() -> Splits:
+        import sklearn.datasets
+
+        bunch = getattr(sklearn.datasets, f"load_{name}")()
+        x = bunch.data.astype(np.float32)
+        if name == "digits":
+            x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
+        return Splits(Split(x, bunch.target.astype(np.int64)), None, tuple(str(c) for c in bunch.target_names))
+
+    return cached(digest("sklearn", name), build)
+
+
+def synthetic(config: DataConfig) -> Splits:
+    """Gaussian classes: a random template a class plus noise, made from `split_seed`.
+
+    Options: num_train 2000, num_test 500, shape [28, 28, 1] (one number: tabular), num_classes 10, noise 0.5.
+    Labels are balanced (sample i has class i mod num_classes). Learnable, not meaningful.
+    """
+    default = {"num_train": 2000, "num_test": 500, "shape": [28, 28, 1], "num_classes": 10, "noise": 0.5}
+    options = check_options(config, default)
+    no_columns(config)
+    shape = tuple(options["shape"]) if isinstance(options["shape"], (list, tuple)) else (options["shape"],)
+    if len(shape) not in (1, 3) or not all(type(s) is int and 0 < s < 10_000 for s in shape):
+        raise DataError(f"synthetic: shape {shown(list(shape))} is neither [H, W, C] nor [d]; example: shape: [28, 28, 1]")
+    sizes = {name: options[name] for name in ("num_train", "num_classes", "num_test")}
+    if min(sizes["num_train"], sizes["num_classes"]) < 1 or sizes["num_test"] < 0 or sum(sizes.values()) * math.prod(shape) > SYNTHETIC:
+        raise DataError(f"synthetic: {sizes} of shape {list(shape)} are no samples, or more than {SYNTHETIC:,} numbers; choose other sizes")
+    if not 0 <= options["noise"] <= 1e6:
+        raise DataError(f"synthetic: noise {options['noise']} is not in 0..1e6; it is a standard deviation")
+
+    def build() -> Splits:
+        classes = int(options["num_classes"])
+        template = rng(config.split_seed, "synthetic", "template").standard_normal((classes, *shape), dtype=np.float32)
+
+        def split(name: str, n: int) -> Split:
+            y = np.arange(n, dtype=np.int64) % classes
+            x = rng(config.split_seed, "synthetic", name).standard_normal((n, *shape), dtype=np.float32)
+            x *= np.float32(options["noise"])
+            x += template[y]
+            if len(shape) == 3:  # two standard deviations either side of mid grey
+                x = np.clip(x * 40 + 128, 0, 255).astype(np.uint8)
+            return Split(x, y)
+
+        test = split("test", options["num_test"]) if options["num_test"] else None
+        return Splits(split("train", options["num_train"]), test, tuple(str(c) for c in range(classes)))
+
+    return cached(digest("synthetic", options, config.split_seed), build)

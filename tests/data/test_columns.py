@@ -1,0 +1,186 @@
+"""What stands in a table and cannot be trained on is named with its file, column and row; nothing becomes a class by accident."""
+
+import warnings
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flray.config import load_config
+from flray.core.errors import ConfigError, DataError
+from flray.data import DataConfig, LabelWarning, load_dataset
+from flray.engine.prepare import build_data
+from tests.data.files import LABEL, image_column, images, write
+
+
+def columns(n=10, **other):
+    return {"x": pa.array(np.arange(n) / 7), "z": pa.array(np.arange(n) ** 2), "label": pa.array(np.arange(n) % 2), **other}
+
+
+def load(folder, train, test=None, features=None, **options):
+    write(folder / "set", "train", train, features)
+    if test is not None:
+        write(folder / "set", "test", test, features)
+    return load_dataset(DataConfig(source="set", root=str(folder), leak_check=False, **options))
+
+
+def said(folder, train, test=None, features=None, **options):
+    with pytest.raises((DataError, ConfigError)) as caught:
+        load(folder, train, test, features, **options)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(float("nan"), "nan"), (float("inf"), "inf"), (-1e300, "-1e+300"), (None, "None")])
+def test_a_number_that_is_none_is_named_with_its_place(tmp_path, value, shown):
+    bad = columns(6, x=pa.array([0.0, 1.0, value, 3.0, 4.0, value]))
+    assert f"column 'x', test.parquet row 2: {shown} is no finite 32-bit number (2 such rows)" in said(tmp_path, columns(), bad)
+
+
+def test_the_row_is_counted_in_its_own_file(tmp_path):
+    for i in range(3):
+        write(tmp_path / "set", f"train-{i:05d}-of-00003", columns(4, z=pa.array([1.0, 2.0, 3.0, 4.0 if i < 2 else float("nan")])))
+    with pytest.raises(DataError, match=r"column 'z', train-00002-of-00003.parquet row 3: nan is no finite"):
+        load_dataset(DataConfig(source="set", root=str(tmp_path)))
+
+
+def test_numbers_in_lists(tmp_path):
+    rows = columns(4, x=pa.array([[1, 2], [3, 4], [5, None], [7, 8]]))
+    assert "column 'x', train.parquet row 2: [5, None] is no finite" in said(tmp_path, rows)
+
+
+@pytest.mark.parametrize("values", [["a", None, "b", "a"], [0, None, 1, 0], [0.0, None, 1.0, 0.0]])
+def test_a_missing_label_is_no_class(tmp_path, values):
+    assert "label column 'label' has no value in train.parquet row 1 (1 such rows)" in said(tmp_path, columns(4, label=pa.array(values)))
+
+
+def test_a_missing_group_is_no_client(tmp_path):
+    rows = columns(4, user=pa.array(["a", "b", None, "a"]))
+    text = said(tmp_path, rows, group="user")
+    assert "group column 'user' has no value in train.parquet row 2" in text
+
+
+def test_unsigned_and_signed_labels_are_the_same_classes(tmp_path):
+    test = columns(8, label=pa.array(np.arange(8) % 2, pa.uint64()))
+    dataset = load(tmp_path, columns(), test)
+    assert dataset.classes == ("0", "1")
+    assert dataset.test.y.tolist() == [0, 1] * 4
+    large = columns(4, label=pa.array([2**64 - 1, 0, 1, 1], pa.uint64()))
+    assert load(tmp_path / "large", columns(), large).classes == ("0", "1", str(2**64 - 1))
+
+
+@pytest.mark.parametrize(
+    ("test_labels", "says"),
+    [
+        (pa.array(["0", "1"] * 2), "holds integers in one split, text in another"),
+        (pa.array([True, False] * 2), "holds bool in one split, integers in another"),
+        (pa.array([[0], [1]] * 2), "holds list<element: int64>, not one label a sample"),
+        (pa.array([0.5, 1.5] * 2), "holds real numbers: regression is not supported"),
+    ],
+)
+def test_labels_of_another_kind(tmp_path, test_labels, says):
+    assert says in said(tmp_path, columns(), columns(4, label=test_labels))
+
+
+def test_minus_one_beside_other_classes_is_told_of(tmp_path):
+    with pytest.warns(LabelWarning, match=r"label column 'label': -1 is a class of its own \(2 rows, the first is train.parquet row 1\)"):
+        load(tmp_path, columns(6, label=pa.array([0, -1, 1, 2, -1, 0])))
+    with warnings.catch_warnings(action="error", category=LabelWarning):  # the two classes of a margin
+        assert load(tmp_path / "svm", columns(6, label=pa.array([1, -1] * 3))).classes == ("-1", "1")
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        ({"x": pa.array([0.5]), "z": pa.array([1])}, "test has no column 'label', which train has (it has x, z)"),
+        ({"label": pa.array([0]), "z": pa.array([1])}, "test has no column 'x'"),
+        (columns(0), "test has no rows"),
+        (columns(4, x=pa.array(["a"] * 4)), "column 'x' holds string, not numbers"),
+        (columns(4, x=pa.array([0] * 4, pa.timestamp("us"))), "column 'x' holds timestamp[us], not numbers"),
+    ],
+)
+def test_a_test_split_unlike_the_train_split(tmp_path, test, says):
+    assert says in said(tmp_path, columns(), test)
+
+
+@pytest.mark.parametrize("note", ["{", "[1]", '{"info": {"features": []}}'])
+def test_a_damaged_description(tmp_path, note):
+    import pyarrow.parquet as pq
+
+    (tmp_path / "set").mkdir()
+    pq.write_table(pa.table(columns()).replace_schema_metadata({"huggingface": note}), tmp_path / "set/train.parquet")
+    with pytest.raises(DataError, match=r"train.parquet: the description of its columns .* is damaged"):
+        load_dataset(DataConfig(source="set", root=str(tmp_path)))
+
+
+def test_class_names_that_are_none(tmp_path):
+    features = {"label": {"_type": "ClassLabel", "names": "ab"}}
+    assert "the class names of 'label' are 'ab', no list of words" in said(tmp_path, columns(), features=features)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_parquet_name_that_is_no_file(tmp_path, kind):
+    write(tmp_path / "set", "train", columns())
+    path = tmp_path / "set/test.parquet"
+    path.mkdir() if kind == "folder" else path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"test.parquet is no file that can be read"):
+        load_dataset(DataConfig(source="set", root=str(tmp_path)))
+
+
+# images that are named ----------------------------------------------------------------------------
+def named(paths):
+    return pa.array([{"bytes": None, "path": path} for path in paths], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+
+
+def test_a_row_names_a_file_of_its_own_folder_only(tmp_path):
+    from PIL import Image
+
+    (tmp_path / "set/sub").mkdir(parents=True)
+    x = images(4, (4, 4))
+    for i in range(4):
+        Image.fromarray(x[i]).save(tmp_path / f"set/sub/{i}.png")
+    (tmp_path / "secret.png").write_bytes((tmp_path / "set/sub/0.png").read_bytes())
+    (tmp_path / "set/link.png").symlink_to(tmp_path / "secret.png")
+    y = pa.array([0, 1, 0, 1])
+    inside = ["sub/0.png", "sub/1.png", str(tmp_path / "set/sub/2.png"), "sub/../sub/3.png"]
+    dataset = load(tmp_path, {"image": named(inside), "label": y}, features=LABEL, test_fraction=0)
+    assert np.array_equal(dataset.train.x[..., 0], x)
+    for outside in ("/etc/passwd", "../secret.png", str(tmp_path / "secret.png"), "link.png", "sub/../../secret.png"):
+        text = said(tmp_path, {"image": named([*inside[:3], outside]), "label": y}, features=LABEL)
+        assert f"train.parquet row 3 names the file {outside!r}, which is not in the data set's folder" in text
+
+
+def test_a_bomb_is_one_line(tmp_path):
+    bytes_ = image_column(images(2, (4, 4)))[0].as_py()["bytes"]
+    bomb = bytes_[:16] + (60_000).to_bytes(4, "big") * 2 + bytes_[24:]
+    text = said(tmp_path, {"image": pa.array([bomb, bomb]), "label": pa.array([0, 1])}, features=LABEL)
+    assert "train.parquet row 0 is not a readable image" in text
+
+
+# one class ----------------------------------------------------------------------------------------
+def built(folder, train, test):
+    write(folder / "set", "train", train)
+    write(folder / "set", "test", test)
+    model = {"name": "mlp", "hidden": [2]}
+    values = {"rounds": 1, "data": {"source": "set", "root": str(folder)}, "model": model, "algorithm": "fedavg"}
+    return build_data(load_config({**values, "partition": {"name": "iid", "clients": 1}})[0])
+
+
+def test_one_class_is_no_task(tmp_path):
+    same = columns(4, label=pa.array([1] * 4), x=pa.array([-1.0, -2.0, -3.0, -4.0]))
+    with pytest.raises(DataError, match="data set 'set': all 4 training samples are of class '1'; there is nothing to tell apart"):
+        built(tmp_path / "all", same, columns())
+    with pytest.raises(DataError, match="the only training sample is of class '0'"):
+        built(tmp_path / "one", columns(1), columns(8, x=pa.array(np.arange(8) + 100.5)))
+    with pytest.warns(LabelWarning, match="all 4 test samples are of class '1': its accuracy says nothing of the other classes"):
+        built(tmp_path / "test", columns(), same)
+
+
+def test_arrays_of_a_source_of_your_own_are_finite(monkeypatch):
+    from flray.data import SOURCES, Split, Splits
+
+    x = np.ones((4, 3), np.float32)
+    x[2, 1] = np.inf
+    monkeypatch.setattr(SOURCES, "_table", {**SOURCES._table, "mine": lambda config: Splits(Split(x, np.arange(4) % 2), None, ("a", "b"))})
+    with pytest.raises(DataError, match=r"source 'mine': train.x row 2, column 1 is inf, no finite number; 1 in all"):
+        load_dataset(DataConfig(source="mine"))
