@@ -29,6 +29,7 @@ METRICS = {
     "proxy_examples": "proxy samples that the server passed through a model",
     "time/personal_s": "tasks/: the personalised test",
     "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",
+    "clients_dropped": "sampled clients that did not deliver (cohort.dropout)",
     "diverged": "a client's update or the global state holds a NaN or an infinity",
     "personal/ftE/acc_mean": "tasks/: accuracy of clients on their own test shares after E epochs of fine-tuning, mean over clients",
     "personal/ftE/acc_std": "the same: standard deviation over clients (ddof 0)",
@@ -128,8 +129,11 @@ def page() -> str:
     from flray.algorithms import built_in
 
     parts = ["# Algorithms\n\nWritten by `flray list algorithms --format markdown`; the cards are the docstrings of the files.\n"]
+    cards: dict[str, str] = {}
     for name in built_in():
         text, options = detail("algorithms", name)
+        first = cards.setdefault(text, name)
+        text = text if name == first else f"Its card is that of `{first}`."
         parts.append(f"## {name}\n\n{text}\n\n" + _markdown_rows(options))
     return "\n".join(parts)
 

@@ -31,6 +31,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     bench = Workbench(experiment)
     objective, algorithm = bench.objective, experiment.algorithm
     cohort = experiment.cohort.count(partition.num_clients)
+    dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
     ctx = bench.context(0, 0, 0, partition.num_clients, cohort, len(partition.indices))
     state = algorithm.init_server(ctx, *objective.initial())
     down = nbytes(algorithm.broadcast(ctx, state))
@@ -54,7 +55,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
             f"(median {int(torch.tensor(sizes).median())})",
         ),
         ("partition hash", partition.hash),
-        ("cohort", "none: all clients' data in one place" if algorithm.centralized else f"{cohort} clients a round"),
+        ("cohort", "none: all clients' data in one place" if algorithm.centralized else f"{cohort} clients a round{dropout}"),
         (
             "model",
             f"{experiment.model.name}: {objective.layout.count:,} parameters, {objective.buffer_layout.count:,} batch-norm statistics",

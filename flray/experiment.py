@@ -40,7 +40,12 @@ FolderName = Annotated[str, AfterValidator(_folder_name)]
 
 
 class CohortConfig(Section):
-    """Which clients take part in a round: `size` of them, or a `fraction` of the population; neither: all."""
+    """Which clients take part in a round: `size` of them, or a `fraction` of the population; neither: all.
+
+    A sampled client that drops out gets the first message of the round and is then gone: it sends nothing in any of the round's
+    exchanges, what it learned is lost (so its training is not computed) and its state stays the one before. The weights are
+    those of the clients that deliver; when nobody does, the server's state stays. At a task's end nobody drops out.
+    """
 
     shorthand: ClassVar[Mapping[type, str]] = {int: "size", float: "fraction"}
     size: int | None = Field(None, ge=1, description="clients per round (K)")
@@ -48,6 +53,7 @@ class CohortConfig(Section):
     sampling: Literal["addressed", "numpy_round_seed"] = Field(
         "addressed", description="numpy_round_seed: the sets of FedSOL's code, numpy.random.seed(round)"
     )
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability that a sampled client does not deliver, drawn each round")
 
     @model_validator(mode="after")
     def _one(self) -> CohortConfig:

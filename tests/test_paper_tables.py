@@ -128,7 +128,8 @@ def test_every_override_that_the_text_names_is_one(paper):
     told = [words for words in spans if all(re.match(r"[a-z_]+(\.[a-z_]+)*=", word) for word in words)]
     assert len(told) > 5
     homes = {"fedsol": ["cifar10_lda01"], "fedproj": ["cifar10_dir03", "mnli_dir03"]}[paper]
-    tries = [(ROOT / "configs" / paper / f"{home}.yaml", f"algorithm={a}") for home in homes for a in ("fednova", paper, "fedet")]
+    methods = (paper, "fednova", "fedet", "perfedavg", "knnper")
+    tries = [(ROOT / "configs" / paper / f"{home}.yaml", f"algorithm={method}") for home, method in product(homes, methods)]
 
     def loads(words: list[str], config: Path, algorithm: str) -> bool:
         try:

@@ -62,6 +62,7 @@ class Context:
     """What a method may read besides its arguments; everything here is read-only.
 
     `client`, `num_steps`, `num_examples` and `weight` (the client's aggregation weight) are -1 on the server.
+    `cohort_size`: the sampled clients (K); who delivers, fewer with `cohort.dropout`, is in the server half's `Cohort`.
     `total_examples`: training samples of the whole population (n of the papers).
     `classes [C]` (bool) marks the classes of the current task's head, `None` when every class is in use.
     """

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
-import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
 
+from flray.core.disk import array_checksum, sealed, unsealed, whole
 from flray.core.errors import ConfigError, DataError, nearest
 from flray.core.seeding import rng as addressed
 from flray.core.validation import Section
@@ -160,11 +156,8 @@ class Partition(NamedTuple):
 
     @property
     def hash(self) -> str:
-        """blake2b of the arrays, 32 hex digits."""
-        state = hashlib.blake2b(digest_size=16)
-        for array in self.arrays.values():
-            state.update(np.ascontiguousarray(array).view(np.uint8).data)
-        return state.hexdigest()
+        """Checksum of the arrays."""
+        return array_checksum(*self.arrays.values())
 
     def client(self, k: int) -> Array:
         """A view of client k's sample numbers."""
@@ -176,7 +169,6 @@ class Partition(NamedTuple):
     def save(self, folder: Path | str, config: PartitionConfig | None = None) -> None:
         """Writes `partition_indices.npy`, `..._offsets.npy`, `..._held.npy` and `partition.json` (hash, config), each renamed in."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         note = {
             "hash": self.hash,
             "clients": self.num_clients,
@@ -185,46 +177,39 @@ class Partition(NamedTuple):
             "held": 0 if self.held is None else len(self.held),
             "config": config.model_dump(mode="json") if config else None,
         }
-        for name, array in self.arrays.items():
-            with _aside(folder / f"partition_{name}.npy") as aside, aside.open("wb") as file:
-                np.save(file, array, allow_pickle=False)
-        with _aside(folder / "partition.json") as aside:
-            aside.write_text(json.dumps(note, indent=1))
-
-
-@contextlib.contextmanager
-def _aside(path: Path) -> Iterator[Path]:
-    """A temporary path, renamed to the real one when the block succeeds."""
-    aside = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    try:
-        yield aside
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, array in self.arrays.items():
+                with whole(folder / f"partition_{name}.npy", sync=True) as aside, aside.open("wb") as file:
+                    np.save(file, array, allow_pickle=False)
+            with whole(folder / "partition.json", sync=True) as aside:
+                aside.write_text(sealed(note))
+        except OSError as error:
+            why = error.strerror or error
+            raise DataError(f"cannot write the partition in {folder}: {why}; free some space, or remove what is in the way") from error
 
 
 def load_partition(folder: Path | str, verify: bool = True) -> Partition:
     """The saved partition, memory-mapped: memory and time in O(cohort) once verified.
 
-    `verify` reads all of it once to compare hashes (1 GB/s); a worker whose driver has verified passes False.
+    `verify` reads all of it once to compare checksums (10 GB/s); a worker whose driver has verified passes False.
     Raises DataError for what is missing or was changed.
     """
     folder = Path(folder)
     try:
-        note = json.loads((folder / "partition.json").read_text())
-        names = ("indices", "offsets", *(["held"] if note.get("held") else []))
+        note = unsealed(folder / "partition.json")
+        names = ("indices", "offsets", *(["held"] if note["held"] else []))
         arrays = {name: np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray) for name in names}
     except FileNotFoundError as error:
         raise DataError(f"no partition in {folder}: {Path(error.filename).name} is missing; is it a run's folder?") from error
     except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"partition in {folder} is damaged ({error}); delete it and make it again") from error
-    partition = Partition(dropped=note.get("dropped", 0), **arrays)
-    if verify and partition.hash != note.get("hash"):
+        why = " ".join(str(error).split())
+        raise DataError(f"partition in {folder} is damaged ({why}); a resume of the run makes it again") from error
+    partition = Partition(dropped=note["dropped"], **arrays)
+    if verify and partition.hash != note["hash"]:
         raise DataError(
-            f"partition in {folder} was changed: its hash is {partition.hash} and partition.json says "
-            f"{note.get('hash')}; delete it and make it again"
+            f"partition in {folder} was changed: its checksum is {partition.hash} and partition.json says "
+            f"{note['hash']}; a resume of the run makes it again"
         )
     return partition
 

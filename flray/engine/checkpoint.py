@@ -169,3 +169,16 @@ def latest(
             f"flray run {folder / 'config.yaml'} --out {folder} --overwrite"
         )
     return None
+
+
+def check_none_lost(folder: Path, status: str, rows: int, every: int) -> None:
+    """Raises `CheckpointError` for a run without checkpoints that must have had some: it would start again from nothing.
+
+    Its STATUS says that it stopped after saving, or it has `rows` rounds in its table and saved after `every`.
+    """
+    saved = status.startswith(("finished", "diverged", "interrupted", "paused")) or (status.startswith("failed") and rows > 0)
+    if (saved and "no checkpoint could be written" not in status) or 0 < every < rows:
+        raise CheckpointError(
+            f"{folder / 'checkpoints'} has no checkpoint, but the run had some (STATUS: {status.partition(';')[0]}); put one back, "
+            f"or start again with: flray run {folder / 'config.yaml'} --out {folder} --overwrite"
+        )

@@ -28,6 +28,14 @@ def sample(config: CohortConfig, seed: int, task: int, round: int, population: i
     return rng(seed, "cohort", task, round).choice(population, size, replace=False).astype(np.int64)
 
 
+def delivering(config: CohortConfig, seed: int, task: int, round: int, clients: np.ndarray) -> np.ndarray:
+    """Those of a round's sampled clients that deliver (`cohort.dropout`), in their order; each draw is addressed by its client."""
+    if not config.dropout:
+        return clients
+    draws = [rng(seed, "dropout", task, round, client).random() for client in clients.tolist()]
+    return clients[np.array(draws) >= config.dropout]
+
+
 def sizes_of(partition: Partition, clients: np.ndarray) -> np.ndarray:
     """n_k of these clients, int64 `[K]`."""
     return np.asarray(partition.offsets[clients + 1] - partition.offsets[clients], dtype=np.int64)
@@ -79,5 +87,5 @@ def work(partition: Partition, algorithm: Algorithm, clients: np.ndarray, moment
 
 
 def groups(clients: np.ndarray, order: str) -> list[np.ndarray]:
-    """`parallel`: all at once; `sequential`: one after the other, each seeing what the last one added."""
-    return [clients] if order == "parallel" else [clients[i : i + 1] for i in range(len(clients))]
+    """`parallel`: all at once; `sequential`: one after the other, each seeing what the last one added. Of nobody there is none."""
+    return [clients] * bool(len(clients)) if order == "parallel" else [clients[i : i + 1] for i in range(len(clients))]

@@ -46,7 +46,7 @@ class RunFolder:
             return home
         folder = folder.resolve() if folder.is_symlink() else folder  # what it points to is replaced, not the link
         content = _content(folder)
-        unbegun = set(content) <= STARTED and owner(folder) is not None  # a process that was killed while its run started
+        unbegun = _unbegun(folder, content)
         if content and not unbegun and not is_run(folder):
             raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
         if content and not unbegun and not overwrite:
@@ -134,6 +134,11 @@ def _content(folder: Path) -> list[str]:
         return [item.name for item in folder.iterdir() if not item.name.startswith((LOCK, *ASIDE))]
 
 
+def _unbegun(folder: Path, content: list[str]) -> bool:
+    """Whether this is what a process leaves that was killed while its run started."""
+    return set(content) <= STARTED and owner(folder) is not None
+
+
 def _empty(folder: Path) -> None:
     """Remove everything but the lock."""
     with _one_line(folder):
@@ -145,7 +150,7 @@ def _empty(folder: Path) -> None:
 def _make_room(aside: Path) -> None:
     """Remove what an earlier replacement, one that failed in its first round, left in `NAME.new`."""
     content = _content(aside)
-    if content and not is_run(aside):
+    if content and not is_run(aside) and not _unbegun(aside, content):
         raise CheckpointError(f"{aside} is in the way, where the new run is to grow until its first round is done; move it")
     if aside.exists():
         lock = FolderLock.acquire(aside)  # nobody else's

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,7 +110,3 @@ def cpus_needed(experiment: Experiment) -> int:
             f"({cores()} cores) holds {most}: lower resources.client_actors or num_cpus"
         )
     return max(cores(), math.ceil(asked))
-
-
-def partition_hash(folder: Path) -> str:
-    return str(json.loads((folder / "partition" / "partition.json").read_text())["hash"])

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flray.core.disk import checksum
+from flray.core.disk import checksum, unsealed
 from flray.core.errors import CheckpointError, ConfigError, DataError
 from flray.data import PARTITIONS, SOURCES
 from flray.engine import checkpoint
@@ -113,9 +112,9 @@ class Origin:
 def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
     """The record in `environment.json`; an empty one where it is lost and `environment` is accepted."""
     try:
-        found = json.loads((folder / "environment.json").read_text())
+        found = unsealed(folder / "environment.json")
         if isinstance(found["experiment"], dict) and isinstance(found["fingerprints"], dict) and isinstance(found["accepted"], list):
-            return dict(found)
+            return found
         problem = "is damaged"
     except FileNotFoundError:
         problem = "is missing"

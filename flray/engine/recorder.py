@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from flray.core.disk import sealed, whole
 from flray.core.errors import CheckpointError
+from flray.engine.parts import RowsMissingWarning, gaps, read_part, write_part
 from flray.home import whereabouts
 
 PART = 100  # rounds in one Parquet file
@@ -24,18 +27,45 @@ FLUSH_S = 1.0  # longest time that finished rounds stay in memory
 
 
 class Table:
-    """A Parquet data set `FOLDER/part-0000.parquet ...`, `PART` rounds a file; the last file is written again and renamed over itself."""
+    """A Parquet data set `FOLDER/part-0000.parquet ...`, `PART` rounds a file; the last file is written again and renamed over itself.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    What is damaged when a run goes on is moved aside (`_damaged-...`, which readers of Parquet folders leave alone), aloud.
+    """
+
+    def __init__(self, folder: Path, key: str = "done") -> None:
+        """`key`: the column that :meth:`keep` compares."""
+        self.folder, self.key = folder, key
+        self._there: dict[str, set[int]] = {}  # which values of the key each file holds
         self._schema: dict[str, pa.DataType] = {}
         self._rows: list[Mapping[str, Any]] = []
         self._part = 0
+        if folder.exists() and not folder.is_dir():
+            self._move_aside(folder, "it is no folder")
         for path in self._files():
-            self._learn_schema(pq.read_schema(path))
+            try:
+                table = read_part(path)
+                self._there[path.name] = set(pc.unique(table[key]).to_pylist())
+                self._learn_schema(table.schema)
+            except (ValueError, KeyError) as error:
+                self._move_aside(path, str(error))
+
+    @staticmethod
+    def _move_aside(path: Path, why: str) -> None:
+        aside = path.with_name(f"_damaged-{time.time_ns()}-{path.name}")
+        path.rename(aside)
+        warnings.warn(f"{path}: {why}; moved to {aside.name}, its rows are lost", RowsMissingWarning, stacklevel=3)
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("part-*.parquet"))
+
+    @property
+    def kept(self) -> set[int]:
+        """Values of the key in all files."""
+        return set().union(*self._there.values())
+
+    def count(self) -> int:
+        """Rows on disk."""
+        return sum(pq.read_metadata(path).num_rows for path in self._files())
 
     def _learn_schema(self, schema: pa.Schema) -> bool:
         before = dict(self._schema)
@@ -62,8 +92,10 @@ class Table:
         fields = [pa.field(n, pa.float64() if pa.types.is_null(c.type) and n not in self._schema else c.type) for n, c in columns.items()]
         if self._learn_schema(pa.schema([f for f in fields if not pa.types.is_null(f.type)])):
             for path in self._files():  # a new column, or one that changed its type: earlier files follow
-                self._write(path, self._conform(pq.read_table(path)))
-        self._write(self.folder / f"part-{self._part:04d}.parquet", self._conform(pa.table(columns)))
+                write_part(path, self._conform(read_part(path)))
+        path = self.folder / f"part-{self._part:04d}.parquet"
+        write_part(path, self._conform(pa.table(columns)))
+        self._there[path.name] = {row[self.key] for row in self._rows}
 
     def _conform(self, table: pa.Table) -> pa.Table:
         return pa.table(
@@ -73,34 +105,34 @@ class Table:
             }
         )
 
-    @staticmethod
-    def _write(path: Path, table: pa.Table) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.tmp")
-        pq.write_table(table, aside)
-        aside.replace(path)
-
-    def keep(self, column: str, last: int) -> None:
-        """Drop every row whose `column` is above `last`; the next rows go behind what is left."""
+    def keep(self, last: int) -> None:
+        """Drop every row whose key is above `last`; the next rows go behind what is left."""
         for path in self._files():
-            table = pq.read_table(path)
-            kept = table.filter(pc.less_equal(table[column], last))
-            if kept.num_rows == 0:
+            values = self._there[path.name]
+            self._there[path.name] = {value for value in values if value <= last}
+            if not self._there[path.name]:
+                del self._there[path.name]
                 path.unlink()
-            elif kept.num_rows < table.num_rows:
-                self._write(path, kept)
+            elif self._there[path.name] < values:
+                table = read_part(path)
+                write_part(path, table.filter(pc.less_equal(table[self.key], last)))
         left = self._files()
         self._part = int(left[-1].stem.removeprefix("part-")) if left else 0
-        self._rows = pq.read_table(left[-1]).to_pylist() if left else []
+        self._rows = read_part(left[-1]).to_pylist() if left else []
 
 
 class Recorder:
     """Writes one run's rows; flushed at most once a second, and always at a checkpoint and at the end."""
 
     def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
-        """`check` raises when the folder may no longer be written: it is another's, or gone."""
+        """`check` raises when the folder may no longer be written: it is another's, or gone.
+
+        Raises `CheckpointError` when what is there can neither be read nor moved aside.
+        """
         self.folder, self.check = folder, check
-        self.rounds, self.clients, self.tasks, self.personal = (Table(folder / name) for name in ("rounds", "clients", "tasks", "personal"))
+        with _one_line(folder):
+            self.rounds, self.clients = Table(folder / "rounds"), Table(folder / "clients")
+            self.tasks, self.personal = Table(folder / "tasks", "task"), Table(folder / "personal", "task")
         self._flushed = 0.0
         self._tensorboard: Any = None
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
@@ -124,14 +156,10 @@ class Recorder:
     def flush(self) -> None:
         """Everything to disk. Raises `CheckpointError` when that fails (full disk), or when the folder is no longer this run's."""
         self.check()
-        try:
+        with _one_line(self.folder):
             for table in (self.rounds, self.clients, self.tasks, self.personal):
                 table.flush()
             self._write_tensorboard()
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write to {self.folder}: {error.strerror or error}; free some space and run: flray resume {self.folder}"
-            ) from error
         self._flushed = time.monotonic()
 
     def _write_tensorboard(self) -> None:
@@ -150,10 +178,22 @@ class Recorder:
     def keep_until(self, done: int, task: int) -> None:
         """Drop the rows after `done` rounds, and the ends of task `task` and later: a resume from there writes them again."""
         self.check()
-        self.rounds.keep("done", done)
-        self.clients.keep("done", done)
-        self.tasks.keep("task", task - 1)
-        self.personal.keep("task", task - 1)
+        with _one_line(self.folder):
+            self.rounds.keep(done)
+            self.clients.keep(done)
+            self.tasks.keep(task - 1)
+            self.personal.keep(task - 1)
+
+    def missing(self, done: int, task: int, written: Sequence[str]) -> dict[str, str]:
+        """Which of the first `done` rounds and `task` tasks (from 1) have lost their rows, by table; only of those that are `written`."""
+        tasks = {"tasks": self.tasks, "personal": self.personal}
+        found = {name: gaps(table.kept, done) for name, table in (("rounds", self.rounds), ("clients", self.clients))}
+        found |= {name: gaps({number + 1 for number in table.kept}, task) for name, table in tasks.items()}
+        return {name: text for name, text in found.items() if text and name in written}
+
+    def counts(self) -> dict[str, int]:
+        """Rows on disk, by table."""
+        return {table.folder.name: table.count() for table in (self.rounds, self.clients, self.tasks, self.personal)}
 
     def moved(self, folder: Path) -> None:
         """The run folder has another name now."""
@@ -163,7 +203,7 @@ class Recorder:
 
     def status(self, text: str) -> None:
         self.check()
-        write_text(self.folder / "STATUS", text + "\n")
+        write_status(self.folder, text)
 
     def close(self) -> None:
         self.flush()
@@ -171,14 +211,40 @@ class Recorder:
             self._tensorboard.close()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Written aside and renamed: a reader sees the old file or the new one."""
-    aside = path.with_name(f".{path.name}.tmp")
+@contextlib.contextmanager
+def _one_line(folder: Path) -> Iterator[None]:
     try:
-        aside.write_text(text)
-        aside.replace(path)
+        yield
     except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"cannot write to {folder}: {error.strerror or error}; free some space and run: flray resume {folder}"
+        ) from error
+    except ValueError as error:  # a table that was damaged while the run went on
+        raise CheckpointError(f"{error}; go on without these rows: flray resume {folder}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Written aside and renamed: a reader sees the old file or the new one. Raises `CheckpointError` when that fails."""
+    try:
+        with whole(path) as aside:
+            aside.write_text(text)
+    except OSError as error:
+        what = "remove that folder" if path.is_dir() else "free some space, or see who owns the folder"
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}; {what}") from error
+
+
+def write_status(folder: Path, text: str) -> None:
+    """One line in STATUS, also where the disk is so full that no file can be added: then over the old one, which has its block."""
+    path = folder / "STATUS"
+    try:
+        write_text(path, text + "\n")
+    except CheckpointError as error:
+        try:
+            with path.open("r+b") as file:
+                file.write(text.encode() + b"\n")
+                file.truncate()
+        except OSError:
+            raise error from None
 
 
 def environment(**more: Any) -> dict[str, Any]:
@@ -217,4 +283,4 @@ def _git() -> dict[str, Any] | None:
 
 
 def write_environment(folder: Path, values: Mapping[str, Any]) -> None:
-    write_text(folder / "environment.json", json.dumps(values, indent=1, default=str) + "\n")
+    write_text(folder / "environment.json", sealed(values))

@@ -61,8 +61,10 @@ class Replay:
         return self
 
     def cohort(self) -> np.ndarray:
-        """Client ids `[K]` of the next round, in cohort order."""
-        return cohort.sample(self.experiment.cohort, self.experiment.seed, 0, self.round, self.partition.num_clients)
+        """Client ids `[K]` of the next round, in cohort order, without those that drop out."""
+        config, seed = self.experiment.cohort, self.experiment.seed
+        sampled = cohort.sample(config, seed, 0, self.round, self.partition.num_clients)
+        return cohort.delivering(config, seed, 0, self.round, sampled)
 
     def clients(self, only: int | None = None) -> Iterator[tuple[int, Any, dict[str, Any]]]:
         """(client, update, row) for the cohort of the next round's first exchange, one after the other.
@@ -73,7 +75,9 @@ class Replay:
         members = self.cohort()
         if only is not None and only not in members:
             raise ConfigError(f"client {only} is not in the cohort of round {self.round + 1}: {', '.join(map(str, members))}")
-        moment = Moment(0, self.round, 0, False, self.partition.num_clients, len(members), len(self.partition.indices))
+        if not len(members):
+            return
+        moment = self._moment()
         plan, work, down = self._plan(moment, members)
         down = to_torch(down, self.bench.objective.device)
         with _threads(self._counts["client"]):
@@ -88,6 +92,10 @@ class Replay:
                             raise in_folder(error, self.folder) from None
                         yield client, update, row
 
+    def _moment(self) -> Moment:
+        population = self.partition.num_clients
+        return Moment(0, self.round, 0, False, population, self.experiment.cohort.count(population), len(self.partition.indices))
+
     def _plan(self, moment: Moment, group: np.ndarray) -> tuple[Plan, cohort.Work, Any]:
         down, plan = self.server.plan(moment)
         assert plan is not None, f"round {moment.round + 1} has no exchange {moment.exchange}"
@@ -95,12 +103,11 @@ class Replay:
 
     def _step(self) -> None:
         """One whole round."""
-        members = self.cohort()
-        moment = Moment(0, self.round, 0, False, self.partition.num_clients, len(members), len(self.partition.indices))
-        last = False
+        members, moment, last = self.cohort(), self._moment(), False
         while not last:
-            first, _, _ = self._plan(moment, members)
-            for group in cohort.groups(members, first.exchange.order):
+            _, plan = self.server.plan(moment)
+            assert plan is not None, f"round {moment.round + 1} has no exchange {moment.exchange}"
+            for group in cohort.groups(members, plan.exchange.order):
                 plan, work, down = self._plan(moment, group)
                 with _threads(self._counts["client"]):
                     deliveries = [self.bench.train_run(job, plan.exchange, down, self.server.states(job.clients))[0] for job in work.jobs]

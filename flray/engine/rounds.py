@@ -32,11 +32,17 @@ class Rounds:
 
     def _round(self, task: int, round: int, done: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         started = time.perf_counter()
-        clients = cohorts.sample(self.experiment.cohort, self.experiment.seed, task, round, self.population)
-        row = self._blank(task, round, done, len(clients))
-        client_rows = self._exchanges(task, round, False, clients, row)
+        config, seed = self.experiment.cohort, self.experiment.seed
+        sampled = cohorts.sample(config, seed, task, round, self.population)
+        clients = cohorts.delivering(config, seed, task, round, sampled)
+        row = self._blank(task, round, done, len(sampled))
+        if config.dropout:
+            row["clients_dropped"] = len(sampled) - len(clients)
+        client_rows = self._exchanges(task, round, False, clients, row, len(sampled))
+        if not len(clients):
+            row.update(clients_skipped=0, diverged=False)
         if self.experiment.evaluate.due(round, self.experiment.rounds):
-            self._test(self._moment(task, round, len(clients)), row)
+            self._test(self._moment(task, round, len(sampled)), row)
         row["time/client_s"] = float(sum(c["time/client_s"] for c in client_rows))
         row["time/round_s"] = time.perf_counter() - started
         return row, client_rows
@@ -61,15 +67,19 @@ class Rounds:
     def _moment(self, task: int, round: int, cohort_size: int, exchange: int = 0, task_end: bool = False) -> Moment:
         return Moment(task, round, exchange, task_end, self.population, cohort_size, len(self.partition.indices))
 
-    def _exchanges(self, task: int, round: int, task_end: bool, clients: np.ndarray, row: dict[str, Any]) -> list[dict[str, Any]]:
-        """All exchanges of a round (or of a task's end), added up in `row`; the clients' rows."""
+    def _exchanges(
+        self, task: int, round: int, task_end: bool, clients: np.ndarray, row: dict[str, Any], sampled: int
+    ) -> list[dict[str, Any]]:
+        """All exchanges of a round (or of a task's end), added up in `row`; the clients' rows. Of the `sampled` ones who are not in
+        `clients` got the first message and are gone."""
         client_rows: list[dict[str, Any]] = []
         exchange, last = 0, False
         while not last:
-            moment = self._moment(task, round, len(clients), exchange, task_end)
+            moment = self._moment(task, round, sampled, exchange, task_end)
             down, plan = self._planned(moment)
             if plan is None:
                 break
+            row["comm/down_bytes"] += plan.down_bytes * (0 if exchange else sampled - len(clients))
             for number, group in enumerate(cohorts.groups(clients, plan.exchange.order)):
                 if number:  # sequential: each client sees what the last one added
                     down, plan = self._planned(moment)

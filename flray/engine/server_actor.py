@@ -16,10 +16,11 @@ import torch
 from flray.core.algorithm import Context, Exchange
 from flray.core.disk import array_checksum, whole
 from flray.core.errors import AlgorithmError, CheckpointError, FlrayError
-from flray.core.messages import Cohort, as_tensors, flatten, is_message, map_tensors, nbytes, rebuild, tensors, to_numpy, to_torch
+from flray.core.messages import Cohort, as_tensors, flatten, is_message, map_tensors, nbytes, rebuild, to_numpy, to_torch
 from flray.engine import checkpoint
 from flray.engine import lock as locks
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
+from flray.engine.health import model_is_finite, reported
 from flray.engine.storage import SERVER, STATE, Storage
 from flray.engine.workbench import Delivery, Moment, Workbench
 from flray.experiment import Experiment
@@ -129,7 +130,7 @@ class Server:
             with self._half(getattr(exchange.server, "__name__", "server half"), moment):
                 state, extra = exchange.server(ctx, self.state, pooled, cohort)
                 state = map_tensors(torch.Tensor.detach, state)
-                metrics.update({name: float(value) for name, value in extra.items()}, **{"comm/up_bytes": up_bytes})
+                metrics.update(reported(extra), **{"comm/up_bytes": up_bytes})
             clients = cohort.client_ids.tolist()
             if isinstance(self.store, FileStore):
                 self.check_folder()
@@ -137,9 +138,7 @@ class Server:
             self.state = state
         else:
             metrics["comm/up_bytes"] = 0
-        metrics["diverged"] = not all(
-            bool(torch.isfinite(t.sum())) for t in tensors(self.state).values() if t.is_floating_point() and t.numel()
-        )
+        metrics["diverged"] = not model_is_finite(self.state)
         return metrics
 
     # testing ----------------------------------------------------------------------------------

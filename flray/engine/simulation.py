@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.errors import CheckpointError, ClientError, NonFiniteError, ResourceError
+from flray.core.errors import CheckpointError, ClientError, DataError, NonFiniteError, ResourceError
 from flray.data import Dataset, Partition, load_partition, partition_table
 from flray.engine import alive, checkpoint
 from flray.engine.cluster import Background, connect
@@ -18,8 +18,9 @@ from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
 from flray.engine.folder import RunFolder
 from flray.engine.launch import launch
 from flray.engine.lock import FolderLostError
+from flray.engine.parts import RowsMissingWarning
 from flray.engine.pool import Pool, ServerLostError
-from flray.engine.prepare import build_data, build_partition, cpus_needed, partition_hash
+from flray.engine.prepare import build_data, build_partition, cpus_needed
 from flray.engine.progress import Progress, stage
 from flray.engine.provenance import Origin
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
@@ -100,15 +101,21 @@ class Simulation(Rounds):
         self.experiment, self.home, self.storage, self.origin = experiment, home, storage, origin
         self.dataset, proxy, _ = data
         where = self.folder / "partition"
+        if partition is None:
+            try:
+                load_partition(where)
+            except DataError as error:  # it is what the configuration gives; the fingerprints tell whether it still is
+                warnings.warn(f"{error}; made again from the configuration", stacklevel=2)
+                partition = build_partition(experiment, self.dataset, data[2])
         if partition is not None:
             partition.save(where, experiment.partition)
             if partition.num_clients <= 10_000:  # a table of a million clients helps nobody
                 partition_table(partition, self.dataset.train.y, self.dataset.num_classes).to_csv(where / "table.csv")
-        self.partition = load_partition(where, verify=partition is None)  # memory-mapped from here on
+        self.partition = load_partition(where, verify=False)  # memory-mapped from here on
         self.population = self.partition.num_clients
         self.fingerprints = {
             "data": self.dataset.fingerprint,
-            "partition": partition_hash(self.folder),
+            "partition": self.partition.hash,
             "proxy": proxy.fingerprint if proxy else None,
             "weights": weights_fingerprint(experiment.model.start.get("weights")),
         }
@@ -169,32 +176,49 @@ class Simulation(Rounds):
 
     def _restore(self, wanted: bool) -> tuple[int, int, int]:
         """(task, next round, rounds done), from the last good checkpoint when there is one; the recorder follows."""
-        self._ahead = None
+        self._ahead, task_end = None, True
         position = self.pool.call("load") if wanted else None
         if position is not None and position[0] >= TASKS and position[2] < self.experiment.rounds * TASKS:
             # more rounds after the last task had ended: go on from before its end
-            position = self.pool.call("load", None, False)
+            position, task_end = self.pool.call("load", None, False), False
             if position is None:
                 raise CheckpointError(f"{self.folder} keeps no checkpoint from before its task ended; start again with more rounds")
         task, round, done = position or (0, 0, 0)
-        passed = [p.name for p in checkpoint.checkpoints(self.folder) if checkpoint.rounds_done(p) > done] if wanted else []
+        loaded = checkpoint.Position(task, round, done, task_end=task > 0).name
+        passed = [p.name for p in checkpoint.checkpoints(self.folder, task_end=task_end) if p.name > loaded] if wanted else []
         if passed:  # the server actor cannot be heard: its own warning stays in a log file
             warnings.warn(f"{self.folder}/checkpoints: {', '.join(passed)} damaged; going on after round {done}", stacklevel=2)
         if self.recorder is not None:
             self.recorder.close()
         self.recorder = Recorder(self.folder, self.home.check)
+        if wanted and position is None:
+            before, rows = Run(self.folder), max(self.recorder.rounds.kept, default=0)  # as it was: `every` may change now
+            checkpoint.check_none_lost(self.folder, before.status, rows, before.experiment.checkpoint.every)
         self.home.begin()
         self.recorder.keep_until(done, task)
+        self._note_missing(done, task)
         self._write_environment()  # before config.yaml: what has one can be resumed
         write_text(self.folder / "config.yaml", self.experiment.yaml())
         self.recorder.status("running")
         self._mirror()
         return task, round, done
 
+    def _note_missing(self, done: int, task: int) -> None:
+        """What the tables have lost stays lost: it is told now, and environment.json says so from here on."""
+        assert self.recorder is not None
+        written = ["rounds", "tasks"] + ["clients"] * (not self.experiment.algorithm.centralized)
+        written += ["personal"] * bool(personal_epochs(self.experiment))
+        self._lost = self.recorder.missing(done, task, written)
+        for name, text in self._lost.items():
+            what = f"{self.folder / name} has lost the rows of {text}; the run goes on without them"
+            warnings.warn(what, RowsMissingWarning, stacklevel=2)
+
     def _write_environment(self) -> None:
+        assert self.recorder is not None
         self.home.check()
         facts = {**self.facts, "repeated_work": self.pool.retries}
-        write_environment(self.folder, environment(actors=facts, **self.origin.record(self.experiment)))
+        rows = {"rows": self.recorder.counts(), "missing_rows": self._lost}
+        write_environment(self.folder, environment(actors=facts, **rows, **self.origin.record(self.experiment)))
 
     def _run(self, position: tuple[int, int, int], show: Progress) -> Generator[dict[str, Any]]:
         assert self.recorder is not None
@@ -262,7 +286,7 @@ class Simulation(Rounds):
         }
         started = time.perf_counter()
         everyone = np.arange(self.population)
-        self._exchanges(task, rounds, True, everyone, row)
+        self._exchanges(task, rounds, True, everyone, row, self.population)
         if "exchanges" in row:
             self._test(self._moment(task, rounds, self.population, task_end=True), row)
         if personal_epochs(self.experiment):
@@ -326,5 +350,5 @@ class Simulation(Rounds):
         try:
             self._save()
         except Exception as second:  # the first error is the one to show
-            write_text(self.folder / "STATUS", f"failed: {error}; and no checkpoint could be written: {second}\n")
+            self.recorder.status(f"failed: {error}; and no checkpoint could be written: {second}")
             self._mirror()

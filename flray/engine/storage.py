@@ -107,8 +107,10 @@ class Storage:
             raise CheckpointError(
                 f"{self.uri} holds another experiment than {self.folder}: {key} differs; give another storage (null: none)"
             )
-        rounds = Run(self.folder).rounds
-        done = int(rounds["done"].max()) if len(rounds) else 0
+        done = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
+        with contextlib.suppress(CheckpointError):  # damaged tables do not hinder a resume
+            rounds = Run(self.folder).rounds
+            done = max(done, int(rounds["done"].max()) if len(rounds) else 0)
         if done < newest:
             raise CheckpointError(
                 f"{self.uri} has round {newest}, {self.folder} only round {done}: another machine went on with it; "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flray.core.errors import AlgorithmError
 from flray.results.tables import LAST
 
 if TYPE_CHECKING:
@@ -16,21 +17,36 @@ if TYPE_CHECKING:
 ROW_FACTS = ("client", "exchange", "position", "num_examples", "num_steps", "skipped", "time/client_s")
 
 
-def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict[str, float]:
-    """Mean of the clients' metrics by aggregation weight, and the 10th percentile of their own accuracy."""
+def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict[str, float | list[float]]:
+    """Mean of the clients' metrics by aggregation weight, over the clients that report them, and the 10th percentile of their accuracy.
+
+    A client that has no number for a metric (None, NaN) or for an element of a vector does not report it; where nobody does it is NaN.
+    """
     kept = [row for row in rows if not row["skipped"]]
-    if not kept:
-        return {}
-    share = np.array([weights[row["client"]] for row in kept])
-    share = share / share.sum()
-    found = {
-        name: float(np.dot(share, [row[name] for row in kept]))
-        for name in kept[0]
-        if name not in ROW_FACTS and all(row.get(name) is not None for row in kept)
-    }
-    if "client/acc_after" in found:
-        found["client/acc_p10"] = float(np.percentile([row["client/acc_after"] for row in kept], 10))
-    return found
+    names = dict.fromkeys(name for row in kept for name in row if name not in ROW_FACTS)
+    found = {name: _mean(name, [(weights[row["client"]], row[name]) for row in kept if row.get(name) is not None]) for name in names}
+    own = [row["client/acc_after"] for row in kept if row.get("client/acc_after") is not None]
+    if own:
+        found["client/acc_p10"] = float(np.percentile(own, 10))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _mean(name: str, pairs: Sequence[tuple[float, Any]]) -> float | list[float] | None:
+    """Mean of the values by weight, over those that are numbers, element by element; None without a value."""
+    if not pairs:
+        return None
+    if len({np.shape(value) for _, value in pairs}) > 1:
+        raise AlgorithmError(f"metric {name!r}: the clients report vectors of different lengths; report one number a class, NaN for none")
+    share = np.array([weight for weight, _ in pairs])
+    values = np.array([value for _, value in pairs], dtype=np.float64)
+    if values.ndim == 1 and not np.isnan(values).any():
+        return float(np.dot(share / share.sum(), values))
+    there = ~np.isnan(values)
+    given = np.where(there, share.reshape(-1, *[1] * (values.ndim - 1)), 0.0)
+    total = given.sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        mean = (given * np.where(there, values, 0.0)).sum(axis=0) / total
+    return mean.tolist()  # type: ignore[no-any-return]
 
 
 def collapsed(rounds: pandas.DataFrame, labels: np.ndarray, split: str) -> str | None:

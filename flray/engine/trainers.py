@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from flray.core.errors import ClientError, FlrayError
-from flray.core.messages import tensors, to_numpy, to_torch
+from flray.core.messages import to_numpy, to_torch
 from flray.engine import alive
 from flray.engine.actors import Recipe, ServerActor, prepare
 from flray.engine.cluster import ray
+from flray.engine.health import model_is_finite, reported
 from flray.engine.learner import Gather, Learner
 from flray.engine.pool import CHECK_S, LOST, Pool, ServerLostError, places
 from flray.engine.workbench import Workbench
@@ -131,13 +132,12 @@ def _round(learner: Learner, state: Any, task: int, round: int) -> tuple[Any, di
     started = time.perf_counter()
     evaluate, rounds = learner.bench.experiment.evaluate, learner.bench.experiment.rounds
     state, metrics, steps = learner.round(state, task, round)
-    row: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+    row: dict[str, Any] = reported(metrics)
     trained = time.perf_counter()
     if evaluate.due(round, rounds):
         row[f"{evaluate.split}/acc"], row[f"{evaluate.split}/loss"] = learner.test(state, task, round)
         row["time/evaluate_s"] = time.perf_counter() - trained
-    finite = all(bool(torch.isfinite(t.sum())) for t in tensors(state).values() if t.numel())
-    row |= {"client_steps": steps, "diverged": not finite, "time/client_s": (trained - started) * learner.world}
+    row |= {"client_steps": steps, "diverged": not model_is_finite(state), "time/client_s": (trained - started) * learner.world}
     return state, {**row, "time/round_s": time.perf_counter() - started}
 
 

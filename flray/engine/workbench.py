@@ -5,7 +5,6 @@ Nothing about a client stays here between two calls.
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
 from collections.abc import Sequence
@@ -19,12 +18,13 @@ from torch import Tensor
 from flray.core import seeding
 from flray.core.algorithm import Context, Exchange, Predictor
 from flray.core.errors import AlgorithmError, ClientError, ConfigError, DataError, NonFiniteError
-from flray.core.messages import map_tensors, tensors, to_numpy, to_torch
+from flray.core.messages import map_tensors, to_numpy, to_torch
 from flray.core.objective import Objective
 from flray.data import Batches, Normalizer, Proxy, eval_batches, load_dataset, load_proxy
 from flray.data.cache import Array
 from flray.data.dataset import Split
 from flray.data.local_test import local_test
+from flray.engine.health import client_problem, reported
 from flray.experiment import Experiment
 from flray.models import build_model
 from flray.ops.average import Node, TreeSum
@@ -166,8 +166,8 @@ class Workbench:
             if before is not None:
                 row["client/acc_before"] = self.accuracy(*before, indices)
             update, state, metrics = exchange.client(ctx, down, state, batches)
-            row.update({name: float(value) for name, value in metrics.items()})
-            problem = _nonfinite(update, row)
+            row.update(reported(metrics))
+            problem = client_problem(update, state, row)
             if problem and self.experiment.on_nonfinite != "skip":
                 raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
             after = None if problem or before is None else self.algorithm.point(ctx, update)
@@ -272,17 +272,6 @@ class Workbench:
     @property
     def test_batches(self) -> int:
         return -(-len(self.test.y) // self.experiment.evaluate.batch_size)
-
-
-def _nonfinite(update: Any, row: dict[str, Any]) -> str | None:
-    """What of a client is NaN or infinite; None when all is finite. One reduction a tensor: a sum is finite only if its terms are."""
-    for name, value in row.items():
-        if not math.isfinite(value):
-            return f"{name} is {value}"
-    for name, tensor in tensors(update).items():
-        if tensor.is_floating_point() and tensor.numel() and not math.isfinite(tensor.sum()):
-            return f"update.{name} is not finite"
-    return None
 
 
 def client_error(error: Exception, experiment: Experiment, job: Assignment, client: int) -> ClientError:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import re
+import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flray.core.disk import unsealed
 from flray.core.errors import CheckpointError, nearest
+from flray.engine import checkpoint
 from flray.engine.uri import is_uri
 
 if TYPE_CHECKING:
     import pandas
 
     from flray.experiment import Experiment
+
+STATUS = re.compile(r"starting|running|finished|(diverged|interrupted|paused|failed)\b.*", re.DOTALL)
 
 
 class Run:
@@ -38,13 +43,29 @@ class Run:
 
     @property
     def status(self) -> str:
-        """`starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`, `failed: reason`, or that the file is missing."""
-        path = self.folder / "STATUS"
-        return path.read_text().strip() if path.exists() else "unknown: no STATUS file"
+        """`starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`, `failed: reason`; `unknown: why` if damaged."""
+        try:
+            text = (self.folder / "STATUS").read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return "unknown: no STATUS file"
+        except (OSError, ValueError):
+            return "unknown: STATUS cannot be read"
+        return text if STATUS.fullmatch(text) else "unknown: STATUS is damaged"
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        return dict(json.loads((self.folder / "environment.json").read_text()))
+        """Versions, hardware, actors, fingerprints. Raises `CheckpointError` when the file is missing or damaged."""
+        path = self.folder / "environment.json"
+        try:
+            return unsealed(path)
+        except FileNotFoundError:
+            problem = "missing"
+        except (OSError, ValueError) as error:
+            problem = f"damaged ({' '.join(str(error).split())})"
+        raise CheckpointError(
+            f"{path} is {problem}: what the run began with is not known; put it back from a copy, or go on without it: "
+            f"flray resume {self.folder} --accept environment"
+        )
 
     @cached_property
     def rounds(self) -> pandas.DataFrame:
@@ -66,25 +87,51 @@ class Run:
         """One row per client and number of fine-tuning epochs: the personalised test (`evaluate.finetune_epochs`)."""
         return self._table("personal")
 
+    def missing(self, name: str) -> str:
+        """Which rows of a table were lost ("rounds 1-100"), as far as that is known from the folder; empty: none."""
+        return self._rows(name)[1]
+
     def _table(self, name: str) -> pandas.DataFrame:
+        frame, lost = self._rows(name)
+        if lost:
+            from flray.engine.parts import RowsMissingWarning
+
+            warnings.warn(f"{self.folder / name} has lost rows: {lost}", RowsMissingWarning, stacklevel=3)
+        return frame
+
+    def _rows(self, name: str) -> tuple[pandas.DataFrame, str]:
+        """(a table, which of its rows are missing)."""
         import pandas
 
-        parts = sorted((self.folder / name).glob("part-*.parquet"))
+        from flray.engine.parts import gaps, read_part
+
+        # what there has to be is read before what there is: a run that goes on adds to both
+        saved = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
+        try:
+            noted = unsealed(self.folder / "environment.json")
+        except (OSError, ValueError):
+            noted = {}
         try:
             # part by part: a run that goes on may just be adding a column to the earlier ones
-            tables = [pandas.read_parquet(part) for part in parts]
-        except (OSError, ValueError) as error:  # pyarrow's own errors are among these
-            why = " ".join(str(error).split())
-            raise CheckpointError(f"{self.folder / name} cannot be read: {why}; run the experiment again with --overwrite") from error
-        return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
+            tables = [read_part(part).to_pandas() for part in sorted((self.folder / name).glob("part-*.parquet"))]
+        except ValueError as error:
+            raise CheckpointError(f"{error}; go on without its rows: flray resume {self.folder}") from error
+        frame = pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
+        lost, least = noted.get("missing_rows", {}).get(name, ""), noted.get("rows", {}).get(name, 0)
+        if not lost and (name == "rounds" or (name == "clients" and len(frame))):
+            done = set(frame["done"]) if "done" in frame else set()
+            lost = gaps(done, max(0, saved * (name == "rounds"), *done))
+        if lost:
+            return frame, f"{'tasks' if name in ('tasks', 'personal') else 'rounds'} {lost}"
+        return frame, f"{least - len(frame)} of {least}" if len(frame) < least else ""
 
     def __repr__(self) -> str:
         """The folder, the status, the rounds done and the last accuracy, as they are now."""
         try:
-            rounds = self._table("rounds")
+            rounds, lost = self._rows("rounds")
         except CheckpointError:
             return f"Run({self.place!r}, {self.status.split(';')[0]}, damaged)"
-        facts = [repr(self.place), self.status.split(";")[0], f"{len(rounds)} rounds"]
+        facts = [repr(self.place), self.status.split(";")[0], f"{len(rounds)} rounds" + (f" (lost: {lost})" if lost else "")]
         for name in ("test/acc", "val/acc"):
             tested = rounds[name].dropna() if name in rounds else rounds.iloc[:0, 0:0]
             if len(tested):

@@ -94,14 +94,11 @@ def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[P
     import torch
 
     from flray.core.messages import map_tensors
-    from flray.engine import cohort
-
     bench = replay.bench
     panels = []
     replay.goto(round - 1)
     population = replay.partition.num_clients
-    members = sorted(cohort.sample(replay.experiment.cohort, replay.experiment.seed, 0, round - 1, population).tolist())
-    for client in clients or members[:3]:
+    for client in clients or sorted(replay.cohort().tolist())[:3]:
         _, update, _ = next(replay.clients(client))
         if not (hasattr(update, "w") and hasattr(update, "b")):
             raise ConfigError(f"decision_regions: {type(bench.algorithm).__name__} sends no local model (`w`, `b`) up in round {round}")
@@ -109,7 +106,7 @@ def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[P
         panels.append(Panel(f"client {client}", _predictor(replay, model), np.array(replay.partition.client(client))))
     replay.goto(round)
     state = map_tensors(torch.clone, replay.state)
-    ctx = bench.context(0, round - 1, 0, population, len(members), len(replay.partition.indices))
+    ctx = bench.context(0, round - 1, 0, population, replay.experiment.cohort.count(population), len(replay.partition.indices))
     panels.append(Panel("global", _predictor(replay, lambda x: bench.algorithm.predict(ctx, state, x)), None))
     return panels
 
@@ -175,7 +172,7 @@ def _check_planar(replay: Replay) -> None:
 
 
 def _check_reached(run: Run, rounds: Sequence[int]) -> None:
-    done = len(run.rounds)
+    done = int(run.rounds["done"].max()) if len(run.rounds) else 0
     if max(rounds) > done:
         raise ConfigError(
             f"decision_regions: {run.folder} has {done} rounds and round {max(rounds)} was asked for; choose rounds up to {done}"

@@ -43,7 +43,8 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
     down, all clients), `time/s` (sum over rounds, start-up not counted), `folder`, `personal/ftE/acc_mean` where clients were tested on
     their own shares, and `val/acc` of the last round where the run held out a validation split. Accuracies are in [0, 1], NaN where nothing
     was tested.
-    A run whose tables are damaged has the reason as its status. Raises `CheckpointError` for a folder that is no run.
+    A run whose tables are damaged or have lost rows has that as its status, and does not count as finished.
+    Raises `CheckpointError` for a folder that is no run.
     """
     import pandas
 
@@ -184,9 +185,12 @@ def _measured(run: Run) -> dict[str, Any]:
     status = run.status.partition(":" if run.status.startswith("diverged") else ";")[0]
     nothing = dict.fromkeys(MEASURED, math.nan) | {"done": 0, "status": status}
     try:
-        rounds = run.rounds
+        rounds, tasks = run.rounds, run.tasks
     except CheckpointError as error:
         return nothing | {"status": f"damaged: {error}"}
+    lost = run.missing("rounds")
+    if lost:  # sums and bests are those of the rows that are left, and no result of the run
+        nothing["status"] = f"incomplete: {lost} lost"
     if rounds.empty:
         return nothing
     tested = rounds["test/acc"].dropna() if "test/acc" in rounds else rounds.iloc[:0, 0]
@@ -205,9 +209,9 @@ def _measured(run: Run) -> dict[str, Any]:
     held_out = rounds["val/acc"].dropna() if "val/acc" in rounds else rounds.iloc[:0, 0]
     if len(held_out):
         measured["val/acc"] = float(held_out.iloc[-1])
-    if len(run.tasks):
-        end = run.tasks.iloc[-1]
-        measured |= {name: float(end[name]) for name in run.tasks if name.startswith(OPTIONAL) and name.endswith("acc_mean")}
+    if len(tasks):
+        end = tasks.iloc[-1]
+        measured |= {name: float(end[name]) for name in tasks if name.startswith(OPTIONAL) and name.endswith("acc_mean")}
     return measured
 
 

@@ -36,7 +36,8 @@ class Local:
         for _ in range(rounds):
             round = len(self.rows)
             population = self.partition.num_clients
-            clients = cohorts.sample(self.experiment.cohort, self.experiment.seed, 0, round, population)
+            config, seed = self.experiment.cohort, self.experiment.seed
+            clients = cohorts.delivering(config, seed, 0, round, cohorts.sample(config, seed, 0, round, population))
             self.exchanges(clients, round, False)
         return self.state
 
@@ -47,11 +48,14 @@ class Local:
     def exchanges(self, clients: np.ndarray, round: int, task_end: bool) -> None:
         number, last, row, sent = 0, False, {"up": 0, "down": 0}, {"up": 0, "down": 0}
         while not last:
-            moment = Moment(0, round, number, task_end, self.partition.num_clients, len(clients), len(self.partition.indices))
+            population = self.partition.num_clients
+            sampled = population if task_end else self.experiment.cohort.count(population)
+            moment = Moment(0, round, number, task_end, population, sampled, len(self.partition.indices))
             down, plan = self.server.plan(moment)
             if plan is None:
                 break
-            groups = [clients] if plan.exchange.order == "parallel" else [clients[i : i + 1] for i in range(len(clients))]
+            together = plan.exchange.order == "parallel" and len(clients)
+            groups = [clients] if together else [clients[i : i + 1] for i in range(len(clients))]
             for i, group in enumerate(groups):
                 if i:
                     down, plan = self.server.plan(moment)

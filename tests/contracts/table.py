@@ -93,6 +93,15 @@ FEDPROJ_CHANGES = {
 
 FEDSAM_CHANGES = {**FEDAVG_CHANGES, "rho": Change(0.5), "eps": Change(1.0), "perturb": Change("head"), "bn_passes": Change("first")}
 
+FEDOPT_CHANGES = {
+    **FEDAVG_CHANGES,
+    "server_lr": Change(0.05),
+    "beta_1": Change(0.5),
+    "beta_2": Change(0.9),
+    "tau": Change(1e-2),
+    "v_0": Change(0.1),
+}
+
 TABLE: dict[str, Row] = {
     "fedavg": Row(FEDAVG_OPTIONS, FEDAVG_CHANGES),
     "fedprox": Row(FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "mu": Change(1.0)}, (Reduction({"mu": 0.0}, "fedavg", {"mu": 1.0}),)),
@@ -117,6 +126,10 @@ TABLE: dict[str, Row] = {
             "clip": Change(0.01),
         },
     ),
+    "fedavgm": Row(FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "server_lr": Change(0.5), "beta": Change(0.5), "nesterov": Change(True)}),
+    "fedadam": Row(FEDAVG_OPTIONS, FEDOPT_CHANGES),
+    "fedyogi": Row(FEDAVG_OPTIONS, FEDOPT_CHANGES),
+    "fedadagrad": Row(FEDAVG_OPTIONS, {name: change for name, change in FEDOPT_CHANGES.items() if name != "beta_2"}),
     "feddf": Row(
         FEDDF_OPTIONS,
         FEDDF_CHANGES,

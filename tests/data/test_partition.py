@@ -342,6 +342,18 @@ def test_save_load_and_tamper(tmp_path):
         load_partition(tmp_path)
 
 
+@pytest.mark.parametrize("content", ["[]", "{}", "", '{"hash": 1}', "\x00"])
+def test_another_partition_json_is_damage(tmp_path, content):
+    make_partition(config("dirichlet", clients=5, alpha=0.5), LABELS).save(tmp_path)
+    path = tmp_path / "partition.json"
+    changed = path.read_text().replace('"dropped": 0', '"dropped": 1')
+    for text in (content, changed):
+        path.write_text(text)
+        with pytest.raises(DataError, match=r"is damaged .*a resume of the run makes it again") as error:
+            load_partition(tmp_path)
+        assert "\n" not in str(error.value)
+
+
 def test_defaults_are_filled_in_and_round_trip():
     cfg = config("dirichlet", clients=5, alpha=0.5)
     assert (cfg.variant, cfg.min_size, cfg.max_retries) == ("fedzoo", 15, 10_000)

@@ -87,6 +87,18 @@ class Overflowing(FedAvg, frozen=True):
         return (state._replace(w=state.w * float("inf")), metrics) if ctx.round == self.round else (state, metrics)
 
 
+class Chatty(FedAvg, frozen=True):
+    """Nothing goes wrong, but its metrics are no plain numbers."""
+
+    def report(self, ctx: Context, carry: Any) -> Metrics:
+        vector = torch.tensor([1.0, 2.0, 3.0])
+        return {**super().report(ctx, carry), "client/undefined": torch.tensor(float("nan")), "client/by_class": vector}
+
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> tuple[Any, Metrics]:
+        state, metrics = super().aggregate(ctx, state, updates, cohort)
+        return state, {**metrics, "server/score": float("inf")}
+
+
 def _swap(pair: tuple[Any, Metrics], client: Any) -> tuple[Any, Any, Metrics]:
     return pair[0], client, pair[1]
 
@@ -97,5 +109,6 @@ for name, kind in (
     ("faulty_own", FaultyOwn),
     ("unpredictable", Scalar),
     ("overflowing", Overflowing),
+    ("chatty", Chatty),
 ):
     ALGORITHMS.add(name, kind)

@@ -215,3 +215,27 @@ def test_a_full_disk_inside_safetensors_is_one_line_as_well(tmp_path, monkeypatc
     with pytest.raises(CheckpointError, match="the disk is full"):
         write(tmp_path, 2)
     assert not any((tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("status", "rows", "every", "lost"),
+    [
+        ("finished", 0, 10, True),
+        ("interrupted after round 3; continue with: x", 0, 10, True),
+        ("failed: client 3", 2, 10, True),
+        ("failed: the disk is full; and no checkpoint could be written: x", 2, 10, False),
+        ("running", 11, 10, True),
+        ("running", 10, 10, False),  # killed between the rows and the checkpoint
+        ("running", 50, 0, False),
+        ("running", 0, 10, False),
+        ("starting", 0, 10, False),
+        ("unknown: no STATUS file", 0, 10, False),
+    ],
+)
+def test_a_run_that_had_checkpoints_does_not_start_from_nothing(tmp_path, status, rows, every, lost):
+    if not lost:
+        checkpoint.check_none_lost(tmp_path, status, rows, every)
+        return
+    with pytest.raises(CheckpointError, match=r"has no checkpoint, but the run had some .*flray run \S+ --out \S+ --overwrite") as error:
+        checkpoint.check_none_lost(tmp_path, status, rows, every)
+    assert "\n" not in str(error.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from safetensors.numpy import load_file
 
 import flray
 from flray.config import load_config
+from flray.core.disk import sealed
 from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
 from flray.core.messages import flatten
+from flray.data import load_partition
 from flray.engine import checkpoint
 from flray.engine.cohort import sample
+from flray.engine.parts import RowsMissingWarning
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
 from tests.contracts.faults import interrupted, server_killed_at
@@ -312,8 +316,8 @@ def test_the_store_of_a_run_may_not_change(tmp_path):
 
 def test_resume_with_other_data_is_refused(ray_cluster, tmp_path):
     run = flray.run(config(rounds=1), out=tmp_path / "run")
-    path = run.folder / "environment.json"
-    path.write_text(path.read_text().replace(run.environment["fingerprints"]["data"], "another"))
+    began = {**run.environment["fingerprints"], "data": "another"}
+    (run.folder / "environment.json").write_text(sealed({**run.environment, "fingerprints": began}))
     with pytest.raises(DataError, match="the data changed since the run began"):
         flray.resume(run.folder, rounds=2)
 
@@ -385,6 +389,48 @@ def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back
     assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["round-000002"], "none with the damaged states"
     run = flray.resume(tmp_path / "run")
     assert run.status == "finished" and last_state(run.folder) == last_state(finished("own", cohort={"size": 5}).folder)
+
+
+def interrupted_run(folder, **sections):
+    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
+        flray.run(config(**sections), out=folder)
+    return folder
+
+
+def test_damaged_tables_do_not_hinder_a_resume_and_are_told_of_for_ever(ray_cluster, tmp_path, finished):
+    folder = interrupted_run(tmp_path / "run")
+    (folder / "rounds" / "part-0000.parquet").write_bytes(b"garbage")
+    (folder / "clients" / "part-0000.parquet").unlink()
+    with pytest.warns(RowsMissingWarning) as told:
+        run = flray.resume(folder)
+        assert run.rounds["round"].tolist() == [4] and run.clients["round"].unique().tolist() == [4]
+    text = [str(warning.message) for warning in told]
+    assert any("rounds has lost the rows of 1-3" in line for line in text)
+    assert any("clients has lost the rows of 1-3" in line for line in text)
+    assert run.status == "finished" and model(run.folder) == model(finished("fedavg").folder)
+    with pytest.warns(RowsMissingWarning):
+        again = flray.resume(folder)  # nothing left to do
+    assert again.environment["missing_rows"] == {"rounds": "1-3", "clients": "1-3"}
+    assert (again.missing("rounds"), again.missing("clients"), again.missing("tasks")) == ("rounds 1-3", "rounds 1-3", "")
+
+
+def test_a_damaged_partition_is_made_again(ray_cluster, tmp_path, finished):
+    folder = interrupted_run(tmp_path / "run")
+    flip(folder / "partition" / "partition_indices.npy")
+    with pytest.warns(UserWarning, match=r"partition in \S+ was changed.*made again from the configuration"):
+        run = flray.resume(folder)
+    assert model(run.folder) == model(finished("fedavg").folder)
+    load_partition(folder / "partition")
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_again(ray_cluster, tmp_path):
+    folder = interrupted_run(tmp_path / "run")
+    rows = flray.load(folder).rounds
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(CheckpointError, match="has no checkpoint, but the run had some"):
+        flray.resume(folder)
+    assert flray.load(folder).rounds.equals(rows), "what is there stays"
+    assert flray.load(folder).status.startswith("interrupted")
 
 
 # the driver -----------------------------------------------------------------------------------

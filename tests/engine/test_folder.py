@@ -65,15 +65,21 @@ def test_a_file_in_the_folders_place_is_one_line(tmp_path):
         RunFolder.claim(tmp_path / "run")
 
 
-def test_what_a_start_that_was_killed_left_is_no_obstacle(tmp_path):
-    """The lock of a dead process, and what is written before config.yaml."""
-    FolderLock.acquire(tmp_path)
-    (tmp_path / NAME).write_text((tmp_path / NAME).read_text().replace(f'"pid": {os.getpid()}', '"pid": 999999999'))
-    (tmp_path / "partition").mkdir()
-    (tmp_path / "environment.json").write_text("{}")
-    home = RunFolder.claim(tmp_path)
-    assert names(tmp_path) == [NAME]
+@pytest.mark.parametrize("replaces", [True, False])
+def test_what_a_start_that_was_killed_left_is_no_obstacle(tmp_path, replaces):
+    """The lock of a dead process, and what is written before config.yaml; in the folder, or in the one beside the run to replace."""
+    folder = tmp_path / "run"
+    if replaces:
+        write_run(folder)
+    killed = RunFolder.claim(folder, overwrite=True).path
+    for place in {folder, killed}:
+        (place / NAME).write_text((place / NAME).read_text().replace(f'"pid": {os.getpid()}', '"pid": 999999999'))
+    (killed / "partition").mkdir()
+    (killed / "environment.json").write_text("{}")
+    home = RunFolder.claim(folder, overwrite=True)
+    assert home.path == killed and names(killed) == [NAME]
     home.release()
+    assert names(tmp_path) == ["run"] and (is_run(folder) if replaces else names(folder) == [])
 
 
 def test_the_old_run_stays_until_the_new_one_settles(tmp_path):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import warnings
+
 import pandas as pd
 import pytest
 
+from flray.core.errors import CheckpointError
 from flray.engine import recorder
+from flray.engine.parts import RowsMissingWarning
 from flray.engine.recorder import Recorder, Table
 
 
@@ -86,7 +91,7 @@ def test_keep_until_drops_what_a_resume_computes_again(table, monkeypatch, until
         table.append([{"done": done, "x": float(done)}], done)
     table.flush()
     again = Table(table.folder)
-    again.keep("done", until)
+    again.keep(until)
     for done in range(until + 1, 9):
         again.append([{"done": done, "x": -float(done)}], done)
     again.flush()
@@ -103,7 +108,7 @@ def test_a_folder_whose_name_looks_like_a_partition_adds_no_column(tmp_path):
         table.append([{"done": done}], done)
     table.flush()
     again = Table(table.folder)
-    again.keep("done", 2)
+    again.keep(2)
     again.append([{"done": 3, "new": 1.0}], 3)
     again.flush()
     frame = pd.read_parquet(table.folder)
@@ -124,10 +129,6 @@ def test_recorder_writes_clients_with_their_round_and_status_whole(tmp_path):
 
 
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
-    import errno
-
-    from flray.core.errors import CheckpointError
-
     record = Recorder(tmp_path)
     record._flushed = float("inf")  # not before we ask for it
     record.round({"done": 1, "task": 0, "round": 1}, [{"client": 4}])
@@ -135,7 +136,92 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(recorder.pq, "write_table", full)
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
     with pytest.raises(CheckpointError, match="No space left") as error:
         record.flush()
     assert "\n" not in str(error.value) and "flray resume" in str(error.value)
+
+
+def rows_of(folder, rounds, clients=2):
+    record = Recorder(folder)
+    for done in range(1, rounds + 1):
+        row = {"done": done, "task": 0, "round": done, "test/acc": done / 100}
+        record.round(row, [{"client": c, "skipped": False} for c in range(clients)])
+    record.task({"done": rounds, "task": 0})
+    record.close()
+    return {name: pd.read_parquet(folder / name) for name in ("rounds", "clients", "tasks")}
+
+
+def spoil(path, how):
+    content = path.read_bytes()
+    path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how != "deleted":
+        path.write_bytes({"truncated": content[: len(content) // 2], "empty": b"", "garbage": b"\x07" * len(content)}[how])
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "garbage", "folder", "deleted"])
+def test_a_damaged_part_is_moved_aside_aloud_and_what_is_good_goes_on(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(recorder, "PART", 3)
+    before = rows_of(tmp_path, 8)
+    spoil(tmp_path / "rounds" / "part-0001.parquet", how)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        record = Recorder(tmp_path)
+    record.keep_until(7, 0)
+    written = ["rounds", "clients", "tasks"]
+    assert record.missing(7, 1, written) == {"rounds": "4-6", "tasks": "1"}
+    assert record.missing(7, 0, ["clients"]) == {}
+    assert [str(w.message).partition(": ")[0] for w in told] == [str(tmp_path / "rounds" / "part-0001.parquet")] * (how != "deleted")
+    assert len(list((tmp_path / "rounds").glob("_damaged-*"))) == (how != "deleted")
+    row = {"done": 8, "task": 0, "round": 8, "test/acc": 0.08, "new": 1.0}
+    record.round(row, [{"client": c, "skipped": False} for c in range(2)])
+    record.close()
+    frame = pd.read_parquet(tmp_path / "rounds")
+    assert frame["done"].tolist() == [1, 2, 3, 7, 8] and frame["new"].tolist()[-1] == 1.0
+    assert pd.read_parquet(tmp_path / "clients")["done"].tolist() == before["clients"]["done"].tolist()
+    assert record.counts() == {"rounds": 5, "clients": 16, "tasks": 0, "personal": 0}
+
+
+def test_a_file_in_the_place_of_a_table_is_moved_aside(tmp_path):
+    (tmp_path / "rounds").write_text("x")
+    with pytest.warns(RowsMissingWarning, match="rounds: it is no folder; moved to _damaged"):
+        frames = rows_of(tmp_path, 2)
+    assert frames["rounds"]["done"].tolist() == [1, 2]
+
+
+def test_a_part_that_rots_while_the_run_goes_on_is_one_line(tmp_path, monkeypatch):
+    """A new column makes the earlier files follow, so they are read."""
+    monkeypatch.setattr(recorder, "PART", 1)
+    record = Recorder(tmp_path)
+    record._flushed = float("inf")  # not before we ask for it
+    for done in (1, 2):
+        record.round({"done": done, "task": 0, "round": done}, [])
+    record.flush()
+    (tmp_path / "rounds" / "part-0000.parquet").write_bytes(b"rot")
+    record.round({"done": 2, "task": 0, "round": 2, "new": 1}, [])
+    with pytest.raises(CheckpointError, match=r"part-0000\.parquet is damaged .*flray resume") as error:
+        record.flush()
+    assert "\n" not in str(error.value)
+
+
+def test_status_is_written_where_nothing_can_be_added(tmp_path, monkeypatch):
+    """A full disk has no room for a second file, but the old one has its block."""
+    record = Recorder(tmp_path)
+    record.status("interrupted after round 10; continue with: flray resume here")
+    known = type(tmp_path).touch
+
+    def full(self, *args, **kwargs):
+        if self.name.startswith("."):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return known(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(tmp_path), "touch", full)
+    record.status("failed: the disk is full")
+    assert (tmp_path / "STATUS").read_text() == "failed: the disk is full\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["STATUS"]
+    (tmp_path / "STATUS").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot write \S+STATUS: No space left on device; free some space"):
+        record.status("running")
+    assert not list(tmp_path.iterdir()), "nothing is left that would make the folder somebody else's"

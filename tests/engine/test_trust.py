@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import flray
+from flray.core.disk import sealed, unsealed
 from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, ResourceError
 from flray.engine import checkpoint
 from flray.engine.lock import NAME, FolderLock, FolderLostError
@@ -218,9 +219,9 @@ def test_another_initial_model_is_named(finished):
     """As with another version of the network's code, or of torch's initialisation."""
     folder, _ = finished
     path = folder / "environment.json"
-    record = json.loads(path.read_text())
+    record = unsealed(path)
     record["fingerprints"]["initial_weights"] = "another"
-    path.write_text(json.dumps(record))
+    path.write_text(sealed(record))
     with pytest.raises(ConfigError, match="the initial weights changed since the run began"):
         flray.resume(folder, rounds=4)
 
@@ -228,9 +229,9 @@ def test_another_initial_model_is_named(finished):
 def test_other_data_can_be_accepted_too(finished):
     folder, _ = finished
     path = folder / "environment.json"
-    record = json.loads(path.read_text())
+    record = unsealed(path)
     record["fingerprints"]["data"] = "another"
-    path.write_text(json.dumps(record))
+    path.write_text(sealed(record))
     with pytest.raises(DataError, match="--accept data"):
         flray.resume(folder, rounds=4)
     assert flray.resume(folder, rounds=4, accept=["data"]).environment["accepted"][0]["was"] == "another"

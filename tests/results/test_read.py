@@ -1,9 +1,16 @@
 """A run folder as an object, and the package as a newcomer meets it."""
 
+import warnings
+
 import pandas
+import pyarrow
+import pytest
 
 import flray
-from flray.results import Run
+from flray.core.disk import sealed
+from flray.core.errors import CheckpointError
+from flray.engine.parts import RowsMissingWarning, write_part
+from flray.results import Run, compare
 
 
 def test_the_package_shows_what_it_has():
@@ -24,3 +31,75 @@ def test_a_run_shows_where_it_stands_also_while_it_goes_on(tmp_path):
     assert repr(run) == f"Run('{folder}', finished, 3 rounds, test/acc 0.7632)"
     (folder / "rounds" / "part-0000.parquet").write_bytes(b"")
     assert repr(run) == f"Run('{folder}', finished, damaged)"
+
+
+def made(folder, rounds=6, saved=6, status="finished", **environment):
+    """A run folder as `rounds` rounds leave it, three rounds a file, two clients a round."""
+    for name, copies in (("rounds", 1), ("clients", 2)):
+        for first in range(1, rounds + 1, 3):
+            done = [d for d in range(first, min(first + 3, rounds + 1)) for _ in range(copies)]
+            write_part(folder / name / f"part-{first // 3:04d}.parquet", pyarrow.table({"done": done, "test/acc": [0.5] * len(done)}))
+    write_part(folder / "tasks" / "part-0000.parquet", pyarrow.table({"done": [rounds], "task": [0]}))
+    (folder / "checkpoints" / f"round-{saved:06d}").mkdir(parents=True)
+    (folder / "STATUS").write_text(status + "\n")
+    (folder / "config.yaml").write_text("name: x\nseed: 1\nalgorithm: {name: fedavg}\n")
+    rows = {"rounds": rounds, "clients": 2 * rounds, "tasks": 1, "personal": 0}
+    (folder / "environment.json").write_text(sealed({"rows": rows, "missing_rows": {}, **environment}))
+    return folder
+
+
+@pytest.mark.parametrize("status", ["starting", "running", "finished", "diverged in round 3: x", "failed: a\nb", "paused after round 1"])
+def test_status_is_what_the_run_wrote(tmp_path, status):
+    assert Run(made(tmp_path / "r", status=status)).status == status
+
+
+@pytest.mark.parametrize("content", [b"", b"finishe", b"finisied\n", b"\xff\xfe", b"finished*", b"0"])
+def test_a_damaged_status_is_unknown(tmp_path, content):
+    (made(tmp_path / "r") / "STATUS").write_bytes(content)
+    assert Run(tmp_path / "r").status.startswith("unknown: STATUS ")
+    assert compare([tmp_path / "r"])["status"].tolist() == [Run(tmp_path / "r").status]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b'{"a": 1}', b"\xff"])
+def test_a_damaged_environment_is_one_line(tmp_path, content):
+    path = made(tmp_path / "r") / "environment.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"environment\.json is (missing|damaged)") as error:
+        Run(tmp_path / "r").environment  # noqa: B018
+    assert "\n" not in str(error.value)
+    assert len(Run(tmp_path / "r").rounds) == 6, "the tables are good"
+
+
+def test_a_whole_run_has_lost_nothing(tmp_path):
+    run = Run(made(tmp_path / "r"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [len(run.rounds), len(run.clients), len(run.tasks), len(run.personal)] == [6, 12, 1, 0]
+    assert compare([run])["status"].tolist() == ["finished"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "table", "told"),
+    [
+        ("rounds/part-0000.parquet", "rounds", "rounds 1-3"),
+        ("rounds/part-0001.parquet", "rounds", "rounds 4-6"),  # the checkpoint after round 6 says that they were there
+        ("clients/part-0000.parquet", "clients", "rounds 1-3"),
+        ("clients/part-0001.parquet", "clients", "6 of 12"),
+        ("tasks/part-0000.parquet", "tasks", "1 of 1"),
+    ],
+)
+def test_rows_that_are_gone_are_told_of(tmp_path, gone, table, told):
+    (made(tmp_path / "r") / gone).unlink()
+    run = Run(tmp_path / "r")
+    with pytest.warns(RowsMissingWarning, match=f"{table} has lost rows: {told}"):
+        getattr(run, table)
+    assert run.missing(table) == told
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        status = compare([tmp_path / "r"])["status"].tolist()[0]
+    assert status == (f"incomplete: {told} lost" if table == "rounds" else "finished")
+
+
+def test_what_a_resume_went_on_without_is_told_of_for_ever(tmp_path):
+    run = Run(made(tmp_path / "r", missing_rows={"tasks": "1", "clients": "2-3"}))
+    assert (run.missing("tasks"), run.missing("clients"), run.missing("rounds")) == ("tasks 1", "rounds 2-3", "")

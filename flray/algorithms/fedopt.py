@@ -1,0 +1,118 @@
+"""FedOpt (Reddi et al., ICLR 2021, Algorithm 2; FedAvgM: Hsu et al. 2019): the mean move is the gradient of a server optimiser.
+
+Client: FedAvg. Server: Delta = sum_k p_k (w_k - w_g), m_0 = 0, every operation element by element:
+
+    fedavgm      m <- beta m + Delta;   w_g <- w_g + eta m   (`nesterov`: eta (Delta + beta m))
+    adaptive     m <- beta_1 m + (1 - beta_1) Delta;   w_g <- w_g + eta m / (sqrt(v) + tau), and before that
+    fedadagrad   v <- v + Delta^2
+    fedadam      v <- beta_2 v + (1 - beta_2) Delta^2
+    fedyogi      v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)
+
+| paper | field | fedavgm | fedadagrad | fedadam, fedyogi | searched |
+|---|---|---|---|---|---|
+| eta | `server_lr` | 1 (Hsu et al.) | 0.1 | 0.01; the papers tune all three | 1e-3 to 10 |
+| beta, beta_1 | `beta`, `beta_1` | 0.9 | 0 | 0.9 | Hsu et al.: 0 to 0.997 |
+| beta_2 | `beta_2` | - | - | 0.99 | - |
+| tau | `tau` | - | 1e-3 | 1e-3 | 1e-5 to 1e-1 |
+| v_{-1} >= tau^2 | `v_0` | - | tau^2 | tau^2 | - |
+| - | `nesterov` | false: the formula as printed | - | - | - |
+| 1 / K | `weighting` | examples, as in the experiments; Algorithm 2 prints the plain mean (uniform) | same | same | - |
+
+There is no bias correction, as in Algorithm 2: with v_0 = 0 the first step of FedAdam is (1 - beta_1) / sqrt(1 - beta_2) = 1 times eta.
+Only trainable parameters are moved so; batch-norm statistics follow `buffers`. `beta: 0`, `server_lr: 1` is FedAvg up to rounding.
+Down: P + Q. Up: P + Q. State: m, P on the server, and v, P more (not fedavgm). Cost per step: 1 FedAvg step.
+Known failures: an adaptive step is about eta in every place however small Delta is, so eta too large never settles; tau, which says what
+counts as small, has to fit the size of Delta, and so the local rate and the number of local steps.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flray.algorithms.fedavg import FedAvg
+from flray.core.algorithm import Context
+from flray.core.hp import hp
+from flray.core.messages import Cohort, Metrics
+
+
+class OptState(NamedTuple):
+    """Global model, momentum `m [P]` and second moment `v [P]` (None: FedAvgM)."""
+
+    w: Tensor
+    b: Tensor
+    m: Tensor
+    v: Tensor | None
+
+
+class FedOpt(FedAvg, frozen=True):
+    """FedAvg whose server makes a step of an optimiser along the mean move."""
+
+    server_lr: float = hp(1.0, log=(1e-3, 10.0), gt=0, doc="server learning rate (eta)")
+
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        return OptState(w, b, torch.zeros_like(w), None)
+
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        direction, m, v = self.optimize(state, torch.sub(updates.w, state.w))
+        w = torch.add(state.w, direction, alpha=self.server_lr)
+        return OptState(w, self.statistics(state, updates.b), m, v), {}
+
+    @abstractmethod
+    def optimize(self, state: OptState, delta: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(direction `[P]` of the server's step, m, v) after the mean move `delta [P]`."""
+
+
+class FedAvgM(FedOpt, frozen=True):
+    beta: float = hp(0.9, choice=(0.0, 0.7, 0.9, 0.97, 0.99), ge=0, lt=1, doc="momentum of the server (beta)")
+    nesterov: bool = hp(False, doc="Nesterov's form of the momentum: Delta + beta m instead of m")
+
+    def optimize(self, state: OptState, delta: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        m = torch.add(delta, state.m, alpha=self.beta)
+        return delta.add_(m, alpha=self.beta) if self.nesterov else m, m, None
+
+
+class Adaptive(FedOpt, frozen=True):
+    """Algorithm 2 but for its second moment."""
+
+    server_lr: float = hp(0.01, log=(1e-3, 10.0), gt=0, doc="server learning rate (eta)")
+    beta_1: float = hp(0.9, choice=(0.0, 0.9), ge=0, lt=1, doc="momentum of the server (beta_1)")
+    tau: float = hp(1e-3, log=(1e-5, 1e-1), gt=0, doc="degree of adaptivity (tau), added to the root of v")
+    v_0: float | None = hp(None, ge=0, doc="v before round 1, in every place; none: tau^2, the smallest of the paper")
+
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        start = self.tau**2 if self.v_0 is None else self.v_0
+        return OptState(w, b, torch.zeros_like(w), torch.full_like(w, start))
+
+    def optimize(self, state: OptState, delta: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        assert state.v is not None  # of init_server
+        m = torch.lerp(state.m, delta, 1 - self.beta_1)
+        v = self.second_moment(state.v, delta.square_())
+        return m / v.sqrt().add_(self.tau), m, v
+
+    @abstractmethod
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """The next v `[P]` from v and Delta^2 `[P]`."""
+
+
+class FedAdagrad(Adaptive, frozen=True):
+    server_lr: float = hp(0.1, log=(1e-3, 10.0), gt=0, doc="server learning rate (eta)")
+    beta_1: float = hp(0.0, choice=(0.0, 0.9), ge=0, lt=1, doc="momentum of the server (beta_1)")
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return v + square
+
+
+class FedAdam(Adaptive, frozen=True):
+    beta_2: float = hp(0.99, choice=(0.9, 0.99, 0.999), ge=0, lt=1, doc="decay of the second moment (beta_2)")
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return torch.lerp(v, square, 1 - self.beta_2)
+
+
+class FedYogi(FedAdam, frozen=True):
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return torch.addcmul(v, square, torch.sign(v - square), value=self.beta_2 - 1)

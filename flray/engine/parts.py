@@ -1,0 +1,60 @@
+"""One Parquet file of a run's table. It holds the checksum of its own rows: the file is replaced whole, and so is the checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flray.core.disk import checksum, whole
+
+KEY = b"flray.checksum"
+
+
+class RowsMissingWarning(UserWarning):
+    """Rows of a run's tables that were damaged or deleted: nothing brings them back."""
+
+
+def write_part(path: Path, table: pa.Table) -> None:
+    """Raises `OSError` when the disk is full."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as aside:
+        pq.write_table(table.replace_schema_metadata({KEY: _contents(table)}), aside)
+
+
+def read_part(path: Path) -> pa.Table:
+    """Raises `ValueError` in one line for a file that cannot be read, or whose rows are not those that were written."""
+    try:
+        table = pq.ParquetFile(path).read()
+        expected = (table.schema.metadata or {}).get(KEY)
+        if expected is not None and expected.decode() != _contents(table):  # earlier versions of flray wrote none
+            raise ValueError("its rows are not those that were written")
+    except Exception as error:  # pyarrow raises errors of many kinds over bytes that are no Parquet
+        raise ValueError(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
+    return table
+
+
+def _contents(table: pa.Table) -> str:
+    """The checksum of names, types, values, and where there are none."""
+    parts: list[bytes] = []
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        parts.append(f"{name}\0{column.type}\0{len(column)}\0".encode())
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
+            zero = pa.scalar(0).cast(column.type)
+            parts.append(column.is_valid().to_numpy(zero_copy_only=False).tobytes())
+            parts.append(column.fill_null(zero).to_numpy(zero_copy_only=False).tobytes())
+        else:
+            parts.append(repr(column.to_pylist()).encode())
+    return checksum(*parts)
+
+
+def gaps(found: Iterable[int], last: int) -> str:
+    """Which of 1..last are not there: "3, 7-9"; empty when all are."""
+    missing = sorted(set(range(1, last + 1)) - set(found))
+    known = set(missing)
+    starts = [n for n in missing if n - 1 not in known]
+    ends = [n for n in missing if n + 1 not in known]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

@@ -1,0 +1,126 @@
+"""The bits of every algorithm, written down: nothing that only moves code may change them.
+
+    python -m tests.contracts.bit_table            # compare with bit_table.json; exit code 1 names what changed
+    python -m tests.contracts.bit_table --write    # after a change that is meant; its commit says which bits and why
+
+The kernels are held to plain SSE arithmetic on one thread, so that machines agree. `canary` is a bare PyTorch loop, no flray in it:
+where that has other bits, the machine or its torch rounds differently and nothing can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PORTABLE = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_CBWR": "COMPATIBLE",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}  # read when torch is imported
+FILE = Path(__file__).with_suffix(".json")
+ROOT = Path(__file__).parents[2]
+ROUNDS = 3
+
+
+def canary() -> str:
+    """Forty steps of SGD on a small network with batch norm, and a distillation loss: the operations that the table rests on."""
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    x, y, teacher = torch.randn(64, 12), torch.randint(3, (64,)), torch.randn(64, 3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        logits = net(x)
+        soft = torch.nn.functional.kl_div(logits.log_softmax(1), teacher.softmax(1), reduction="batchmean")
+        (torch.nn.functional.cross_entropy(logits, y) + soft).backward()
+        optimizer.step()
+    return _digest(torch.cat([p.detach().flatten() for p in net.parameters()]).numpy().tobytes())
+
+
+def entry(experiment: Any) -> dict[str, str]:
+    """Checksums after three rounds: the model as it is saved, the server's and the clients' state, and the numbers of the rounds."""
+    from flray.core.messages import flatten
+    from tests.contracts.inprocess import Local
+
+    with tempfile.TemporaryDirectory() as folder:
+        local = Local(experiment, Path(folder))
+        state = local.play(ROUNDS)
+        clients = {f"{k}/{name}": array for k, s in local.client_states().items() for name, array in flatten(s).items()}
+        found = {"state": _arrays(flatten(state)), "clients": _arrays(clients), "rounds": _digest(_numbers(local).encode())}
+        if experiment.algorithm.global_model:
+            named = local.server.bench.objective.state_dict(state.w, state.b)
+            found["model"] = _arrays({name: tensor.numpy() for name, tensor in named.items()})
+    return found
+
+
+def _numbers(local: Any) -> str:
+    """Every number of the rounds, and the last test; to nine digits, because NumPy's own sums differ between processors."""
+    rows = [{**row, **sent} for row, sent in zip(local.rows, local.sent, strict=True)]
+    bench, experiment = local.server.bench, local.experiment
+    if experiment.algorithm.global_model:
+        from flray.engine.workbench import Moment
+
+        moment = Moment(0, ROUNDS - 1, 0, False, local.partition.num_clients, 3, len(local.partition.indices))
+        loss, right, count = local.server.evaluate(moment).sum(axis=0)
+        rows.append({"loss": loss / count, "right": right, "parameters": bench.objective.layout.count})
+    plain = [{name: value if isinstance(value, str | bool) else f"{float(value):.9g}" for name, value in row.items()} for row in rows]
+    return json.dumps(plain, sort_keys=True)
+
+
+def _arrays(arrays: dict[str, Any]) -> str:
+    parts = (f"{name}{a.dtype.str}{a.shape}".encode() + a.tobytes() for name, a in sorted(arrays.items()))
+    return _digest(b"".join(parts))
+
+
+def _digest(content: bytes) -> str:
+    import hashlib  # one that is everybody's: the table outlives the project's own choice
+
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def measure() -> dict[str, Any]:
+    import torch
+
+    from flray.algorithms import built_in
+    from flray.config import load_config
+    from tests.contracts.table import TABLE, experiment
+
+    torch.set_num_threads(1)
+    found = {name: entry(experiment(name)) for name in TABLE if name in built_in(federated=True)}
+    found["quickstart"] = entry(load_config(ROOT / "configs" / "quickstart.yaml", ["resources.server.threads=1"])[0])
+    return {"torch": torch.__version__.split("+")[0], "canary": canary(), "bits": found}
+
+
+def differences(known: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """`NAME: what` for everything that is not as it is written down."""
+    lines = []
+    for name in dict.fromkeys([*known["bits"], *found["bits"]]):
+        was, now = known["bits"].get(name, {}), found["bits"].get(name, {})
+        changed = [what for what in dict.fromkeys([*was, *now]) if was.get(what) != now.get(what)]
+        if changed:
+            lines.append(f"{name}: {', '.join(changed)}")
+    return lines
+
+
+if __name__ == "__main__":
+    if any(os.environ.get(name) != value for name, value in PORTABLE.items()):
+        os.execve(sys.executable, [sys.executable, "-m", "tests.contracts.bit_table", *sys.argv[1:]], {**os.environ, **PORTABLE})
+    found = measure()
+    if "--write" in sys.argv:
+        FILE.write_text(json.dumps(found, indent=1) + "\n")
+        sys.exit()
+    known = json.loads(FILE.read_text())
+    if [known["torch"], known["canary"]] != [found["torch"], found["canary"]]:
+        print(f"cannot compare: written down with torch {known['torch']} on a machine that rounds as {known['canary']}")
+        sys.exit(77)
+    changed = differences(known, found)
+    print("\n".join(changed) or "every bit is as it was")
+    sys.exit(bool(changed))
