@@ -7,7 +7,7 @@ A round is `local_epochs` epochs over the union of the clients' samples: what th
 |---|---|---|---|
 | eta | `lr`, `lr_decay` per round | 0.01, none | - |
 | epochs | rounds x `local_epochs` | 5 a round | - |
-| B | `batch_size` | 50 | - |
+| B | `batch_size`; the short one at an epoch's end: `last_batch` keep or drop | 50, keep | - |
 | - | `optimizer`, `momentum`, `weight_decay`: one optimiser for the whole run | sgd, 0.9, 0 | - |
 | - | `shards`: parts of a batch whose gradients workers compute side by side | 4 | 1: the plain loop |
 
@@ -35,6 +35,8 @@ from flray.core.hp import hp
 class Centralized(Lasting, frozen=True):
     centralized: ClassVar[bool] = True
     buffers: ClassVar[Literal["average", "keep", "local"]] = "average"  # type: ignore[misc]
+    # the parts of a batch are of one size, so the last one cannot take more samples
+    last_batch: Literal["keep", "drop"] = hp("keep", doc="an epoch's last, short batch: keep or drop it; an only one stays")
     shards: int = hp(4, ge=1, doc="parts of a batch, computed side by side by up to so many workers; the bits depend on it")
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:

@@ -7,6 +7,7 @@ w_k: `local_epochs` of the optimiser on the cross-entropy from w_g; then w_g <- 
 | eta | `lr`, `lr_decay` per round | 0.01, none | 1e-4 to 1 |
 | E | `local_epochs` | 5 | 1 to 20 |
 | B | `batch_size` | 50 | 10 to 256 |
+| - | `last_batch` of an epoch, where it is short: keep, drop, merge | keep | - |
 | n_k / n | `weighting` | examples, over the sampled clients | - |
 | - | `optimizer`, `momentum`, `weight_decay`: new every round | sgd, 0.9, 0 | - |
 | - | `buffers`: batch-norm statistics | average (a plain weighted mean, the variances too) | - |

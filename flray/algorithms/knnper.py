@@ -60,7 +60,7 @@ class KNNPer(FedAvg, frozen=True):
 
     def store(self, ctx: Context, model: Model, batches: ClientData) -> tuple[Tensor, Tensor]:
         """(features `[n, F]`, labels `[n]`) of at most `capacity` training samples of the client."""
-        epoch = -(-ctx.num_examples // self.batch_size)
+        epoch = int(self.epoch_batches(np.array(ctx.num_examples)))
         source = itertools.islice(batches, epoch) if self.store_augment and len(batches) else batches.plain
         with torch.no_grad():
             keys, labels = (torch.cat(parts) for parts in zip(*((model.features(b.x), b.y) for b in source), strict=True))

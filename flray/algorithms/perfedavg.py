@@ -69,7 +69,7 @@ class PerFedAvg(FedAvg, frozen=True):
         return self.batch_size, 2 * self.local_epochs  # more than any client needs: local_steps ends it
 
     def local_steps(self, num_examples: np.ndarray) -> np.ndarray:
-        return 2 * self.pairs(-(-num_examples // self.batch_size), self.local_epochs)
+        return 2 * self.pairs(self.epoch_batches(num_examples), self.local_epochs)
 
     def pairs(self, per_epoch: np.ndarray, epochs: int) -> np.ndarray:
         """Pairs of batches `[K]` in `epochs` epochs of clients with `per_epoch [K]` batches."""
@@ -124,7 +124,7 @@ class PerFedAvg(FedAvg, frozen=True):
             first = next(iter(batches), None)
             w = carry.w if first is None else self.adapt(ctx, carry, self.gradient(ctx, down, client, carry, first)[1])
             return ctx.objective.at(w, carry.b)
-        per_epoch = max(-(-ctx.num_examples // self.batch_size), 1)
+        per_epoch = max(int(self.epoch_batches(np.array(ctx.num_examples))), 1)
         steps = 2 * int(self.pairs(np.array(per_epoch), len(batches) // per_epoch))
         for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(batches)), steps):
             carry = self.step(ctx, down, client, carry, batch)

@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flray.core import cut
+from flray.core.cut import LastBatch
+from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics
 from flray.core.objective import Objective
 from flray.core.returned import check_returns
@@ -132,6 +135,8 @@ class Algorithm(Section, ABC, frozen=True):
     global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
     centralized: ClassVar[bool] = False  # True: no clients, all samples in one place; a descendant of `algorithms/centralized.py`
 
+    last_batch: LastBatch = hp("keep", doc="an epoch's last, short batch: keep, drop, or merge it into the one before; an only one stays")
+
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         super().__pydantic_init_subclass__(**options)
@@ -182,10 +187,13 @@ class Algorithm(Section, ABC, frozen=True):
         """FLOPs of a local step in units of FedAvg's: of 3 parts, a forward pass is 1 and a backward pass 2; vectors `[P]` do not count."""
         return 1.0
 
+    def epoch_batches(self, num_examples: np.ndarray) -> np.ndarray:
+        """Batches `[K]` in an epoch of clients with `num_examples [K]` samples, as `last_batch` says."""
+        return cut.batches(num_examples, self.local_batches[0], self.last_batch)
+
     def local_steps(self, num_examples: np.ndarray) -> np.ndarray:
-        """Batches `[K]` that clients with `num_examples [K]` samples get; by default those of whole epochs, the short last one kept."""
-        size, epochs = self.local_batches
-        return -(-num_examples // size) * epochs
+        """Batches `[K]` that clients with `num_examples [K]` samples get; by default those of whole epochs."""
+        return self.epoch_batches(num_examples) * self.local_batches[1]
 
     def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor] | None:
         """The model `(w [P], b [Q])` that a broadcast or an update carries, for testing it on the client; None: it carries none."""

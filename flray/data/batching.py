@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flray.core.cut import LastBatch, edges
 from flray.core.messages import Batch
 from flray.data.augment import apply_crop_flip, apply_cutout, draw
 from flray.data.cache import Array
@@ -69,7 +70,8 @@ class Batches:
     """The local epochs of one client: sized, and iterable as often as one likes with the same batches.
 
     Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`, or as they are when `rng` is None.
-    The last batch of an epoch may be short and is kept; `steps` ends it all earlier, within an epoch if need be.
+    The last batch of an epoch may be short: `last_batch` keeps it, drops it or merges it into the one before (an only batch stays, as
+    it is). `steps` ends it all earlier, within an epoch if need be.
     Augmentation draws from `rng("augment", e)`, for the whole epoch at once: results do not depend on the chunk
     size. With `rows=(first, last)` only those rows of every batch are cut, where it has them (it may have none): what one of
     several workers computes. `x` and `y` may be read-only memory maps, or tensors already on the device (then nothing is copied from
@@ -86,6 +88,7 @@ class Batches:
         epochs: int,
         rng: Rng | None,
         steps: int | None = None,
+        last_batch: LastBatch = "keep",
         rows: tuple[int, int] | None = None,
         normalizer: Normalizer,
         augment: Augment | None = None,
@@ -98,7 +101,8 @@ class Batches:
             raise ValueError("augmentation needs a generator; pass rng, or augment=None")
         self.x, self.y, self.indices, self.rng, self.normalizer = x, y, indices, rng, normalizer
         self.batch_size, self.epochs, self.rows = batch_size, epochs, rows
-        whole = -(-len(indices) // batch_size) * epochs
+        self._edges = edges(len(indices), batch_size, last_batch)
+        whole = (len(self._edges) - 1) * epochs
         self._steps = whole if steps is None else min(steps, whole)
         # the normalizer already stands on a device: a second opinion could only disagree
         self.device = normalizer.device
@@ -122,15 +126,14 @@ class Batches:
         return itertools.islice(self._all(), self._steps)
 
     def _all(self) -> Iterator[Batch]:
-        n, size = len(self.indices), self.batch_size
-        chunk = max(1, CHUNK // size) * size
+        n, together = len(self.indices), max(1, CHUNK // self.batch_size)
         for epoch in range(self.epochs):
             order = self.indices if self.rng is None else self.indices[self.rng("batches", epoch).permutation(n)]
             drawn = None
             if self.augment is not None and self.rng is not None:
                 drawn = draw(self.augment, self.rng("augment", epoch), n, self.x.shape[1:3])
-            for start in range(0, n, chunk):
-                places, sizes = self._places(start, min(start + chunk, n))
+            for first in range(0, len(self._edges) - 1, together):
+                places, sizes = self._places(self._edges[first : first + together + 1])
                 rows = order[places]
                 x, y = _gather(self.x, rows), _gather(self.y, rows)
                 if drawn is not None and self.augment is not None:
@@ -146,16 +149,15 @@ class Batches:
                 else:
                     yield from map(Batch, torch.split(x, sizes), torch.split(y, sizes))
 
-    def _places(self, start: int, stop: int) -> tuple[slice | Array, list[int]]:
-        """Which of the epoch's samples `start..stop` are cut, and how many of them each batch has; `start` is where a batch begins."""
-        size = self.batch_size
-        whole = [min(size, stop - low) for low in range(start, stop, size)]
+    def _places(self, bounds: Array) -> tuple[slice | Array, list[int]]:
+        """Which of the epoch's samples are cut for the batches between these edges, and how many of them each batch has."""
+        whole = np.diff(bounds)
         if self.rows is None:
-            return slice(start, stop), whole
+            return slice(int(bounds[0]), int(bounds[-1])), whole.tolist()
         first, last = self.rows
-        places = np.arange(start, stop)
-        at = (places - start) % size
-        return places[(at >= first) & (at < last)], [max(min(last, count) - first, 0) for count in whole]
+        places = np.arange(bounds[0], bounds[-1])
+        at = places - np.repeat(bounds[:-1], whole)
+        return places[(at >= first) & (at < last)], [max(min(last, count) - first, 0) for count in whole.tolist()]
 
 
 def _gather(data: Array | Tensor, rows: Array) -> Tensor:

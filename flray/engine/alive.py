@@ -39,18 +39,19 @@ class Watch:
 
     def _look(self) -> None:
         failing = None
-        while not self._stop:
-            if self._raylet is None:
-                time.sleep(PROBE_S)
-            elif select.select([self._raylet], [], [], PROBE_S)[0]:
-                return self._tell("raylet")
-            try:
-                socket.create_connection((self._gcs[0].strip("[]"), int(self._gcs[1])), PROBE_S).close()
-                failing = None
-            except OSError as error:
-                failing = failing or time.monotonic()
-                if (self._own and isinstance(error, ConnectionRefusedError)) or time.monotonic() - failing > PATIENCE_S:
-                    return self._tell("GCS")
+        with self._raylet or contextlib.nullcontext():
+            while not self._stop:
+                if self._raylet is None:
+                    time.sleep(PROBE_S)
+                elif select.select([self._raylet], [], [], PROBE_S)[0]:
+                    return self._tell("raylet")
+                try:
+                    socket.create_connection((self._gcs[0].strip("[]"), int(self._gcs[1])), PROBE_S).close()
+                    failing = None
+                except OSError as error:
+                    failing = failing or time.monotonic()
+                    if (self._own and isinstance(error, ConnectionRefusedError)) or time.monotonic() - failing > PATIENCE_S:
+                        return self._tell("GCS")
         return None
 
     def _tell(self, what: str) -> None:

@@ -79,6 +79,7 @@ class Learner:
             self.indices,
             batch_size=self.batch_size,
             epochs=self.epochs,
+            last_batch=self.algorithm.last_batch,
             rows=None if self.world == 1 else (mine.start * self.part, mine.stop * self.part),
             rng=lambda purpose, epoch: seeding.rng(*address, purpose, epoch),
             normalizer=self.bench.normalizer,

@@ -176,9 +176,23 @@ class Workbench:
         except (AlgorithmError, ConfigError):  # one line that says what to do; where it happened does not matter
             raise
         except Exception as error:
+            self.check_batch_norm(error, client, indices)
             raise client_error(error, self.experiment, job, client) from None
         row["skipped"] = bool(problem)
         return None if problem else update, state, row
+
+    def check_batch_norm(self, error: Exception, client: int, indices: np.ndarray) -> None:
+        """Raises `ConfigError` where an error says that batch norm was to train on one sample: which setting leaves that."""
+        if not (isinstance(error, ValueError) and "more than 1 value per channel" in str(error)):
+            return
+        size, _ = self.algorithm.local_batches
+        if size == 1:
+            what = "algorithm.batch_size is 1; raise it"
+        elif len(indices) == 1:
+            what = "it is all the client has; set partition.min_size=2, where the partition has that"
+        else:
+            what = f"the last of {len(indices)} in batches of {size}; set algorithm.last_batch=merge or drop, or another batch_size"
+        raise ConfigError(f"client {client}: batch norm cannot train on a batch of one sample: {what}") from None
 
     def seed_modules(self, ctx: Context) -> None:
         """What a module itself draws (dropout) is addressed as well. `torch.manual_seed` would format a stack trace, 0.1 ms."""
@@ -205,6 +219,7 @@ class Workbench:
             batch_size=batch_size,
             epochs=epochs,
             steps=steps,
+            last_batch=self.algorithm.last_batch,
             rng=lambda purpose, epoch: seeding.rng(*address, purpose, epoch),
             normalizer=self.normalizer,
             augment=self.dataset.augment,
@@ -242,6 +257,7 @@ class Workbench:
                 except (AlgorithmError, ConfigError):
                     raise
                 except Exception as error:
+                    self.check_batch_norm(error, client, indices)
                     raise client_error(error, self.experiment, job, client) from None
                 row = {"client": client, "finetune_epochs": epochs, "num_examples": len(indices), "num_test": len(share)}
                 rows.append({**row, "test/acc": right / len(share) if len(share) else None})

@@ -1,4 +1,4 @@
-"""A network with batch norm for four features, named in the configurations by import path."""
+"""Networks with batch norm for four features, named in the configurations by import path."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ class NormNet(Classifier):
         first = self.hidden(x)
         second = self.norm(first.view(-1, 4, 2)).flatten(1)
         return [first, second], self.head(torch.relu(second))
+
+
+class SampleNorm(Classifier):
+    """Batch norm over samples alone: one sample has no variance."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(input_shape[0])
+        self.head = nn.Linear(input_shape[0], num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(x)

@@ -45,6 +45,7 @@ class Row:
 FEDAVG_OPTIONS = {"lr": 0.05, "local_epochs": 2, "batch_size": 4}
 FEDAVG_CHANGES = {
     "lr": Change(0.06),
+    "last_batch": Change("drop"),
     "lr_decay": Change(0.9),
     "optimizer": Change("adam"),
     "momentum": Change(0.5),

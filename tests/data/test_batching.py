@@ -54,6 +54,44 @@ def test_length_order_and_short_batch(n, size, epochs):
     assert seen == want
 
 
+@pytest.mark.parametrize(
+    "n, size, policy, want",
+    [
+        (23, 10, "drop", [10, 10]),
+        (23, 10, "merge", [10, 13]),
+        (21, 10, "keep", [10, 10, 1]),
+        (20, 10, "drop", [10, 10]),
+        (20, 10, "merge", [10, 10]),
+        (3, 10, "drop", [3]),  # the only one stays: a client trains on what it has
+        (3, 10, "merge", [3]),
+        (0, 10, "drop", []),
+        (0, 10, "merge", []),
+        (90, 1, "merge", [1] * 90),
+    ],
+)
+def test_the_last_batch_is_kept_dropped_or_merged(monkeypatch, n, size, policy, want):
+    indices = np.arange(90)[::-1][:n]
+    for chunk in (1, 20, 512):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+        made = list(batches(indices, batch_size=size, last_batch=policy))
+        assert [len(b.y) for b in made] == want * 2 and len(made) == len(batches(indices, batch_size=size, last_batch=policy))
+        for epoch in (0, 1):
+            order = indices[draws("batches", epoch).permutation(n)][: sum(want)]
+            assert [y for b in made[epoch * len(want) :][: len(want)] for y in b.y.tolist()] == Y[order].tolist()
+
+
+@pytest.mark.parametrize("policy, last", [("drop", []), ("merge", [1, 9])])
+def test_workers_rows_of_a_dropped_and_of_a_merged_batch(policy, last):
+    """50 samples in batches of 8: 2 are left over. Rows 0 and 1 to 9 of every batch; a merged one has rows 1 to 9, 10 samples."""
+    augment = Augment(crop_padding=2, flip=True, cutout=4)
+    whole = list(batches(augment=augment, last_batch=policy))
+    shares = [list(batches(augment=augment, last_batch=policy, rows=rows)) for rows in ((0, 1), (1, 10))]
+    usual = [[1, 7]] * (6 - bool(last))
+    assert [[len(part.y) for part in parts] for parts in zip(*shares, strict=True)] == (usual + [last] * bool(last)) * 2
+    for one, *parts in zip(whole, *shares, strict=True):
+        assert all(torch.equal(getattr(one, field), torch.cat([getattr(b, field) for b in parts])) for field in ("x", "y"))
+
+
 def test_in_order_and_repeatable():
     b = batches(rng=None, epochs=1)
     assert torch.cat([x.y for x in b]).tolist() == Y[:50].tolist()

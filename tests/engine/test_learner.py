@@ -164,6 +164,7 @@ def test_the_state_that_was_given_stays_as_it_is():
 
 
 CHANGES = {
+    "last_batch": "drop",
     "lr": 0.06, "lr_decay": 0.9, "optimizer": "adam", "momentum": 0.5, "weight_decay": 0.1, "local_epochs": 3, "batch_size": 5, "shards": 2,
 }  # fmt: skip
 

@@ -1,0 +1,82 @@
+"""`algorithm.last_batch`: what is cut, what is reported, and what batch norm says of a batch of one sample."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flray.algorithms import ALGORITHMS, built_in
+from flray.core.errors import ConfigError
+from flray.engine import cohort as cohorts
+from flray.engine.workbench import Moment
+from tests.contracts.inprocess import Local
+from tests.engine.test_faults import cohort, config
+
+EPOCHS = 2
+
+
+def steps_by_hand(n, size, policy):
+    whole, rest = divmod(n, size)
+    return (whole + (rest > 0)) if policy == "keep" or whole == 0 else whole
+
+
+def settings(policy, size, algorithm="fedavg", **sections):
+    options = {"name": algorithm, "batch_size": size, "local_epochs": EPOCHS, "last_batch": policy}
+    return config({**options}, rounds=1, **sections)
+
+
+@pytest.fixture(scope="module")
+def largest(tmp_path_factory):
+    """(a client of the first cohort, its number of samples)."""
+    local = Local(config(), tmp_path_factory.mktemp("sizes"))
+    return max(((k, len(local.partition.client(k))) for k in cohort(0)), key=lambda pair: pair[1])
+
+
+@pytest.mark.parametrize("policy", ["keep", "drop", "merge"])
+@pytest.mark.parametrize("name", [name for name in built_in() if name != "centralized"])
+def test_an_algorithm_is_told_as_many_steps_as_there_are_batches(name, policy, tmp_path):
+    """What FedNova's tau_k, SCAFFOLD's m_k and the tables' client_steps count."""
+    local = Local(settings(policy, 7, name), tmp_path)
+    clients = np.arange(5)
+    moment = Moment(0, 0, 0, False, 5, 5, len(local.partition.indices))
+    told, (job,) = cohorts.work(local.partition, local.experiment.algorithm, clients, moment, 1)
+    for k in clients:
+        indices = local.partition.client(int(k))
+        ctx, batches = local.server.bench.client_context(job, int(k), 0.2, indices)
+        made = [len(batch.y) for batch in batches]
+        assert len(made) == len(batches) == ctx.num_steps == told.num_steps[k]
+        if policy != "keep":
+            assert min(made) >= min(7, len(indices)), "none is short, but an only one"
+        if name != "perfedavg":  # pairs of batches, which may begin another epoch
+            assert len(made) == EPOCHS * steps_by_hand(len(indices), 7, policy)
+
+
+def test_batch_norm_on_one_sample_names_the_setting_that_helps(tmp_path, largest):
+    client, n = largest
+    network = {"model": {"name": "tests.contracts.networks:SampleNorm"}}
+    local = Local(settings("keep", n - 1, **network), tmp_path / "keep")
+    with pytest.raises(ConfigError) as error:
+        local.play(1)
+    assert str(error.value) == (
+        f"client {client}: batch norm cannot train on a batch of one sample: the last of {n} in batches of {n - 1}; "
+        "set algorithm.last_batch=merge or drop, or another batch_size"
+    )
+    for policy in ("merge", "drop"):
+        taken = []
+
+        def watch(half, function, *arguments, taken=taken):
+            if half == "client" and arguments[0].client == client:
+                taken.extend(len(batch.y) for batch in arguments[3])
+            return function(*arguments)
+
+        Local(settings(policy, n - 1, **network), tmp_path / policy, watch).play(1)
+        assert taken == [n if policy == "merge" else n - 1] * EPOCHS
+    with pytest.raises(ConfigError, match=r"algorithm\.batch_size is 1; raise it"):
+        Local(settings("merge", 1, **network), tmp_path / "one").play(1)
+
+
+def test_centralized_training_cannot_merge():
+    """Its parts of a batch have one size."""
+    with pytest.raises(ConfigError, match=r"algorithm\.last_batch.*'keep' or 'drop'"):
+        settings("merge", 4, "centralized")
+    assert ALGORITHMS.get("centralized")(last_batch="drop").last_batch == "drop"
