@@ -69,3 +69,10 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
         )
     return "finished" if (folder / "STATUS").read_text().startswith(("finished", "diverged")) else "resumed"
 
+
+def grid_rows(cells: Sequence[Experiment], root: Path, overwrite: bool = False) -> list[dict[str, Any]]:
+    """A row a cell: its folder, and what the run would make of it. Raises `CheckpointError` where one holds another experiment."""
+    return [
+        {"folder": str(root / name), "is": cell_status(cell, root / name, overwrite)}
+        for cell, name in zip(cells, labels(cells), strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""The command line: `flray run | pretrain | resume | sweep | ablate | list | doctor | replay | figure | compare | bench`."""
+"""The command line: `flray init | run | pretrain | resume | sweep | ablate | runs | list | doctor | replay | figure | compare | bench`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import warnings
 
 import typer
 
-from flray.cli import look, runs, sweeps
+from flray.cli import begin, look, runs, sweeps
 from flray.core.errors import FlrayError
 
 app = typer.Typer(
-    help="Federated learning that does not forget, on Ray.\n\nStart with: flray run configs/quickstart.yaml",
+    help="Federated learning that does not forget, on Ray.\n\nStart with: flray init && flray run quickstart.yaml",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 for command in (
-    runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate,
-    look.doctor, look.replay, look.compare, look.figure, look.bench,
+    begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate,
+    begin.runs, look.doctor, look.replay, look.compare, look.figure, look.bench,
 ):  # fmt: skip
     app.command()(command)
 app.command("list")(look.list_)

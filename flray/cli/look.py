@@ -18,7 +18,14 @@ FIGURES = ("curves", "clients", "decision-regions", "ablation", "sweep")
 
 
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="|".join(KINDS), help="what to list; config: every key of an experiment and of a sweep")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="|".join(KINDS),
+            autocompletion=lambda: list(KINDS),
+            help="what to list; config: every key of an experiment and of a sweep",
+        ),
+    ],
     name: Annotated[str | None, typer.Argument(help="one of them: everything about it")] = None,
     format: Annotated[str, typer.Option(help="table or json; algorithms: markdown, a page of all cards")] = "table",
     imports: Imports = None,
@@ -129,7 +136,7 @@ def compare(
 
 
 def figure(
-    kind: Annotated[str, typer.Argument(metavar="|".join(FIGURES))],
+    kind: Annotated[str, typer.Argument(metavar="|".join(FIGURES), autocompletion=lambda: list(FIGURES))],
     folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them; sweep: sweep folders")],
     out: Annotated[Path, typer.Option(help="PNG file")] = Path("figure.png"),
     metric: Annotated[str, typer.Option(help="curves: a column of rounds/; ablation: of the table of runs")] = "test/acc",

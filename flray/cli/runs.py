@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.show import Imports, Overrides, interruptible, kept, own_modules, report, report_grid
+from flray.cli.show import Imports, Overrides, interruptible, kept, own_modules, print_rows, report, report_grid
 from flray.engine.progress import stage
 
 STARTING = "starting Ray and torch"
@@ -19,6 +19,7 @@ def run(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="run folder (a grid: the folder that holds the run folders)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run that is already in the folder")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the complete configuration, or the grid's cells; run nothing")] = False,
     imports: Imports = None,
 ) -> None:
     """Run an experiment, or a grid of them.
@@ -26,11 +27,13 @@ def run(
     `flray run configs/quickstart.yaml algorithm=fedavg,feddf seed=0..4 algorithm.lr=0.1`
     """
     own_modules()
-    with stage(STARTING):
-        start_ray_early(config, overrides or [])
+    with stage("loading torch" if dry_run else STARTING):
+        if not dry_run:
+            start_ray_early(config, overrides or [])
         from flray.config import count_cells, load_config
         from flray.engine.simulation import simulate
         from flray.experiment import default_folder
+        from flray.grid import grid_rows
         from flray.keys import grid_notes
     count = count_cells(overrides or []) if config.is_file() else 0
     for note in grid_notes(overrides or []):
@@ -38,14 +41,20 @@ def run(
     with stage(f"a grid of {count:,} cells", count > 1):
         cells = load_config(config, overrides or [], imports or [])
     if len(cells) > 1:
+        root = kept(out or Path("runs") / cells[0].name, cells[0].storage)
+        if dry_run:
+            print_rows(grid_rows(cells, root, overwrite), f"{len(cells)} cells")
+            return
         from tuning.ablate import run_grid
 
-        root = kept(out or Path("runs") / cells[0].name, cells[0].storage)
         with interruptible(root, "the same command goes on"):
             frame = run_grid(cells, root, overwrite=overwrite)
         report_grid(frame, root)
         return
     folder = kept(out or default_folder(cells[0]), cells[0].storage)
+    if dry_run:
+        print(f"# {folder}\n{cells[0].yaml()}", end="")
+        return
     with interruptible(folder):
         simulate(cells[0], folder, overwrite=overwrite, progress=True)
     report(folder)

@@ -13,11 +13,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import yaml
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="overrides; commas and a..b make a grid")]
+
+def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: keys of the configuration file that is given, and names of algorithms. Nothing that imports torch."""
+    from flray.algorithms import ALGORITHMS
+
+    key, sign, value = incomplete.partition("=")
+    lead = f"{key}="
+    before = ctx.params.get("overrides") or []
+    if before[-1:] == ["="]:  # bash breaks words there
+        key, sign, value, lead = before[-2], "=", incomplete, ""
+    if sign:
+        names = ALGORITHMS.names() if key in ("algorithm", "algorithm.name") else []
+        return [f"{lead}{name}" for name in names if name.startswith(value)]
+    try:
+        found = yaml.safe_load(Path(ctx.params["config"]).read_text())
+    except (OSError, KeyError, TypeError, yaml.YAMLError):
+        found = {}
+    return [f"{name}=" for name in dict.fromkeys(("seed", *_dotted(found))) if name.startswith(incomplete)]
+
+
+def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
+    """The keys of nested mappings; of a section with a name, the section first."""
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if not isinstance(value, dict) or "name" in value:
+            yield f"{prefix}{key}"
+        yield from _dotted(value, f"{prefix}{key}.")
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="overrides; commas and a..b make a grid", autocompletion=complete_override),
+]
 Imports = Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="import first: your own algorithms, models, sources")]
 
 

@@ -1,0 +1,24 @@
+"""An algorithm of your own: FedAvg whose local steps are pulled back to the global model, as FedProx's are.
+
+    flray run quickstart.yaml algorithm=my_algorithm --import my_algorithm
+    flray run quickstart.yaml algorithm=fedavg,my_algorithm algorithm.mu=0.1 seed=0..2 --import my_algorithm
+
+It changes one of FedAvg's methods (`begin`, `gradient`, `step`, `end` on the client, `broadcast`, `aggregate` on the server).
+The others, and what each is given, stand in `flray.core.algorithm`; `flray list algorithms` has algorithms to start from.
+"""
+
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
+from flray.core.hp import hp
+
+
+class MyAlgorithm(FedAvg):
+    mu: float = hp(0.01, log=(1e-3, 1.0), ge=0, doc="pull to the global model")
+
+    def gradient(self, ctx, down, client, carry, batch):
+        """(loss, gradient [P]) at the client's model `carry.w` [P]; `down.w` [P] is the global model."""
+        loss, g = super().gradient(ctx, down, client, carry, batch)
+        return loss, g + self.mu * (carry.w - down.w)
+
+
+ALGORITHMS.add("my_algorithm", MyAlgorithm)

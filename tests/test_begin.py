@@ -1,0 +1,113 @@
+"""What a newcomer meets: `flray init`, `flray runs`, `flray run --dry-run`, completion in the shell."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pandas
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from flray.cli import app
+from flray.config import load_config
+
+QUICK = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
+
+
+def flray(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """An empty folder after `flray init`, as working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    done = flray("init")
+    assert done.exit_code == 0, done.output
+    return tmp_path
+
+
+def test_init_writes_what_runs_and_writes_over_nothing(started, ray_cluster):
+    """The own algorithm of the quickstart is FedProx: the same numbers with the same mu."""
+    assert sorted(os.listdir()) == ["my_algorithm.py", "quickstart.yaml"]
+    assert load_config("quickstart.yaml") == load_config(QUICK)
+    assert "configs/" not in Path("quickstart.yaml").read_text()
+    words = ("rounds=2", "algorithm=my_algorithm,fedprox", "algorithm.mu=0.05", "partition.clients=4", "cohort.size=4")
+    done = flray("run", "quickstart.yaml", *words, "--import", "my_algorithm", "--out", "grid")
+    assert done.exit_code == 0, done.output
+    own, theirs = (pandas.read_parquet(f"grid/{name}/rounds") for name in ("my_algorithm", "fedprox"))
+    assert own["test/acc"].tolist() == theirs["test/acc"].tolist()
+    Path("my_algorithm.py").write_text("mine")
+    Path("quickstart.yaml").unlink()
+    again = flray("init")
+    assert str(again.exception) == "my_algorithm.py is there already; give another folder: flray init FOLDER"
+    assert Path("my_algorithm.py").read_text() == "mine" and not Path("quickstart.yaml").exists()
+
+
+def test_a_dry_run_prints_the_configuration_or_the_cells_and_makes_nothing(started):
+    done = flray("run", "quickstart.yaml", "rounds=3", "algorithm=fedprox", "--dry-run")
+    (wanted,) = load_config("quickstart.yaml", ["rounds=3", "algorithm=fedprox"])
+    assert done.exit_code == 0 and yaml.safe_load(done.stdout) == wanted.dump()
+    assert done.stdout.startswith("# runs/quickstart/fedprox-seed0\n")
+    folder = Path("runs/quickstart/fedprox-seed1")
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(load_config("quickstart.yaml", ["algorithm=fedprox", "seed=1"])[0].yaml())
+    (folder / "STATUS").write_text("finished\n")
+    done = flray("run", "quickstart.yaml", "algorithm=fedavg,fedprox", "seed=0,1", "--dry-run")
+    rows = [line.split("│")[1:3] for line in done.stdout.splitlines() if "runs/" in line]
+    assert {cell.strip(): status.strip() for cell, status in rows} == {
+        "runs/quickstart/fedavg-seed0": "new",
+        "runs/quickstart/fedavg-seed1": "new",
+        "runs/quickstart/fedprox-seed0": "new",
+        "runs/quickstart/fedprox-seed1": "finished",
+    }
+    assert not list(Path("runs").rglob("rounds"))
+
+
+def made(folder: Path, status: str, rounds: int, age_s: float, config: str = "rounds: 8\nalgorithm: {name: fedsol}\n") -> Path:
+    (folder / "rounds").mkdir(parents=True)
+    (folder / "config.yaml").write_text(config)
+    (folder / "STATUS").write_text(f"{status}\n")
+    accuracy = [0.05 + 0.1 * r for r in range(rounds)]
+    pandas.DataFrame({"round": range(1, rounds + 1), "test/acc": accuracy}).to_parquet(folder / "rounds" / "part-0000.parquet")
+    for path in (folder / "STATUS", folder / "rounds"):
+        os.utime(path, (time.time() - age_s,) * 2)
+    return folder
+
+
+def test_my_runs_with_status_algorithm_rounds_accuracy_and_age(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert str(flray("runs").exception).startswith("no run below runs; start one with flray run CONFIG")
+    made(Path("runs/a/old"), "interrupted after round 2; continue with: flray resume runs/a/old", 2, 3 * 86400 + 60)
+    made(Path("runs/new"), "finished", 8, 7260)
+    lost = made(Path("runs/lost"), "running", 1, 300)
+    (lost / ".lock").write_text(json.dumps({"host": "h", "machine": "m", "pid": 1, "started": 0, "id": "x"}))
+    os.utime(lost / ".lock", (0, 0))
+    broken = made(Path("runs/broken"), "finished", 1, 86400)
+    (broken / "rounds" / "part-0000.parquet").write_bytes(b"no")
+    done = flray("runs")
+    assert done.exit_code == 0, done.output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│ runs/" in line]
+    assert [row[0] for row in rows] == ["runs/lost", "runs/new", "runs/broken", "runs/a/old"], "the newest first"
+    by_name = {row[0]: row[1:] for row in rows}
+    assert by_name["runs/new"] == ["finished", "fedsol", "8/8", "75.00%", "2 h"]
+    assert by_name["runs/a/old"] == ["interrupted after round 2", "fedsol", "2/8", "15.00%", "3 d"]
+    assert by_name["runs/broken"][0].startswith("damaged: ")
+
+
+def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
+    def completed(*words: str) -> list[str]:
+        asked = {"_FLRAY_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(["flray", *words]), "COMP_CWORD": str(len(words))}
+        return CliRunner().invoke(app, [], env=asked, prog_name="flray").stdout.split()
+
+    assert completed("run", "quickstart.yaml", "algorithm=fedpro") == ["algorithm=fedprox", "algorithm=fedproj"]
+    assert completed("run", "quickstart.yaml", "algorithm", "=", "fedpro") == ["fedprox", "fedproj"], "bash breaks words at ="
+    assert completed("run", "quickstart.yaml", "seed=0,1", "algorithm.l") == ["algorithm.lr=", "algorithm.local_epochs="]
+    assert completed("run", "nowhere.yaml", "s") == ["seed="]
+    assert completed("figure", "cur") == ["curves"]
+    assert completed("list", "c") == ["config"]
+    assert completed("ini") == ["init"]
