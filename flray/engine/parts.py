@@ -41,7 +41,8 @@ def _contents(table: pa.Table) -> str:
     parts: list[bytes] = []
     for name in table.column_names:
         column = table[name].combine_chunks()
-        parts.append(f"{name}\0{column.type}\0{len(column)}\0".encode())
+        kind = f"list of {column.type.value_type}" if pa.types.is_list(column.type) else column.type  # Parquet renames a list's element
+        parts.append(f"{name}\0{kind}\0{len(column)}\0".encode())
         if pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
             zero = pa.scalar(0).cast(column.type)
             parts.append(column.is_valid().to_numpy(zero_copy_only=False).tobytes())

@@ -74,7 +74,7 @@ def test_decision_regions_says_what_is_wrong(pilots: list[Run], tmp_path: Path) 
         decision_regions([pilots[0]], rounds=(20,), out=out)
     with pytest.raises(ConfigError, match=r"client 7 is not in the cohort"):
         decision_regions([pilots[0]], rounds=(1,), out=out, clients=[7])
-    wide = flray.run(load_config(PILOT, [*SHORT, "rounds=1", "algorithm=fedavg", "data.pca=null"])[0], out=tmp_path / "wide")
+    wide = flray.run(load_config(PILOT, [*SHORT, "algorithm=fedavg", "data.pca=null"])[0], out=tmp_path / "wide")
     with pytest.raises(ConfigError, match=r"4 features \(data set 'iris'\).*data\.pca=2"):
         decision_regions([wide], rounds=(1,), out=out)
     with pytest.raises(ConfigError, match="no run folder"):
