@@ -110,7 +110,8 @@ class Simulation(Rounds):
         if partition is not None:
             partition.save(where, experiment.partition)
             if partition.num_clients <= 10_000:  # a table of a million clients helps nobody
-                partition_table(partition, self.dataset.train.y, self.dataset.num_classes).to_csv(where / "table.csv")
+                table = partition_table(partition, self.dataset.train.y, self.dataset.num_classes)
+                write_text(where / "table.csv", table.to_csv())
         self.partition = load_partition(where, verify=False)  # memory-mapped from here on
         self.population = self.partition.num_clients
         self.fingerprints = {
@@ -194,12 +195,12 @@ class Simulation(Rounds):
         if wanted and position is None:
             before, rows = Run(self.folder), max(self.recorder.rounds.kept, default=0)  # as it was: `every` may change now
             checkpoint.check_none_lost(self.folder, before.status, rows, before.experiment.checkpoint.every)
-        self.home.begin()
         self.recorder.keep_until(done, task)
         self._note_missing(done, task)
         self._write_environment()  # before config.yaml: what has one can be resumed
         write_text(self.folder / "config.yaml", self.experiment.yaml())
         self.recorder.status("running")
+        self.home.begin()  # a full disk before this leaves nothing of a new run
         self._mirror()
         return task, round, done
 
