@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flray.config import read_yaml
 from flray.core.errors import CheckpointError
-from flray.experiment import Experiment
+from flray.experiment import RESUMABLE, Experiment
 
 
 def labels(cells: Sequence[Experiment]) -> list[str]:
@@ -46,6 +46,16 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         found.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
     return found
+
+
+def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Keys that make `now` another experiment than the one that a run began with (plain values): name -> (what it was, what it is)."""
+    old, new = flatten(before), flatten(now)
+    return {
+        key: (old.get(key), new.get(key))
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key) and (key == "resources.store" or key.partition(".")[0] not in RESUMABLE)
+    }
 
 
 def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:

@@ -201,7 +201,7 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
         names = ("indices", "offsets", *(["held"] if note["held"] else []))
         arrays = {name: np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray) for name in names}
     except FileNotFoundError as error:
-        raise DataError(f"no partition in {folder}: {Path(error.filename).name} is missing; is it a run's folder?") from error
+        raise DataError(f"no partition in {folder}: {Path(error.filename).name} is missing; a resume of the run makes it again") from error
     except (ValueError, EOFError, OSError) as error:
         why = " ".join(str(error).split())
         raise DataError(f"partition in {folder} is damaged ({why}); a resume of the run makes it again") from error

@@ -18,8 +18,8 @@ from flray.core.disk import checksum, unsealed
 from flray.core.errors import CheckpointError, ConfigError, DataError
 from flray.data import PARTITIONS, SOURCES
 from flray.engine import checkpoint
-from flray.experiment import RESUMABLE, Experiment
-from flray.grid import flatten
+from flray.experiment import Experiment
+from flray.grid import config_changes
 from flray.models import MODELS
 
 FINGERPRINTS = ("data", "partition", "proxy", "weights", "initial_weights")
@@ -70,7 +70,8 @@ class Origin:
             done = max(map(checkpoint.rounds_done, checkpoint.checkpoints(folder)), default=0)
             if experiment.rounds < done:
                 raise ConfigError(f"resume: rounds is {experiment.rounds} and {folder} has {done}; give {done} or more")
-            origin._refuse(_config_changes(origin._before.get("experiment"), experiment) if origin._before else {})
+            if origin._before and origin._before.get("experiment"):
+                origin._refuse(config_changes(origin._before["experiment"], experiment.dump()))
         origin.compare(module_fingerprints(experiment))
         return origin
 
@@ -126,18 +127,6 @@ def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
         f"{folder / 'environment.json'} {problem}: nobody can tell whether data and configuration are those that the run began with; "
         f"restore it, or go on all the same and have it on record: flray resume {folder} --accept {LOST}"
     )
-
-
-def _config_changes(before: Mapping[str, Any] | None, now: Experiment) -> Changes:
-    """Keys of the configuration that make `now` another experiment than the one a run began with (its plain values)."""
-    if before is None:
-        return {}
-    old, new = flatten(before), flatten(now.dump())
-    return {
-        key: (old.get(key), new.get(key))
-        for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key) and (key == "resources.store" or key.partition(".")[0] not in RESUMABLE)
-    }
 
 
 def _named(experiment: Experiment) -> Iterator[ModuleType]:

@@ -40,20 +40,22 @@ class Table:
         self._rows: list[Mapping[str, Any]] = []
         self._part = 0
         if folder.exists() and not folder.is_dir():
-            self._move_aside(folder, "it is no folder")
+            self._move_aside(folder, f"{folder} is no folder")
         for path in self._files():
             try:
                 table = read_part(path)
                 self._there[path.name] = set(pc.unique(table[key]).to_pylist())
                 self._learn_schema(table.schema)
-            except (ValueError, KeyError) as error:
+            except ValueError as error:
                 self._move_aside(path, str(error))
+            except KeyError:
+                self._move_aside(path, f"{path} has no column {key!r}")
 
     @staticmethod
     def _move_aside(path: Path, why: str) -> None:
         aside = path.with_name(f"_damaged-{time.time_ns()}-{path.name}")
         path.rename(aside)
-        warnings.warn(f"{path}: {why}; moved to {aside.name}, its rows are lost", RowsMissingWarning, stacklevel=3)
+        warnings.warn(f"{why}; moved to {aside.name}, its rows are lost", RowsMissingWarning, stacklevel=3)
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("part-*.parquet"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ class Replay:
         with started_in(run.folder):  # for relative paths to data
             self.server = Server(self.experiment, run.folder.absolute(), device, Path(self._scratch.name))
         self.bench = self.server.bench
+        data, before = self.bench.dataset.fingerprint, run.environment["fingerprints"]["data"]
+        if data != before:
+            warnings.warn(f"{folder}: the data changed since it ran (fingerprint {data}, was {before}); no replay of it", stacklevel=2)
         self.partition = load_partition(run.folder / "partition")
         self.round = 0
         self._initial = self.server.state

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flray.core.disk import unsealed
-from flray.core.errors import CheckpointError, nearest
+from flray.core.errors import CheckpointError, ConfigError, nearest
 from flray.engine import checkpoint
 from flray.engine.uri import is_uri
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from flray.experiment import Experiment
 
 STATUS = re.compile(r"starting|running|finished|(diverged|interrupted|paused|failed)\b.*", re.DOTALL)
+
+
+class ConfigChangedWarning(UserWarning):
+    """A config.yaml that is not the one that its run had."""
 
 
 class Run:
@@ -37,9 +41,27 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
+        """The configuration; a `ConfigChangedWarning` where config.yaml is not that of the run any more."""
         from flray.config import load_config
 
-        return load_config(self.folder / "config.yaml")[0]
+        found = load_config(self.folder / "config.yaml")[0]
+        if self.changed:
+            warnings.warn(f"{self.folder}: {self.changed}", ConfigChangedWarning, stacklevel=3)
+        return found
+
+    @property
+    def changed(self) -> str:
+        """The first key of config.yaml that the run had otherwise; empty: none, or its record is lost."""
+        from flray.config import read_yaml
+        from flray.grid import config_changes
+
+        try:
+            before = unsealed(self.folder / "environment.json")["experiment"]
+            now = read_yaml(self.folder / "config.yaml")
+            changes = config_changes(before, now)
+        except (OSError, ValueError, KeyError, ConfigError):  # who reads the one that is damaged tells of it
+            return ""
+        return next((f"{key} is {now!r} in config.yaml and was {was!r} when it ran" for key, (was, now) in changes.items()), "")
 
     @property
     def status(self) -> str:

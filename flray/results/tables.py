@@ -43,7 +43,7 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
     down, all clients), `time/s` (sum over rounds, start-up not counted), `folder`, `personal/ftE/acc_mean` where clients were tested on
     their own shares, and `val/acc` of the last round where the run held out a validation split. Accuracies are in [0, 1], NaN where nothing
     was tested.
-    A run whose tables are damaged or have lost rows has that as its status, and does not count as finished.
+    A run whose tables are damaged or have lost rows, or whose config.yaml was edited, has that as its status and is not finished.
     Raises `CheckpointError` for a folder that is no run.
     """
     import pandas
@@ -131,7 +131,7 @@ def settings(run: Run) -> dict[str, Any]:
         raise CheckpointError(f"{run.folder} is not a run folder: it has neither config.yaml nor STATUS")
     try:
         found = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds no configuration; run it again with --overwrite")
@@ -191,6 +191,10 @@ def _measured(run: Run) -> dict[str, Any]:
     lost = run.missing("rounds")
     if lost:  # sums and bests are those of the rows that are left, and no result of the run
         nothing["status"] = f"incomplete: {lost} lost"
+    elif len(rounds) and not (run.folder / "config.yaml").exists():
+        nothing["status"] = "incomplete: config.yaml is missing"
+    elif run.changed:
+        nothing["status"] = f"edited: {run.changed}"
     if rounds.empty:
         return nothing
     tested = rounds["test/acc"].dropna() if "test/acc" in rounds else rounds.iloc[:0, 0]

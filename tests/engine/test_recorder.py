@@ -173,7 +173,8 @@ def test_a_damaged_part_is_moved_aside_aloud_and_what_is_good_goes_on(tmp_path, 
     written = ["rounds", "clients", "tasks"]
     assert record.missing(7, 1, written) == {"rounds": "4-6", "tasks": "1"}
     assert record.missing(7, 0, ["clients"]) == {}
-    assert [str(w.message).partition(": ")[0] for w in told] == [str(tmp_path / "rounds" / "part-0001.parquet")] * (how != "deleted")
+    named = [str(warning.message).partition(" is damaged ")[0] for warning in told]
+    assert named == [str(tmp_path / "rounds" / "part-0001.parquet")] * (how != "deleted")
     assert len(list((tmp_path / "rounds").glob("_damaged-*"))) == (how != "deleted")
     row = {"done": 8, "task": 0, "round": 8, "test/acc": 0.08, "new": 1.0}
     record.round(row, [{"client": c, "skipped": False} for c in range(2)])
@@ -186,7 +187,7 @@ def test_a_damaged_part_is_moved_aside_aloud_and_what_is_good_goes_on(tmp_path, 
 
 def test_a_file_in_the_place_of_a_table_is_moved_aside(tmp_path):
     (tmp_path / "rounds").write_text("x")
-    with pytest.warns(RowsMissingWarning, match="rounds: it is no folder; moved to _damaged"):
+    with pytest.warns(RowsMissingWarning, match="rounds is no folder; moved to _damaged"):
         frames = rows_of(tmp_path, 2)
     assert frames["rounds"]["done"].tolist() == [1, 2]
 
