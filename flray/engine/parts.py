@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -50,6 +51,16 @@ def _contents(table: pa.Table) -> str:
         else:
             parts.append(repr(column.to_pylist()).encode())
     return checksum(*parts)
+
+
+def without_clients(folder: Path) -> set[int]:
+    """Rounds of the table `rounds` in which no client trained (`cohort.dropout`), as far as its files are good."""
+    found: set[int] = set()
+    for path in folder.glob("part-*.parquet"):
+        with contextlib.suppress(ValueError, KeyError):
+            table = read_part(path)
+            found |= {done for done, steps in zip(table["done"].to_pylist(), table["client_steps"].to_pylist(), strict=True) if steps == 0}
+    return found
 
 
 def gaps(found: Iterable[int], last: int) -> str:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from flray.core.disk import sealed, whole
 from flray.core.errors import CheckpointError
-from flray.engine.parts import RowsMissingWarning, gaps, read_part, write_part
+from flray.engine.parts import RowsMissingWarning, gaps, read_part, without_clients, write_part
 from flray.home import whereabouts
 
 PART = 100  # rounds in one Parquet file
@@ -189,7 +189,7 @@ class Recorder:
     def missing(self, done: int, task: int, written: Sequence[str]) -> dict[str, str]:
         """Which of the first `done` rounds and `task` tasks (from 1) have lost their rows, by table; only of those that are `written`."""
         tasks = {"tasks": self.tasks, "personal": self.personal}
-        found = {name: gaps(table.kept, done) for name, table in (("rounds", self.rounds), ("clients", self.clients))}
+        found = {"rounds": gaps(self.rounds.kept, done), "clients": gaps(self.clients.kept | without_clients(self.rounds.folder), done)}
         found |= {name: gaps({number + 1 for number in table.kept}, task) for name, table in tasks.items()}
         return {name: text for name, text in found.items() if text and name in written}
 

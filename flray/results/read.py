@@ -125,7 +125,7 @@ class Run:
         """(a table, which of its rows are missing)."""
         import pandas
 
-        from flray.engine.parts import gaps, read_part
+        from flray.engine.parts import gaps, read_part, without_clients
 
         # what there has to be is read before what there is: a run that goes on adds to both
         saved = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
@@ -142,7 +142,8 @@ class Run:
         lost, least = noted.get("missing_rows", {}).get(name, ""), noted.get("rows", {}).get(name, 0)
         if not lost and (name == "rounds" or (name == "clients" and len(frame))):
             done = set(frame["done"]) if "done" in frame else set()
-            lost = gaps(done, max(0, saved * (name == "rounds"), *done))
+            last = max(0, saved * (name == "rounds"), *done)
+            lost = gaps(done, last) and gaps(done | (without_clients(self.folder / "rounds") if name == "clients" else set()), last)
         if lost:
             return frame, f"{'tasks' if name in ('tasks', 'personal') else 'rounds'} {lost}"
         return frame, f"{least - len(frame)} of {least}" if len(frame) < least else ""

@@ -10,6 +10,7 @@ import flray
 from flray.core.disk import sealed
 from flray.core.errors import CheckpointError
 from flray.engine.parts import RowsMissingWarning, write_part
+from flray.engine.recorder import Recorder
 from flray.results import Run, compare
 
 
@@ -98,6 +99,19 @@ def test_rows_that_are_gone_are_told_of(tmp_path, gone, table, told):
         warnings.simplefilter("ignore")
         status = compare([tmp_path / "r"])["status"].tolist()[0]
     assert status == (f"incomplete: {told} lost" if table == "rounds" else "finished")
+
+
+def test_a_round_in_which_nobody_trained_has_lost_no_clients(tmp_path):
+    """`cohort.dropout`: everybody may be away."""
+    folder = made(tmp_path / "r")
+    rounds = pyarrow.table({"done": [1, 2, 3], "client_steps": [4, 0, 4], "test/acc": [0.5] * 3})
+    write_part(folder / "rounds" / "part-0000.parquet", rounds)
+    write_part(folder / "clients" / "part-0000.parquet", pyarrow.table({"done": [1, 1, 3, 3], "test/acc": [0.5] * 4}))
+    (folder / "environment.json").unlink()
+    assert Run(folder).missing("clients") == ""
+    record = Recorder(folder)
+    record.keep_until(6, 1)
+    assert record.missing(6, 1, ["rounds", "clients", "tasks"]) == {}
 
 
 def test_what_a_resume_went_on_without_is_told_of_for_ever(tmp_path):
