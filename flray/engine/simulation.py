@@ -26,7 +26,7 @@ from flray.engine.provenance import Origin
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
 from flray.engine.rounds import Rounds
 from flray.engine.storage import Storage
-from flray.engine.summary import collapsed
+from flray.engine.summary import collapsed, untrained
 from flray.engine.workbench import in_folder
 from flray.experiment import Experiment, algorithm_name
 from flray.models.weights import weights_fingerprint
@@ -255,7 +255,8 @@ class Simulation(Rounds):
                 self.pool.start("commit", task + 1, 0, done)
                 self._save(task_end=True)
         labels = self.dataset.test.y if self.partition.held is None else self.dataset.train.y[self.partition.held]
-        self._finish(collapsed(Run(self.folder).rounds, labels, self.experiment.evaluate.split) or "finished")
+        rows = Run(self.folder).rounds
+        self._finish(untrained(rows) or collapsed(rows, labels, self.experiment.evaluate.split) or "finished")
 
     def _finish(self, status: str) -> None:
         assert self.recorder is not None

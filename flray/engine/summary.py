@@ -49,6 +49,19 @@ def _mean(name: str, pairs: Sequence[tuple[float, Any]]) -> float | list[float] 
     return mean.tolist()  # type: ignore[no-any-return]
 
 
+def untrained(rounds: pandas.DataFrame) -> str | None:
+    """Why a run of `on_nonfinite: skip` counts as diverged: every client was left out in every round, and the model is the initial one."""
+    if "clients_skipped" not in rounds:
+        return None
+    skipped = rounds["clients_skipped"].fillna(0)
+    if not skipped.sum() or (skipped < rounds["cohort_size"]).any():
+        return None
+    return (
+        f"diverged: all clients were left out in all {len(rounds)} rounds, because their updates were not finite; the model is the "
+        "initial one; lower algorithm.lr"
+    )
+
+
 def collapsed(rounds: pandas.DataFrame, labels: np.ndarray, split: str) -> str | None:
     """Why a run whose numbers are all finite counts as diverged: the mean of its last tests is chance level (spec 13), and not for want of
     training: it had been well above before, or its loss is twice that of knowing nothing. `labels` are those of the split (val or test)."""
@@ -57,6 +70,8 @@ def collapsed(rounds: pandas.DataFrame, labels: np.ndarray, split: str) -> str |
     if not len(tested):
         return None
     counts = np.bincount(labels)
+    if counts.max() == len(labels):  # of one class: chance is as good as knowing
+        return None
     chance, nothing = counts.max() / len(labels), math.log(len(counts))
     last, best = tested.tail(LAST), tested.loc[tested[acc].idxmax()]
     accuracy, final = last[acc].mean(), last[loss].iloc[-1]

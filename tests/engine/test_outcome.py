@@ -18,7 +18,7 @@ from flray.engine import checkpoint
 from flray.engine.evaluate import spread
 from flray.engine.replay import Replay
 from flray.engine.simulation import play, simulate
-from flray.engine.summary import collapsed
+from flray.engine.summary import collapsed, untrained
 from flray.models import build_model
 from tests.engine.test_faults import cohort, config, model
 
@@ -66,6 +66,26 @@ def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
     assert outcome((0.25, 900.0)).startswith("diverged: ")
     assert outcome((0.25, 900.0), (math.nan, math.nan), (0.5, 1.0)) is None
     assert collapsed(pandas.DataFrame({"round": [1]}), labels, "test") is None
+
+
+def test_a_test_of_one_class_tells_nothing_of_chance():
+    rounds = pandas.DataFrame({"round": [1, 2], "test/acc": [1.0, 0.0], "test/loss": [0.1, 9.0]})
+    assert collapsed(rounds, np.zeros(5, np.int64), "test") is None
+
+
+def test_a_run_whose_clients_were_all_left_out_says_so(ray_cluster, tmp_path):
+    """Its model is the initial one: that of a run without rounds."""
+    run = flray.run(config({"name": "fedavg", "lr": 1e38}, rounds=2, on_nonfinite="skip"), out=tmp_path / "run")
+    assert run.rounds["clients_skipped"].tolist() == [3, 3]
+    assert run.status.startswith("diverged: all clients were left out in all 2 rounds") and "lower algorithm.lr" in run.status
+    assert model(run.folder) == model(flray.run(config(rounds=0), out=tmp_path / "none").folder)
+
+
+def test_who_was_left_out_of_some_rounds_is_no_such_run():
+    frame = pandas.DataFrame({"cohort_size": [3, 3], "clients_skipped": [3.0, 2.0]})
+    assert untrained(frame) is None and untrained(frame[:0]) is None and untrained(frame.assign(clients_skipped=0)) is None
+    assert untrained(frame.drop(columns="clients_skipped")) is None
+    assert untrained(frame[:1]) is not None
 
 
 # personalised test ----------------------------------------------------------------------------
