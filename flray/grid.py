@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from flray.config import read_yaml
+from flray.core.disk import checksum
 from flray.core.errors import CheckpointError
 from flray.experiment import RESUMABLE, Experiment
+
+LONGEST = 150  # bytes of a cell's label
 
 
 def labels(cells: Sequence[Experiment]) -> list[str]:
@@ -22,7 +25,10 @@ def labels(cells: Sequence[Experiment]) -> list[str]:
     for values in flat:
         parts = [str(values["algorithm.name"])]
         parts += [f"{key.rpartition('.')[2]}{_word(values[key])}" for key in varied if key != "algorithm.name"]
-        names.append("-".join(parts).replace("/", "_").replace(" ", ""))
+        name = "-".join(parts).replace("/", "_").replace(" ", "")
+        if len(name.encode()) > LONGEST:  # the end of a name told shortly; no folder's name may be longer than 255 bytes
+            name = f"{name.encode()[: LONGEST - 9].decode(errors='ignore')}-{checksum(name.encode())[:8]}"
+        names.append(name)
     return names
 
 

@@ -339,3 +339,10 @@ def test_a_grid_over_lists():
     assert labels(cells) == ["fedproj-finetune_epochsnone", "fedproj-finetune_epochs0", "fedproj-finetune_epochs1-5"]
     (note,) = grid_notes(["evaluate.finetune_epochs=0,1,5", "model.hidden=[64,32]", "seed=0,1"])
     assert note.endswith("one run with the list: 'evaluate.finetune_epochs=[0,1,5]'")
+
+
+def test_the_folder_of_a_cell_has_a_name_that_a_disk_takes():
+    """However many keys vary, and however long their values are; the names stay apart."""
+    cells = [only(f"data.root={'x' * 300}", f"proxy.root={'y' * 300}{i}", "evaluate.every=2") for i in range(3)]
+    names = labels([*cells, only()])
+    assert len(set(names)) == 4 and all(len(name.encode()) <= 255 for name in names)

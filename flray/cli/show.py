@@ -71,8 +71,10 @@ def kept(folder: Path, storage: str | None) -> Path:
 
 
 def import_modules(modules: list[str] | None) -> None:
+    from flray.registry import imported
+
     for module in modules or []:
-        importlib.import_module(module)
+        imported(module, f"--import {module}")
 
 
 @contextlib.contextmanager

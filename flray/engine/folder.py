@@ -40,6 +40,8 @@ class RunFolder:
         Raises `CheckpointError` rather than write over a run or into a folder that is something else, and where another
         process writes there.
         """
+        with _one_line(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            folder.lstat()  # fails for a name that no folder can have: too long, or with a NUL
         if resume:
             home = cls(folder, folder, [FolderLock.acquire(folder)], made=False)
             home._begun = True
@@ -163,5 +165,6 @@ def _make_room(aside: Path) -> None:
 def _one_line(folder: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot create {folder}: {why}; give another --out") from error

@@ -146,3 +146,9 @@ def test_a_run_that_lives_is_neither_resumed_nor_replaced(tmp_path, options):
     lock.release()
     RunFolder.claim(tmp_path / "run", **options).release()
     assert names(tmp_path) == ["run"] and is_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_folder_can_have_is_one_line(tmp_path, name):
+    with pytest.raises(CheckpointError, match=r"cannot create .*give another --out"):
+        RunFolder.claim(tmp_path / name)
