@@ -121,6 +121,16 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+def named(folder: Path, name: str) -> list[int]:
+    """Those of them with this name, of which Linux keeps 15 letters: `raylet`, `gcs_server`, `ray::ClientActor`."""
+    found = []
+    for pid in processes_of(folder):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name[:15]:
+                found.append(pid)
+    return found
+
+
 def listening(processes: list[int]) -> list[str]:
     """Addresses (without ports) on which these processes accept TCP connections, one for each socket."""
     mine = set()

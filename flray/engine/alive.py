@@ -86,9 +86,9 @@ def check(wait: float = 0.0) -> None:
         _watch.check(wait)
 
 
-def lost() -> bool:
-    """Whether the Ray that this process is connected to has lost one of its own processes: it has to be left."""
-    return _watch is not None and bool(_watch.lost)
+def lost(node: Any) -> bool:
+    """Whether Ray's node of this process has lost one of Ray's own processes: it has to be left."""
+    return _watch is not None and _watch.key == node.raylet_socket_name and bool(_watch.lost)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ def connect(address: str | None, num_cpus: int) -> None:
     new one). A cluster that is joined keeps its own resources. Raises `ResourceError` in one line, within seconds.
     """
     with _lock:
-        if ray.is_initialized() and alive.lost():
+        if ray.is_initialized() and alive.lost(ray._private.worker._global_node):
             close()
             ray.shutdown()  # one that another started
         _connect(address, num_cpus)

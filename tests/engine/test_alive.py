@@ -32,12 +32,6 @@ def home():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def named(home: Path, name: str) -> int:
-    """The one process of this name."""
-    (found,) = [pid for pid in heads.processes_of(home) if Path(f"/proc/{pid}/comm").read_text().strip() == name]
-    return found
-
-
 def wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
     until = time.monotonic() + 120
     while not list(folder.glob("rounds/part-*.parquet")) or pandas.read_parquet(folder / "rounds")["round"].max() < count:
@@ -52,7 +46,8 @@ def test_a_process_of_ray_that_dies_is_said_in_one_line_and_the_run_resumes_to_t
     environment = {**os.environ, "RAY_TMPDIR": str(home)}
     process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_rounds(out, 3, process)
-    os.kill(named(home, who), signal.SIGKILL)
+    (pid,) = heads.named(home, who)
+    os.kill(pid, signal.SIGKILL)
     output, errors = process.communicate(timeout=120)
     line = f"Ray's {what} on this machine has died (killed, or memory ran out); what is finished is saved, go on with: flray resume {out}"
     assert process.returncode == 2 and errors.splitlines()[-1] == f"error: {line}", errors
