@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shutil
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -190,13 +191,22 @@ class Server:
     def load(self, at_most: int | None = None, task_end: bool = True) -> tuple[int, int, int] | None:
         """Restore the newest good checkpoint: (task, next round, rounds done); None when there is none.
 
-        `task_end=False` passes over those from after a task's last exchange. Where this node has none, they come from the storage.
+        `task_end=False` passes over those from after a task's last exchange. Where this node has no good one, they come from the storage.
         """
         if self.storage is not None and not checkpoint.checkpoints(self.folder):
             self.storage.pull(STATE)
         # a replay compares the states that it reads, a resume all that it counts on: it can still go back to an earlier checkpoint
         check = None if self._replay else self.store.check
-        saved = checkpoint.latest(self.folder, at_most, task_end, check)
+        try:
+            saved = checkpoint.latest(self.folder, at_most, task_end, check)
+        except CheckpointError:
+            if self.storage is None:
+                raise
+            for name in STATE:  # what is damaged here may be good there
+                with contextlib.suppress(FileNotFoundError):
+                    (self.folder / name).rename(self.folder / f".damaged-{time.time_ns()}-{name}")
+            self.storage.pull(STATE)
+            saved = checkpoint.latest(self.folder, at_most, task_end, check)
         if saved is None:
             return None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from functools import cached_property
 from pathlib import Path
@@ -125,7 +126,7 @@ class Run:
         """(a table, which of its rows are missing)."""
         import pandas
 
-        from flray.engine.parts import gaps, read_part, without_clients
+        from flray.engine.parts import gaps, without_clients
 
         # what there has to be is read before what there is: a run that goes on adds to both
         saved = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
@@ -134,10 +135,9 @@ class Run:
         except (OSError, ValueError):
             noted = {}
         try:
-            # part by part: a run that goes on may just be adding a column to the earlier ones
-            tables = [read_part(part).to_pandas() for part in sorted((self.folder / name).glob("part-*.parquet"))]
+            tables = self._parts(name)
         except ValueError as error:
-            raise CheckpointError(f"{error}; go on without its rows: flray resume {self.folder}") from error
+            raise CheckpointError(f"{error}; go on without its rows: flray resume {self.place}") from error
         frame = pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
         lost, least = noted.get("missing_rows", {}).get(name, ""), noted.get("rows", {}).get(name, 0)
         if not lost and (name == "rounds" or (name == "clients" and len(frame))):
@@ -147,6 +147,24 @@ class Run:
         if lost:
             return frame, f"{'tasks' if name in ('tasks', 'personal') else 'rounds'} {lost}"
         return frame, f"{least - len(frame)} of {least}" if len(frame) < least else ""
+
+    def _parts(self, name: str) -> list[pandas.DataFrame]:
+        """Raises `ValueError` for a damaged file; of a run in a storage, when it is damaged there."""
+        from flray.engine.parts import read_part
+        from flray.engine.remote import fetch
+
+        def read() -> list[pandas.DataFrame]:
+            # part by part: a run that goes on may just be adding a column to the earlier ones
+            return [read_part(part).to_pandas() for part in sorted((self.folder / name).glob("part-*.parquet"))]
+
+        try:
+            return read()
+        except ValueError:
+            if not is_uri(self.place):
+                raise
+        shutil.rmtree(self.folder)  # a copy
+        fetch(self.place)
+        return read()
 
     def __repr__(self) -> str:
         """The folder, the status, the rounds done and the last accuracy, as they are now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -52,6 +53,28 @@ def test_another_machine_goes_on_to_the_same_bits(new_base, tmp_path, whole, kin
     assert mirrored(base, run.folder) == content(run.folder), "and the storage has it all"
     table = compare([join(base, "run"), whole.folder])
     assert table["test/acc"].nunique() == 1 and table["folder"].tolist() == [join(base, "run"), str(whole.folder)]
+
+
+def test_checkpoints_that_are_damaged_here_come_from_the_storage(new_base, tmp_path, whole):
+    base, folder = new_base("file"), tmp_path / "run"
+    with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
+        flray.run(config("own", storage=base, resources={"store": "files"}), out=folder)
+    for path in [*folder.glob("checkpoints/*/server.safetensors"), *folder.glob("client_state/*/*")]:
+        path.write_bytes(path.read_bytes()[:-1] + b"\x99")
+    run = flray.resume(folder)
+    assert run.rounds["round"].tolist() == [1, 2, 3, 4] and last_state(run.folder) == last_state(whole.folder)
+
+
+def test_a_copy_in_the_cache_that_is_damaged_is_fetched_again(new_base, tmp_path, whole):
+    base = new_base("file")
+    storage.Storage.of(base, whole.folder).push((*storage.DRIVER, "STATUS"))
+    place = join(base, whole.folder.name)
+    good = flray.load(place)
+    (part,) = (good.folder / "rounds").glob("part-*")
+    stat = part.stat()
+    part.write_bytes(part.read_bytes()[:-9] + b"\0" + part.read_bytes()[-8:])
+    os.utime(part, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert flray.load(place).rounds.equals(whole.rounds)
 
 
 def test_the_storage_changes_no_bit_and_no_setting(new_base, tmp_path, whole):
