@@ -12,11 +12,13 @@ from ray.tune.search import Searcher
 from flray.config import pair, several
 from flray.core.errors import FlrayError
 from flray.engine.cluster import connect
+from flray.engine.evaluate import personal_epochs
 from flray.engine.prepare import build_data, cpus_needed
 from flray.engine.progress import stage
 from flray.experiment import Experiment
 from flray.grid import cell_status, labels
-from flray.results import compare
+from flray.results import compare, paired
+from flray.results.tables import planned
 from tuning.drive import drive, place
 from tuning.progress import Show
 from tuning.trainable import Job
@@ -87,6 +89,14 @@ def run_grid(
     folders = [root / label for label in labels(cells)]
     run_cells(cells, folders, concurrency, overwrite=overwrite, progress=progress, label=root.name)
     return compare(folders)
+
+
+def check_comparison(cells: Sequence[Experiment], root: Path, metric: str, against: str) -> None:
+    """Raises `ConfigError` where the cells will have no such metric, or `against` names none of their settings, or several."""
+    optional = dict.fromkeys(f"personal/ft{epochs}/acc_mean" for cell in cells for epochs in personal_epochs(cell))
+    if any(cell.evaluate.validation is not None for cell in cells):
+        optional["val/acc"] = None
+    paired(planned(cells, [root / label for label in labels(cells)], list(optional)), against, metric)
 
 
 def axes(overrides: Sequence[str]) -> list[str]:

@@ -56,6 +56,16 @@ def headed(objective: str, objectives: dict[str, Direction]) -> str:
     return f"{objective} ({objectives[objective]})"
 
 
+def few_ticks(axis: Any) -> None:
+    """Labels at 1, 2 and 5 of each decade of a logarithmic axis: Matplotlib's own run into each other on a short one."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    if axis.get_scale() == "log":
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
 def save_aside(figure: Any, path: Path) -> Path:
     from matplotlib import pyplot
 

@@ -1,4 +1,4 @@
-"""Figures of a sweep's trials that Optuna does not draw: the Pareto front over all studies, and every trial's learning curve."""
+"""Figures of a sweep's trials that Optuna does not draw: every trial in its order, the Pareto front over all studies, learning curves."""
 
 from __future__ import annotations
 
@@ -22,6 +22,37 @@ LINES = {
     "finished": ("#56B4E9", 1.0, 0.7, 2.3),
 }
 BEST = ("#0072B2", 2.2, 1.0, 2.5)
+
+
+def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> Any:
+    """Every trial by its number: finished ones with the best so far; others at their last value, or at the edge where they have none."""
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    from flray.results.figures import plain
+
+    if not (frame["state"] == "finished").any():
+        raise Skip("no trial has finished")
+    studies = [rows for _, rows in frame.groupby("study")] if "study" in frame else [frame]
+    figure, axes = pyplot.subplots(1, len(studies), figsize=(2 + 7 * len(studies), 4.6), sharey=True, squeeze=False, layout="constrained")
+    for axis, rows in zip(axes[0], studies, strict=True):
+        for state, (colour, *_, above) in LINES.items():
+            trials = rows[rows["state"] == state]
+            known, unknown = trials.dropna(subset=objective), trials[trials[objective].isna()]
+            look = {"color": colour, "marker": "o" if state == "finished" else "x", "s": 30, "zorder": above}
+            if len(trials):
+                axis.scatter(known["trial"], known[objective], label=f"{len(trials)} {state}", **look)
+            if len(unknown):  # in the axis's own height: at its lower edge
+                axis.scatter(unknown["trial"], [0.02] * len(unknown), transform=axis.get_xaxis_transform(), **look)
+        finished = rows[(rows["state"] == "finished") & rows[objective].notna()].sort_values("trial")
+        best = finished[objective].cummax() if sweep.objectives[objective] == "max" else finished[objective].cummin()
+        axis.step([*finished["trial"], rows["trial"].max()], [*best, *best.iloc[-1:]], where="post", color=BEST[0], label="best so far")
+        axis.set_xlabel("trial" + (f" of {rows['study'].iloc[0]}" if "study" in rows else ""))
+        axis.set_ylabel(headed(objective, sweep.objectives))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.legend(frameon=False, fontsize=8)
+        plain(axis)
+    return titled(figure, sweep, f"{objective} of all trials")
 
 
 def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuning.canvas import Skip, canvas, save_aside, titled
-from tuning.curves import curves_figure, pareto_figure
+from tuning.canvas import Skip, canvas, few_ticks, save_aside, titled
+from tuning.curves import curves_figure, history_figure, pareto_figure
 
 if TYPE_CHECKING:
     import pandas
@@ -47,7 +47,7 @@ def _figures(sweep: Opened, frame: pandas.DataFrame) -> Iterator[tuple[str, Call
         parts = _parts(sweep)
     for place, objective in enumerate(sweep.objectives):
         end = f"-{objective.replace('/', '_')}" if several else ""
-        yield f"history{end}", partial(_history, sweep, place)
+        yield f"history{end}", partial(history_figure, sweep, frame, objective)
         for algorithm, study in parts.items():
             behind = f"{'-' if algorithm else ''}{algorithm}{end}"
             yield f"importance{behind}", partial(_importance, sweep, study, algorithm, place)
@@ -75,17 +75,6 @@ def _parts(sweep: Opened) -> dict[str, Study]:
             copy.add_trials([t for t in trials if not algorithms or t.params.get("algorithm") == algorithm])
             parts[algorithm] = copy
     return parts
-
-
-def _history(sweep: Opened, place: int) -> Any:
-    from optuna.visualization.matplotlib import plot_optimization_history
-
-    studies = [study for study in sweep.studies.values() if _finished(study)]
-    if not studies:
-        raise Skip("no trial has finished")
-    objective, target = _target(sweep, place)
-    figure = plot_optimization_history(studies if len(studies) > 1 else studies[0], target=target, target_name=objective).figure
-    return titled(figure, sweep, f"best {objective} so far" if target is None else objective, size=(9, 4.8))
 
 
 def _importance(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
@@ -118,6 +107,8 @@ def _slice(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
     objective, target = _target(sweep, place)
     axes = plot_slice(study, params=names, target=target, target_name=objective)
     figure = np.ravel(axes)[0].figure
+    for axis in np.ravel(axes):
+        few_ticks(axis.xaxis)
     return titled(figure, sweep, f"{objective} over each parameter", algorithm, size=(2 + 3.2 * len(names), 4.4))
 
 
@@ -132,6 +123,7 @@ def _parallel(sweep: Opened, study: Study, algorithm: str) -> Any:
     lines.set_cmap("viridis_r" if lines.get_cmap().name.endswith("_r") else "viridis")  # the light blues do not show
     for axis in axes.figure.axes:
         axis.grid(False)
+        few_ticks(axis.yaxis)
         if isinstance(axis.yaxis.get_major_formatter(), ScalarFormatter):  # whose common factor would stand at the last axis
             axis.yaxis.set_major_formatter(StrMethodFormatter("{x:.4g}"))
     width = 3 + 1.5 * (len(names) + len(sweep.objectives))

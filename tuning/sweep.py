@@ -19,6 +19,7 @@ from flray.engine.lock import FolderLock
 from flray.engine.lock import check as check_lock
 from flray.engine.lock import owner as lock_owner
 from flray.engine.prepare import build_data, build_partition, cpus_needed
+from flray.engine.progress import stage
 from flray.engine.recorder import write_text
 from flray.engine.uri import join
 from flray.experiment import Experiment
@@ -98,9 +99,11 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
     """A sweep in a folder that is this process's."""
     first = sweep.experiment(sweep.search_space.example())
     try:
-        data = build_data(first)  # what is wrong with the data is said before anything starts, and this node decodes it once
-        build_partition(first, data[0], data[2])
-        connect(first.address, cpus_needed(first))
+        with stage(f"reading data: {first.data.source}", progress):
+            data = build_data(first)  # what is wrong with the data is said before anything starts, and this node decodes it once
+            build_partition(first, data[0], data[2])
+        with stage("starting Ray", progress):
+            connect(first.address, cpus_needed(first))
         placement = place(first, sweep.concurrency)
         write_text(folder / CONFIG, sweep.yaml())
         # of the lock only what pickles: Ray Tune writes its scheduler down, which writes to the studies

@@ -92,7 +92,7 @@ def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
 
 
 def _left(folder: Path, again: str | None) -> str:
-    if again is not None:
+    if again is not None and folder.exists():
         return f"interrupted; what is done is in {folder}; {again}"
     if (folder / "config.yaml").exists():
         return f"interrupted; finished rounds are saved in {folder}, continue with: flray resume {folder}"
@@ -126,11 +126,11 @@ def report(folder: Path) -> None:
         print(f"next:    flray run {folder}/config.yaml algorithm.lr={getattr(run.experiment.algorithm, 'lr', 0.1) / 3:.2g}")
     else:
         print(f"next:    flray resume {folder} rounds={max(run.experiment.rounds, 1) * 2}")
-    print(f"         flray run {folder}/config.yaml algorithm={_other(run.experiment)}   (flray list algorithms)")
+    print(f"         flray run {folder}/config.yaml algorithm={other_algorithm(run.experiment)}   (flray list algorithms)")
     print(f"         flray figure curves {folder} --out curves.png")
 
 
-def _other(experiment: Any) -> str:
+def other_algorithm(experiment: Any) -> str:
     from flray.experiment import algorithm_name
 
     if algorithm_name(experiment.algorithm) != "fedavg":

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flray.cli.show import Imports, console, kept, own_modules, print_table
+from flray.cli.runs import STARTING
+from flray.cli.show import Imports, console, interruptible, kept, other_algorithm, own_modules, print_table
+from flray.engine.progress import stage
+
+FEW = 5  # seeds below which a paired test says little
 
 
 def sweep(
@@ -27,22 +32,24 @@ def sweep(
     `flray sweep configs/sweeps/fedsol_rho.yaml trials=40 hours=2`    `flray sweep runs/fedsol_rho --resume`
     """
     own_modules()
-    from flray.core.errors import ConfigError
-    from tuning.config import load_sweep
-    from tuning.sweep import default_folder, resume_sweep, run_sweep
+    with stage(STARTING):
+        from flray.core.errors import ConfigError
+        from tuning.config import load_sweep
+        from tuning.sweep import default_folder, resume_sweep, run_sweep
 
-    if resume:
-        if out is not None:
-            raise ConfigError("--out: a sweep goes on in its own folder; leave it out")
-        folder = config
-        resume_sweep(folder, overrides or [], imports or [])
-    else:
-        found = load_sweep(config, overrides or [], imports or [])
-        folder = kept(out or default_folder(found), None)
-        run_sweep(found, folder)
-    _report(folder)
-    if (folder / "STATUS").read_text().startswith("interrupted"):
-        raise typer.Exit(130)  # Ray Tune keeps Ctrl-C to itself
+    if resume and out is not None:
+        raise ConfigError("--out: a sweep goes on in its own folder; leave it out")
+    found = None if resume else load_sweep(config, overrides or [], imports or [])
+    folder = config if found is None else kept(out or default_folder(found), None)
+    with interruptible(folder, f"continue with: flray sweep {folder} --resume"):
+        if found is None:
+            resume_sweep(folder, overrides or [], imports or [])
+        else:
+            run_sweep(found, folder)
+        stopped = (folder / "STATUS").read_text().startswith("interrupted")
+        _report(folder, stopped)
+        if stopped:
+            raise KeyboardInterrupt  # Ray Tune keeps it to itself
 
 
 def ablate(
@@ -64,36 +71,44 @@ def ablate(
     The same command goes on where it stopped.
     """
     own_modules()
-    from flray.config import load_config
-    from flray.core.errors import ConfigError
-    from tuning.ablate import axes, reference_cell, run_grid
-
-    cells = load_config(config, overrides or [], imports or [])
+    with stage(STARTING):
+        from flray.config import count_cells, load_config
+        from flray.core.errors import ConfigError
+        from tuning.ablate import axes, check_comparison, reference_cell, run_grid
+    count = count_cells(overrides or [])
+    with stage(f"a grid of {count:,} cells", count > 1):
+        cells = load_config(config, overrides or [], imports or [])
     if len(cells) < 2:
         raise ConfigError("ablate: give a key several values, e.g. algorithm.lr=0.01,0.1 seed=0..4; one experiment is flray run")
     if concurrency != "auto" and not (concurrency.isdigit() and int(concurrency)):
         raise ConfigError(f"--concurrency {concurrency}: auto, or a number of at least 1")
     root = kept(out or Path("runs") / f"{cells[0].name}-ablation", cells[0].storage)
-    frame = run_grid(cells, root, concurrency if concurrency == "auto" else int(concurrency), overwrite=overwrite)
     swept = axes(overrides or [])
+    against = against or str(reference_cell(load_config(config, _fixed(overrides or [], swept), imports or [])[0], cells, root))
+    check_comparison(cells, root, metric, against)
+    with interruptible(root, "the same command goes on"):
+        frame = run_grid(cells, root, concurrency if concurrency == "auto" else int(concurrency), overwrite=overwrite)
     frame.to_parquet(root / "ablation.parquet")
-    print_table(
-        frame, metric, against or str(reference_cell(load_config(config, _fixed(overrides or [], swept), imports or [])[0], cells, root))
-    )
-    print(
-        f"results: {root}/ablation.parquet   flray figure ablation {root} --axis {swept[0]} --out ablation.png"
-        if swept
-        else f"results: {root}"
-    )
+    print_table(frame, metric, against)
+    print(f"results: {root}: ablation.parquet, {len(cells)} run folders")
+    print(f"next:    flray figure curves {root} --out curves.png")
+    if swept:
+        print(f"         flray figure ablation {root} --axis {swept[0]} --out ablation.png")
+    seeds = sorted({cell.seed for cell in cells})
+    if len(seeds) < FEW:
+        kept_too = "; what is done is kept" if len(seeds) > 1 else ""  # the folders of one seed have no seed in their names
+        print(f"         the same with seed={seeds[0]}..{seeds[0] + FEW - 1}   (a paired test of fewer says little{kept_too})")
 
 
 def _fixed(overrides: list[str], swept: list[str]) -> list[str]:
     return [text for text in overrides if text.partition("=")[0] not in (*swept, "seed")]
 
 
-def _report(folder: Path) -> None:
+def _report(folder: Path, stopped: bool) -> None:
     """The best trials, the final table, and what to open next."""
-    from flray.results import render
+    import yaml
+
+    from flray.results import load, render
     from flray.results.paired import caption
     from tuning.report import final_table, render_front, render_trials, trials_table
     from tuning.trials import open_sweep
@@ -111,5 +126,13 @@ def _report(folder: Path) -> None:
     figures = sorted(path.stem for path in folder.glob("figures/*.png"))
     tables = ", ".join(name for name in ("sweep.parquet", "final.csv") if (folder / name).exists())
     print(f"results: {folder}: {tables}, figures/ ({', '.join(figures)})")
-    if (folder / "study.journal").exists():
+    if stopped:
+        return
+    trials = yaml.safe_load((folder / "sweep.yaml").read_text())["trials"]
+    print(f"next:    flray sweep {folder} --resume trials={2 * trials}   (what is done is kept)")
+    if runs := sorted((folder / "final").glob("*/config.yaml")):
+        other = other_algorithm(load(runs[0].parent).experiment)
+        print(f"         flray run {runs[0]} algorithm={other}   (flray list algorithms)")
+        print(f"         flray figure curves {folder}/final --out final.png")
+    if (folder / "study.journal").exists() and importlib.util.find_spec("optuna_dashboard"):
         print(f"         optuna-dashboard {folder}/study.journal")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pandas
     from rich.table import Table
 
+    from flray.experiment import Experiment
+
 MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")  # columns of `compare`
 OWN = ("name", "algorithm", "seed", "folder")
 SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
@@ -46,15 +48,28 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
     A run whose tables are damaged or have lost rows, or whose config.yaml was edited, has that as its status and is not finished.
     Raises `CheckpointError` for a folder that is no run.
     """
+    found = [run if isinstance(run, Run) else Run(run) for run in runs]
+    return _table([settings(run) for run in found], [run.place for run in found], [_measured(run) for run in found])
+
+
+def planned(experiments: Sequence[Experiment], folders: Sequence[Path], optional: Sequence[str] = ()) -> pandas.DataFrame:
+    """What `compare` will give of these experiments, before they run: nothing is measured yet. For checks of what is asked of it.
+
+    `optional`: the columns that only some runs have (`val/acc`, `personal/...`).
+    """
+    configs = [_flat(yaml.safe_load(experiment.yaml())) for experiment in experiments]
+    measured = _nothing("planned") | dict.fromkeys(optional, math.nan)
+    return _table(configs, [str(folder) for folder in folders], [measured] * len(configs))
+
+
+def _table(configs: Sequence[Mapping[str, Any]], folders: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     import pandas
 
-    found = [run if isinstance(run, Run) else Run(run) for run in runs]
-    configs = [settings(run) for run in found]
     keys = differing(configs)
     rows = []
-    for run, config in zip(found, configs, strict=True):
-        row = {"name": config.get("name", run.folder.name), "algorithm": config.get("algorithm.name")}
-        row.update({key: config.get(key) for key in keys}, seed=config.get("seed"), **_measured(run), folder=run.place)
+    for config, folder, found in zip(configs, folders, measured, strict=True):
+        row = {"name": config.get("name", folder.rpartition("/")[2]), "algorithm": config.get("algorithm.name")}
+        row.update({key: config.get(key) for key in keys}, seed=config.get("seed"), **found, folder=folder)
         rows.append(row)
     optional = sorted({key for row in rows for key in row if key.startswith(OPTIONAL)}, key=lambda key: (len(key), key))
     return pandas.DataFrame(rows, columns=["name", "algorithm", *keys, "seed", *MEASURED, *optional, "folder"])
@@ -181,9 +196,13 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def _nothing(status: str) -> dict[str, Any]:
+    return dict.fromkeys(MEASURED, math.nan) | {"done": 0, "status": status}
+
+
 def _measured(run: Run) -> dict[str, Any]:
     status = run.status.partition(":" if run.status.startswith("diverged") else ";")[0]
-    nothing = dict.fromkeys(MEASURED, math.nan) | {"done": 0, "status": status}
+    nothing = _nothing(status)
     try:
         rounds, tasks = run.rounds, run.tasks
     except CheckpointError as error:
@@ -254,6 +273,8 @@ def _common_name(frame: pandas.DataFrame) -> str:
 def _shown(frame: pandas.DataFrame) -> list[str]:
     hidden = {"folder", "p_t", "p_wilcoxon"} | ({"name"} if _common_name(frame) else set())
     hidden |= {column for column in ("diverged", "unfinished") if column in frame and not frame[column].any()}
+    # where every run was tested once the best and the mean of the last are that test again
+    hidden |= {c for c in ("test/acc_best", "test/acc_mean10") if c in frame and frame[c].equals(frame["test/acc"])}
     if "status" in frame and (frame["status"] == "finished").all():
         hidden.add("status")
     if "pairs" in frame and (frame["pairs"] == frame["n"]).all():

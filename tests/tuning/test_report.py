@@ -24,8 +24,8 @@ from flray.core.errors import CheckpointError
 from tests.results.test_tables import config, folder
 from tests.tuning.sweeps import FakeSweep
 from tuning import figures
-from tuning.canvas import canvas
-from tuning.curves import curves_figure, pareto_figure
+from tuning.canvas import canvas, few_ticks
+from tuning.curves import curves_figure, history_figure, pareto_figure
 from tuning.figures import _importance, _parts
 from tuning.report import final_table, front, pareto, render_front, render_trials, trials_table, write_report, write_table
 from tuning.trials import open_sweep, table_of
@@ -228,6 +228,34 @@ def test_figures_of_a_sweep(tmp_path: Path) -> None:
         assert min(image.shape[:2]) > 300 and len(np.unique((image * 255).astype(int).reshape(-1, 3), axis=0)) > 20, path.name
     assert before == (matplotlib.get_backend(), dict(matplotlib.rcParams), pyplot.get_fignums(), optuna.logging.get_verbosity())
     assert len(pandas.read_parquet(report.table)) == 9
+
+
+def test_the_history_shows_every_trial(single: FakeSweep) -> None:
+    """Finished trials at their value with the best so far; the others at their last one, or at the lower edge where they have none."""
+    sweep, frame = open_sweep(single.root), trials_table(single.root)
+    with canvas():
+        (axis,) = history_figure(sweep, frame, "val/acc").axes
+        drawn = np.concatenate([points.get_offsets() for points in axis.collections])
+        (best,) = axis.lines
+        labels = {text.get_text() for text in axis.get_legend().get_texts()}
+    assert sorted(drawn[:, 0]) == frame["trial"].tolist()
+    height = dict(map(tuple, drawn))
+    known = frame.dropna(subset="val/acc")
+    assert len(known) < len(frame) and all(height[number] == value for number, value in zip(known["trial"], known["val/acc"], strict=True))
+    assert labels == {"best so far", *(f"{count} {state}" for state, count in frame["state"].value_counts().items())}
+    assert best.get_ydata()[-1] == frame.loc[frame["state"] == "finished", "val/acc"].max()
+
+
+def test_labels_of_a_short_logarithmic_axis_are_apart() -> None:
+    """Matplotlib writes 3 x 10^-2, 4 x 10^-2 and 6 x 10^-2 there, one over the other."""
+    with canvas():
+        axis = pyplot.figure().add_subplot()
+        axis.set_xscale("log")
+        axis.set_xlim(0.025, 0.16)
+        few_ticks(axis.xaxis)
+        axis.figure.canvas.draw()
+        shown = [tick.get_text() for tick in axis.get_xticklabels(which="both") if 0.025 <= tick.get_position()[0] <= 0.16]
+    assert [text for text in shown if text] == ["0.05", "0.1"]
 
 
 @pytest.mark.filterwarnings("error::optuna.exceptions.ExperimentalWarning")

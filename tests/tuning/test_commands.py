@@ -1,0 +1,100 @@
+"""`flray sweep` and `flray ablate` as a user types them: what is checked first, what is said at the end, Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from flray.cli import app
+from flray.core.errors import ConfigError
+from tests.tuning.iris import EXPERIMENT, SPACE
+
+
+def invoke(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    (tmp_path / "iris.yaml").write_text(yaml.safe_dump({"name": "iris", **EXPERIMENT, "rounds": 1, "evaluate": {}}))
+    return tmp_path / "iris.yaml"
+
+
+def write_sweep(home: Path, **changes: Any) -> Path:
+    sweep = {"name": "tiny", "experiment": EXPERIMENT, "space": SPACE, "trials": 2, "concurrency": 1, "final": {"top": 1, "seeds": 2}}
+    (home / "tiny.yaml").write_text(yaml.safe_dump({**sweep, **changes}))
+    return home / "tiny.yaml"
+
+
+# ablate ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--metric", "nonsense"], "no column 'nonsense'; choose one of test/acc, test/acc_best"),
+        (["--metric", "val/acc"], "no column 'val/acc'"),  # no validation split is held out
+        (["--metric", "personal/ft5/acc_mean"], "no column 'personal/ft5/acc_mean'; choose one of .*personal/ft1/acc_mean"),
+        (["--against", "lr=7"], "reference 'lr=7' is none of the settings: fedsol, lr=0.01; fedsol, lr=0.1"),
+        (["--against", "rho=0"], "rho"),
+        (["--against", "fedavg"], "fedavg"),
+    ],
+)
+def test_what_an_ablation_compares_is_checked_before_anything_runs(experiment: Path, words: list[str], line: str) -> None:
+    out = experiment.parent / "a"
+    asked = invoke("ablate", experiment, "algorithm.lr=0.01,0.1", "evaluate.finetune_epochs=[1]", "--out", out, *words)
+    with pytest.raises(ConfigError, match=line):
+        raise asked.exception
+    assert "\n" not in str(asked.exception) and not out.exists()
+
+
+def test_an_ablation_ends_with_where_it_is_and_other_commands(ray_cluster: Any, experiment: Path) -> None:
+    words = ["ablate", str(experiment), "algorithm.lr=0.01,0.1", "--out", str(experiment.parent / "a")]
+    done = invoke(*words)
+    assert done.exit_code == 0, done.output
+    proposed = done.stdout.partition("next:")[2].splitlines()
+    assert f"results: {experiment.parent / 'a'}: ablation.parquet, 2 run folders" in done.stdout
+    assert len(proposed) == 3 and "seed=0..4" in proposed[2]
+    for number, line in enumerate(proposed[:2]):
+        found = line.split()[1:]
+        found[-1] = str(experiment.parent / f"{number}.png")
+        again = invoke(*found)
+        assert again.exit_code == 0 and found != words, again.output
+
+
+# sweep -------------------------------------------------------------------------------------------
+def test_a_sweep_ends_with_where_it_is_and_other_commands(ray_cluster: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    done = invoke("sweep", write_sweep(tmp_path), "rounds=2", "--out", folder)
+    assert done.exit_code == 0, done.output
+    where, _, proposed = done.stdout.partition("next:")
+    assert f"results: {folder}: sweep.parquet, final.csv" in where
+    assert f"flray sweep {folder} --resume trials=4" in proposed and f"flray figure curves {folder}/final" in proposed
+    assert ("optuna-dashboard" in proposed) == (importlib.util.find_spec("optuna_dashboard") is not None)
+    (run,) = [line.split() for line in proposed.splitlines() if "flray run" in line]
+    assert Path(run[2]).exists() and run[3] == "algorithm=fedavg"
+    table = (folder / "final.md").read_text()
+    assert "test acc %" in table and "best %" not in table and "last 10 %" not in table  # one test a run: the same number three times
+
+
+def test_ctrl_c_in_a_sweep_is_the_code_130_and_the_last_line_names_the_folder(ray_cluster: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+
+    def stop() -> None:
+        while not list(folder.glob("trials/*/rounds/part-*.parquet")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=stop, daemon=True).start()
+    stopped = invoke("sweep", write_sweep(tmp_path, trials=50), "rounds=2000", "--out", folder)
+    assert stopped.exit_code == 130, stopped.output
+    last = f"interrupted; what is done is in {folder}; continue with: flray sweep {folder} --resume"
+    assert stopped.stderr.splitlines()[-1] == last and "next:" not in stopped.stdout
+    assert not (folder / ".lock").exists()
