@@ -141,6 +141,7 @@ def figure(
     out: Annotated[Path, typer.Option(help="PNG file")] = Path("figure.png"),
     metric: Annotated[str, typer.Option(help="curves: a column of rounds/; ablation: of the table of runs")] = "test/acc",
     axis: Annotated[str | None, typer.Option(help="ablation: the key over which the metric is drawn")] = None,
+    x: Annotated[str, typer.Option(help="curves: rounds, bytes, time or steps")] = "rounds",
     rounds: Annotated[str, typer.Option(help="decision-regions: rounds to show")] = "1,5,20",
 ) -> None:
     """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric over a key of an
@@ -159,7 +160,7 @@ def figure(
         return
     runs = _expanded(folders)
     if kind == "curves":
-        curves(runs, metric=metric, out=out)
+        curves(runs, metric=metric, out=out, x=x)
     elif kind == "clients":
         clients(runs, out=out)
     elif kind == "decision-regions":

@@ -1,6 +1,7 @@
 """Read runs, tables, figures."""
 
-from flray.results.figures import ablation, clients, curves
+from flray.results.figures import ablation, clients
+from flray.results.learning import curves
 from flray.results.paired import paired
 from flray.results.read import Run, load, runs_below
 from flray.results.regions import decision_regions

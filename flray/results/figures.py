@@ -1,17 +1,19 @@
-"""Figures of runs: curves over rounds, a metric over a key of an ablation, and the spread of personalised accuracy over clients."""
+"""Figures of runs: a metric over a key of an ablation, the spread of personalised accuracy over clients; and what all figures share."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.core.errors import ConfigError, unknown
+from flray.core.errors import ConfigError
+from flray.results.intervals import interval, interval_words, is_share
 from flray.results.paired import key_named, missing
 from flray.results.read import Run, load
-from flray.results.tables import differing, interval, is_number, keys_of, over_seeds, settings
+from flray.results.tables import differing, is_number, keys_of, over_seeds, settings
 
 if TYPE_CHECKING:
     import pandas
@@ -21,73 +23,13 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 
 
-class Band(NamedTuple):
-    """A metric over `rounds [R]`: mean over `seeds` runs and the bounds of its 95 % t-interval, each `[R]`; NaN bounds for one seed."""
-
-    rounds: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    seeds: int
-
-
-# curves --------------------------------------------------------------------------------------------
-def curves(folders: Iterable[str | Path | Run], metric: str = "test/acc", out: str | Path = "curves.png") -> Path:
-    """A PNG of a column of `rounds/` against rounds: one line a setting, the mean over its seeds, with the 95 % t-interval of the mean.
-
-    Runs that differ in nothing but the seed share a line, drawn up to the last round that all of them have. Returns the path;
-    raises `ConfigError` when no run has the metric.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    bands = metric_bands(open_runs(folders), metric)
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    scale = 100 if "/acc" in metric else 1
-    styles = ("-", "--", "-.", ":")
-    for number, (label, band) in enumerate(bands.items()):
-        colour = cycle([c for c in COLOURS if c != "#F0E442"], number)
-        count = f"{band.seeds} seed{'s' if band.seeds > 1 else ''}"
-        axis.plot(band.rounds, scale * band.mean, color=colour, linestyle=cycle(styles, number), linewidth=2, label=f"{label} ({count})")
-        if band.seeds > 1:
-            axis.fill_between(band.rounds, scale * band.low, scale * band.high, color=colour, alpha=0.16, linewidth=0)
-    axis.set_xlabel("round")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_ylabel(f"{metric} (%)" if scale == 100 else metric)
-    banded = any(band.seeds > 1 for band in bands.values())
-    axis.set_title("mean over seeds, band: 95 % t-interval of the mean" if banded else "one seed each", fontsize=9, loc="left")
-    plain(axis)
-    axis.legend(frameon=False)
-    return save(figure, out)
-
-
-def metric_bands(runs: Sequence[Run], metric: str) -> dict[str, Band]:
-    """Per setting, what `curves` draws. Raises `ConfigError` when no run has the metric."""
-    tables = [run.rounds for run in runs]
-    there = {name for table in tables for name in table.columns if table[name].notna().any()}
-    if metric not in there:
-        raise unknown("metric", metric, there, "the runs' rounds")
-    groups: dict[str, dict[Any, pandas.Series]] = {}
-    for run, label, table in zip(runs, names_of(runs, seeds=False), tables, strict=True):
-        if metric in table:  # the same setting with the same seed is the same run
-            groups.setdefault(label, {})[settings(run).get("seed")] = table.set_index("done")[metric].dropna().astype(float)
-    bands = {}
-    for label, seeds in groups.items():
-        rounds = sorted(set.intersection(*(set(values.index) for values in seeds.values())))
-        if rounds:
-            mean, _, low, high = np.array([interval(values[r] for values in seeds.values()) for r in rounds]).T
-            bands[label] = Band(np.array(rounds), mean, low, high, len(seeds))
-    if not bands:
-        raise ConfigError(f"curves: no round in which all seeds of a setting have {metric!r}; leave out the runs that have just begun")
-    return bands
+FEW = 5  # seeds from which an interval is drawn; below, the single seeds say more than 12.7 (two) or 4.3 (three) standard errors
 
 
 # ablation ------------------------------------------------------------------------------------------
 def ablation(frame: pandas.DataFrame, axis: str | None = None, out: str | Path = "ablation.png", metric: str = "test/acc") -> Path:
-    """A PNG of `metric` of `compare`'s table over one key in which the runs differ: mean over seeds, 95 % t-interval, a point a run.
+    """A PNG of `metric` of `compare`'s table over one key in which the runs differ: mean over seeds, a point a run, and from 5 seeds on the
+    95 % t-interval.
 
     `axis` is the key (`algorithm.rho`, or `rho`); default: the key of numbers with the most values, or else the key with the most. A line
     for each combination of the other keys. Numbers are an axis (logarithmic from a ratio of 30), other values stand side by side; a setting
@@ -97,7 +39,7 @@ def ablation(frame: pandas.DataFrame, axis: str | None = None, out: str | Path =
     from matplotlib.figure import Figure
 
     key, cells, lost = ablation_cells(frame, axis, metric)
-    numbers, scale = is_number(frame, key), 100 if "/acc" in metric else 1
+    numbers, scale = is_number(frame, key), 100 if is_share(metric) else 1
     places = list(dict.fromkeys(value for line in cells.values() for value in line if value is not None))
     figure = Figure(figsize=(max(6.4, 0 if numbers else 0.35 * len(places) * len(cells)), 4.4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -111,7 +53,8 @@ def ablation(frame: pandas.DataFrame, axis: str | None = None, out: str | Path =
         if not points:
             continue
         x = np.array(sorted(points), dtype=float)
-        mean, _, low, high = np.array([interval(points[place]) for place in x]).T
+        mean, _, low, high = scale * np.array([interval(points[place] / scale, share=is_share(metric)) for place in x]).T
+        low, high = (np.where([len(points[place]) >= FEW for place in x], bound, np.nan) for bound in (low, high))
         if numbers:
             plot.plot(x, mean, color=colour, marker=marker, linewidth=2, label=name)
             plot.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
@@ -126,7 +69,12 @@ def ablation(frame: pandas.DataFrame, axis: str | None = None, out: str | Path =
         plot.set_xticks(range(len(places)), [str(value) for value in places])
     plot.set_xlabel(key)
     plot.set_ylabel(f"{metric} (%)" if scale == 100 else metric)
-    plot.set_title("mean over seeds, 95 % t-interval of the mean" + (f"; {lost}" if lost else ""), fontsize=9, loc="left")
+    words = spread_words(
+        [len(values) for line in cells.values() for values in line.values()], metric, "points", "band" if numbers else "bars"
+    )
+    headline(plot, words + (f"; {lost}" if lost else ""))
+    if scale == 100:
+        end_at_all(plot)
     plain(plot)
     if len(cells) > 1:
         plot.legend(frameon=False)
@@ -192,6 +140,7 @@ def clients(folders: Iterable[str | Path | Run], out: str | Path = "clients.png"
     axis.set_xlabel("fine-tuning")
     axis.set_ylabel("accuracy on the client's own test share (%)")
     axis.spines[["top", "right"]].set_visible(False)
+    end_at_all(axis)
     axis.legend(handles=[Patch(color=c, label=n) for c, n in zip(colours, names, strict=True)], frameon=False)
     return save(figure, out)
 
@@ -216,6 +165,29 @@ def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
         parts = [str(config.get("algorithm.name")), *(f"{key.split('.')[-1]}={config[key]}" for key in keys if key in config)]
         labels.append(", ".join([*parts, f"seed {config.get('seed')}"] if several else parts))
     return labels
+
+
+def spread_words(seeds: Sequence[int], metric: str, single: str, spread: str = "band") -> str:
+    """What a figure shows besides the mean of each setting, of which there are `seeds` runs: `single` ones, and their spread."""
+    if max(seeds) == 1:
+        return "one seed each"
+    parts = ["mean over seeds"]
+    if max(seeds) >= FEW:
+        parts.append(f"{spread}: {interval_words(metric)}")
+    if single == "points" or any(1 < count < FEW for count in seeds):
+        parts.append(f"{single}: single seeds")
+    return "; ".join(parts)
+
+
+def headline(axis: Any, text: str) -> None:
+    """A small title at the left, in lines that a figure of the usual width holds."""
+    axis.set_title(textwrap.fill(text, 80), fontsize=9, loc="left")
+
+
+def end_at_all(axis: Any) -> None:
+    """An axis of shares in per cent has nothing below 0 and above 100."""
+    low, high = axis.get_ylim()
+    axis.set_ylim(max(low, 0), min(high, 100))
 
 
 def plain(axis: Any) -> None:

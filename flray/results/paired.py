@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flray.core.errors import ConfigError, unknown
-from flray.results.tables import about, interval, keys_of, over_seeds
+from flray.results.intervals import interval, is_share
+from flray.results.tables import about, keys_of, over_seeds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,12 +43,12 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
     base = groups[0][1]
     rows: list[dict[str, Any]] = []
     for setting, values, diverged, unfinished in groups:
-        mean, _, low, high = interval(values)
+        mean, _, low, high = interval(values, share=is_share(metric))
         row = setting | {"n": len(values), "diverged": diverged, "unfinished": unfinished, "mean": mean, "low": low, "high": high}
         seeds = values.index.intersection(base.index)
         row |= {"pairs": len(seeds)}
         if rows:  # the first is the reference
-            row |= difference((values.loc[seeds] - base.loc[seeds]).to_numpy(float))
+            row |= difference((values.loc[seeds] - base.loc[seeds]).to_numpy(float), is_share(metric))
         rows.append(row)
     table = pandas.DataFrame(rows, columns=[*keys_of(frame), *PAIRED])
     for name in ("t", "wilcoxon"):
@@ -61,13 +62,13 @@ def caption(table: pandas.DataFrame) -> str:
     return f"Against {table.attrs['reference']}, on the same seeds; p of the paired t-test and of Wilcoxon's, corrected by Holm"
 
 
-def difference(values: np.ndarray) -> dict[str, float]:
-    """Mean, interval and p-values of paired differences `[pairs]`; see `paired`."""
+def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
+    """Mean, interval and p-values of paired differences `[pairs]` (of shares: the interval ends at -1 and 1); see `paired`."""
     import numpy as np
     from scipy.stats import ttest_1samp, wilcoxon
 
     values = values.round(DIGITS)
-    mean, _, low, high = interval(values)
+    mean, _, low, high = interval(values, share=share, lowest=-1.0)
     found = {"diff": mean, "diff_low": low, "diff_high": high, "p_t": math.nan, "p_wilcoxon": math.nan}
     if len(values) < 2:
         return found

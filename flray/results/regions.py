@@ -94,6 +94,7 @@ def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[P
     import torch
 
     from flray.core.messages import map_tensors
+
     bench = replay.bench
     panels = []
     replay.goto(round - 1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flray.core.errors import CheckpointError, ConfigError
+from flray.results.intervals import interval, interval_words, is_share
 from flray.results.read import Run
 
 if TYPE_CHECKING:
@@ -78,14 +79,14 @@ def _table(configs: Sequence[Mapping[str, Any]], folders: Sequence[str], measure
 def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFrame:
     """`compare`'s table over seeds: `n` finished runs, `mean`, `std` (ddof=1), `low` and `high`, the 95 % t-interval of the mean.
 
-    The interval is mean +- t(0.975, n - 1) std / sqrt(n), not clipped to [0, 1]; NaN for n = 1. Runs that diverged, and those that did not
-    finish or have no value, are counted in `diverged` and `unfinished` and left out. Several runs of one setting with the same seed are the
-    same experiment: the last counts.
+    The interval is mean +- t(0.975, n - 1) std / sqrt(n), of a share cut off at 0 and 1; NaN for n = 1. Runs that diverged, and those
+    that did not finish or have no value, are counted in `diverged` and `unfinished` and left out. Several runs of one setting with the
+    same seed are the same experiment: the last counts.
     """
     import pandas
 
     rows = [
-        [*setting.values(), len(values), diverged, unfinished, *interval(values)]
+        [*setting.values(), len(values), diverged, unfinished, *interval(values, share=is_share(metric))]
         for setting, values, diverged, unfinished in over_seeds(frame, metric)
     ]
     return about(pandas.DataFrame(rows, columns=[*keys_of(frame), *SUMMARY]), metric)
@@ -116,22 +117,6 @@ def about(frame: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     """The table, which remembers that its statistics are those of `metric`: they are shown in its unit."""
     frame.attrs["metric"] = metric
     return frame
-
-
-def interval(values: Iterable[float], level: float = 0.95) -> tuple[float, float, float, float]:
-    """(mean, std with ddof=1, low, high) of the t-interval of the mean at `level`; std and bounds are NaN for a single value."""
-    import numpy as np
-    from scipy.stats import t
-
-    sample = np.asarray(list(values), dtype=np.float64)
-    if not len(sample):
-        return (math.nan,) * 4
-    mean = float(sample.mean())
-    if len(sample) == 1:
-        return mean, math.nan, math.nan, math.nan
-    std = float(sample.std(ddof=1))
-    half = float(t.ppf(0.5 + level / 2, len(sample) - 1)) * std / math.sqrt(len(sample))
-    return mean, std, mean - half, mean + half
 
 
 def settings(run: Run) -> dict[str, Any]:
@@ -245,7 +230,7 @@ def render(frame: pandas.DataFrame, title: str = "") -> Table:
     from rich.table import Table
 
     heads, rows = _cells(frame)
-    table = Table(title=escape(title or _common_name(frame)))
+    table = Table(title=escape(title or _common_name(frame)), caption=_caption(frame), caption_justify="left")
     for head, column in zip(heads, _shown(frame), strict=True):
         table.add_column(head, justify="right" if is_number(frame, column) else "left")
     for row in rows:
@@ -261,7 +246,17 @@ def to_markdown(frame: pandas.DataFrame) -> str:
     right = [is_number(frame, column) for column in _shown(frame)]
     lines = ["| " + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)) + " |" for row in cells]
     rule = "| " + " | ".join("-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)) + " |"
-    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
+    note = _caption(frame)
+    return "\n".join([lines[0], rule, *lines[1:], *(["", note] if note else [])]) + "\n"
+
+
+def _caption(frame: pandas.DataFrame) -> str | None:
+    """How the intervals of a table were made, where it has some."""
+    if "low" not in frame or not frame["low"].notna().any():
+        return None
+    metric = frame.attrs.get("metric", "test/acc")
+    words = interval_words(metric)
+    return f"{words} (of a difference: at -100 and 100)" if "diff" in frame and is_share(metric) else words
 
 
 def _common_name(frame: pandas.DataFrame) -> str:

@@ -30,9 +30,7 @@ def attempt(make: Callable[[], list[Experiment]]) -> None:
 def campaign(cases: int, strategy: SearchStrategy[Any], make: Callable[[Any], list[Experiment]]) -> None:
     """:func:`attempt` on so many cases of a strategy, always the same ones."""
 
-    @settings(
-        max_examples=cases, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=cases, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(strategy)
     def run(case: Any) -> None:
         attempt(lambda: make(case))

@@ -43,9 +43,7 @@ def _keys() -> list[str]:
     """Dotted keys of a complete experiment, and of what a file may have besides."""
     complete = {k: v for k, v in BASE.items() if k not in ("presets", "algorithms")}
     dotted = {
-        ".".join(map(str, path))
-        for path in _nodes(Experiment.model_validate(complete).dump())
-        if all(isinstance(p, str) for p in path)
+        ".".join(map(str, path)) for path in _nodes(Experiment.model_validate(complete).dump()) if all(isinstance(p, str) for p in path)
     }
     # a network, or another Ray, is no part of this
     return sorted(
@@ -131,8 +129,7 @@ SCALARS = st.one_of(
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["name", "source", "size", "a", 1, None, True]), inner, max_size=3)
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "source", "size", "a", 1, None, True]), inner, max_size=3)
     ),
     max_leaves=4,
 )

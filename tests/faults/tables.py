@@ -77,11 +77,7 @@ COLUMN_TYPES = [
 def damage(draw: st.DrawFn) -> Callable[[Path], dict[str, Any]]:
     """A function that writes one damaged data set into a folder and gives the options of `data` to read it with."""
     kind = draw(st.sampled_from(KINDS))
-    what = draw(
-        st.sampled_from(
-            ["cell", "column", "bytes", "cut", "file", "note", "rows", "rename", "type", "options", "double"]
-        )
-    )
+    what = draw(st.sampled_from(["cell", "column", "bytes", "cut", "file", "note", "rows", "rename", "type", "options", "double"]))
     split = draw(st.sampled_from(["train", "test"]))
     name = draw(st.sampled_from(list(sample(kind, split))))
     row, place = draw(st.integers(0, 7)), draw(st.floats(0, 1, exclude_max=True))
@@ -94,9 +90,7 @@ def damage(draw: st.DrawFn) -> Callable[[Path], dict[str, Any]]:
     file = draw(st.sampled_from(["empty", "folder", "link", "absent", "shard", "text"]))
     column = draw(st.sampled_from([*sample(kind, split), "nope", "", "a\nb"]))
     option = draw(
-        st.sampled_from(
-            ["label", "input", "group", "text", "tokenizer", "pca", "resize", "train_size", "standardize", "channels"]
-        )
+        st.sampled_from(["label", "input", "group", "text", "tokenizer", "pca", "resize", "train_size", "standardize", "channels"])
     )
 
     def make(folder: Path) -> dict[str, Any]:
@@ -140,9 +134,7 @@ def damage(draw: st.DrawFn) -> Callable[[Path], dict[str, Any]]:
             elif file != "absent":
                 path.write_bytes(b"" if file == "empty" else b"x,y\n1,2\n")
         if what == "options":
-            value = {"pca": row, "resize": row, "train_size": row, "standardize": True, "channels": 3}.get(
-                option, column
-            )
+            value = {"pca": row, "resize": row, "train_size": row, "standardize": True, "channels": 3}.get(option, column)
             data[option] = value
         return data
 

@@ -29,9 +29,7 @@ MOMENTS = np.random.default_rng(20261122).uniform(0.0, LONGEST_S, 12).round(2).t
 def driver(folder, settings, *, overwrite=False):
     code = f"import flray; flray.run({str(settings)!r}, out={str(folder)!r}, overwrite={overwrite})"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def contents(folder):

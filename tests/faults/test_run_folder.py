@@ -28,6 +28,8 @@ ROUNDS = 5
 TABLES = ("rounds/part-0000.parquet", "clients/part-0000.parquet")
 NOTES = ("STATUS", "config.yaml", "environment.json", *(f"partition/partition{name}" for name in (".json", "_indices.npy", "_offsets.npy")))
 PARTS = (*checkpoint.FILES, "meta.json")
+
+
 def saved(*names: str) -> tuple[str, ...]:
     return tuple(f"checkpoints/{name}/{part}" for name in names for part in PARTS)
 

@@ -17,7 +17,8 @@ from flray.config import load_config
 from flray.core.errors import ConfigError
 from flray.engine.replay import Replay
 from flray.results import Run, compare, load
-from flray.results.figures import ablation, ablation_cells, clients, curves, metric_bands
+from flray.results.figures import ablation, ablation_cells, clients
+from flray.results.learning import curves, draw, learning_curves
 from flray.results.regions import _panels, _samples, decision_regions
 from tests.results.test_tables import config, folder
 
@@ -92,23 +93,49 @@ def test_curves_png(pilots: list[Run], tmp_path: Path) -> None:
 
 
 def test_bands_by_hand(tmp_path: Path) -> None:
-    """Two seeds: mean +- tan(0.475 pi) |a - b| / 2, on the rounds that both have tested."""
+    """Two seeds: mean +- tan(0.475 pi) |a - b| / 2, on the rounds that both have tested; an accuracy ends at 0 and 1."""
     runs = [
-        load(folder(tmp_path / "a", config(seed=0), [0.2, None, 0.6, 0.8])),
-        load(folder(tmp_path / "b", config(seed=1), [0.4, 0.5, 0.8], "running")),
+        load(folder(tmp_path / "a", config(seed=0), [0.2, None, 0.60, 0.8])),
+        load(folder(tmp_path / "b", config(seed=1), [0.4, 0.5, 0.61], "running")),
         load(folder(tmp_path / "c", config("fedsol"), [0.1])),
     ]
-    bands = metric_bands(runs, "test/acc")
-    assert list(bands) == ["fedavg", "fedsol"]
-    band = bands["fedavg"]
-    assert band.seeds == 2
-    assert band.rounds.tolist() == [1, 3]
-    assert band.mean == pytest.approx([0.3, 0.7])
-    assert band.high - band.mean == pytest.approx(12.706204736 * np.array([0.1, 0.1]))
-    assert bands["fedsol"].mean.tolist() == [0.1] and np.isnan(bands["fedsol"].low).all()
+    found = learning_curves(runs, "test/acc")
+    assert list(found) == ["fedavg", "fedsol"]
+    curve = found["fedavg"]
+    assert curve.rounds.tolist() == curve.x.tolist() == [1, 3]
+    assert curve.seeds.tolist() == [[0.2, 0.6], [0.4, 0.61]]
+    assert curve.mean == pytest.approx([0.3, 0.605])
+    assert (curve.low[0], curve.high[0]) == (0, 1)
+    assert curve.high[1] - curve.mean[1] == pytest.approx(12.706204736 * 0.005)
+    assert found["fedsol"].mean.tolist() == [0.1] and np.isnan(found["fedsol"].low).all()
     with pytest.raises(ConfigError, match="no round in which all seeds"):
         pandas.DataFrame({"done": [9], "test/acc": [0.5]}).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
-        metric_bands([runs[0], load(tmp_path / "b")], "test/acc")
+        learning_curves([runs[0], load(tmp_path / "b")], "test/acc")
+
+
+def test_curves_over_bytes_and_time_by_hand(tmp_path: Path) -> None:
+    """250 bytes and 0.5 s a round (`folder`); a round that was not tested counts as well, and the mean lies at the mean of the seeds' x."""
+    runs = [load(folder(tmp_path / name, config(seed=seed), [0.2, None, 0.6])) for seed, name in enumerate("ab")]
+    slow = pandas.read_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet").assign(**{"time/round_s": [0.5, 1.5, 1.0]})
+    slow.to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
+    assert learning_curves(runs, "test/acc", "bytes")["fedavg"].x.tolist() == [250, 750]
+    time = learning_curves([load(tmp_path / "a"), load(tmp_path / "b")], "test/acc", "time")["fedavg"]
+    assert time.seeds_x.tolist() == [[0.5, 1.5], [0.5, 3.0]] and time.x.tolist() == [0.5, 2.25]
+    with pytest.raises(ConfigError, match=r"has no column 'client_steps' in rounds/"):
+        learning_curves(runs, "test/acc", "steps")
+    result = CliRunner().invoke(app, ["figure", "curves", str(tmp_path), "--x", "byte"])
+    assert str(result.exception) == "unknown axis 'byte' (did you mean 'bytes'?)"
+
+
+@pytest.mark.parametrize(("seeds", "words"), [(1, "one seed each"), (4, "thin lines: single seeds"), (5, "cut off at 0 and 100 %")])
+def test_few_seeds_are_thin_lines_and_shares_end_at_100(tmp_path: Path, seeds: int, words: str) -> None:
+    """Read off the axes that are drawn: a band from 5 seeds on, below that a line for each seed beside the mean."""
+    runs = [load(folder(tmp_path / str(s), config(seed=s), [0.9, 0.99, 0.1 + 0.2 * s])) for s in range(seeds)]
+    (axis,) = draw(learning_curves(runs, "test/acc"), "test/acc", "rounds").axes
+    assert words in axis.get_title(loc="left").replace("\n", " ")
+    assert len(axis.collections) == (seeds >= 5)
+    assert len(axis.lines) == 1 + (seeds if 1 < seeds < 5 else 0)
+    assert axis.get_ylim()[0] >= 0 and axis.get_ylim()[1] <= 100
 
 
 def test_clients_png(pilots: list[Run], tmp_path: Path) -> None:

@@ -53,6 +53,9 @@ def test_interval_by_closed_form() -> None:
     mean, std, low, high = interval([0.8, 0.9, 0.7])
     assert (mean, std) == pytest.approx((0.8, 0.1))
     assert (low, high) == pytest.approx((0.8 - t2 * 0.1 / math.sqrt(3), 0.8 + t2 * 0.1 / math.sqrt(3)), rel=1e-9)
+    assert interval([0.6, 0.8], share=True)[2:] == (0.0, 1.0)  # -0.57 and 1.97
+    assert interval([0.8, 0.9, 0.7], share=True) == (*interval([0.8, 0.9, 0.7])[:3], 1.0)
+    assert interval([-0.6, 0.8], share=True, lowest=-1.0)[2:] == (-1.0, 1.0)
     assert interval([0.5])[0] == 0.5
     assert all(math.isnan(v) for v in (*interval([0.5])[1:], *interval([])))
 
@@ -146,7 +149,7 @@ def test_summary_over_seeds(tmp_path: Path) -> None:
     assert found["n"].tolist() == [3, 1]
     assert found["unfinished"].tolist() == [1, 0]
     half = 4.302652729911275 * 0.1 / math.sqrt(3)
-    assert found.loc[0, ["mean", "std", "low", "high"]].tolist() == pytest.approx([0.8, 0.1, 0.8 - half, 0.8 + half])
+    assert found.loc[0, ["mean", "std", "low", "high"]].tolist() == pytest.approx([0.8, 0.1, 0.8 - half, 1.0])  # 0.8 + half is 1.05
     assert found.loc[1, "mean"] == 0.6
     assert found.loc[1, ["std", "low", "high"]].isna().all()
     with pytest.raises(ConfigError, match="no column 'test/auc'"):

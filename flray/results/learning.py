@@ -1,0 +1,130 @@
+"""Learning curves: a column of `rounds/` over rounds, bytes, time or local steps; a line a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from flray.core.errors import ConfigError, unknown
+from flray.results.figures import COLOURS, FEW, cycle, end_at_all, headline, names_of, open_runs, plain, save, spread_words
+from flray.results.intervals import interval, is_share
+from flray.results.read import Run
+from flray.results.tables import settings
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+
+class Axis(NamedTuple):
+    """What a learning curve is drawn over: the sum of columns of `rounds/` up to a round; no columns: the round itself."""
+
+    label: str
+    columns: tuple[str, ...]
+    units: tuple[tuple[float, str], ...] = ()  # (size, name), the largest first
+
+
+AXES = {
+    "rounds": Axis("round", ()),
+    "bytes": Axis("sent up and down", ("comm/up_bytes", "comm/down_bytes"), ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))),
+    "time": Axis("time in rounds", ("time/round_s",), ((3600.0, "h"), (60.0, "min"), (1.0, "s"))),
+    "steps": Axis("local gradient steps, all clients", ("client_steps",)),
+}
+STYLES = ("-", "--", "-.", ":")
+
+
+class Curve(NamedTuple):
+    """A metric of one setting after `rounds [R]`, at `x [R]` (mean over seeds): the mean over seeds and the bounds of its 95 % interval
+    `[R]` (NaN bounds for one seed), and the single seeds' own x and values `[seeds, R]`."""
+
+    rounds: np.ndarray
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    seeds_x: np.ndarray
+    seeds: np.ndarray
+
+
+def curves(folders: Iterable[str | Path | Run], metric: str = "test/acc", out: str | Path = "curves.png", x: str = "rounds") -> Path:
+    """A PNG of a column of `rounds/` over `x` (rounds, or bytes, time, steps summed from the first round): a line a setting.
+
+    Runs that differ in nothing but the seed share a line: the mean over seeds, drawn up to the last round that all of them have, with
+    the 95 % t-interval of the mean as a band from 5 seeds on, and each seed as a thin line below that. Over anything but rounds a point
+    of the mean lies at the seeds' mean x. Returns the path; raises `ConfigError` when no run has the metric or the axis.
+    """
+    return save(draw(learning_curves(open_runs(folders), metric, x), metric, x), out)
+
+
+def draw(found: Mapping[str, Curve], metric: str, x: str) -> Figure:
+    """The figure of curves by setting."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    plot = figure.subplots()
+    scale = 100 if is_share(metric) else 1
+    size, unit = _unit(AXES[x], max(curve.seeds_x.max() for curve in found.values()))
+    for number, (label, curve) in enumerate(found.items()):
+        colour, style = cycle([c for c in COLOURS if c != "#F0E442"], number), cycle(STYLES, number)
+        count = len(curve.seeds)
+        name = f"{label} ({count} seed{'s' if count > 1 else ''})"
+        plot.plot(curve.x / size, scale * curve.mean, color=colour, linestyle=style, linewidth=2, label=name)
+        if count >= FEW:
+            plot.fill_between(curve.x / size, scale * curve.low, scale * curve.high, color=colour, alpha=0.16, linewidth=0)
+        elif count > 1:
+            plot.plot(curve.seeds_x.T / size, scale * curve.seeds.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.6)
+    plot.set_xlabel(f"{AXES[x].label} ({unit})" if unit else AXES[x].label)
+    if x == "rounds":
+        plot.xaxis.set_major_locator(MaxNLocator(integer=True))
+    plot.set_ylabel(f"{metric} (%)" if scale == 100 else metric)
+    headline(plot, spread_words([len(curve.seeds) for curve in found.values()], metric, "thin lines"))
+    if scale == 100:
+        end_at_all(plot)
+    plain(plot)
+    plot.legend(frameon=False)
+    return figure
+
+
+def _unit(axis: Axis, most: float) -> tuple[float, str]:
+    """(size, name) of the unit in which the end of the axis is at least 2."""
+    return next((unit for unit in axis.units if most >= 2 * unit[0]), axis.units[-1] if axis.units else (1.0, ""))
+
+
+def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict[str, Curve]:
+    """Per setting, what `curves` draws. Raises `ConfigError` when no run has the metric or the axis."""
+    if x not in AXES:
+        raise unknown("axis", x, AXES)
+    tables = [run.rounds for run in runs]
+    there = {name for table in tables for name in table.columns if table[name].notna().any()}
+    if metric not in there:
+        raise unknown("metric", metric, there, "the runs' rounds")
+    groups: dict[str, dict[Any, pandas.DataFrame]] = {}
+    for run, label, table in zip(runs, names_of(runs, seeds=False), tables, strict=True):
+        if metric in table:  # the same setting with the same seed is the same run
+            groups.setdefault(label, {})[settings(run).get("seed")] = _points(run, table, metric, AXES[x])
+    found = {}
+    for label, seeds in groups.items():
+        rounds = sorted(set.intersection(*(set(points.index) for points in seeds.values())))
+        if rounds:
+            values = np.stack([points.loc[rounds, "y"] for points in seeds.values()])
+            places = np.stack([points.loc[rounds, "x"] for points in seeds.values()])
+            mean, _, low, high = np.array([interval(column, share=is_share(metric)) for column in values.T]).T
+            found[label] = Curve(np.array(rounds), places.mean(axis=0), mean, low, high, places, values)
+    if not found:
+        raise ConfigError(f"curves: no round in which all seeds of a setting have {metric!r}; leave out the runs that have just begun")
+    return found
+
+
+def _points(run: Run, table: pandas.DataFrame, metric: str, axis: Axis) -> pandas.DataFrame:
+    """`x` and `y` by rounds done, where the metric was measured."""
+    missing = [name for name in axis.columns if name not in table]
+    if missing:
+        raise ConfigError(f"curves: {run.folder} has no column {missing[0]!r} in rounds/; draw it over rounds")
+    place = table[list(axis.columns)].sum(axis=1).cumsum() if axis.columns else table["done"]
+    return table.assign(x=place.astype(float), y=table[metric]).set_index("done")[["x", "y"]].dropna().astype(float)
