@@ -1,8 +1,9 @@
 """Data: sources, cache, proxy sets, partitions and batches. Importing it reads no file and no heavy package."""
 
 from flray.data.batching import Batch, Batches, Normalizer, eval_batches
+from flray.data.checks import LabelWarning, check_classes
 from flray.data.config import Augment, Constants, DataConfig, ProxyConfig
-from flray.data.dataset import Dataset, LabelWarning, LeakWarning, check_classes, load_dataset
+from flray.data.dataset import Dataset, LeakWarning, load_dataset
 from flray.data.local_test import local_test
 from flray.data.partition import PARTITIONS, Partition, PartitionConfig, PartitionWarning, load_partition, make_partition
 from flray.data.partition import figure as partition_figure

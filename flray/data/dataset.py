@@ -11,6 +11,7 @@ from flray.core.disk import array_checksum, checksum
 from flray.core.errors import ConfigError, DataError
 from flray.core.seeding import rng
 from flray.data.cache import Array, Entry, digest, fetch
+from flray.data.checks import LabelWarning, check_fit, check_splits
 from flray.data.config import Augment, Constants, DataConfig
 from flray.data.published import CONSTANTS, FEDZOO, plain_name
 from flray.data.sources import Split, Splits, Vocabulary, content_of, load_splits, pack, unpack
@@ -20,10 +21,6 @@ LEAK_LIMIT = 0.01  # of the test split; CIFAR-100 as published shares 10 images 
 
 class LeakWarning(UserWarning):
     """Test samples that also occur in the train split."""
-
-
-class LabelWarning(UserWarning):
-    """Rows of a data set that are left out because they have no label of the task, labels that may mark such rows, a test of one class."""
 
 
 class TextShape(tuple[int, ...]):
@@ -82,7 +79,7 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     """
     raw = load_splits(config, vocabulary)
     check_splits(raw, config)
-    _check_fit(raw, config)
+    check_fit(raw, config)
     for note in raw.notes:
         warnings.warn(note, LabelWarning, stacklevel=2)
     source_key = raw.key or array_checksum(*[a for s in (raw.train, raw.test) if s for a in s])
@@ -108,74 +105,6 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     return Dataset(config.source, train, test, raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary)
 
 
-def check_splits(splits: Splits, config: DataConfig) -> None:
-    """A source's promise: shapes, dtypes, label range. Raises DataError naming what breaks it."""
-    for name, split in (("train", splits.train), ("test", splits.test)):
-        if split is None:
-            continue
-        what = f"source {config.source!r}: {name}"
-        image = split.x.ndim == 4 and split.x.dtype == np.uint8
-        text = split.x.ndim == 2 and split.x.dtype == np.int32
-        if not image and not text and not (split.x.ndim == 2 and split.x.dtype == np.float32):
-            raise DataError(
-                f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 [n, H, W, C], float32 [n, d] or (token ids) int32 [n, L]"
-            )
-        if text != (splits.vocabulary is not None):
-            raise DataError(f"{what}.x is {split.x.dtype}; token ids are int32 and come with a vocabulary, other samples without one")
-        if split.y.shape != split.x.shape[:1] or split.y.dtype != np.int64:
-            raise DataError(f"{what}.y is {split.y.dtype} {split.y.shape}; make it int64 [{len(split.x)}]")
-        if not len(split.y):
-            raise DataError(f"{what} has no samples")
-        low, high = int(split.y.min()), int(split.y.max())
-        if low < 0 or high >= len(splits.classes):
-            raise DataError(f"{what}.y holds class {low if low < 0 else high}, which is none of 0..{len(splits.classes) - 1}")
-        if split.x.dtype == np.float32 and not splits.key:  # what lies in the cache was checked when it was read
-            wrong = np.argwhere(~np.isfinite(split.x))
-            if len(wrong):
-                row, column = map(int, wrong[0])
-                raise DataError(f"{what}.x row {row}, column {column} is {split.x[row, column]}, no finite number; {len(wrong)} in all")
-        if split.x.shape[1:] != splits.train.x.shape[1:]:
-            raise DataError(f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}")
-
-
-def check_classes(dataset: Dataset) -> None:
-    """Raises DataError for a task of one class; a `LabelWarning` for a test that any model of one class passes."""
-    for name, split in (("training", dataset.train), ("test", dataset.test)):
-        label = int(split.y[0])
-        if (split.y != label).any():
-            continue
-        who = f"all {len(split.y)} {name} samples are" if len(split.y) > 1 else f"the only {name} sample is"
-        text = f"data set {dataset.name!r}: {who} of class {dataset.classes[label]!r}"
-        if split is dataset.train:
-            raise DataError(f"{text}; there is nothing to tell apart: check data.label, or take more samples")
-        warnings.warn(f"{text}: its accuracy says nothing of the other classes", LabelWarning, stacklevel=2)
-
-
-def _check_fit(raw: Splits, config: DataConfig) -> None:
-    image, text = raw.train.x.ndim == 4, raw.vocabulary is not None
-    wrong = [n for n in ("pca", "standardize") if (image or text) and getattr(config, n)]
-    wrong += [n for n in ("text", "tokenizer", "max_length") if not text and getattr(config, n) != DataConfig.model_fields[n].default]
-    wrong += [n for n in ("resize", "channels") if not image and getattr(config, n)]
-    if not image and config.normalize != "dataset":
-        wrong.append("normalize")
-    if not image and config.augment.active:
-        wrong.append("augment")
-    if wrong:
-        kind = "images" if image else "text" if text else "tabular features"
-        raise ConfigError(f"data.{wrong[0]}: source {config.source!r} has {kind}, which do not take it; leave it out")
-    if raw.test is not None and config.test_fraction != DataConfig.model_fields["test_fraction"].default:
-        raise ConfigError(
-            f"data.test_fraction: source {config.source!r} has an official test split of "
-            f"{len(raw.test.y)} samples; leave it out, or use test_size for a smaller one"
-        )
-    for name, split in (("train_size", raw.train), ("test_size", raw.test)):
-        size = getattr(config, name)
-        if size and split and size > len(split.y):
-            raise DataError(f"data.{name}: {size} of {len(split.y)} samples asked for; set it lower or leave it out")
-    if config.pca and config.pca > raw.train.x.shape[1]:
-        raise DataError(f"data.pca: {config.pca} components of {raw.train.x.shape[1]} features; set it lower")
-
-
 def _prepare(raw: Splits, config: DataConfig, store: bool) -> Entry:
     train, test = raw.train, raw.test
     if test is None and config.test_fraction:
@@ -183,9 +112,9 @@ def _prepare(raw: Splits, config: DataConfig, store: bool) -> Entry:
         keep = np.setdiff1d(np.arange(len(train.y)), rows)
         train, test = take(train, keep), take(train, rows)
     if config.train_size:
-        train = take(train, stratified(train.y, config.train_size, config.split_seed, "train_size"))
+        train = _subsample(train, config.train_size, config, "train_size")
     if config.test_size and test is not None:
-        test = take(test, stratified(test.y, config.test_size, config.split_seed, "test_size"))
+        test = _subsample(test, config.test_size, config, "test_size")
     if train.x.ndim == 4:
         train = train._replace(x=adapt(train.x, config.resize, config.channels))
         test = test._replace(x=adapt(test.x, config.resize, config.channels)) if test else None
@@ -200,6 +129,12 @@ def _prepare(raw: Splits, config: DataConfig, store: bool) -> Entry:
     if train.x.ndim == 4:
         meta["mean"], meta["std"] = channel_statistics(train.x)
     return Entry(pack(train, test) if store else {}, meta)
+
+
+def _subsample(split: Split, size: int, config: DataConfig, option: str) -> Split:
+    if size > len(split.y):
+        raise DataError(f"data.{option}: {size} of {len(split.y)} samples asked for; set it lower or leave it out")
+    return take(split, stratified(split.y, size, config.split_seed, option))
 
 
 def take(split: Split, rows: Array) -> Split:

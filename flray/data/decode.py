@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.errors import DataError
+from flray.core.errors import DataError, shown
 from flray.data.cache import Array
 
 
@@ -47,9 +47,9 @@ def _inside(name: str, folders: Sequence[Path], what: str) -> str:
     try:
         path = (folders[0] / name).resolve()
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what}: {name!r} is no path ({error})") from error
+        raise DataError(f"{what}: {shown(name)} is no path ({error})") from error
     if not any(path.is_relative_to(folder.resolve()) for folder in folders):
-        raise DataError(f"{what} names the file {name!r}, which is not in the data set's folder {folders[0]}; copy the images there")
+        raise DataError(f"{what} names the file {shown(name)}, which is not in the data set's folder {folders[0]}; copy the images there")
     return str(path)
 
 
@@ -68,9 +68,8 @@ def decode(content: Callable[[int], Any], n: int, resize: int | None, place: Cal
                 image.load()
                 return image if mode in (None, image.mode) else image.convert(mode)
         except Exception as error:  # Pillow's decoders raise many kinds for damaged files, and its own for an image that is a bomb
-            name = source if isinstance(source, str) else place(i)
-            why = "no known format" if isinstance(error, UnidentifiedImageError) else error
-            raise DataError(f"{name} is not a readable image ({why})") from error
+            why = "no known format" if isinstance(error, UnidentifiedImageError) else str(error)[:200]
+            raise DataError(f"{place(i)} is not a readable image ({why})") from error
 
     first = opened(0, None)
     mode = mode or ("L" if first.mode in ("L", "1", "LA") else "RGB")

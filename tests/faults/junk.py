@@ -6,6 +6,7 @@ import copy
 import datetime
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import yaml
@@ -39,29 +40,21 @@ def _nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from _nodes(inner, (*path, key))
 
 
-def _keys() -> list[str]:
-    """Dotted keys of a complete experiment, and of what a file may have besides."""
-    complete = {k: v for k, v in BASE.items() if k not in ("presets", "algorithms")}
-    dotted = {
-        ".".join(map(str, path)) for path in _nodes(Experiment.model_validate(complete).dump()) if all(isinstance(p, str) for p in path)
-    }
-    # a network, or another Ray, is no part of this
-    return sorted(
-        {
-            *dotted,
-            "preset",
-            "presets",
-            "algorithms",
-            "models",
-            "partitions",
-            "imports",
-            "extends",
-            "evaluate.validation",
-        }
-        - _OUTSIDE
-    )
+def _keys() -> dict[str, Any]:
+    """Dotted keys of a complete experiment with their values, and what a file may have besides."""
+    complete = Experiment.model_validate({key: value for key, value in BASE.items() if key not in ("presets", "algorithms")}).dump()
+    found: dict[str, Any] = dict.fromkeys(_OPTIONS, 1)
+    found |= dict.fromkeys(("preset", "presets", "algorithms", "models", "partitions", "imports", "extends", "evaluate.validation"))
+    for path in _nodes(complete):
+        if all(isinstance(part, str) for part in path):
+            value: Any = complete
+            for part in path:
+                value = value[part]
+            found[".".join(path)] = value
+    return {key: value for key, value in sorted(found.items()) if key not in _OUTSIDE}  # a network, or another Ray, is no part of this
 
 
+_OPTIONS = [f"data.options.{name}" for name in ("num_train", "num_test", "shape", "num_classes", "noise", "train", "include_valid")]
 _OUTSIDE = {"storage", "address", "data.download", "proxy.download"}
 KEYS = _keys()
 
@@ -97,6 +90,30 @@ PLAIN = [
     "feddf",
     "holdout",
     "[0.5, 0.5]",
+]
+
+# values that fit where one of this type stands
+USUAL: dict[type, list[str]] = {
+    int: ["0", "1", "2", "3", "7", "50", "1000", "-1"],
+    float: ["0", "0.001", "0.5", "1", "30", "1e6", "-1"],
+    type(None): ["1", "2", "9", "40", "0.3", "~", "label", "x"],
+    bool: ["true", "false"],
+    str: ["train", "all", "fedsol", "plain", "fedml", "uniform", "keep", "adam", "server", "classes", "half", "tanh", "shards", "a b"],
+    list: ["[]", "[1]", "[3, 2]", "[0.5]", "2", "[1, 1, 1, 1, 1, 1]"],
+}
+# what the keys are tried on
+STARTS: list[list[str]] = [
+    [],
+    ["partition={name: shards, clients: 3, shards_per_client: 2}"],
+    ["partition=label_skew"],
+    ["partition={name: dirichlet_client, clients: 3, alpha: 1}"],
+    ["partition={name: table, table: [[9, 9, 9], [9, 9, 9]]}"],
+    ["proxy=uniform_box", "algorithm=feddf"],
+    ["algorithm=scaffold", "evaluate.validation=0.2", "evaluate.finetune_epochs=[]"],
+    ["algorithm=centralized", "evaluate.finetune_epochs=[]"],
+    ["data={source: digits}", "model=fedavg_cnn"],
+    ["data={source: digits, augment: {flip: true}}", "model=resnet8"],
+    ["data={source: synthetic, options: {num_train: 60, num_test: 20, shape: 3}}"],
 ]
 
 SCALARS = st.one_of(
@@ -137,20 +154,21 @@ VALUES = st.recursive(
 
 @st.composite
 def overrides(draw: st.DrawFn) -> list[str]:
-    """One to three of `key=value`, most of them for keys that exist."""
+    """Another section in `BASE`, or none, and one to three of `key=value`, most of them for keys that exist.
+
+    Chosen by a seed that hypothesis draws: its own variations of one case would be mostly wrong in the same place.
+    """
+    random = Random(draw(st.integers(0, 2**64)))
 
     def one() -> str:
-        key = draw(st.sampled_from(KEYS))
-        if draw(st.integers(0, 9)) == 0:
-            cut = draw(st.integers(0, len(key)))
-            key = (
-                key[:cut]
-                + draw(st.sampled_from(["", ".", "..", "x", " ", "\n", "=", ".x", "\udcff"]))
-                + key[cut + draw(st.integers(0, 1)) :]
-            )
-        return f"{key}={draw(st.sampled_from(PLAIN) | st.sampled_from(TEXTS) | st.text(max_size=6))}"
+        key = random.choice(list(KEYS))
+        pool = random.choice([USUAL.get(type(KEYS[key]), PLAIN)] * 3 + [PLAIN, TEXTS])
+        if random.random() < 0.05:
+            cut = random.randrange(len(key))
+            key = key[:cut] + random.choice(["", ".", "..", "x", " ", "\n", "=", ".x", "\udcff"]) + key[cut + random.randrange(2) :]
+        return f"{key}={random.choice(pool)}"
 
-    return [one() for _ in range(draw(st.integers(1, 3)))]
+    return [*random.choice(STARTS), *(one() for _ in range(random.choice([1, 1, 1, 2, 3])))]
 
 
 @st.composite
