@@ -19,7 +19,7 @@ from ray.tune.schedulers.pbt import _PBTTrialState
 from flray.core.errors import CheckpointError
 from flray.engine.recorder import write_text
 from tuning.config import SchedulerConfig, Sweep
-from tuning.search import Studies
+from tuning.search import FACTS, Studies
 
 RUNGS = "rungs.json"
 Keeping = Callable[[], contextlib.AbstractContextManager[None]]
@@ -92,7 +92,7 @@ class Asha(ASHAScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         decision: str = super().on_trial_result(tune_controller, trial, result)
         if decision == TrialScheduler.STOP:
-            self.stopped.add(self._number[trial.trial_id])
+            self.stopped[self._number[trial.trial_id]] = {name: result[name] for name in FACTS.values() if name in result}
         self._save()
         return decision
 
@@ -108,20 +108,22 @@ class Asha(ASHAScheduler):
         for bracket in self._groups.values():
             for at, recorded in bracket._rungs:
                 found[at].update({self._number.get(name, name): value for name, value in recorded.items()})
-        text = json.dumps({"rungs": [[at, values] for at, values in found.items()], "stopped": sorted(self.stopped)}, indent=1)
+        stopped = dict(sorted(self.stopped.items()))
+        text = json.dumps({"rungs": [[at, values] for at, values in found.items()], "stopped": stopped}, indent=1)
         with self._keeping():
             write_text(self._path, text + "\n")
 
 
-def _read_rungs(path: Path, milestones: list[int]) -> tuple[dict[int, dict[str, float]], set[str]]:
-    """(values of the trials at each milestone, "larger is better"; trials that were stopped)."""
+def _read_rungs(path: Path, milestones: list[int]) -> tuple[dict[int, dict[str, float]], dict[str, dict[str, Any]]]:
+    """(values of the trials at each milestone, "larger is better"; trials that were stopped -> `FACTS` of their last result)."""
     if not path.exists():
-        return {}, set()
+        return {}, {}
     try:
         found = json.loads(path.read_text())
         rungs = {int(at): {str(key): float(value) for key, value in dict(values).items()} for at, values in found["rungs"]}
-        return {at: values for at, values in rungs.items() if at in milestones}, set(found["stopped"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        stopped = {str(key): dict(facts) for key, facts in found["stopped"].items()}
+        return {at: values for at, values in rungs.items() if at in milestones}, stopped
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); delete it to go on with empty rungs") from error
 
 

@@ -27,6 +27,7 @@ from flray.core.seeding import torch_seed
 from tuning.config import Sweep
 
 JOURNAL = "study.journal"
+FACTS = {"round": "round", "seeds": "seeds", "client_steps": "spent", "seconds": "seconds"}  # a trial's attribute -> in its results
 NEVER = "never started"  # the status of a trial that the driver was killed in the middle of asking for
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -241,9 +242,8 @@ class Studies:
             status = "pruned" if status == "running" else status
         elif missing:
             status, state = f"failed: its last round has no finite {missing[0]}", TrialState.FAIL
-        facts = {"round": "round", "seeds": "seeds", "client_steps": "spent", "seconds": "seconds"}
         with self._writing():
-            for name, value in {**{name: result[source] for name, source in facts.items() if source in result}, "status": status}.items():
+            for name, value in {**_facts(result), "status": status}.items():
                 trial.set_user_attr(name, value)
             trial.study.tell(trial, values if state == TrialState.COMPLETE else None, state=state)
 
@@ -252,18 +252,23 @@ class Studies:
         with self._writing():
             self._open[key].set_user_attr(name, value)
 
-    def prune(self, keys: set[str]) -> None:
-        """Tell of trials that a scheduler had stopped when the driver was killed before it said so."""
+    def prune(self, stopped: Mapping[str, Mapping[str, Any]]) -> None:
+        """Tell of trials that a scheduler had stopped, with `FACTS` of their last result, when the driver was killed before it said so."""
         for group, study in self.groups.items():
             for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                if self.key(group, frozen.number) in keys:
-                    study._storage.set_trial_user_attr(frozen._trial_id, "status", "pruned")
-                    study._storage.set_trial_user_attr(frozen._trial_id, "round", max(frozen.intermediate_values, default=0))
-                    study.tell(frozen.number, state=TrialState.PRUNED)
+                if (last := stopped.get(self.key(group, frozen.number))) is not None:
+                    with self._writing():
+                        for name, value in {**_facts(last), "status": "pruned"}.items():
+                            study._storage.set_trial_user_attr(frozen._trial_id, name, value)
+                        study.tell(frozen.number, state=TrialState.PRUNED)
 
     def ended(self) -> list[tuple[str | None, FrozenTrial]]:
         """Every trial that has ended, with its study's algorithm."""
         return [(group, trial) for group in self.groups for trial in self.counted(group) if trial.state.is_finished()]
+
+
+def _facts(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: result[source] for name, source in FACTS.items() if source in result}
 
 
 class StudySearcher(Searcher):

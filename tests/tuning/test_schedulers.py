@@ -119,7 +119,8 @@ def test_the_rungs_on_disk(tmp_path: Path) -> None:
     """By hand: at round 2 trial 1 is below the median of {0.9}, trial 2 is not; larger is better, whatever the mode."""
     play(asha(tmp_path), [Report(0, 0.9), Report(0, 0.9), Report(1, 0.1), Report(1, 0.1), *[Report(2, 0.95)] * 4])
     found = json.loads((tmp_path / RUNGS).read_text())
-    assert found == {"rungs": [[2, {"0000": 0.9, "0001": 0.1, "0002": 0.95}], [4, {"0002": 0.95}], [8, {}]], "stopped": ["0001"]}
+    assert found["rungs"] == [[2, {"0000": 0.9, "0001": 0.1, "0002": 0.95}], [4, {"0002": 0.95}], [8, {}]]
+    assert found["stopped"] == {"0001": {"round": 2}}
     (tmp_path / "min").mkdir()
     play(asha(tmp_path / "min", "min"), [Report(0, 0.9), Report(0, 0.9)])
     assert json.loads((tmp_path / "min" / RUNGS).read_text())["rungs"][0] == [2, {"0000": -0.9}]
@@ -151,10 +152,11 @@ def test_algorithms_with_a_budget_of_their_own_are_not_compared(tmp_path: Path) 
     assert decide(asha(tmp_path), "fedavg/0002", 0.6) == "STOP"  # the median of 0.9 and 0.5 is 0.7
     found = json.loads((tmp_path / RUNGS).read_text())
     assert found["rungs"][0][1] == {"fedavg/0000": 0.9, "fedavg/0001": 0.5, "fedavg/0002": 0.6, "fedsol/0000": 0.3, "fedsol/0001": 0.4}
-    assert found["stopped"] == ["fedavg/0001", "fedavg/0002"]
+    assert found["stopped"] == {"fedavg/0001": {"round": 2}, "fedavg/0002": {"round": 2}}
 
 
-DAMAGED = ["", "{", "[]", '{"rungs": []}', '{"rungs": [2], "stopped": []}', '{"rungs": [[2, {"0000": "a"}]], "stopped": []}']
+DAMAGED = ["", "{", "[]", '{"rungs": []}', '{"rungs": [2], "stopped": {}}', '{"rungs": [[2, {"0000": "a"}]], "stopped": {}}']
+DAMAGED += ['{"rungs": [], "stopped": []}']
 
 
 @pytest.mark.parametrize("text", DAMAGED)

@@ -164,11 +164,11 @@ def test_trials_that_a_scheduler_had_stopped_end_as_pruned(tmp_path: Path) -> No
         key, *_ = first.next()
         first.report(key, {"round": 4, "val/acc": 0.25})
     again = Studies(sweep, folder)
-    again.prune({"0001"})
+    again.prune({"0001": {"round": 4, "seeds": 2, "spent": 96, "seconds": 1.5}})
     assert [t.state for t in again.groups[None].trials] == [TrialState.RUNNING, TrialState.PRUNED]
     assert again.groups[None].trials[1].value == 0.25
     row = trials_table(folder).iloc[1]
-    assert (row["state"], row["round"]) == ("pruned", 4)
+    assert (row["state"], row["round"], row["seeds"], row["client_steps"], row["seconds"]) == ("pruned", 4, 2, 96, 1.5)
     assert again.next()[0] == "0000"
 
 

@@ -1,0 +1,89 @@
+"""A campaign on sweeps: the driver is killed with -9 at random moments, and what the resumed sweep says is what its runs wrote down."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.tuning.iris import EXPERIMENT, SPACE
+from tests.tuning.truth import assert_true
+from tuning.trials import trials_table
+
+SWEEP = {
+    "name": "tiny",
+    "experiment": {**EXPERIMENT, "rounds": 24, "checkpoint": {"every": 5}},
+    "space": SPACE,
+    "trials": 5,
+    "scheduler": {"name": "asha", "grace": 4, "reduction": 3, "seeds": [1, 2]},
+    "concurrency": 1,
+    "final": {"top": 0},
+}
+SEEDS_AT = {12: 2, 24: 2}  # rungs at 4, 12 and 24
+LIMIT_S = 280
+KILLS = 3  # of one sweep, at most
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def command(folder: Path) -> list[str]:
+    if (folder / "study.journal").exists():
+        return [sys.executable, "-m", "flray.cli", "sweep", str(folder), "--resume"]
+    return [sys.executable, "-m", "flray.cli", "sweep", str(folder.parent / "tiny.yaml"), "--out", str(folder)]
+
+
+def drive(folder: Path, kill_at: int | None) -> bool:
+    """Begin the sweep or go on with it; kill -9 once its journal has this many lines more than now. Whether it was killed."""
+    journal = folder / "study.journal"
+    lines = journal.read_bytes().count(b"\n") if journal.exists() else 0
+    with subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True) as process:
+        until = time.monotonic() + LIMIT_S
+        while kill_at is not None and process.poll() is None and time.monotonic() < until:
+            if journal.exists() and journal.read_bytes().count(b"\n") >= lines + kill_at:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+                return True
+            time.sleep(0.001)
+        _, errors = process.communicate(timeout=max(1.0, until - time.monotonic()))
+        assert process.returncode == 0, errors.decode()[-3000:]
+    return False
+
+
+def found(folder: Path) -> tuple[list[dict[str, Any]], list[Any], int]:
+    """What was suggested and seen, the rungs, and how many trials were stopped: without times, and without the trials' numbers, of which
+    a driver that is killed while it asks for a trial uses one up."""
+    table = trials_table(folder).drop(columns=["trial", "folder", "seconds"]).astype(object)
+    rungs = json.loads((folder / "rungs.json").read_text())
+    values = [[at, [value for _, value in sorted(recorded.items())]] for at, recorded in rungs["rungs"]]
+    return table.where(table.notna(), None).to_dict("records"), values, len(rungs["stopped"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sweep that nothing happened to."""
+    home = tmp_path_factory.mktemp("sweep")
+    (home / "tiny.yaml").write_text(yaml.safe_dump(SWEEP))
+    assert not drive(home / "s", None)
+    return home / "s"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_driver_killed_at_random_moments_changes_nothing(whole: Path, tmp_path: Path, seed: int) -> None:
+    """Killed up to three times, each after a random number of entries in its study: it ends with the trials, values and rungs of the
+    sweep that nothing happened to, and each of them is what `rounds/` says."""
+    draw, folder = random.Random(seed), tmp_path / "s"
+    total = (whole / "study.journal").read_bytes().count(b"\n")
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SWEEP))
+    kills = sum(drive(folder, draw.randrange(1, total)) for _ in range(KILLS))
+    assert not drive(folder, None) and kills
+    assert assert_true(folder, SEEDS_AT, killed=True) >= 24
+    assert found(folder) == found(whole)
