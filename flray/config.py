@@ -6,8 +6,6 @@ experiments = load_config("configs/quickstart.yaml", ["algorithm=fedavg,feddf", 
 from __future__ import annotations
 
 import itertools
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,10 @@ from flray.experiment import Experiment
 from flray.home import find_modules
 from flray.keys import places_of
 from flray.models import MODELS
+from flray.overrides import axes_of, once
 from flray.registry import imported
 
 NAMED = {"algorithm": ALGORITHMS, "model": MODELS, "partition": PARTITIONS}  # sections of a name and its own options
-CELLS = 10_000  # experiments of one grid; every one is a folder
 
 
 def load_config(
@@ -41,26 +39,9 @@ def load_config(
     raw = _read(source)
     if isinstance(source, str | Path):
         find_modules(Path(source).parent)  # of a run folder
-    modules, axes = _axes(overrides)
+    modules, axes = axes_of(overrides)
     _import(raw, modules, imports)
     return [_build(raw, dict(zip(axes, cell, strict=True))) for cell in itertools.product(*axes.values())]
-
-
-def count_cells(overrides: Iterable[str] | Mapping[str, Any]) -> int:
-    """How many experiments the overrides make of a file, without making one. Raises `ConfigError` for more than a grid can have."""
-    return math.prod(map(len, _axes(overrides)[1].values()))
-
-
-def _axes(overrides: Iterable[str] | Mapping[str, Any]) -> tuple[list[Any], dict[str, list[Any]]]:
-    """(modules to import, the values of every other key)."""
-    axes = {key: several(key, value) for key, value in pairs(overrides).items()}
-    modules = axes.pop("imports", [])
-    _once(axes)
-    count = math.prod(map(len, axes.values()))
-    if count > CELLS:
-        factors = " x ".join(f"{key} {len(values)}" for key, values in axes.items() if len(values) > 1)
-        raise ConfigError(f"these overrides make {count:,} experiments ({factors}), and a grid has at most {CELLS:,}; give fewer values")
-    return modules, axes
 
 
 def self_contained(
@@ -73,7 +54,7 @@ def self_contained(
     """
     raw, overrides = _read(source, folder), dict(overrides)
     _import(raw, [overrides.pop("imports", None)], imports)
-    _once({key: [value] for key, value in overrides.items()})
+    once({key: [value] for key, value in overrides.items()})
     values = _start(raw, overrides)
     for key, value in _inside(overrides):
         _assign(values, key, value)
@@ -81,53 +62,6 @@ def self_contained(
         for entry in _table(values, f"{section}s").values() if section in NAMED else ():
             entry.pop(option, None)  # an override goes before the tables
     return values
-
-
-def pairs(*given: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides by key, of texts `key=value` and mappings. Raises `ConfigError` for one without a key, or given twice."""
-    found: dict[str, Any] = {}
-    for overrides in given:
-        for key, value in overrides.items() if isinstance(overrides, Mapping) else map(pair, overrides):
-            if not isinstance(key, str) or not all(key.split(".")):
-                raise ConfigError(f"override {shown(key)}: no key; write key=value, for example algorithm.lr=0.1")
-            plain(key, "an override's key")
-            if key in found:
-                raise ConfigError(f"override {key} is given twice: {shown(found[key])} and {shown(value)}; keep one")
-            found[key] = value
-    return found
-
-
-def pair(text: str) -> tuple[str, str]:
-    key, sign, value = text.partition("=")
-    if not sign or not key:
-        raise ConfigError(f"override {shown(text)}: write key=value, for example algorithm.lr=0.1")
-    return key.strip(), value
-
-
-def several(key: str, value: Any) -> list[Any]:
-    """One value, or several: `a,b,c` and `0..4` outside brackets. Raises `ConfigError` for more than a grid can have."""
-    if not isinstance(value, str):
-        return [plain(value, f"override {key}")]
-    if value.strip().startswith(("[", "{", "'", '"')):
-        return [scalar(key, value)]
-    found: list[Any] = []
-    for part in value.split(","):
-        ends = re.fullmatch(r"\s*(-?[0-9]{1,19})\.\.(-?[0-9]{1,19})\s*", part)
-        if ends:
-            low, high = int(ends[1]), int(ends[2])
-            if high - low >= CELLS:
-                raise ConfigError(f"override {key}={part.strip()}: {high - low + 1:,} values, and a grid has at most {CELLS:,} experiments")
-            found.extend(range(low, high + 1))
-        elif part.strip() or "," not in value:
-            found.append(scalar(key, part))
-    if not found:
-        raise ConfigError(f"override {key}={shown(value)}: no value")
-    return found
-
-
-def scalar(key: str, text: str) -> Any:
-    """The YAML value of an override's text."""
-    return read(text, f"override {key}={text if len(text) <= 100 else shown(text)}")
 
 
 # reading --------------------------------------------------------------------------------------
@@ -216,18 +150,6 @@ def _inside(cell: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The overrides besides those of `_start`, a section before the keys inside it."""
     done = ("preset", *NAMED, *(f"{section}.name" for section in NAMED))
     return sorted(((key, value) for key, value in cell.items() if key not in done), key=lambda item: item[0].count("."))
-
-
-def _once(axes: Mapping[str, Sequence[Any]]) -> None:
-    """`ConfigError` where two overrides set the same field: `cohort=10 cohort.size=20`."""
-    owner: dict[str, str] = {}
-    for key, values in axes.items():
-        section = section_at(Experiment, key.split("."))
-        words = [spelled_out(value, section) for value in values if not isinstance(value, dict)]
-        for field in {f"{key}.{name}" for word in words if isinstance(word, dict) for name in word if word[name] is not None} or {key}:
-            if field in owner:
-                raise ConfigError(f"override {key} and override {owner[field]} set the same field; keep one")
-            owner[field] = key
 
 
 def _build(raw: Mapping[str, Any], cell: Mapping[str, Any]) -> Experiment:

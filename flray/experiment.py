@@ -237,7 +237,8 @@ def run(
     `config` is a YAML file, a mapping or an `Experiment`; overrides as on the command line (`"algorithm.lr=0.1"`) or by keyword
     (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
     """
-    from flray.config import load_config, pairs
+    from flray.config import load_config
+    from flray.overrides import pairs
 
     cells = load_config(config, pairs(overrides, values), imports)
     if len(cells) != 1:
@@ -264,10 +265,11 @@ def resume(
     error, unless `accept` names it; `environment.json` then says so for ever.
     The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one line.
     """
-    from flray.config import load_config, pairs
+    from flray.config import load_config
     from flray.engine.remote import download
     from flray.engine.simulation import simulate
     from flray.engine.uri import is_uri, split
+    from flray.overrides import pairs
     from flray.results import load
 
     changes = pairs(overrides, values)

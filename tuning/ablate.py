@@ -9,7 +9,6 @@ from typing import Any
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
-from flray.config import pair, several
 from flray.core.errors import FlrayError
 from flray.engine.cluster import connect
 from flray.engine.evaluate import personal_epochs
@@ -17,6 +16,7 @@ from flray.engine.prepare import build_data, cpus_needed
 from flray.engine.progress import stage
 from flray.experiment import Experiment
 from flray.grid import cell_status, labels
+from flray.overrides import pair, several
 from flray.results import compare, paired
 from flray.results.tables import planned
 from tuning.drive import drive, place

@@ -10,17 +10,18 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_jsonable_python
 
 from flray.catalog import METRICS
-from flray.config import NAMED, pairs, read_yaml, scalar, self_contained
+from flray.config import NAMED, read_yaml, self_contained
 from flray.core.errors import ConfigError, unknown
-from flray.core.validation import one_line
+from flray.core.validation import one_line, section_at, spelled_out
 from flray.experiment import Experiment, FolderName, Section, ValidationConfig
+from flray.overrides import pairs, scalar
 from tuning.domain import show
 from tuning.space import Space, build, narrowed, resolve
 
@@ -45,6 +46,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 class SchedulerConfig(Section):
     """Which trials are stopped early, by their value of the objective on the way; options that a scheduler does not read are errors."""
 
+    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     name: Literal["none", "asha", "hyperband", "pbt", "median", "percentile", "successive_halving"] = Field(
         "none", description="asha, hyperband and pbt, or a pruner of Optuna"
     )
@@ -60,8 +62,9 @@ class SchedulerConfig(Section):
     @classmethod
     def _fill(cls, data: Any) -> Any:
         """A name alone, and the defaults of the named one: the saved sweep is complete."""
-        data = {"name": data} if isinstance(data, str) else {"name": "none"} if data is None else data
-        reads = SCHEDULERS.get(data.get("name", "none")) if isinstance(data, Mapping) else None
+        data = {"name": "none"} if data is None else spelled_out(data, cls)
+        name = data.get("name", "none") if isinstance(data, Mapping) else None
+        reads = SCHEDULERS.get(name) if isinstance(name, str) else None
         if reads is None:
             return data
         for option in cls.model_fields:
@@ -249,9 +252,7 @@ def _assign(raw: dict[str, Any], section: str, inner: str, value: Any) -> None:
     if not inner:
         raw[section] = value
         return
-    current = raw.get(section)
-    if section == "scheduler" and isinstance(current, str):
-        current = {"name": current}
+    current = spelled_out(raw.get(section), section_at(Sweep, (section,)))
     if current is not None and not isinstance(current, Mapping):
         raise ConfigError(f"override {section}.{inner}: {section} is {show(current)}, a value, not a section")
     raw[section] = {**(current or {}), inner: value}

@@ -158,6 +158,8 @@ def resolve(space: Mapping[str, Any], experiment: Mapping[str, Any] | Experiment
 
 def narrowed(space: Mapping[str, Any]) -> dict[str, Any]:
     """`space` without what it says of algorithms that its `algorithm` does not name: for a choice that became shorter."""
+    if not isinstance(space, Mapping) or "algorithm" not in space:
+        return space  # what is wrong with it is said where it is read
     form = space["algorithm"]
     names = [form] if isinstance(form, str) else [str(name) for name in written("algorithm", form).probes()]
 

@@ -251,6 +251,8 @@ def test_the_sweeps_search_what_the_issue_names():
         (["scheduler=hyperband", "concurrency=2"], "concurrency: hyperband halts trials and goes on with others"),
         (["space.algorithm.rhoo=auto"], "unknown parameter 'rhoo' in space.algorithm.rhoo, of fedsol (did you mean 'rho'?)"),
         (["space.algorithm.rho=[]"], "space.algorithm.rho: no values to choose from"),
+        (["scheduler.name=[a]"], "scheduler.name: input should be 'none', 'asha'"),
+        (["space.algorithm=1", "space=2"], "space: "),
         (["evaluate.finetune_epochs=[0, 1]"], "evaluate.validation: evaluate.finetune_epochs tests each client on the test set"),
         (["space.algorithm=[fedavg, local]"], "evaluate.validation: algorithm local tests each client on the test set"),
     ],
