@@ -25,6 +25,7 @@ from flray.engine.health import model_is_finite, reported
 from flray.engine.storage import SERVER, STATE, Storage
 from flray.engine.workbench import Delivery, Moment, Workbench
 from flray.experiment import Experiment
+from flray.models.weights import save_weights
 from flray.ops.average import combine, scale, stack
 
 
@@ -220,13 +221,11 @@ class Server:
 
     def save_model(self) -> str:
         """`DIR/model.safetensors`: names and shapes of the module's own state_dict."""
-        from safetensors.torch import save_file
-
         self.check_folder()
         path = self.folder / "model.safetensors"
         named = self.bench.objective.state_dict(self.state.w, self.state.b)
         with checkpoint.disk_errors(path, self.folder), whole(path) as aside:
-            save_file({name: tensor.cpu() for name, tensor in named.items()}, aside)
+            save_weights(named, aside)
         return str(path)
 
     def check_folder(self) -> None:

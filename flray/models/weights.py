@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,7 @@ from flray.core.errors import ConfigError
 
 Head = Literal["load", "fresh"]
 FILE = "model.safetensors"  # in a run folder
+CHECKSUM = "flray.checksum"
 
 
 def load_weights(module: nn.Module, source: str, head: Head) -> None:
@@ -40,6 +43,20 @@ def load_weights(module: nn.Module, source: str, head: Head) -> None:
     module.load_state_dict(found, strict=False)
 
 
+def save_weights(named: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors as a `.safetensors` file whose metadata holds the checksum of its data, which :func:`load_weights` compares."""
+    from safetensors.torch import save, save_file
+
+    tensors = {name: tensor.cpu() for name, tensor in named.items()}
+    save_file(tensors, path, {CHECKSUM: checksum(_data(save(tensors))[1])})
+
+
+def _data(content: bytes) -> tuple[dict[str, str], memoryview]:
+    """(metadata, the tensors' bytes) of a `.safetensors` file: eight bytes with the length of a JSON header, the header, the data."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:end]).get("__metadata__", {}), memoryview(content)[end:]
+
+
 def weights_fingerprint(source: str | None) -> str | None:
     """Checksum of the file; None without one. Raises `ConfigError` for a file that cannot be read."""
     return None if source is None else checksum(_content(source))
@@ -49,10 +66,15 @@ def _read(source: str) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    content = _content(source)
     try:
-        return load(_content(source))
+        found = load(content)
     except SafetensorError as error:
         raise ConfigError(f"model.weights: {source} is no .safetensors file ({error}); give one, or a run folder") from error
+    metadata, data = _data(content)
+    if metadata.get(CHECKSUM, checksum(data)) != checksum(data):  # a file of another program has none
+        raise ConfigError(f"model.weights: {source} is damaged: its checksum is not the one that was written; make it again")
+    return found
 
 
 def _content(source: str) -> bytes:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from flray.core.errors import ConfigError
 from flray.core.objective import Objective
 from flray.models import ModelConfig, build_model
-from flray.models.weights import weights_fingerprint
+from flray.models.weights import save_weights, weights_fingerprint
 
 NAME = "tests.contracts.networks:NormNet"
 
@@ -19,7 +19,7 @@ def run(tmp_path):
     """A run folder with the weights of a network of 3 classes, as the server writes them."""
     objective = Objective(build_model(ModelConfig(name=NAME), (4,), 3, seed=1))
     w, b = objective.initial()
-    save_file(objective.state_dict(w + 0.5, b + 2), tmp_path / "model.safetensors")
+    save_weights(objective.state_dict(w + 0.5, b + 2), tmp_path / "model.safetensors")
     return tmp_path
 
 
@@ -81,6 +81,22 @@ def test_files_that_are_none(run):
             build(run / place)
     with pytest.raises(ConfigError, match="nope://x cannot be read"):
         build("nope://x")
+
+
+@pytest.mark.parametrize("place", [-1, -40, -200])
+def test_one_flipped_bit_is_damage(run, place):
+    path = run / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"model.weights: {run} is damaged"):
+        build(run)
+
+
+def test_a_file_of_another_program_has_no_checksum(run):
+    path = run / "model.safetensors"
+    save_file(load_file(path), path)
+    assert torch.equal(build(run).state_dict()[next(iter(load_file(path)))], next(iter(load_file(path).values())))
 
 
 def test_the_fingerprint_is_that_of_the_content(run):
