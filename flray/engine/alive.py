@@ -75,9 +75,16 @@ def watch(node: Any, own: bool) -> None:
     """Watch over Ray's node of this process from now on."""
     global _watch
     if _watch is None or _watch.key != node.raylet_socket_name:
-        if _watch is not None:
-            _watch.close()
+        forget()
         _watch = Watch(node, own)
+
+
+def forget() -> None:
+    """Ray is about to be left: what ends now has not died."""
+    global _watch
+    if _watch is not None:
+        _watch.close()
+    _watch = None
 
 
 def check(wait: float = 0.0) -> None:

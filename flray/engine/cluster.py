@@ -205,6 +205,7 @@ def close() -> None:
     """Stop the cluster if this process started it."""
     if _ours["cpus"]:
         _ours["cpus"] = 0
+        alive.forget()
         ray.shutdown()
 
 

@@ -17,6 +17,7 @@ import pytest
 from ray.exceptions import OutOfMemoryError
 
 import flray
+from flray.engine import alive
 from flray.engine.pool import Pool
 from tests import heads
 
@@ -73,7 +74,8 @@ def test_memory_that_runs_out_is_said_in_one_line(tmp_path, home):
     )
 
 
-def test_a_death_for_lack_of_memory_is_called_that():
+def test_a_death_for_lack_of_memory_is_called_that(monkeypatch):
+    monkeypatch.setattr(alive, "_watch", None)  # no Ray here that could have died
     pool = Pool.__new__(Pool)
     pool._oom_kills = sys.maxsize  # the kernel has ended none since
     assert pool._reason(OutOfMemoryError("Task was killed due to the node running low on memory.")).startswith("memory ran out: Ray")
