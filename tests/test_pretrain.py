@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import flray
 from flray.cli import app
-from flray.core.errors import ConfigError, DataError
+from flray.core.errors import ConfigError
 from flray.pretrain import pretraining
 
 QUICK = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
@@ -58,5 +58,5 @@ def test_a_run_begins_with_the_weights_in_every_actor_and_notices_when_they_chan
     assert flray.load(server.folder).environment["fingerprints"]["weights"] == clients.environment["fingerprints"]["weights"]
 
     weights.write_bytes((tmp_path / "clients" / "environment.json").read_bytes())
-    with pytest.raises(DataError, match="the weights changed since the run began"):
+    with pytest.raises(ConfigError, match="the weights changed since the run began"):
         flray.resume(server.folder, rounds=1)
