@@ -11,11 +11,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from flray.core.errors import CheckpointError
 from flray.engine import checkpoint
 from flray.engine.lock import holder
+from flray.engine.parts import read_part
 from flray.engine.recorder import Table
 from flray.engine.simulation import play
 from flray.experiment import Experiment
@@ -159,9 +158,10 @@ class TrialRun:
         done = checkpoint.rounds_done(source)
         for name in ROWS:
             own = Table(self.folder / name)
-            own.keep("done", done)
-            mine = max((row["done"] for row in _rows(own.folder)), default=0)
-            for at, rows in itertools.groupby(_rows(place / name), key=itemgetter("done")):
+            own.keep(done)
+            mine = max(own.kept, default=0)
+            theirs = (row for part in sorted((place / name).glob("part-*.parquet")) for row in read_part(part).to_pylist())
+            for at, rows in itertools.groupby(theirs, key=itemgetter("done")):
                 if mine < at <= done:
                     own.append(list(rows), at)
             own.flush()
@@ -185,7 +185,3 @@ class TrialRun:
         for _ in self._rows:
             pass
         self._rows = None
-
-
-def _rows(table: Path) -> list[dict[str, Any]]:
-    return [row for part in sorted(table.glob("part-*.parquet")) for row in pq.read_table(part).to_pylist()]
