@@ -38,6 +38,7 @@ def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Pa
             torch.testing.assert_close(ours[name], weight, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_of_a_comparison(ray_cluster, tmp_path: Path):
     rows = bench.compare("W2 round flray/bare", TINY, rounds=2, repeats=1, home=tmp_path, ways=[(1, 1)])
     assert [row["name"] for row in rows] == ["W2 round flray/bare", "server share of a W1 round"]

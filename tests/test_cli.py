@@ -114,6 +114,7 @@ def test_doctor_says_whether_the_proxy_data_are_read(overrides, found):
     assert {row["check"]: row["found"] for row in rows}["proxy"] == found
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_path):
     """SIGINT after some rounds, `flray resume`, against the run that was left alone."""
     words = [sys.executable, "-m", "flray.cli", "run", QUICK, *FAST[1:], "rounds=400", "checkpoint.every=0", "--out", str(tmp_path / "a")]
@@ -173,6 +174,7 @@ def test_a_grid_says_how_many_cells_and_at_its_end_where_they_are(ray_cluster, t
         assert again.exit_code == 0, again.output
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_grid_is_the_code_130_and_the_same_command_goes_on(ray_cluster, tmp_path):
     root = tmp_path / "g"
 
@@ -199,6 +201,7 @@ ALGORITHMS.add("mine", Mine)
 """
 
 
+@pytest.mark.slow
 def test_own_modules_and_relative_data_are_found_from_any_folder(ray_cluster, tmp_path, monkeypatch):
     """A run and a grid with `data.root=data` and an own algorithm, then resumed and replayed elsewhere by processes of their own."""
     here, there = tmp_path / "here", tmp_path / "there"

@@ -16,7 +16,8 @@ from tests.contracts.faults import client_killed_in_round, interrupted
 from tests.contracts.inprocess import Local
 from tests.contracts.table import TABLE, experiment
 
-NAMES = list(TABLE)
+ALIKE = ("fedavgm", "fedyogi", "fedadagrad")  # one server half and one state with fedadam: their turn comes with the slow tests
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in TABLE]
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
@@ -54,7 +55,7 @@ def client_states(run, experiment_):
 def uninterrupted(ray_cluster, tmp_path_factory):
     """Every algorithm with 3 client actors, one after the other: they share the actors."""
     runs = {}
-    for name in NAMES:
+    for name in TABLE:
         folder = tmp_path_factory.mktemp("three") / name
         try:
             runs[name] = flray.run(config(name, 3), out=folder)

@@ -40,7 +40,8 @@ def wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[str]) ->
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("who, what", [("raylet", "raylet"), pytest.param("gcs_server", "GCS", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("who, what", [("raylet", "raylet"), ("gcs_server", "GCS")])
 def test_a_process_of_ray_that_dies_is_said_in_one_line_and_the_run_resumes_to_the_same_bits(ray_cluster, tmp_path, home, who, what):
     out = tmp_path / "run"
     words = [sys.executable, "-m", "flray.cli", "run", str(QUICK), "rounds=4000", *FAST, "--out", str(out)]

@@ -86,6 +86,7 @@ def test_a_run_that_is_being_written_is_not_touched(ray_cluster, tmp_path):
     assert flray.load(tmp_path / "run").rounds["done"].tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_driver_that_slept_through_a_takeover_stops_and_writes_nothing(ray_cluster, tmp_path):
     """Its lock looks like that of another machine which has not been heard of for long; it wakes when the other has finished."""
     folder = tmp_path / "run"
@@ -193,6 +194,7 @@ ALGORITHMS.add("own-avg", OwnAvg)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", ["own_method", "own_helper"])
 def test_a_module_of_ones_own_that_changed_is_named(ray_cluster, tmp_path, changed):
     """Also one that only the named module imports. Each driver is a process of its own, as on a command line."""

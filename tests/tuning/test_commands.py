@@ -55,6 +55,7 @@ def test_what_an_ablation_compares_is_checked_before_anything_runs(experiment: P
     assert "\n" not in str(asked.exception) and not out.exists()
 
 
+@pytest.mark.slow
 def test_an_ablation_ends_with_where_it_is_and_other_commands(ray_cluster: Any, experiment: Path) -> None:
     words = ["ablate", str(experiment), "algorithm.lr=0.01,0.1", "--out", str(experiment.parent / "a")]
     done = invoke(*words)
@@ -70,6 +71,7 @@ def test_an_ablation_ends_with_where_it_is_and_other_commands(ray_cluster: Any, 
 
 
 # sweep -------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_sweep_ends_with_where_it_is_and_other_commands(ray_cluster: Any, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     done = invoke("sweep", write_sweep(tmp_path), "rounds=2", "--out", folder)
@@ -84,6 +86,7 @@ def test_a_sweep_ends_with_where_it_is_and_other_commands(ray_cluster: Any, tmp_
     assert "test acc %" in table and "best %" not in table and "last 10 %" not in table  # one test a run: the same number three times
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_sweep_is_the_code_130_and_the_last_line_names_the_folder(ray_cluster: Any, tmp_path: Path) -> None:
     folder = tmp_path / "s"
 

@@ -103,6 +103,7 @@ def test_the_same_seed_suggests_and_finds_the_same(whole, tmp_path):
     assert found(tmp_path / "other")[0]["algorithm.rho"] != found(whole)[0]["algorithm.rho"]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_ends_as_if_it_had_not_been(whole, tmp_path):
     """kill -9 of the driver in the middle of the third trial or later: finished trials and rungs are kept, the rest follows alike."""
     folder = tmp_path / "killed"
@@ -139,6 +140,7 @@ def test_a_trial_that_had_ended_but_was_not_told_of_is_told_and_not_run_again(ra
     assert (home / "model.safetensors").stat().st_mtime_ns == stamp and key == "0000"
 
 
+@pytest.mark.slow
 def test_a_budget_ends_a_sweep_and_a_resume_raises_it(whole, tmp_path):
     # 6 rounds of 4 clients with 3 batches (23 of 30 samples; 8 a batch): spent when the first trial has ended
     run_sweep(tiny(client_steps=72), tmp_path / "s", progress=False)
@@ -161,7 +163,8 @@ def test_a_rung_of_several_seeds_judges_by_their_mean(ray_cluster, tmp_path):
         assert row["seeds"] == (3 if row["state"] == "finished" else 2)
 
 
-@pytest.mark.parametrize("name", ["pbt", pytest.param("hyperband", marks=pytest.mark.slow), pytest.param("median", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pbt", "hyperband", "median"])
 def test_other_schedulers_by_name(ray_cluster, tmp_path, name):
     options = {"hyperband": {"reduction": 2}, "pbt": {"grace": 2}, "median": {"grace": 1, "startup": 1}}[name]
     sweep = tiny(trials=4, scheduler={"name": name, **options}, concurrency="auto", final={"top": 0})

@@ -29,6 +29,7 @@ def job(folder: Path, rungs: list[tuple[int, int]], **overrides: Any) -> Job:
     return Job.of("0000", folder, experiment, ("val/acc",), rungs)
 
 
+@pytest.mark.slow
 def test_taken_up_at_a_round_that_was_not_tested_it_goes_on_to_the_next_test(ray_cluster: Any, tmp_path: Path) -> None:
     """The process dies in round 3 of a trial that is tested every second round."""
     whole, cut = (job(tmp_path / name, [(6, 1)], **{"evaluate.every": 2}) for name in ("whole", "cut"))

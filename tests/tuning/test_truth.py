@@ -37,6 +37,7 @@ def test_so_do_the_other_schedulers(ray_cluster: Any, tmp_path: Path, scheduler:
     assert assert_true(tmp_path / "s") >= ROUNDS
 
 
+@pytest.mark.slow
 def test_sums_over_rounds_are_objectives_as_well(ray_cluster: Any, tmp_path: Path) -> None:
     objective = {"val/acc": "max", "comm/bytes": "min", "client_steps": "min", "time/s": "min"}
     space = {"algorithm.local_epochs": [1, 2], "cohort.size": [2, 4]}

@@ -1,0 +1,64 @@
+"""The source of one's own modules decides a run's bits: which modules count, and what a resume says of them. Without Ray."""
+
+import importlib
+import itertools
+import sys
+
+import pytest
+
+from flray.core.disk import sealed
+from flray.core.errors import ConfigError
+from flray.engine.provenance import Origin, module_fingerprints
+from tests.contracts.table import experiment
+
+METHOD = """
+import json, numpy
+import {helper}
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
+class Own(FedAvg, frozen=True):
+    pass
+ALGORITHMS.add("{method}", Own)
+"""
+number = itertools.count()
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """(an experiment with an algorithm of its own, the folder of its modules, the names of the method's and of the helper's)."""
+    method, helper, stranger = (f"own_{kind}_{next(number)}" for kind in ("method", "helper", "stranger"))
+    (tmp_path / f"{helper}.py").write_text("LIMIT = 1\n")
+    (tmp_path / f"{stranger}.py").write_text("")  # in the same folder, imported by nobody
+    (tmp_path / f"{method}.py").write_text(METHOD.format(method=method, helper=helper))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in (method, stranger):
+        importlib.import_module(name)
+    yield experiment("fedavg", imports=[method], algorithm={"name": method}), tmp_path, method, helper
+    for name in (method, helper, stranger):
+        sys.modules.pop(name, None)
+
+
+def test_the_modules_that_are_named_and_what_they_import_count(own):
+    settings, _, method, helper = own
+    found = module_fingerprints(settings)
+    assert set(found) - {"modules.tests.contracts.networks"} == {f"modules.{method}", f"modules.{helper}"}
+
+
+def test_flrays_own_code_does_not():
+    assert not any(name.startswith("modules.flray") for name in module_fingerprints(experiment("fedavg")))
+
+
+@pytest.mark.parametrize("which", ["method", "helper"])
+def test_a_module_that_changed_is_named_and_can_be_accepted(own, tmp_path, which):
+    settings, home, method, helper = own
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "environment.json").write_text(sealed(Origin.of(settings, None).record(settings)))
+    Origin.of(settings, run)  # nothing changed
+    changed = {"method": method, "helper": helper}[which]
+    with (home / f"{changed}.py").open("a") as file:
+        file.write("# changed\n")
+    with pytest.raises(ConfigError, match=f"the source of module {changed} changed since the run began.*--accept modules.{changed}"):
+        Origin.of(settings, run)
+    accepted = Origin.of(settings, run, [f"modules.{changed}"]).record(settings)["accepted"]
+    assert [entry["what"] for entry in accepted] == [f"modules.{changed}"]
