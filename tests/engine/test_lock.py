@@ -143,7 +143,8 @@ def test_of_two_that_find_a_dead_owner_one_gets_it(tmp_path, monkeypatch):
 
 def test_a_record_that_cannot_be_read_is_nobodys(tmp_path):
     (tmp_path / NAME).write_text("{")
-    FolderLock.acquire(tmp_path).check()
+    mine = FolderLock.acquire(tmp_path)
+    assert holder(tmp_path) == mine.owner
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):

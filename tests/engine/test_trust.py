@@ -217,23 +217,24 @@ def test_a_module_of_ones_own_that_changed_is_named(ray_cluster, tmp_path, chang
     assert accepted.returncode == 0, accepted.stderr
 
 
+def began_with_another(folder, name):
+    """Write another fingerprint into the record of what the run began with."""
+    record = unsealed(folder / "environment.json")
+    record["fingerprints"][name] = "another"
+    (folder / "environment.json").write_text(sealed(record))
+
+
 def test_another_initial_model_is_named(finished):
     """As with another version of the network's code, or of torch's initialisation."""
     folder, _ = finished
-    path = folder / "environment.json"
-    record = unsealed(path)
-    record["fingerprints"]["initial_weights"] = "another"
-    path.write_text(sealed(record))
+    began_with_another(folder, "initial_weights")
     with pytest.raises(ConfigError, match="the initial weights changed since the run began"):
         flray.resume(folder, rounds=4)
 
 
 def test_other_data_can_be_accepted_too(finished):
     folder, _ = finished
-    path = folder / "environment.json"
-    record = unsealed(path)
-    record["fingerprints"]["data"] = "another"
-    path.write_text(sealed(record))
+    began_with_another(folder, "data")
     with pytest.raises(DataError, match="--accept data"):
         flray.resume(folder, rounds=4)
     assert flray.resume(folder, rounds=4, accept=["data"]).environment["accepted"][0]["was"] == "another"
