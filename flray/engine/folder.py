@@ -47,20 +47,19 @@ class RunFolder:
             home._begun = True
             return home
         folder = folder.resolve() if folder.is_symlink() else folder  # what it points to is replaced, not the link
-        content = _content(folder)
-        unbegun = _unbegun(folder, content)
-        if content and not unbegun and not is_run(folder):
-            raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
-        if content and not unbegun and not overwrite:
-            raise CheckpointError(f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}")
+        unbegun = _unbegun(folder, _content(folder))
+        _check(folder, unbegun, overwrite)
         made = not folder.exists()
         with _one_line(folder):
             folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock.acquire(folder)
-        if not content or unbegun:
-            _empty(folder)
-            return cls(folder, folder, [lock], made)
         try:
+            # again: whoever held it while this process waited for the lock may have left a whole run
+            unbegun = set(_content(folder)) <= STARTED
+            _check(folder, unbegun, overwrite)
+            if unbegun:
+                _empty(folder)
+                return cls(folder, folder, [lock], made)
             aside = folder.with_name(f"{folder.name}.new")
             _make_room(aside)
             with _one_line(aside):
@@ -137,8 +136,16 @@ def _content(folder: Path) -> list[str]:
 
 
 def _unbegun(folder: Path, content: list[str]) -> bool:
-    """Whether this is what a process leaves that was killed while its run started."""
-    return set(content) <= STARTED and owner(folder) is not None
+    """Whether there is nothing, or what a process leaves that was killed while its run started."""
+    return not content or (set(content) <= STARTED and owner(folder) is not None)
+
+
+def _check(folder: Path, unbegun: bool, overwrite: bool) -> None:
+    """Raises `CheckpointError` for a folder that is something else than a run, or a run that is not to be replaced."""
+    if not unbegun and not is_run(folder):
+        raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
+    if not unbegun and not overwrite:
+        raise CheckpointError(f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}")
 
 
 def _empty(folder: Path) -> None:
@@ -152,7 +159,7 @@ def _empty(folder: Path) -> None:
 def _make_room(aside: Path) -> None:
     """Remove what an earlier replacement, one that failed in its first round, left in `NAME.new`."""
     content = _content(aside)
-    if content and not is_run(aside) and not _unbegun(aside, content):
+    if not is_run(aside) and not _unbegun(aside, content):
         raise CheckpointError(f"{aside} is in the way, where the new run is to grow until its first round is done; move it")
     if aside.exists():
         lock = FolderLock.acquire(aside)  # nobody else's

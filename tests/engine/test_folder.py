@@ -152,3 +152,24 @@ def test_a_run_that_lives_is_neither_resumed_nor_replaced(tmp_path, options):
 def test_a_name_that_no_folder_can_have_is_one_line(tmp_path, name):
     with pytest.raises(CheckpointError, match=r"cannot create .*give another --out"):
         RunFolder.claim(tmp_path / name)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_taken_for_an_empty_folder(tmp_path, monkeypatch, overwrite):
+    """As when its driver is on another machine: the folder was still empty at the first look."""
+    acquire, folder = FolderLock.acquire, tmp_path / "run"
+
+    def waited(place):
+        if place == folder:
+            write_run(folder)
+        return acquire(place)
+
+    monkeypatch.setattr(FolderLock, "acquire", waited)
+    if overwrite:
+        home = RunFolder.claim(folder, overwrite=True)
+        assert home.replaces
+        home.release()
+    else:
+        with pytest.raises(CheckpointError, match="already holds a run"):
+            RunFolder.claim(folder)
+    assert is_run(folder) and (folder / "rounds" / "part-0000.parquet").read_text() == "old" and holder(folder) is None
