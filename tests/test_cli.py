@@ -16,7 +16,9 @@ from sklearn.datasets import load_iris
 from typer.testing import CliRunner
 
 from flray.cli import app
+from flray.cli.runs import start_ray_early
 from flray.config import load_config
+from flray.core.errors import ConfigError
 from flray.doctor import examine
 
 QUICK = str(Path(__file__).parent.parent / "configs" / "quickstart.yaml")
@@ -49,6 +51,14 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path):
     assert result.stderr.splitlines()[-1] == "error: algorithm.lrr: unknown key (did you mean 'lr'?)"
     assert all(line.startswith("starting ") for line in result.stderr.splitlines()[:-1])
     assert not (tmp_path / "x").exists()
+
+
+def test_a_file_that_is_no_text_is_left_to_the_reader_of_configurations(tmp_path):
+    """The early start of Ray looks into it first, and ended in a traceback."""
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe resources:")
+    start_ray_early(tmp_path / "c.yaml", [])
+    with pytest.raises(ConfigError, match="cannot be read as a configuration file"):
+        load_config(tmp_path / "c.yaml")
 
 
 def test_an_existing_run_is_not_written_over(ray_cluster, tmp_path):

@@ -108,7 +108,8 @@ def resume(
 
 def start_ray_early(config: Path, overrides: list[str]) -> None:
     """Ray starts while torch is imported, unless the configuration says which Ray, or how much of it."""
-    text = config.read_text() if config.is_file() else "resources:"
+    # what is no text is told when it is loaded
+    text = config.read_text(errors="replace") if config.is_file() else "resources:"
     if any(f"{key}:" in text or any(o.startswith(key) for o in overrides) for key in ("resources", "address")):
         return
     from flray.engine.cluster import Background, connect, cores
