@@ -249,7 +249,11 @@ def _take(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
-    return FolderLock.acquire(folder)
+    lock = FolderLock.acquire(folder)
+    if there.exists():  # whoever held the folder while this process waited for the lock has left a sweep
+        lock.release()
+        raise CheckpointError(f"{folder} holds a sweep by now; continue with: flray sweep {folder} --resume, or give another --out")
+    return lock
 
 
 def _same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:

@@ -14,7 +14,7 @@ from flray.core.errors import CheckpointError
 from flray.engine.lock import NAME, FolderLock, FolderLostError, Owner
 from tests.tuning.iris import ended, iris_sweep
 from tuning.search import JOURNAL, Studies, StudySearcher
-from tuning.sweep import _take, resume_sweep, run_sweep
+from tuning.sweep import CONFIG, _take, resume_sweep, run_sweep
 from tuning.trainable import Job
 
 
@@ -47,6 +47,20 @@ def test_so_is_one_that_is_only_starting(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="s is in use"):
         run_sweep(iris_sweep(), tmp_path / "s", progress=False)
     lock.release()
+
+
+def test_one_that_ended_while_its_lock_was_waited_for_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its driver is on another machine: the folder was still empty at the first look."""
+    acquire = FolderLock.acquire
+
+    def waited(folder: Path) -> FolderLock:
+        (folder / CONFIG).write_text("the other's")
+        return acquire(folder)
+
+    monkeypatch.setattr(FolderLock, "acquire", waited)
+    with pytest.raises(CheckpointError, match="holds a sweep by now"):
+        _take(tmp_path / "s", iris_sweep(), resume=False)
+    assert [path.name for path in (tmp_path / "s").iterdir()] == [CONFIG]
 
 
 def test_a_process_number_that_is_somebody_elses_now_is_no_driver(tmp_path: Path) -> None:
