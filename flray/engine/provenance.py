@@ -7,7 +7,6 @@ folder: data, partition, proxy, starting weights, the initial model, and the sou
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,9 +43,6 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
         source = path.read_bytes()
         found[key] = checksum(source)
         left += [other for name in _imports(source, module) if (other := sys.modules.get(name)) and _beside(other, module, path)]
-    main = type(experiment.algorithm)
-    if main.__module__ == "__main__" and "modules.__main__" not in found:  # a notebook: the class has a source, its module none
-        found["modules.__main__"] = checksum(inspect.getsource(main).encode())
     return dict(sorted(found.items()))
 
 
