@@ -21,7 +21,7 @@ from flray.experiment import Experiment, algorithm_name, default_folder
 def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[dict[str, Any]], str]:
     """(rows of what was found, a text table of the partition). Raises the error that the run would raise."""
     from flray.core.messages import nbytes
-    from flray.engine.cluster import auth_mode, cores
+    from flray.engine.ray.cluster import auth_mode, cores
 
     storage = Storage.of(experiment.storage, default_folder(experiment))
     if storage is not None:
@@ -92,7 +92,7 @@ def _proxy(experiment: Experiment, proxy: Any, held: int) -> str:
 def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
     """Rows of what `ray job submit --working-dir FOLDER` would upload. Raises `ResourceError` when Ray would refuse it."""
     from flray.data.sources import data_root
-    from flray.engine.upload import LIMIT, working_dir
+    from flray.engine.ray.job_folder import LIMIT, working_dir
 
     upload = working_dir(folder)
     largest = ", ".join(f"{name} {size(held)}" for name, held in upload.largest)

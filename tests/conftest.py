@@ -36,7 +36,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[ModuleType]:
     """A local Ray of 4 CPUs, shared by the whole session; gives the `ray` module."""
-    from flray.engine.cluster import private, ray
+    from flray.engine.ray.cluster import private, ray
 
     with private():
         ray.init(

@@ -24,8 +24,8 @@ from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, Tri
 from ray.tune.search import Searcher
 
 from flray.core.errors import CheckpointError, ResourceError
-from flray.engine.cluster import ray
-from flray.engine.pool import Pool
+from flray.engine.ray.cluster import ray
+from flray.engine.ray.pool import Pool
 from flray.experiment import Experiment
 from tuning.trainable import Trial
 

@@ -13,13 +13,13 @@ from typing import Any
 import yaml
 
 from flray.core.errors import CheckpointError, ConfigError, FlrayError
-from flray.engine.cluster import connect
 from flray.engine.lock import NAME as LOCK
 from flray.engine.lock import FolderLock
 from flray.engine.lock import check as check_lock
 from flray.engine.lock import owner as lock_owner
 from flray.engine.prepare import build_data, build_partition, cpus_needed
 from flray.engine.progress import stage
+from flray.engine.ray.cluster import connect
 from flray.engine.recorder import write_text
 from flray.engine.uri import join
 from flray.experiment import Experiment

@@ -15,7 +15,7 @@ from ray import tune
 
 from flray.config import load_config
 from flray.core.errors import ConfigError, FlrayError, ResourceError
-from flray.engine.pool import Pool
+from flray.engine.ray.pool import Pool
 from flray.experiment import Experiment
 from flray.results import Run
 from tuning.search import disk_full

@@ -56,7 +56,7 @@ done
 python -c '
 import sys, time
 from flray.core.errors import ResourceError
-from flray.engine.cluster import connect, ray
+from flray.engine.ray.cluster import connect, ray
 wanted, until, seen = int(sys.argv[1]), time.monotonic() + 300, 0
 while seen < wanted:
     if time.monotonic() > until:

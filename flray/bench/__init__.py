@@ -94,7 +94,7 @@ def compare(
     name: str, workload: Workload, rounds: int, repeats: int, home: Path, ways: Sequence[tuple[int, int]] | None = None
 ) -> list[Row]:
     """Rows `name` (flray / bare) and the server's share, from the same rounds; `ways` are (processes, threads) of the bare loop."""
-    from flray.engine.cluster import cores
+    from flray.engine.ray.cluster import cores
 
     experiment = workload.experiment(rounds + WARM_UP + 1)
     partition = workload.partition(experiment)
@@ -222,5 +222,5 @@ def _folder(folder: str | Path | None) -> Iterator[Path]:
 
 
 def _close() -> None:
-    if "flray.engine.cluster" in sys.modules:
-        sys.modules["flray.engine.cluster"].close()
+    if "flray.engine.ray.cluster" in sys.modules:
+        sys.modules["flray.engine.ray.cluster"].close()

@@ -46,7 +46,7 @@ def sweep(home: Path, repeats: int, rounds: int | None) -> tuple[float, str]:
     """
     import yaml
 
-    from flray.engine.cluster import cores
+    from flray.engine.ray.cluster import cores
 
     values = [0.01 * (i + 1) for i in range(TRIALS)]
     experiment = {

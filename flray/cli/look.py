@@ -69,7 +69,7 @@ def doctor(
     own_modules()
     cells = load_config(config, overrides or [], imports or [])
     if write_rayignore:
-        from flray.engine.upload import write_rayignore as write
+        from flray.engine.ray.job_folder import write_rayignore as write
 
         working_dir = working_dir or Path()
         print(f"{working_dir / '.rayignore'}: {'written' if write(working_dir) else 'is there, and stays as it is'}")

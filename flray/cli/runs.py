@@ -112,6 +112,6 @@ def start_ray_early(config: Path, overrides: list[str]) -> None:
     text = config.read_text(errors="replace") if config.is_file() else "resources:"
     if any(f"{key}:" in text or any(o.startswith(key) for o in overrides) for key in ("resources", "address")):
         return
-    from flray.engine.cluster import Background, connect, cores
+    from flray.engine.ray.cluster import Background, connect, cores
 
     Background(lambda: connect(None, cores()))

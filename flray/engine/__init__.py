@@ -1,4 +1,4 @@
-"""Ray: server and client actors, the round loop, checkpoints, the recorder. The only home of `import ray`.
+"""A run of an experiment: the round loop, the server's and the client's half, evaluation, replay; `ray/` has it on Ray.
 
 The driver imports `flray.engine.simulation`; an actor imports its own file and `workbench`.
 """

@@ -9,7 +9,7 @@ import numpy as np
 
 from flray.data import Partition
 from flray.engine import cohort as cohorts
-from flray.engine.pool import Piece, Pool
+from flray.engine.ray.pool import Piece, Pool
 from flray.engine.workbench import PERSONAL, Moment
 from flray.experiment import Experiment
 

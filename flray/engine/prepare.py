@@ -11,7 +11,7 @@ from ray._common.utils import get_system_memory  # of the container, where there
 
 from flray.core.errors import ResourceError
 from flray.data import Dataset, Partition, ProxyConfig, check_classes, load_dataset, load_proxy, make_partition, validation
-from flray.engine.cluster import cores, ray, starts_here
+from flray.engine.ray.cluster import cores, ray, starts_here
 from flray.experiment import Experiment
 
 PROCESS_BYTES = 2**28  # of one that has imported torch, at least

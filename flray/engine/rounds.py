@@ -11,7 +11,7 @@ from flray.core.messages import to_numpy
 from flray.data import Partition
 from flray.engine import cohort as cohorts
 from flray.engine.evaluate import evaluate_global
-from flray.engine.pool import ObjectLostError, Piece, Pool
+from flray.engine.ray.pool import ObjectLostError, Piece, Pool
 from flray.engine.server_actor import Plan
 from flray.engine.summary import summarise
 from flray.engine.workbench import Assignment, Moment

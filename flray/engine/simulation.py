@@ -12,17 +12,18 @@ import numpy as np
 
 from flray.core.errors import CheckpointError, ClientError, DataError, NonFiniteError, ResourceError
 from flray.data import Dataset, Partition, load_partition, partition_table
-from flray.engine import alive, checkpoint
-from flray.engine.cluster import Background, connect
+from flray.engine import checkpoint
 from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
 from flray.engine.folder import RunFolder
-from flray.engine.launch import launch
 from flray.engine.lock import FolderLostError
 from flray.engine.parts import RowsMissingWarning
-from flray.engine.pool import Pool, ServerLostError
 from flray.engine.prepare import build_data, build_partition, cpus_needed
 from flray.engine.progress import Progress, stage
 from flray.engine.provenance import Origin
+from flray.engine.ray import alive
+from flray.engine.ray.cluster import Background, connect
+from flray.engine.ray.launch import launch
+from flray.engine.ray.pool import Pool, ServerLostError
 from flray.engine.recorder import Recorder, environment, write_environment, write_text
 from flray.engine.rounds import Rounds
 from flray.engine.storage import Storage
@@ -74,7 +75,7 @@ def play(
                 experiment.cohort.count(partition.num_clients)
         kind = Simulation
         if experiment.algorithm.centralized:
-            from flray.engine.centralized import Centralized as kind
+            from flray.engine.ray.train.centralized import Centralized as kind
         run = kind(experiment, home, data, partition, storage, origin)
         with stage("starting Ray", progress and not starting.ready):
             starting.join()

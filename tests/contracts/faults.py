@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import ray
 
-from flray.engine.pool import Pool
+from flray.engine.ray.pool import Pool
 from flray.engine.simulation import Simulation
 
 

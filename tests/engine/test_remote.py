@@ -12,7 +12,7 @@ import pytest
 import flray
 from flray.core.errors import CheckpointError, ConfigError
 from flray.engine import checkpoint, remote, storage
-from flray.engine.pool import Pool
+from flray.engine.ray.pool import Pool
 from flray.engine.storage import Storage
 from flray.engine.uri import join, split
 from flray.results import compare, runs_below

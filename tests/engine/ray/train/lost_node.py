@@ -1,4 +1,4 @@
-"""Centralized training on three nodes, one of which is lost behind round 2: `python -m tests.engine.lost_node OUT ROUNDS`."""
+"""Centralized training on three nodes, one of which is lost behind round 2: `python -m tests.engine.ray.train.lost_node OUT ROUNDS`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from flray.engine.cluster import ray
+from flray.engine.ray.cluster import ray
 from flray.engine.simulation import play
-from tests.engine.test_centralized import config
+from tests.engine.ray.train.test_centralized import config
 
 
 def main(out: Path, rounds: int) -> None:

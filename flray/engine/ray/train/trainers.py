@@ -22,12 +22,12 @@ from torch import Tensor
 
 from flray.core.errors import ClientError, FlrayError
 from flray.core.messages import to_numpy, to_torch
-from flray.engine import alive
-from flray.engine.actors import Recipe, ServerActor, prepare
-from flray.engine.cluster import ray
 from flray.engine.health import model_is_finite, reported
-from flray.engine.learner import Gather, Learner
-from flray.engine.pool import CHECK_S, LOST, Pool, ServerLostError, places
+from flray.engine.ray import alive
+from flray.engine.ray.actors import Recipe, ServerActor, prepare
+from flray.engine.ray.cluster import ray
+from flray.engine.ray.pool import CHECK_S, LOST, Pool, ServerLostError, places
+from flray.engine.ray.train.learner import Gather, Learner
 from flray.engine.workbench import Workbench
 
 FAILURES = 3  # of worker groups that Ray Train replaces, where there is room for the same number of workers

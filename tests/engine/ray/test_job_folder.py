@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.core.errors import ConfigError, ResourceError
-from flray.engine.upload import LIMIT, RAYIGNORE, working_dir
+from flray.engine.ray.job_folder import LIMIT, RAYIGNORE, working_dir
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "configs" / "quickstart.yaml"
 
 

@@ -11,10 +11,10 @@ from flray.core.disk import checksum
 from flray.core.errors import ResourceError
 from flray.data import Partition
 from flray.engine import cohort as cohorts
-from flray.engine.actors import Recipe
-from flray.engine.cluster import cores, ray
-from flray.engine.pool import LESS, Pool, ServerLostError, reserved
 from flray.engine.prepare import how_many
+from flray.engine.ray.actors import Recipe
+from flray.engine.ray.cluster import cores, ray
+from flray.engine.ray.pool import LESS, Pool, ServerLostError, reserved
 from flray.engine.workbench import Moment
 from flray.experiment import Experiment
 

@@ -1,4 +1,4 @@
-"""Three nodes on this machine, in a process of its own: `python -m tests.engine.nodes OUT stay|working|delivered [KEY=VALUE ...]`.
+"""Three nodes on this machine, in a process of its own: `python -m tests.engine.ray.nodes OUT stay|working|delivered [KEY=VALUE ...]`.
 
 A node goes away (SIGKILL) in round 3: when a client actor on it has got its work (`working`), or when its results lie there and
 nobody has fetched them (`delivered`). Prints what happened, as JSON.
@@ -13,11 +13,11 @@ from typing import Any
 from unittest.mock import patch
 
 from flray.config import load_config
-from flray.engine.cluster import ray
-from flray.engine.pool import Pool
+from flray.engine.ray.cluster import ray
+from flray.engine.ray.pool import Pool
 from flray.engine.simulation import Simulation, play
 
-QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SETTINGS = ("rounds=6", "model.hidden=[400]", "algorithm.local_epochs=40", "evaluate.clients=false", "checkpoint.every=0")
 ROUND = 2  # from 0
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from flray.core.errors import ConfigError, NonFiniteError
-from flray.engine.actors import Recipe
-from flray.engine.cluster import cores, ray
 from flray.engine.evaluate import personal_epochs
-from flray.engine.launch import launch
-from flray.engine.pool import Pool, reserved
 from flray.engine.prepare import how_many
 from flray.engine.progress import Progress
+from flray.engine.ray.actors import Recipe
+from flray.engine.ray.cluster import cores, ray
+from flray.engine.ray.launch import launch
+from flray.engine.ray.pool import Pool, reserved
+from flray.engine.ray.train.trainers import Trainers
 from flray.engine.simulation import Simulation
-from flray.engine.trainers import Trainers
 from flray.experiment import Experiment
 
 

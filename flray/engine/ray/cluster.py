@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.core.errors import ResourceError
-from flray.engine import alive
+from flray.engine.ray import alive
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs its workers at nice 15 otherwise
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the round loop raises a client's error once, as one message

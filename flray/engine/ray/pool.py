@@ -20,8 +20,8 @@ from ray.exceptions import (
 )
 
 from flray.core.errors import FlrayError, ResourceError
-from flray.engine import alive
-from flray.engine.cluster import ray
+from flray.engine.ray import alive
+from flray.engine.ray.cluster import ray
 from flray.experiment import Experiment
 
 LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, ObjectLostError, WorkerCrashedError)
@@ -48,7 +48,7 @@ class Pool:
     current: Pool | None = None
 
     def __init__(self, actors: int, client: dict[str, float], server: dict[str, float]) -> None:
-        from flray.engine.actors import ClientActor, ServerActor
+        from flray.engine.ray.actors import ClientActor, ServerActor
 
         self.shape = (actors, client, server, _cluster_id())
         here, *others = places(actors, server)
@@ -87,7 +87,7 @@ class Pool:
         self, experiment: Experiment, held: np.ndarray | None, key: str, client_threads: int, server_threads: int, folder: str, lock: str
     ) -> dict[str, Any]:
         """Make every actor ready; returns the server's facts. Raises the first error of an actor as it is."""
-        from flray.engine.actors import Recipe
+        from flray.engine.ray.actors import Recipe
 
         shared = ray.put(Recipe.of(experiment, None if held is None else np.array(held)))
         self._setup = (shared, key, client_threads)
@@ -132,7 +132,7 @@ class Pool:
         A piece whose actor died is repeated, on whichever actor is free: the bits are the same. An application error
         ends it: raises the client's own error. Raises `ResourceError` when a piece failed `ATTEMPTS` times.
         """
-        from flray.engine.actors import FreshActorError
+        from flray.engine.ray.actors import FreshActorError
 
         todo = deque(range(len(work)))
         attempts = [0] * len(work)

@@ -17,11 +17,11 @@ import pytest
 from ray.exceptions import OutOfMemoryError
 
 import flray
-from flray.engine import alive
-from flray.engine.pool import Pool
+from flray.engine.ray import alive
+from flray.engine.ray.pool import Pool
 from tests import heads
 
-QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 FAST = ("partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false", "checkpoint.every=0")
 
 

@@ -12,9 +12,9 @@ from ray.exceptions import RayActorError
 
 import flray
 from flray.core.errors import ResourceError
-from flray.engine import pool as pools
-from flray.engine.actors import ClientActor
-from flray.engine.pool import Pool
+from flray.engine.ray import pool as pools
+from flray.engine.ray.actors import ClientActor
+from flray.engine.ray.pool import Pool
 from flray.engine.simulation import play
 from tests.engine.test_faults import config, model
 

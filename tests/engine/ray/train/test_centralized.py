@@ -17,9 +17,9 @@ from flray.config import load_config
 from flray.core.errors import ClientError, ConfigError, NonFiniteError
 from flray.core.messages import to_numpy
 from flray.engine import checkpoint
-from flray.engine.learner import Learner
-from flray.engine.pool import Pool
 from flray.engine.prepare import build_data, build_partition
+from flray.engine.ray.pool import Pool
+from flray.engine.ray.train.learner import Learner
 from flray.engine.simulation import play, simulate
 from flray.engine.workbench import Workbench
 from flray.results import compare
@@ -35,7 +35,7 @@ def config(workers=1, rounds=4, model=None, **sections):
         "data": {"source": "iris", "standardize": True},
         "proxy": {"source": "holdout", "size": 24, "labelled": False},
         "partition": {"name": "dirichlet", "clients": 5, "alpha": 1.0, "variant": "plain", "min_size": 6},
-        "model": {"name": "tests.engine.mortal:Mortal", **(model or {})},
+        "model": {"name": "tests.engine.ray.train.mortal:Mortal", **(model or {})},
         "algorithm": options,
         "checkpoint": {"every": 2, "keep": 0},
         "resources": {"client_actors": workers, "server": {"threads": 1}},
@@ -140,7 +140,7 @@ def test_a_killed_worker_changes_nothing(workers, two_workers, tmp_path, ray_clu
 
 @pytest.mark.slow
 def test_a_killed_conductor_is_replaced_from_the_last_checkpoint(two_workers, tmp_path, ray_cluster):
-    from flray.engine.centralized import Centralized
+    from flray.engine.ray.train.centralized import Centralized
 
     original, killed = Centralized._round, []
 
@@ -193,8 +193,8 @@ def test_the_model_is_tested_on_the_clients_shares_and_clients_can_fine_tune(two
 def test_a_lost_node_leaves_fewer_workers_and_the_same_bits(tmp_path):
     """Sixty rounds: the workers are not through before the node is gone."""
     simulate(config(1, 60), tmp_path / "whole")
-    words = [sys.executable, "-m", "tests.engine.lost_node", str(tmp_path / "run"), "60"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=280, cwd=Path(__file__).parents[2])
+    words = [sys.executable, "-m", "tests.engine.ray.train.lost_node", str(tmp_path / "run"), "60"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, cwd=Path(__file__).parents[4])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["client_actors"] == 2
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")

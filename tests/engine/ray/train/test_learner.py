@@ -15,7 +15,7 @@ from flray.config import load_config
 from flray.core.hp import hyperparameters
 from flray.core.messages import equal, map_tensors
 from flray.core.seeding import rng, torch_seed
-from flray.engine.learner import Learner
+from flray.engine.ray.train.learner import Learner
 from flray.engine.workbench import Workbench
 from flray.models import build_model
 

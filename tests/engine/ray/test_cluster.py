@@ -18,13 +18,13 @@ import pytest
 
 from tests.heads import BIN, flray, listening, processes_of, ray_head, run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "configs" / "quickstart.yaml"
 
 # says for every address what `connect` says, one line each
 ASK = """
 import sys, time
-from flray.engine.cluster import connect, os, ray
+from flray.engine.ray.cluster import connect, os, ray
 from flray.core.errors import ResourceError
 if sys.argv[1] != "same":
     ray.__version__ = sys.argv[1]
@@ -65,7 +65,7 @@ def test_addresses_where_no_cluster_is_are_one_line_each_at_once():
 
 # a Ray of one's own -------------------------------------------------------------------------------
 PRIVATE = """
-from flray.engine.cluster import connect, os, ray
+from flray.engine.ray.cluster import connect, os, ray
 connect(None, 2)
 actor = ray.remote(type("Actor", (), {"mode": lambda self: os.environ["RAY_AUTH_MODE"]})).remote()
 print(ray.get(actor.mode.remote()), ray.get_runtime_context().gcs_address, flush=True)
@@ -107,7 +107,7 @@ def test_a_cluster_of_this_process_listens_on_loopback_only_and_asks_for_the_tok
 
 
 def test_a_token_that_is_there_is_used_and_closed_to_others(shell, tmp_path):
-    code = "from flray.engine.cluster import os, private\nwith private():\n  print(len(os.environ.get('RAY_AUTH_TOKEN', '')))"
+    code = "from flray.engine.ray.cluster import os, private\nwith private():\n  print(len(os.environ.get('RAY_AUTH_TOKEN', '')))"
     shell["RAY_AUTH_MODE"] = "token"
     token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir()
@@ -120,12 +120,13 @@ def test_a_token_that_is_there_is_used_and_closed_to_others(shell, tmp_path):
     assert len(token.read_text()) == 64 and list(token.parent.iterdir()) == [token]
     # where no file can be written, the workers inherit the token
     assert run(sys.executable, "-c", code, **{**shell, "HOME": "/proc"}).stdout == "64\n"
-    missing = run(sys.executable, "-c", "from flray.engine.cluster import connect; connect(None, 1)", **shell, RAY_AUTH_TOKEN_PATH="/nope")
+    code = "from flray.engine.ray.cluster import connect; connect(None, 1)"
+    missing = run(sys.executable, "-c", code, **shell, RAY_AUTH_TOKEN_PATH="/nope")
     assert "ResourceError: a new cluster here: RAY_AUTH_TOKEN_PATH is set but file cannot be opened or is empty: /nope" in missing.stdout
 
 
 def test_what_the_environment_says_of_the_token_is_kept():
-    code = "import flray.engine.cluster as c; print(c.auth_mode(None), c.auth_mode('host:6379'))"
+    code = "import flray.engine.ray.cluster as c; print(c.auth_mode(None), c.auth_mode('host:6379'))"
     known = {name: value for name, value in os.environ.items() if name not in ("RAY_AUTH_MODE", "RAY_ADDRESS")}
     assert run(BIN / "python", "-c", code, **known).stdout == "token disabled\n"
     assert run(BIN / "python", "-c", code, **known, RAY_ADDRESS="host:6379").stdout == "disabled disabled\n"
@@ -172,7 +173,7 @@ def test_sigterm_saves_the_finished_rounds(tmp_path):
 # several nodes --------------------------------------------------------------------------------
 def three_nodes(out: Path, mode: str, *overrides: str) -> subprocess.CompletedProcess[str]:
     known = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return run(BIN / "python", "-m", "tests.engine.nodes", str(out), mode, *overrides, cwd=ROOT, **known)
+    return run(BIN / "python", "-m", "tests.engine.ray.nodes", str(out), mode, *overrides, cwd=ROOT, **known)
 
 
 @pytest.mark.slow
