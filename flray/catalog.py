@@ -116,7 +116,7 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
 
         return inspect.getdoc(target) or "", [_row(hp) for hp in model_options(name)]
     if kind == "partitions":
-        from flray.data.partition import PartitionConfig
+        from flray.scenario.partition import PartitionConfig
 
         return inspect.getdoc(target) or "", _fields(PartitionConfig)
     from flray.data import DataConfig
@@ -147,8 +147,9 @@ def _markdown_rows(rows: list[dict[str, Any]]) -> str:
 
 def _table(kind: str) -> Any:
     from flray.algorithms import ALGORITHMS
-    from flray.data import PARTITIONS, SOURCES
+    from flray.data import SOURCES
     from flray.models import MODELS
+    from flray.scenario import PARTITIONS
 
     tables = {"algorithms": ALGORITHMS, "datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS}
     if kind not in tables:

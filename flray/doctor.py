@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from flray.core.errors import ResourceError
-from flray.data import partition_figure, partition_table
 from flray.engine.prepare import build_data, build_partition
 from flray.engine.progress import size
 from flray.engine.storage import Storage
 from flray.engine.workbench import Workbench
 from flray.experiment import Experiment, algorithm_name, default_folder
+from flray.scenario import partition_figure, partition_table
 
 
 def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[dict[str, Any]], str]:

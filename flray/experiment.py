@@ -19,9 +19,10 @@ from flray.core.algorithm import Algorithm
 from flray.core.errors import ConfigError
 from flray.core.objective import Precision
 from flray.core.validation import Section, one_line, spelled_out
-from flray.data import DataConfig, PartitionConfig, ProxyConfig
+from flray.data import DataConfig, ProxyConfig
 from flray.home import started_in
 from flray.models import ModelConfig
+from flray.scenario import PartitionConfig
 
 if TYPE_CHECKING:
     from flray.results import Run

@@ -140,7 +140,7 @@ _CHILD = """
 import sys
 from pathlib import Path
 from flray import bench
-from flray.data import load_partition
+from flray.scenario import load_partition
 from flray.engine.simulation import simulate
 name, partition, folder = sys.argv[1:]
 simulate(getattr(bench, name).experiment(12), Path(folder), partition=load_partition(partition, verify=False), overwrite=True)

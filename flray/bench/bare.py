@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from flray.config import load_config
 from flray.core import seeding
-from flray.data import Partition, load_dataset, make_partition
+from flray.data import load_dataset
 from flray.experiment import Experiment
 from flray.models import build_model
+from flray.scenario import Partition, make_partition
 
 WARM_UP = 2  # rounds of a run that are not counted, and the last one, which tests
 

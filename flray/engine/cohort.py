@@ -12,9 +12,9 @@ import torch
 from flray.core.algorithm import Algorithm
 from flray.core.messages import Cohort
 from flray.core.seeding import rng
-from flray.data import Partition
 from flray.engine.workbench import Assignment, Moment
 from flray.experiment import CohortConfig
+from flray.scenario import Partition
 
 
 def sample(config: CohortConfig, seed: int, task: int, round: int, population: int) -> np.ndarray:

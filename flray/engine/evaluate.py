@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from flray.data import Partition
 from flray.engine import cohort as cohorts
 from flray.engine.ray.pool import Piece, Pool
 from flray.engine.workbench import PERSONAL, Moment
 from flray.experiment import Experiment
+from flray.scenario import Partition
 
 PIECES = 4  # of the personalised evaluation per actor: unequal clients even out
 

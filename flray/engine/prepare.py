@@ -10,9 +10,10 @@ import numpy as np
 from ray._common.utils import get_system_memory  # of the container, where there is one
 
 from flray.core.errors import ResourceError
-from flray.data import Dataset, Partition, ProxyConfig, check_classes, load_dataset, load_proxy, make_partition, validation
+from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy
 from flray.engine.ray.cluster import cores, ray, starts_here
 from flray.experiment import Experiment
+from flray.scenario import Partition, held_out, make_partition
 
 PROCESS_BYTES = 2**28  # of one that has imported torch, at least
 
@@ -41,7 +42,7 @@ def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarra
     """Who holds what of the samples `private` (None: all), and the validation split where the experiment has one."""
     rule, held = experiment.evaluate.validation, None
     if rule is not None and rule.of == "server":
-        held, private = validation.of_server(dataset.train.y, private, rule.fraction, experiment.seed)
+        held, private = held_out.of_server(dataset.train.y, private, rule.fraction, experiment.seed)
     partition = make_partition(
         experiment.partition,
         dataset.train.y,
@@ -51,7 +52,7 @@ def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarra
         subset=private,
     )
     if rule is not None and rule.of == "clients":
-        return validation.of_clients(partition, rule.fraction, experiment.seed)
+        return held_out.of_clients(partition, rule.fraction, experiment.seed)
     return partition if held is None else partition._replace(held=held.astype(partition.indices.dtype))
 
 

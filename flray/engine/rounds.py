@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from flray.core.messages import to_numpy
-from flray.data import Partition
 from flray.engine import cohort as cohorts
 from flray.engine.evaluate import evaluate_global
 from flray.engine.ray.pool import ObjectLostError, Piece, Pool
@@ -16,6 +15,7 @@ from flray.engine.server_actor import Plan
 from flray.engine.summary import summarise
 from flray.engine.workbench import Assignment, Moment
 from flray.experiment import Experiment
+from flray.scenario import Partition
 
 LOST_RESULTS = 3  # times that one exchange is computed
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flray.core.errors import CheckpointError, ClientError, DataError, NonFiniteError, ResourceError
-from flray.data import Dataset, Partition, load_partition, partition_table
+from flray.data import Dataset
 from flray.engine import checkpoint
 from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
 from flray.engine.folder import RunFolder
@@ -32,6 +32,7 @@ from flray.engine.workbench import in_folder
 from flray.experiment import Experiment, algorithm_name
 from flray.models.weights import weights_fingerprint
 from flray.results.read import Run
+from flray.scenario import Partition, load_partition, partition_table
 
 TASKS = 1  # task sequences build on this loop
 RESTARTS = 3  # of the server actor in one run

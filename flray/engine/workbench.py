@@ -23,11 +23,11 @@ from flray.core.objective import Objective
 from flray.data import Batches, Normalizer, Proxy, eval_batches, load_dataset, load_proxy
 from flray.data.cache import Array
 from flray.data.dataset import Split
-from flray.data.local_test import local_test
 from flray.engine.health import client_problem, reported
 from flray.experiment import Experiment
 from flray.models import build_model
 from flray.ops.average import Node, TreeSum
+from flray.scenario.local_test import local_test
 
 PERSONAL = 2000  # the exchange under which the personalised test draws
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from flray.algorithms.fedavg import FedAvg
 from flray.core.errors import ConfigError
 from flray.core.seeding import rng
-from flray.data import Partition
 from flray.engine.cohort import runs, sample, sizes_of, work
 from flray.engine.workbench import Moment
 from flray.experiment import CohortConfig
+from flray.scenario import Partition
 
 COSTS = st.lists(st.floats(0.1, 1000), min_size=1, max_size=60)
 

@@ -21,12 +21,12 @@ from flray.config import load_config
 from flray.core.disk import sealed
 from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
 from flray.core.messages import flatten
-from flray.data import load_partition
 from flray.engine import checkpoint
 from flray.engine.cohort import sample
 from flray.engine.parts import RowsMissingWarning
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
+from flray.scenario import load_partition
 from tests.contracts.faults import interrupted, server_killed_at
 from tests.contracts.inprocess import Local, bits
 from tests.engine import faulty  # noqa: F401  registers the algorithms

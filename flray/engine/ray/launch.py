@@ -9,7 +9,6 @@ import numpy as np
 
 from flray.core.disk import checksum
 from flray.core.errors import ResourceError
-from flray.data import Partition
 from flray.engine import cohort as cohorts
 from flray.engine.prepare import how_many
 from flray.engine.ray.actors import Recipe
@@ -17,6 +16,7 @@ from flray.engine.ray.cluster import cores, ray
 from flray.engine.ray.pool import LESS, Pool, ServerLostError, reserved
 from flray.engine.workbench import Moment
 from flray.experiment import Experiment
+from flray.scenario import Partition
 
 
 def launch(

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flray.core.errors import DataError
-from flray.data.partition import from_lists, load_partition
-from flray.data.validation import of_clients, of_server
+from flray.scenario.held_out import of_clients, of_server
+from flray.scenario.partition import from_lists, load_partition
 
 
 @given(

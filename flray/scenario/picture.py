@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from flray.data.cache import Array
-from flray.data.partition import Partition, table
+from flray.scenario.partition import Partition, table
 
 MOST_CLIENTS = 50
 

@@ -24,7 +24,7 @@ Draws = np.random.Generator | np.random.RandomState
 PARTITIONS = Registry(
     "partition",
     {
-        name: f"flray.data.partitioners:{name}"
+        name: f"flray.scenario.partitioners:{name}"
         for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural")
     },
 )
@@ -290,6 +290,6 @@ def table(partition: Partition, labels: Array, num_classes: int) -> pandas.DataF
 
 def figure(partition: Partition, labels: Array, classes: Sequence[str], path: Path | str) -> None:
     """A PNG: bubbles of the samples per client and class, of at most the first 50 clients."""
-    from flray.data.plot import draw
+    from flray.scenario.picture import draw
 
     draw(partition, labels, classes, Path(path))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flray.core.errors import ConfigError, DataError
-from flray.data import (
+from flray.scenario import (
     PARTITIONS,
     Partition,
     PartitionConfig,

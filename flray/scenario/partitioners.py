@@ -12,7 +12,7 @@ import numpy as np
 
 from flray.core.errors import ConfigError, DataError
 from flray.data.cache import Array
-from flray.data.partition import Draws, Partition, PartitionConfig
+from flray.scenario.partition import Draws, Partition, PartitionConfig
 
 
 def _by_owner(samples: Array, owner: Array, clients: int) -> Partition:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flray.core.seeding import rng
-from flray.data import local_test
+from flray.scenario import local_test
 
 TEST = np.array([0, 1, 2] * 20 + [2] * 5)  # 20, 20 and 25 of classes 0, 1 and 2
 
@@ -78,7 +78,7 @@ def test_properties(mine, test, size, client):
 
 @pytest.mark.parametrize("rule", ["proportional", "classes"])
 def test_partitioned_clients_cover_their_classes_only(rule):
-    from flray.data import PartitionConfig, make_partition
+    from flray.scenario import PartitionConfig, make_partition
 
     y = np.arange(600) % 10
     partition = make_partition(PartitionConfig(name="shards", clients=30, shards_per_client=2), y)

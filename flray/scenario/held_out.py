@@ -8,7 +8,7 @@ from flray.core.errors import DataError
 from flray.core.seeding import rng
 from flray.data.cache import Array
 from flray.data.dataset import stratified
-from flray.data.partition import Partition
+from flray.scenario.partition import Partition
 
 
 def of_server(labels: Array, private: Array | None, fraction: float, seed: int) -> tuple[Array, Array]:
