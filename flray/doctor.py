@@ -12,9 +12,9 @@ import torch
 from flray.core.errors import ResourceError
 from flray.engine.prepare import build_data, build_partition
 from flray.engine.progress import size
-from flray.engine.storage import Storage
 from flray.engine.workbench import Workbench
 from flray.experiment import Experiment, algorithm_name, default_folder
+from flray.rundir.storage import Storage
 from flray.scenario import partition_figure, partition_table
 
 

@@ -267,11 +267,11 @@ def resume(
     The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one line.
     """
     from flray.config import load_config
-    from flray.engine.remote import download
     from flray.engine.simulation import simulate
-    from flray.engine.uri import is_uri, split
     from flray.overrides import pairs
     from flray.results import load
+    from flray.rundir.download import download
+    from flray.rundir.uri import is_uri, split
 
     changes = pairs(overrides, values)
     if is_uri(folder):

@@ -17,7 +17,7 @@ from ray.tune.schedulers.async_hyperband import _Bracket
 from ray.tune.schedulers.pbt import _PBTTrialState
 
 from flray.core.errors import CheckpointError
-from flray.engine.recorder import write_text
+from flray.rundir.recorder import write_text
 from tuning.config import SchedulerConfig, Sweep
 from tuning.search import FACTS, Studies
 

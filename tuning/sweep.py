@@ -13,17 +13,17 @@ from typing import Any
 import yaml
 
 from flray.core.errors import CheckpointError, ConfigError, FlrayError
-from flray.engine.lock import NAME as LOCK
-from flray.engine.lock import FolderLock
-from flray.engine.lock import check as check_lock
-from flray.engine.lock import owner as lock_owner
 from flray.engine.prepare import build_data, build_partition, cpus_needed
 from flray.engine.progress import stage
 from flray.engine.ray.cluster import connect
-from flray.engine.recorder import write_text
-from flray.engine.uri import join
 from flray.experiment import Experiment
 from flray.grid import flatten
+from flray.rundir.lock import NAME as LOCK
+from flray.rundir.lock import FolderLock
+from flray.rundir.lock import check as check_lock
+from flray.rundir.lock import owner as lock_owner
+from flray.rundir.recorder import write_text
+from flray.rundir.uri import join
 from tuning.ablate import run_cells
 from tuning.config import Sweep, load_sweep
 from tuning.drive import drive, place

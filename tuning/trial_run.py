@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from flray.core.errors import CheckpointError
-from flray.engine import checkpoint
-from flray.engine.lock import holder
-from flray.engine.parts import read_part
-from flray.engine.recorder import Table
 from flray.engine.simulation import play
 from flray.experiment import Experiment
 from flray.results import Run
+from flray.rundir import checkpoint
+from flray.rundir.lock import holder
+from flray.rundir.parts import read_part
+from flray.rundir.recorder import Table
 from tuning.config import CUMULATIVE
 
 ROWS = ("rounds", "clients")

@@ -99,8 +99,8 @@ def resume(
     """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
     own_modules()
     with stage(STARTING):
-        from flray.engine.uri import is_uri, split
         from flray.experiment import resume as resume_run
+        from flray.rundir.uri import is_uri, split
     with interruptible(Path(out or "runs") / split(folder)[1] if is_uri(folder) else Path(folder)):
         found = resume_run(folder, *(overrides or []), out=out, accept=accept or ())
     report(found.folder)

@@ -101,8 +101,8 @@ def _left(folder: Path, again: str | None) -> str:
 
 def report(folder: Path) -> None:
     """Where the results are and what to try next."""
-    from flray.engine.uri import join
     from flray.results import load
+    from flray.rundir.uri import join
 
     run = load(folder)
     split = run.experiment.evaluate.split

@@ -16,7 +16,7 @@ import numpy as np
 from flray.core.disk import checksum, file_checksum, whole
 from flray.core.errors import CheckpointError
 from flray.core.messages import flatten, is_message, map_tensors, rebuild
-from flray.engine.checkpoint import disk_errors
+from flray.rundir.checkpoint import disk_errors
 
 THREADS = 8  # that read client states at a resume
 

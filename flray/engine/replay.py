@@ -17,11 +17,12 @@ import torch
 
 from flray.core.errors import ClientError, ConfigError
 from flray.core.messages import to_numpy, to_torch
-from flray.engine import checkpoint, cohort
+from flray.engine import cohort
 from flray.engine.server_actor import Plan, Server
 from flray.engine.workbench import Moment, in_folder
 from flray.home import started_in
-from flray.results.read import load
+from flray.rundir import checkpoint
+from flray.rundir.reader import load
 from flray.scenario import load_partition
 
 

@@ -18,15 +18,15 @@ from flray.core.algorithm import Context, Exchange
 from flray.core.disk import array_checksum, whole
 from flray.core.errors import AlgorithmError, CheckpointError, FlrayError
 from flray.core.messages import Cohort, as_tensors, flatten, is_message, map_tensors, nbytes, rebuild, to_numpy, to_torch
-from flray.engine import checkpoint
-from flray.engine import lock as locks
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.health import model_is_finite, reported
-from flray.engine.storage import SERVER, STATE, Storage
 from flray.engine.workbench import Delivery, Moment, Workbench
 from flray.experiment import Experiment
 from flray.models.weights import save_weights
 from flray.ops.average import combine, scale, stack
+from flray.rundir import checkpoint
+from flray.rundir import lock as locks
+from flray.rundir.storage import SERVER, STATE, Storage
 
 
 class Plan(NamedTuple):

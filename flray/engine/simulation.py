@@ -12,26 +12,26 @@ import numpy as np
 
 from flray.core.errors import CheckpointError, ClientError, DataError, NonFiniteError, ResourceError
 from flray.data import Dataset
-from flray.engine import checkpoint
 from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
-from flray.engine.folder import RunFolder
-from flray.engine.lock import FolderLostError
-from flray.engine.parts import RowsMissingWarning
 from flray.engine.prepare import build_data, build_partition, cpus_needed
 from flray.engine.progress import Progress, stage
-from flray.engine.provenance import Origin
 from flray.engine.ray import alive
 from flray.engine.ray.cluster import Background, connect
 from flray.engine.ray.launch import launch
 from flray.engine.ray.pool import Pool, ServerLostError
-from flray.engine.recorder import Recorder, environment, write_environment, write_text
 from flray.engine.rounds import Rounds
-from flray.engine.storage import Storage
 from flray.engine.summary import collapsed, untrained
 from flray.engine.workbench import in_folder
 from flray.experiment import Experiment, algorithm_name
 from flray.models.weights import weights_fingerprint
-from flray.results.read import Run
+from flray.rundir import checkpoint
+from flray.rundir.folder import RunFolder
+from flray.rundir.lock import FolderLostError
+from flray.rundir.parts import RowsMissingWarning
+from flray.rundir.provenance import Origin
+from flray.rundir.reader import Run
+from flray.rundir.recorder import Recorder, environment, write_environment, write_text
+from flray.rundir.storage import Storage
 from flray.scenario import Partition, load_partition, partition_table
 
 TASKS = 1  # task sequences build on this loop

@@ -3,9 +3,9 @@
 from flray.results.figures import ablation, clients
 from flray.results.learning import curves
 from flray.results.paired import paired
-from flray.results.read import Run, load, runs_below
 from flray.results.regions import decision_regions
 from flray.results.tables import compare, render, summary, to_markdown
+from flray.rundir.reader import Run, load, runs_below
 
 __all__ = [
     "Run",

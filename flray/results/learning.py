@@ -11,8 +11,8 @@ import numpy as np
 from flray.core.errors import ConfigError, unknown
 from flray.results.figures import COLOURS, FEW, cycle, end_at_all, headline, names_of, open_runs, plain, save, spread_words
 from flray.results.intervals import interval, is_share
-from flray.results.read import Run
 from flray.results.tables import settings
+from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
     import pandas

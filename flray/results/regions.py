@@ -10,7 +10,7 @@ import numpy as np
 
 from flray.core.errors import ConfigError
 from flray.results.figures import MARKERS, cycle, names_of, open_runs, palette, save
-from flray.results.read import Run
+from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ import yaml
 
 from flray.core.errors import CheckpointError, ConfigError
 from flray.results.intervals import interval, interval_words, is_share
-from flray.results.read import Run
+from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
     import pandas

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 import flray
 from flray.algorithms import ALGORITHMS
 from flray.core.messages import flatten
-from flray.engine import checkpoint
 from flray.engine.replay import Replay
+from flray.rundir import checkpoint
 from tests.contracts.faults import client_killed_in_round, interrupted
 from tests.contracts.inprocess import Local
 from tests.contracts.table import TABLE, experiment

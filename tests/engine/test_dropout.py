@@ -8,10 +8,10 @@ import pytest
 import flray
 from flray.core.errors import ConfigError
 from flray.core.seeding import rng
-from flray.engine import checkpoint
 from flray.engine.cohort import delivering, sample
 from flray.engine.replay import Replay
 from flray.experiment import CohortConfig
+from flray.rundir import checkpoint
 from tests.contracts.faults import interrupted
 from tests.contracts.inprocess import Local, bits
 from tests.engine.test_faults import config, last_state, model

@@ -21,11 +21,11 @@ from flray.config import load_config
 from flray.core.disk import sealed
 from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
 from flray.core.messages import flatten
-from flray.engine import checkpoint
 from flray.engine.cohort import sample
-from flray.engine.parts import RowsMissingWarning
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
+from flray.rundir import checkpoint
+from flray.rundir.parts import RowsMissingWarning
 from flray.scenario import load_partition
 from tests.contracts.faults import interrupted, server_killed_at
 from tests.contracts.inprocess import Local, bits

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 import flray
 from flray.core.messages import to_torch
 from flray.data import load_dataset
-from flray.engine import checkpoint
 from flray.engine.evaluate import spread
 from flray.engine.replay import Replay
 from flray.engine.simulation import play, simulate
 from flray.engine.summary import collapsed, untrained
 from flray.models import build_model
+from flray.rundir import checkpoint
 from flray.scenario import load_partition
 from flray.scenario.local_test import local_test
 from tests.engine.test_faults import cohort, config, model

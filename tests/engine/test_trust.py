@@ -16,9 +16,9 @@ import yaml
 import flray
 from flray.core.disk import sealed, unsealed
 from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, ResourceError
-from flray.engine import checkpoint
-from flray.engine.lock import NAME, FolderLock, FolderLostError
 from flray.engine.simulation import play
+from flray.rundir import checkpoint
+from flray.rundir.lock import NAME, FolderLock, FolderLostError
 from tests.contracts.faults import interrupted
 from tests.engine.test_faults import cohort, config, model
 

@@ -17,9 +17,9 @@ import flray
 from flray.core.errors import FlrayError
 from flray.core.messages import flatten
 from flray.core.seeding import rng
-from flray.engine import checkpoint
 from flray.engine.replay import Replay
 from flray.results import compare
+from flray.rundir import checkpoint
 from tests.contracts.faults import interrupted
 from tests.engine.test_faults import config, last_state, model
 

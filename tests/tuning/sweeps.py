@@ -11,7 +11,7 @@ import yaml
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from flray.engine.recorder import Recorder
+from flray.rundir.recorder import Recorder
 from tuning.search import open_storage
 
 Suggest = Callable[[Trial], Any]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flray.core.errors import CheckpointError
-from flray.engine.lock import NAME, FolderLock, FolderLostError, Owner
+from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner
 from tests.tuning.iris import ended, iris_sweep
 from tuning.search import JOURNAL, Studies, StudySearcher
 from tuning.sweep import CONFIG, _take, resume_sweep, run_sweep

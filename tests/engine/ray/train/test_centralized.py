@@ -16,13 +16,13 @@ import flray
 from flray.config import load_config
 from flray.core.errors import ClientError, ConfigError, NonFiniteError
 from flray.core.messages import to_numpy
-from flray.engine import checkpoint
 from flray.engine.prepare import build_data, build_partition
 from flray.engine.ray.pool import Pool
 from flray.engine.ray.train.learner import Learner
 from flray.engine.simulation import play, simulate
 from flray.engine.workbench import Workbench
 from flray.results import compare
+from flray.rundir import checkpoint
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

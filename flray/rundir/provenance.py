@@ -16,10 +16,10 @@ from typing import Any
 from flray.core.disk import checksum, unsealed
 from flray.core.errors import CheckpointError, ConfigError, DataError
 from flray.data import SOURCES
-from flray.engine import checkpoint
 from flray.experiment import Experiment
 from flray.grid import config_changes
 from flray.models import MODELS
+from flray.rundir import checkpoint
 from flray.scenario import PARTITIONS
 
 FINGERPRINTS = ("data", "partition", "proxy", "weights", "initial_weights")

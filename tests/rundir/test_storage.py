@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from flray.core.errors import CheckpointError, ConfigError
-from flray.engine import checkpoint, storage
 from flray.engine.server_actor import Server
-from flray.engine.storage import DRIVER, SERVER, STATE, Storage
+from flray.rundir import checkpoint, storage
+from flray.rundir.storage import DRIVER, SERVER, STATE, Storage
 from tests.contracts.inprocess import bits
 from tests.engine.test_faults import config
 

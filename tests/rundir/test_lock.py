@@ -11,13 +11,13 @@ import time
 import pytest
 
 from flray.core.errors import CheckpointError
-from flray.engine import lock as locks
-from flray.engine.lock import NAME, FolderLock, FolderLostError, Owner, holder
+from flray.rundir import lock as locks
+from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner, holder
 
 HOLD = """
 import sys
 from pathlib import Path
-from flray.engine.lock import FolderLock
+from flray.rundir.lock import FolderLock
 lock = FolderLock.acquire(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -9,9 +9,9 @@ import pytest
 import flray
 from flray.core.disk import sealed
 from flray.core.errors import CheckpointError
-from flray.engine.parts import RowsMissingWarning, write_part
-from flray.engine.recorder import Recorder
 from flray.results import Run, compare
+from flray.rundir.parts import RowsMissingWarning, write_part
+from flray.rundir.recorder import Recorder
 
 
 def test_the_package_shows_what_it_has():

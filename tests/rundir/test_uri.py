@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flray.core.errors import ConfigError
-from flray.engine.uri import join, open_uri, split
+from flray.rundir.uri import join, open_uri, split
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flray.engine.parts import gaps, read_part, write_part
+from flray.rundir.parts import gaps, read_part, write_part
 
 ROWS = {
     "done": [1, 2, 3],

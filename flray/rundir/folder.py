@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flray.core.errors import CheckpointError
-from flray.engine.lock import NAME as LOCK
-from flray.engine.lock import FolderLock, owner
+from flray.rundir.lock import NAME as LOCK
+from flray.rundir.lock import FolderLock, owner
 
 STARTED = {"partition", "environment.json"}  # what a run writes before its config.yaml
 ASIDE = tuple(f".{name}." for name in ("STATUS", "environment.json", "config.yaml"))  # what is written to be renamed to them

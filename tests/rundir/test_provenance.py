@@ -8,7 +8,7 @@ import pytest
 
 from flray.core.disk import sealed
 from flray.core.errors import ConfigError
-from flray.engine.provenance import Origin, module_fingerprints
+from flray.rundir.provenance import Origin, module_fingerprints
 from tests.contracts.table import experiment
 
 METHOD = """

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flray.core.errors import CheckpointError
-from flray.engine import checkpoint
-from flray.engine.checkpoint import FILES
+from flray.rundir import checkpoint
+from flray.rundir.checkpoint import FILES
 
 
 def server(value):

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from flray.core.errors import CheckpointError
-from flray.engine.folder import RunFolder, is_run
-from flray.engine.lock import NAME, FolderLock, holder
+from flray.rundir.folder import RunFolder, is_run
+from flray.rundir.lock import NAME, FolderLock, holder
 
 
 def write_run(folder, text="old"):

@@ -11,14 +11,15 @@ import pytest
 
 import flray
 from flray.core.errors import CheckpointError, ConfigError
-from flray.engine import checkpoint, remote, storage
 from flray.engine.ray.pool import Pool
-from flray.engine.storage import Storage
-from flray.engine.uri import join, split
 from flray.results import compare, runs_below
+from flray.rundir import checkpoint, storage
+from flray.rundir.download import download
+from flray.rundir.storage import Storage
+from flray.rundir.uri import join, split
 from tests.contracts.faults import interrupted, server_killed_at
 from tests.engine.test_faults import config, last_state, model
-from tests.engine.test_storage import content, record
+from tests.rundir.test_storage import content, record
 from tuning.trial_run import TrialRun
 
 
@@ -185,21 +186,21 @@ def test_a_download_is_whole_or_not_there(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Storage, "_download", broken)
     with pytest.raises(CheckpointError, match=r"cannot be copied to .*the cable is out"):
-        remote.download(uri, tmp_path / "runs")
+        download(uri, tmp_path / "runs")
     assert list((tmp_path / "runs").iterdir()) == []
     monkeypatch.undo()
-    folder = remote.download(uri, tmp_path / "runs")
+    folder = download(uri, tmp_path / "runs")
     assert folder == tmp_path / "runs" / "run" and content(folder) == content(made)
 
 
 def test_a_download_leaves_what_is_already_here(run, tmp_path):
     uri, _ = run
-    folder = remote.download(uri, tmp_path)
+    folder = download(uri, tmp_path)
     (folder / "STATUS").write_text("mine")
-    assert remote.download(uri, tmp_path) == folder and (folder / "STATUS").read_text() == "mine"
+    assert download(uri, tmp_path) == folder and (folder / "STATUS").read_text() == "mine"
     (tmp_path / "other" / "run").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="exists and is not a run folder"):
-        remote.download(uri, tmp_path / "other")
+        download(uri, tmp_path / "other")
 
 
 def test_a_run_that_is_not_there_is_named_with_the_nearest(run):

@@ -21,10 +21,10 @@ from typing import Any, BinaryIO
 import yaml
 
 from flray.core.errors import CheckpointError, ConfigError
-from flray.engine import checkpoint
-from flray.engine.uri import join, open_uri, reason
 from flray.experiment import RESUMABLE
-from flray.results.read import Run
+from flray.rundir import checkpoint
+from flray.rundir.reader import Run
+from flray.rundir.uri import join, open_uri, reason
 
 DRIVER = ("config.yaml", "environment.json", "partition", "rounds", "clients", "tasks", "personal", "tensorboard")  # in this order
 STATE = ("client_state", "checkpoints")  # in this order: a checkpoint counts on client states

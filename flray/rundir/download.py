@@ -9,8 +9,8 @@ from pathlib import Path
 from flray.core.disk import checksum
 from flray.core.errors import CheckpointError, nearest
 from flray.data.cache import cache_root
-from flray.engine.storage import DRIVER, SERVER, Storage, files
-from flray.engine.uri import join, open_uri, reason, split
+from flray.rundir.storage import DRIVER, SERVER, Storage, files
+from flray.rundir.uri import join, open_uri, reason, split
 
 READ = ("config.yaml", "environment.json", "STATUS", "rounds", "clients", "tasks", "personal", "model.safetensors")
 

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from flray.core.errors import CheckpointError
-from flray.engine import recorder
-from flray.engine.parts import RowsMissingWarning
-from flray.engine.recorder import Recorder, Table
+from flray.rundir import recorder
+from flray.rundir.parts import RowsMissingWarning
+from flray.rundir.recorder import Recorder, Table
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from flray.core.disk import unsealed
 from flray.core.errors import CheckpointError, ConfigError, nearest
-from flray.engine import checkpoint
-from flray.engine.uri import is_uri
+from flray.rundir import checkpoint
+from flray.rundir.uri import is_uri
 
 if TYPE_CHECKING:
     import pandas
@@ -35,7 +35,7 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.place = str(folder) if is_uri(folder) else str(Path(folder))
         if is_uri(folder):
-            from flray.engine.remote import fetch
+            from flray.rundir.download import fetch
 
             folder = fetch(str(folder))
         self.folder = Path(folder)
@@ -117,7 +117,7 @@ class Run:
     def _table(self, name: str) -> pandas.DataFrame:
         frame, lost = self._rows(name)
         if lost:
-            from flray.engine.parts import RowsMissingWarning
+            from flray.rundir.parts import RowsMissingWarning
 
             warnings.warn(f"{self.folder / name} has lost rows: {lost}", RowsMissingWarning, stacklevel=3)
         return frame
@@ -126,7 +126,7 @@ class Run:
         """(a table, which of its rows are missing)."""
         import pandas
 
-        from flray.engine.parts import gaps, without_clients
+        from flray.rundir.parts import gaps, without_clients
 
         # what there has to be is read before what there is: a run that goes on adds to both
         saved = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
@@ -150,8 +150,8 @@ class Run:
 
     def _parts(self, name: str) -> list[pandas.DataFrame]:
         """Raises `ValueError` for a damaged file; of a run in a storage, when it is damaged there."""
-        from flray.engine.parts import read_part
-        from flray.engine.remote import fetch
+        from flray.rundir.download import fetch
+        from flray.rundir.parts import read_part
 
         def read() -> list[pandas.DataFrame]:
             # part by part: a run that goes on may just be adding a column to the earlier ones
@@ -183,7 +183,7 @@ class Run:
 def runs_below(folder: str | Path) -> list[str | Path]:
     """The run folders in a folder, at any depth, by name; the folder itself where it is one."""
     if is_uri(folder):
-        from flray.engine.remote import runs_at
+        from flray.rundir.download import runs_at
 
         return list(runs_at(str(folder)))
     folder = Path(folder)
