@@ -1,0 +1,103 @@
+"""Counts of a classifier's test, and what follows from them: accuracy, accuracy of each class, their mean and the worst, loss.
+
+Counts are added before anything is divided, so that no number depends on how a test set was cut or who computed which part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What was counted while one model read (a part of) one test set in one inference mode.
+
+    Counts of parts are added in the order of the parts: the sums of the losses are kept apart, block by block, and added up last and
+    from the first on, so that the loss has the same bits whoever computed which blocks.
+    """
+
+    right: NDArray[np.int64]  # [C] samples of each class that were predicted right
+    total: NDArray[np.int64]  # [C] samples of each class
+    losses: NDArray[np.float64]  # [blocks] summed cross-entropy of each block's samples that have one
+    covered: int  # samples that have a cross-entropy: there are logits, and one of them is that of the label
+    tasks: NDArray[np.int64] | None = None  # [T] samples by the task that was predicted for them; None: the mode predicts none
+
+    @classmethod
+    def nothing(cls, num_classes: int) -> Counts:
+        """Counts of no sample at all."""
+        return cls(np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64), np.zeros(0), 0)
+
+    def __add__(self, later: Counts) -> Counts:
+        """Counts of this part and of the part behind it."""
+        tasks = self.tasks if later.tasks is None else later.tasks if self.tasks is None else _add_ragged(self.tasks, later.tasks)
+        losses = np.concatenate([self.losses, later.losses])
+        return Counts(self.right + later.right, self.total + later.total, losses, self.covered + later.covered, tasks)
+
+    @property
+    def examples(self) -> int:
+        """Number of samples."""
+        return int(self.total.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the samples that were predicted right; NaN without samples."""
+        return accuracy(self.right, self.total)
+
+    @property
+    def loss_sum(self) -> float:
+        """Summed cross-entropy of the `covered` samples, in nats."""
+        return float(np.add.accumulate(self.losses)[-1]) if len(self.losses) else 0.0
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy over the `covered` samples, in nats; NaN where there are none."""
+        return self.loss_sum / self.covered if self.covered else math.nan
+
+
+def _add_ragged(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+    found = np.zeros(max(len(left), len(right)), np.int64)
+    found[: len(left)] += left
+    found[: len(right)] += right
+    return found
+
+
+def accuracy(right: ArrayLike, total: ArrayLike) -> float:
+    """Right predictions over samples, both summed over the classes; NaN without samples."""
+    samples = int(np.sum(total))
+    return int(np.sum(right)) / samples if samples else math.nan
+
+
+def per_class(right: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
+    """Accuracy of each class `[C]` from its right predictions `[C]` and its samples `[C]`; NaN for a class without samples."""
+    samples = np.asarray(total, np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(right, np.float64) / np.where(samples > 0, samples, np.nan)
+
+
+def macro_accuracy(right: ArrayLike, total: ArrayLike) -> float:
+    """Mean of the classes' accuracies, each class with the same weight, over the classes that have samples; NaN where none has."""
+    found = per_class(right, total)
+    found = found[~np.isnan(found)]
+    return float(found.mean()) if len(found) else math.nan
+
+
+def worst_class(right: ArrayLike, total: ArrayLike) -> tuple[int, float]:
+    """(class, accuracy) of the class with the lowest accuracy, the lowest number where several have it; (-1, NaN) without samples."""
+    found = per_class(right, total)
+    if np.isnan(found).all():
+        return -1, math.nan
+    number = int(np.nanargmin(found))
+    return number, float(found[number])
+
+
+def task_accuracy(tasks: ArrayLike, task: int) -> float:
+    """Share of a test set's samples for which its own task was predicted, from the counts `[T]` of predicted tasks; NaN without any."""
+    counts: Sequence[Any] = np.asarray(tasks).tolist()
+    samples = sum(counts)
+    return (counts[task] if task < len(counts) else 0) / samples if samples else math.nan
