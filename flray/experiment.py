@@ -18,11 +18,11 @@ from flray.algorithms import ALGORITHMS
 from flray.core.algorithm import Algorithm
 from flray.core.errors import ConfigError
 from flray.core.objective import Precision
-from flray.core.validation import Section, one_line, spelled_out
+from flray.core.section import Section, one_line, spelled_out
 from flray.data import DataConfig, ProxyConfig
-from flray.home import started_in
 from flray.models import ModelConfig
 from flray.scenario import PartitionConfig
+from flray.whereabouts import started_in
 
 if TYPE_CHECKING:
     from flray.results import Run
@@ -238,7 +238,7 @@ def run(
     `config` is a YAML file, a mapping or an `Experiment`; overrides as on the command line (`"algorithm.lr=0.1"`) or by keyword
     (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
     """
-    from flray.config import load_config
+    from flray.loader import load_config
     from flray.overrides import pairs
 
     cells = load_config(config, pairs(overrides, values), imports)
@@ -266,8 +266,8 @@ def resume(
     error, unless `accept` names it; `environment.json` then says so for ever.
     The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one line.
     """
-    from flray.config import load_config
     from flray.engine.simulation import simulate
+    from flray.loader import load_config
     from flray.overrides import pairs
     from flray.results import load
     from flray.rundir.download import download

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.config import read_yaml
 from flray.core.disk import checksum
 from flray.core.errors import CheckpointError
 from flray.experiment import RESUMABLE, Experiment
+from flray.loader import read_yaml
 
 LONGEST = 150  # bytes of a cell's label
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from flray.algorithms import ALGORITHMS
 from flray.core.hp import Hyperparameter, hyperparameters
-from flray.core.validation import section_at
+from flray.core.section import section_at
 from flray.experiment import Experiment
 from flray.models import MODELS
 from flray.models.config import START, model_options

@@ -12,7 +12,7 @@ from typing import Any
 
 from flray.core.errors import ConfigError, shown
 from flray.core.plain import plain, read
-from flray.core.validation import section_at, spelled_out
+from flray.core.section import section_at, spelled_out
 from flray.experiment import Experiment
 
 CELLS = 10_000  # experiments of one grid; every one is a folder

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.config import load_config
 from flray.core.errors import ConfigError
 from flray.experiment import Experiment, algorithm_name
+from flray.loader import load_config
 from flray.overrides import pairs
 
 # what the configuration says about clients does not apply; the optimiser's hyper-parameters stay

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.config import load_config
+from flray.loader import load_config
 
 QUICK = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 

@@ -9,10 +9,10 @@ import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.catalog import catalog, detail, page
-from flray.config import load_config
 from flray.core.errors import ConfigError
 from flray.core.hp import hyperparameters
 from flray.grid import flatten
+from flray.loader import load_config
 from tuning.config import load_sweep
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.cli.runs import start_ray_early
-from flray.config import load_config
 from flray.core.errors import ConfigError
 from flray.doctor import examine
+from flray.loader import load_config
 
 QUICK = str(Path(__file__).parent.parent / "configs" / "quickstart.yaml")
 FAST = ["rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false"]

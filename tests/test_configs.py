@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flray.algorithms import built_in
-from flray.config import load_config
+from flray.loader import load_config
 
 HOME = Path(__file__).parents[1] / "configs"
 FILES = sorted(path for path in HOME.rglob("*.yaml") if not path.name.startswith("_") and path.parent.name not in ("sweeps", "cluster"))

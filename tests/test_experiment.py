@@ -5,11 +5,11 @@ import re
 import pytest
 import yaml
 
-from flray.config import load_config
 from flray.core.errors import ConfigError
 from flray.experiment import default_folder
 from flray.grid import labels
 from flray.keys import grid_notes
+from flray.loader import load_config
 from flray.overrides import pairs
 
 BASE = {

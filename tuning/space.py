@@ -15,10 +15,10 @@ from pydantic_core import to_jsonable_python
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.config import load_config
 from flray.core.errors import ConfigError, unknown
 from flray.core.hp import Hyperparameter, hyperparameters
 from flray.experiment import Experiment
+from flray.loader import load_config
 from tuning.domain import Choice, Domain, Fixed, check_within, show, written
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from ray import tune
 
-from flray.config import load_config
 from flray.core.errors import ConfigError, FlrayError, ResourceError
 from flray.engine.ray.pool import Pool
 from flray.experiment import Experiment
+from flray.loader import load_config
 from flray.results import Run
 from tuning.search import disk_full
 from tuning.trial_run import TrialRun

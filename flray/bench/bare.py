@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flray.config import load_config
 from flray.core import seeding
 from flray.data import load_dataset
 from flray.experiment import Experiment
+from flray.loader import load_config
 from flray.models import build_model
 from flray.scenario import Partition, make_partition
 

@@ -13,8 +13,8 @@ import torch
 
 from flray.algorithms import built_in
 from flray.bench.bare import Workload
-from flray.config import load_config
 from flray.engine.workbench import Assignment, Workbench
+from flray.loader import load_config
 
 MOST = 1.3  # times its theory: beyond that an algorithm gets profiled
 BATCHES = 5  # steps of one measurement

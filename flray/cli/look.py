@@ -63,8 +63,8 @@ def doctor(
     imports: Imports = None,
 ) -> None:
     """Check a configuration before it runs: data, partition, model, memory, disk, actors, the upload of a job. Trains nothing."""
-    from flray.config import load_config
     from flray.doctor import examine, examine_upload
+    from flray.loader import load_config
 
     own_modules()
     cells = load_config(config, overrides or [], imports or [])

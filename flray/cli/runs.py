@@ -30,11 +30,11 @@ def run(
     with stage("loading torch" if dry_run else STARTING):
         if not dry_run:
             start_ray_early(config, overrides or [])
-        from flray.config import load_config
         from flray.engine.simulation import simulate
         from flray.experiment import default_folder
         from flray.grid import grid_rows
         from flray.keys import grid_notes
+        from flray.loader import load_config
         from flray.overrides import count_cells
     count = count_cells(overrides or []) if config.is_file() else 0
     for note in grid_notes(overrides or []):

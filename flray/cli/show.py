@@ -71,7 +71,7 @@ def kept(folder: Path, storage: str | None) -> Path:
 
 
 def import_modules(modules: list[str] | None) -> None:
-    from flray.registry import imported
+    from flray.core.registry import imported
 
     for module in modules or []:
         imported(module, f"--import {module}")

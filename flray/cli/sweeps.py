@@ -72,8 +72,8 @@ def ablate(
     """
     own_modules()
     with stage(STARTING):
-        from flray.config import load_config
         from flray.core.errors import ConfigError
+        from flray.loader import load_config
         from flray.overrides import count_cells
         from tuning.ablate import axes, check_comparison, reference_cell, run_grid
     count = count_cells(overrides or [])

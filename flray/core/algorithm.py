@@ -23,8 +23,8 @@ from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics
 from flray.core.objective import Objective
 from flray.core.returned import check_returns
+from flray.core.section import Section
 from flray.core.seeding import Address, rng
-from flray.core.validation import Section
 
 Pool = Literal["mean", "stack"]
 Predictor = Callable[[Tensor], Tensor]

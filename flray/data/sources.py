@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from flray.core.disk import array_checksum
 from flray.core.errors import DataError, nearest, shown
+from flray.core.registry import Registry
 from flray.data.cache import Array, Entry, digest, fetch, file_digest
 from flray.data.config import DataConfig
 from flray.data.published import plain_name
-from flray.registry import Registry
 
 
 class Split(NamedTuple):

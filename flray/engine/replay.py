@@ -20,10 +20,10 @@ from flray.core.messages import to_numpy, to_torch
 from flray.engine import cohort
 from flray.engine.server_actor import Plan, Server
 from flray.engine.workbench import Moment, in_folder
-from flray.home import started_in
 from flray.rundir import checkpoint
 from flray.rundir.reader import load
 from flray.scenario import load_partition
+from flray.whereabouts import started_in
 
 
 class Replay:

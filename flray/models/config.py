@@ -23,9 +23,9 @@ from torch.nn.parameter import is_lazy
 
 from flray.core.errors import ConfigError, ResourceError, shown, unknown
 from flray.core.hp import Hyperparameter, hyperparameters
-from flray.core.validation import Section
+from flray.core.registry import Registry, load
+from flray.core.section import Section
 from flray.models.weights import Head, load_weights
-from flray.registry import Registry, load
 
 MODELS = Registry(
     "model",

@@ -43,7 +43,7 @@ class Run:
     @cached_property
     def experiment(self) -> Experiment:
         """The configuration; a `ConfigChangedWarning` where config.yaml is not that of the run any more."""
-        from flray.config import load_config
+        from flray.loader import load_config
 
         found = load_config(self.folder / "config.yaml")[0]
         if self.changed:
@@ -53,8 +53,8 @@ class Run:
     @property
     def changed(self) -> str:
         """The first key of config.yaml that the run had otherwise; empty: none, or its record is lost."""
-        from flray.config import read_yaml
         from flray.grid import config_changes
+        from flray.loader import read_yaml
 
         try:
             before = unsealed(self.folder / "environment.json")["experiment"]

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from flray.core.disk import sealed, whole
 from flray.core.errors import CheckpointError
-from flray.home import whereabouts
 from flray.rundir.parts import RowsMissingWarning, gaps, read_part, without_clients, write_part
+from flray.whereabouts import whereabouts
 
 PART = 100  # rounds in one Parquet file
 FLUSH_S = 1.0  # longest time that finished rounds stay in memory

@@ -12,10 +12,10 @@ from pydantic import Field, model_validator
 
 from flray.core.disk import array_checksum, sealed, unsealed, whole
 from flray.core.errors import ConfigError, DataError, nearest
+from flray.core.registry import Registry
+from flray.core.section import Section
 from flray.core.seeding import rng as addressed
-from flray.core.validation import Section
 from flray.data.cache import Array
-from flray.registry import Registry
 
 if TYPE_CHECKING:
     import pandas

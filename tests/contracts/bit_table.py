@@ -90,7 +90,7 @@ def measure() -> dict[str, Any]:
     import torch
 
     from flray.algorithms import built_in
-    from flray.config import load_config
+    from flray.loader import load_config
     from tests.contracts.table import TABLE, experiment
 
     torch.set_num_threads(1)

@@ -11,9 +11,9 @@ import torch
 import yaml
 
 from flray.algorithms import ALGORITHMS, built_in
-from flray.config import load_config
 from flray.core.hp import hyperparameters
 from flray.core.messages import flatten, is_message, rebuild, tensors, to_numpy, to_torch
+from flray.loader import load_config
 from flray.rundir import checkpoint
 from tests.contracts import own
 from tests.contracts.inprocess import Local, bits

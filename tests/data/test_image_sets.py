@@ -323,7 +323,7 @@ def test_an_experiment_saves_the_record(tmp_path):
     """`augment: fedsol` in a file, the record in config.yaml, and the same experiment from it."""
     import yaml
 
-    from flray.config import load_config
+    from flray.loader import load_config
 
     file = {
         "rounds": 1,

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from flray.config import load_config
 from flray.core.errors import ConfigError, DataError
 from flray.data import (
     SOURCES,
@@ -25,6 +24,7 @@ from flray.data import (
     load_proxy,
 )
 from flray.data.text import trained
+from flray.loader import load_config
 from tests.contracts.inprocess import Local
 from tests.data.files import write
 

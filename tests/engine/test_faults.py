@@ -17,13 +17,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import flray
-from flray.config import load_config
 from flray.core.disk import sealed
 from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
 from flray.core.messages import flatten
 from flray.engine.cohort import sample
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
+from flray.loader import load_config
 from flray.rundir import checkpoint
 from flray.rundir.parts import RowsMissingWarning
 from flray.scenario import load_partition

@@ -4,10 +4,10 @@ import pytest
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.config import load_config
 from flray.core.errors import AlgorithmError
 from flray.engine.server_actor import Server
 from flray.engine.workbench import Moment
+from flray.loader import load_config
 
 
 class Stumbling(FedAvg):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from flray.config import load_config
 from flray.experiment import Experiment
+from flray.loader import load_config
 from tests.faults import junk, tables
 from tests.faults.campaign import campaign, counts
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import flray
 from flray.cli import app
-from flray.config import load_config
 from flray.core.errors import ConfigError
 from flray.engine.replay import Replay
+from flray.loader import load_config
 from flray.results import Run, compare, load
 from flray.results.figures import ablation, ablation_cells, clients
 from flray.results.learning import curves, draw, learning_curves

@@ -9,11 +9,11 @@ from typing import Any
 import pandas
 import pytest
 
-from flray.config import load_config
 from flray.core.errors import CheckpointError, FlrayError
 from flray.engine.simulation import play, simulate
 from flray.experiment import Experiment
 from flray.grid import labels
+from flray.loader import load_config
 from flray.results import Run
 from tests.tuning.iris import EXPERIMENT
 from tuning.ablate import axes, reference_cell, run_cells, run_grid

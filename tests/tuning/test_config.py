@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from flray.catalog import METRICS
-from flray.config import load_config
 from flray.core.errors import ConfigError
+from flray.loader import load_config
 from tuning.config import CUMULATIVE, load_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ray.tune.schedulers import FIFOScheduler
 
-from flray.config import load_config
 from flray.core.errors import ResourceError
 from flray.experiment import Experiment
+from flray.loader import load_config
 from flray.results import Run
 from tests.tuning.iris import EXPERIMENT
 from tuning import drive as module

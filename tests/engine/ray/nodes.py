@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from flray.config import load_config
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.pool import Pool
 from flray.engine.simulation import Simulation, play
+from flray.loader import load_config
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SETTINGS = ("rounds=6", "model.hidden=[400]", "algorithm.local_epochs=40", "evaluate.clients=false", "checkpoint.every=0")

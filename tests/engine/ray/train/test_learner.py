@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional as F
 
 from flray.algorithms import ALGORITHMS
-from flray.config import load_config
 from flray.core.hp import hyperparameters
 from flray.core.messages import equal, map_tensors
 from flray.core.seeding import rng, torch_seed
 from flray.engine.ray.train.learner import Learner
 from flray.engine.workbench import Workbench
+from flray.loader import load_config
 from flray.models import build_model
 
 NORM = {"name": "tests.contracts.networks:NormNet"}

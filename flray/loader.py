@@ -15,14 +15,14 @@ from pydantic import BaseModel
 from flray.algorithms import ALGORITHMS
 from flray.core.errors import ConfigError, nearest, shown, unknown
 from flray.core.plain import plain, read
-from flray.core.validation import one_line, section_at, spelled_out
+from flray.core.registry import imported
+from flray.core.section import one_line, section_at, spelled_out
 from flray.experiment import Experiment
-from flray.home import find_modules
 from flray.keys import places_of
 from flray.models import MODELS
 from flray.overrides import axes_of, once
-from flray.registry import imported
 from flray.scenario import PARTITIONS
+from flray.whereabouts import find_modules
 
 NAMED = {"algorithm": ALGORITHMS, "model": MODELS, "partition": PARTITIONS}  # sections of a name and its own options
 

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from flray.home import find_modules, started_in, whereabouts
+from flray.whereabouts import find_modules, started_in, whereabouts
 
 
 def test_modules_and_relative_paths_of_a_run_are_those_of_its_start(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field
 
 from flray.core.errors import ConfigError
-from flray.core.validation import Section, one_line, section_at, spelled_out
+from flray.core.section import Section, one_line, section_at, spelled_out
 
 
 class Inner(Section):
