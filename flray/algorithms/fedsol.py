@@ -51,7 +51,7 @@ from flray.core.algorithm import Context, Exchange
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics
-from flray.core.objective import Model
+from flray.core.point import Model
 from flray.ops.losses import cross_entropy, kl
 from flray.ops.perturb import Adaptive, PartName, around, ascend, check_head, distance, part, part_gradient, still
 from flray.ops.project import project

@@ -33,7 +33,7 @@ from torch import Tensor
 from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import ClientData, Context, Predictor
 from flray.core.hp import hp
-from flray.core.objective import Model
+from flray.core.point import Model
 
 
 class KNNPer(FedAvg, frozen=True):

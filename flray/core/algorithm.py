@@ -3,7 +3,8 @@
 No method assigns to `self`, edits an argument in place, reads a clock, a file or a global, or draws an unaddressed random
 number. One exception, for speed: a `Carry` belongs to the running client, so `step` may update its tensors in place.
 
-`begin`, `step` and `end` hold no Python state between calls, so a backend may run them with a leading client axis.
+One client trains at a time: `Objective.at` binds one point to the module and cannot run under `vmap`. Many clients at once would need
+another backend: `functional_call` over `views(W)` of `W [M, P]` under `vmap`, with one `autograd.grad` on `W` outside of it.
 """
 
 from __future__ import annotations

@@ -16,70 +16,12 @@ from torch import Tensor, nn
 
 from flray.core.errors import ConfigError
 from flray.core.params import Layout
+from flray.core.point import Model
 
 Mode = Literal["train", "train_frozen", "eval"]
 Precision = Literal["fp32", "bf16"]
 
 CACHED_POINTS = 6  # models kept bound: local, perturbed, global, and one or two teachers
-
-
-class Model:
-    """The network at a point `(w, b)`; the tensors are views, so it follows in-place changes of `w` and `b`."""
-
-    __slots__ = ("_buffers", "_objective", "_train", "b", "leaves", "w")
-
-    def __init__(self, objective: Objective, w: Tensor, b: Tensor, train: bool, grad: bool) -> None:
-        self._objective, self._train, self.w, self.b = objective, train, w, b
-        flat = w.detach()
-        self.leaves = [entry.view(flat) for entry in objective.layout.entries]
-        if grad:
-            for leaf in self.leaves:
-                leaf.requires_grad_()
-        self._buffers = list(objective.buffer_layout.views(b).values())
-
-    def _bind(self) -> nn.Module:
-        objective = self._objective
-        if objective._bound is not self:
-            for (holders, name), leaf in zip(objective._sites, self.leaves, strict=True):
-                for holder in holders:
-                    holder[name] = leaf
-            for (holder, name), buffer in zip(objective._buffer_sites, self._buffers, strict=True):
-                holder[name] = buffer
-            if objective._training is not self._train:
-                objective.module.train(self._train)
-                objective._training = self._train
-            objective._bound = self
-        return objective.module
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Logits `[B, C]` of inputs `x [B, ...]`, float32."""
-        module = self._bind()
-        if self._objective.precision == "fp32":
-            return module(x)  # type: ignore[no-any-return]
-        with self._objective._autocast():
-            return module(x).float()  # type: ignore[no-any-return]
-
-    def features(self, x: Tensor) -> Tensor:
-        """Representation `z [B, F]` that enters the head."""
-        module = self._bind()
-        with self._objective._autocast():
-            return module.features(x).float()  # type: ignore[operator, no-any-return]
-
-    def head(self, z: Tensor) -> Tensor:
-        """Logits `[B, C]` of representations `z [B, F]`."""
-        module = self._bind()
-        with self._objective._autocast():
-            return module.head(z).float()  # type: ignore[operator, no-any-return]
-
-    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """(one representation `[B, F_l]` per level of the network, shallow to deep, before its activation; logits `[B, C]`)."""
-        module = self._bind()
-        try:
-            with self._objective._autocast():
-                levels, logits = module.levels(x)  # type: ignore[operator]
-        except (AttributeError, NotImplementedError) as error:
-            raise ConfigError(f"model {type(module).__name__} declares no levels(x), which this algorithm reads ({error})") from error
-        return [level.float() for level in levels], logits.float()
 
 
 class Objective:

@@ -1,4 +1,4 @@
-"""What every model of flray declares: features, head, levels, and forward = head after features."""
+"""What every model of flray declares: features, head, and forward = head after features; most declare levels too."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from flray.core.errors import ConfigError
 
 
 class Classifier(nn.Module):
-    """A network with a feature/head split; a subclass sets `head` (registered last) and writes `features`."""
+    """A network with a feature/head split; a subclass sets `head` (registered last) and writes `features`.
+
+    It may declare `levels(x)` for the algorithms that read more than the last representation: (representations `[B, F_l]` of the
+    network's levels, shallow to deep, before their activation and pooled over pixels; logits `[B, C]`).
+    """
 
     head: nn.Module
 
     def features(self, x: Tensor) -> Tensor:
         """Representation `z [B, F]` of inputs `x [B, ...]`: what enters the head."""
         raise NotImplementedError(f"{type(self).__name__} defines no features(x)")
-
-    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """(representations `[B, F_l]` of the network's levels, shallow to deep, before their activation and pooled over pixels; logits)."""
-        raise NotImplementedError(f"{type(self).__name__} defines no levels(x)")
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits `[B, C]` of inputs `x [B, ...]`."""

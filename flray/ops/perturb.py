@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from flray.core.errors import ConfigError
-from flray.core.objective import Model, Objective
+from flray.core.objective import Objective
 from flray.core.params import Entry
+from flray.core.point import Model
 
 Adaptive = Literal["columnwise", "tensor", "layer", "none"]
 PartName = Literal["head", "body", "all"]

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from flray.core.errors import ConfigError
@@ -195,6 +196,48 @@ def test_features_then_head_are_the_logits():
     with torch.no_grad():
         model = objective.at(w, b)
         assert torch.equal(model.head(model.features(x)), model(x))
+
+
+class Broken(Mlp):
+    """Its levels and its features fail in code of their own."""
+
+    def levels(self, x):
+        return [x.nonsense], x
+
+    def features(self, x):
+        raise NotImplementedError("not today")
+
+
+def test_an_error_inside_the_network_stays_what_it_is():
+    objective = Objective(build(Broken))
+    model = objective.at(*objective.initial())
+    x, _ = inputs(Mlp, 2)
+    with pytest.raises(AttributeError, match="nonsense"):
+        model.levels(x)
+    with pytest.raises(NotImplementedError, match="not today"):
+        model.features(x)
+
+
+@pytest.mark.parametrize("name", ["levels", "features", "head"])
+def test_what_a_network_does_not_declare_is_named(name):
+    objective = Objective(torch.nn.Sequential(torch.nn.Linear(5, 3)))
+    with pytest.raises(ConfigError, match=rf"Sequential declares no {name}\(x\)"):
+        getattr(objective.at(*objective.initial()), name)(torch.zeros(1, 5))
+
+
+def test_many_clients_at_once_are_a_functional_call_under_vmap():
+    """What `core/algorithm.py` says about a leading client axis: gradients of two clients in one pass, and `at` that cannot."""
+    objective = Objective(build(Mlp))
+    w, b = objective.initial()
+    x, y = inputs(Mlp, 6)
+    stack = torch.stack([w, 0.5 * w]).requires_grad_()
+    logits = vmap(lambda one: functional_call(objective.module, objective.views(one), (x,)))(stack)
+    (gradients,) = torch.autograd.grad(cross_entropy(logits[0], y) + cross_entropy(logits[1], y), stack)
+    for one, gradient in zip(stack.detach(), gradients, strict=True):
+        expected = objective.value_and_grad(lambda f: cross_entropy(f(x), y), one.clone(), b)[1]
+        torch.testing.assert_close(gradient, expected)
+    with pytest.raises(RuntimeError, match="data pointer"):
+        vmap(lambda one: objective.at(one, b)(x))(stack)
 
 
 # names and masks ------------------------------------------------------------------------------
