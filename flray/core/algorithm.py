@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from flray.core import cut
+from flray.core.classes import Classes
 from flray.core.cut import LastBatch
 from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics
@@ -68,7 +69,7 @@ class Context:
     `client`, `num_steps`, `num_examples` and `weight` (the client's aggregation weight) are -1 on the server.
     `cohort_size`: the sampled clients (K); who delivers, fewer with `cohort.dropout`, is in the server half's `Cohort`.
     `total_examples`: training samples of the whole population (n of the papers).
-    `classes [C]` (bool) marks the classes of the current task's head, `None` when every class is in use.
+    `classes`: those of the current task, which losses read, and of earlier ones; `None` when all are in use.
     """
 
     objective: Objective
@@ -79,7 +80,7 @@ class Context:
     population: int
     cohort_size: int
     proxy: Proxy | None = None
-    classes: Tensor | None = None
+    classes: Classes | None = None
     client: int = -1
     num_steps: int = -1
     num_examples: int = -1

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flray.core.classes import ClassSet
+
 Direction = Literal["forward", "reverse"]
 
 
-def cross_entropy(logits: Tensor, y: Tensor, classes: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy of `logits [B, C]`, labels `y [B]`; over the classes marked in `classes [C]` (bool) when given."""
+def cross_entropy(logits: Tensor, y: Tensor, classes: ClassSet | None = None) -> Tensor:
+    """Mean cross-entropy of `logits [B, C]` and labels `y [B]`, among the classes in use where these are given."""
     if classes is not None:
-        logits = logits.masked_fill(~classes, float("-inf"))
+        logits, y = classes.narrow(logits), classes.local(y)
     return F.cross_entropy(logits, y)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from flray.core.classes import Classes
 from flray.ops.losses import cross_entropy, kl, not_true_kl
 from tests.ops.support import normal
 
@@ -51,12 +52,29 @@ def test_kl_of_a_distribution_with_itself_is_zero_and_else_positive():
 
 
 def test_cross_entropy_is_the_mean_of_minus_log_p_over_the_classes_in_use():
-    """NumPy: -mean(log softmax(z)[y]), the softmax over the marked classes only."""
+    """NumPy: -mean(log softmax(z)[y]), the softmax over the classes in use only."""
     z, y = normal(5, 4), torch.tensor([0, 1, 1, 0, 1])
     every = -np.log(softmax(z.double().numpy())[np.arange(5), y.numpy()]).mean()
     assert float(cross_entropy(z, y)) == pytest.approx(every, rel=1e-5)
-    two = -np.log(softmax(z[:, :2].double().numpy())[np.arange(5), y.numpy()]).mean()
-    assert float(cross_entropy(z, y, torch.tensor([True, True, False, False]))) == pytest.approx(two, rel=1e-5)
+    two = -np.log(softmax(z[:, [1, 3]].double().numpy())[np.arange(5), y.numpy()]).mean()
+    assert float(cross_entropy(z, 1 + 2 * y, Classes([[3, 1]], 4))) == pytest.approx(two, rel=1e-5)
+
+
+def test_all_classes_in_use_are_the_same_computation():
+    z, y = normal(5, 4).requires_grad_(), torch.tensor([0, 1, 3, 0, 2])
+    values = [cross_entropy(z, y), cross_entropy(z, y, Classes([[2, 0, 1, 3]], 4))]
+    assert torch.equal(*values) and torch.equal(*(torch.autograd.grad(value, z)[0] for value in values))
+
+
+def test_a_divergence_over_some_classes_is_a_number_where_filled_logits_gave_nan():
+    """Old and new classes of the same logits: NumPy's KL of the softmax over those columns; -inf in the others is 0 * (inf - inf)."""
+    teacher, student, classes = normal(5, 4), normal(5, 4, seed=1), Classes([[0, 2], [1, 3]], 4)
+    for some, columns in ((classes.old, [0, 2]), (classes.new, [1, 3])):
+        p, q = softmax(teacher[:, columns].double().numpy()), softmax(student[:, columns].double().numpy())
+        expected = (p * (np.log(p) - np.log(q))).sum() / 5
+        assert float(kl(some.narrow(teacher), some.narrow(student))) == pytest.approx(expected, rel=1e-5)
+        mask = torch.ones(4, dtype=torch.bool).index_fill(0, some.index, False)
+        assert kl(teacher.masked_fill(mask, float("-inf")), student.masked_fill(mask, float("-inf"))).isnan()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
