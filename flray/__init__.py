@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from flray.api import resume as resume
+    from flray.api import run as run
     from flray.core.algorithm import Algorithm as Algorithm
     from flray.core.algorithm import Context as Context
     from flray.core.algorithm import Exchange as Exchange
     from flray.core.errors import FlrayError as FlrayError
     from flray.core.hp import hp as hp
     from flray.experiment import Experiment as Experiment
-    from flray.experiment import resume as resume
-    from flray.experiment import run as run
-    from flray.results import Run as Run
-    from flray.results import load as load
+    from flray.rundir.reader import Run as Run
+    from flray.rundir.reader import load as load
 
 # imported on first use: a worker process that needs one of them does not pay for all
 _HOME = {
@@ -31,11 +31,11 @@ _HOME = {
     "Exchange": "flray.core.algorithm",
     "Experiment": "flray.experiment",
     "FlrayError": "flray.core.errors",
-    "Run": "flray.results",
+    "Run": "flray.rundir.reader",
     "hp": "flray.core.hp",
-    "load": "flray.results",
-    "resume": "flray.experiment",
-    "run": "flray.experiment",
+    "load": "flray.rundir.reader",
+    "resume": "flray.api",
+    "run": "flray.api",
 }
 __all__ = ["Algorithm", "Context", "Exchange", "Experiment", "FlrayError", "Run", "hp", "load", "resume", "run"]
 

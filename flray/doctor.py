@@ -13,7 +13,8 @@ from flray.core.errors import ResourceError
 from flray.engine.prepare import build_data, build_partition
 from flray.engine.progress import size
 from flray.engine.workbench import Workbench
-from flray.experiment import Experiment, algorithm_name, default_folder
+from flray.experiment import Experiment, algorithm_name
+from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
 from flray.scenario import partition_figure, partition_table
 

@@ -1,15 +1,9 @@
-"""One experiment: what the YAML file says, checked, complete, and the way to run it.
-
-experiment = load_config("configs/quickstart.yaml", ["algorithm.lr=0.1"])[0]
-result = run(experiment)
-"""
+"""One experiment: what the YAML file says, checked and complete. `loader.py` reads it, `api.py` runs it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -22,11 +16,6 @@ from flray.core.section import Section, one_line, spelled_out
 from flray.data import DataConfig, ProxyConfig
 from flray.models import ModelConfig
 from flray.scenario import PartitionConfig
-from flray.whereabouts import started_in
-
-if TYPE_CHECKING:
-    from flray.results import Run
-
 
 RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage")  # what may change when a run is resumed
 
@@ -221,83 +210,3 @@ def algorithm_name(algorithm: Algorithm) -> str:
         if ALGORITHMS.get(name) is type(algorithm):
             return name
     raise ConfigError(f"{type(algorithm).__name__} is not registered; add it with ALGORITHMS.add('name', {type(algorithm).__name__})")
-
-
-# running ---------------------------------------------------------------------------------------
-def run(
-    config: str | Path | Mapping[str, Any] | Experiment,
-    *overrides: str,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-    imports: Sequence[str] = (),
-    **values: Any,
-) -> Run:
-    """Run one experiment and return its results; what goes on is shown on stderr (`progress=False`: nothing).
-
-    `config` is a YAML file, a mapping or an `Experiment`; overrides as on the command line (`"algorithm.lr=0.1"`) or by keyword
-    (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
-    """
-    from flray.loader import load_config
-    from flray.overrides import pairs
-
-    cells = load_config(config, pairs(overrides, values), imports)
-    if len(cells) != 1:
-        raise ConfigError(f"flray.run takes one experiment, these overrides make {len(cells)}; loop over load_config(...)")
-    from flray.engine.simulation import simulate
-    from flray.results import load
-
-    folder = Path(out) if out is not None else default_folder(cells[0])
-    simulate(cells[0], folder, overwrite=overwrite, progress=progress)
-    return load(folder)
-
-
-def resume(
-    folder: str | Path,
-    *overrides: str,
-    out: str | Path | None = None,
-    accept: Sequence[str] = (),
-    progress: bool = True,
-    **values: Any,
-) -> Run:
-    """Continue a run from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint`, `storage` may change.
-
-    What else changed since the run began (an edited config.yaml, data, starting weights, the source of your own modules) is an
-    error, unless `accept` names it; `environment.json` then says so for ever.
-    The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one line.
-    """
-    from flray.engine.simulation import simulate
-    from flray.loader import load_config
-    from flray.overrides import pairs
-    from flray.results import load
-    from flray.rundir.download import download
-    from flray.rundir.uri import is_uri, split
-
-    changes = pairs(overrides, values)
-    if is_uri(folder):
-        changes.setdefault("storage", json.dumps(split(str(folder))[0]))  # quoted: its commas make no grid
-        folder = download(str(folder), out or "runs")
-    elif out is not None:
-        raise ConfigError(f"resume: out is where a run from a storage goes; {folder} is continued where it is")
-    folder, shown = Path(folder).absolute(), folder
-    if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{shown} is not a run folder: it has no config.yaml; start one with flray run CONFIG --out {shown}")
-    wrong = [k for k in changes if k.split(".")[0] not in RESUMABLE or k == "resources.store"]
-    if wrong:
-        raise ConfigError(f"resume: {wrong[0]} would make it another experiment; only {', '.join(RESUMABLE)} may change")
-    with started_in(folder):  # relative paths in its configuration are those of that folder
-        cells = load_config(folder / "config.yaml", changes)
-        if len(cells) != 1:
-            raise ConfigError("resume continues one run: give one value for each key")
-        simulate(cells[0], folder, resume=True, accept=accept, progress=progress)
-    return load(shown)
-
-
-def default_folder(experiment: Experiment, root: str | Path = "runs") -> Path:
-    """`runs/NAME/ALGORITHM-seedS`, the first number free behind it."""
-    base = Path(root) / experiment.name / f"{algorithm_name(experiment.algorithm)}-seed{experiment.seed}"
-    folder, number = base, 1
-    while folder.exists():
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
-    return folder

@@ -16,7 +16,7 @@ LONGEST = 150  # bytes of a cell's label
 
 def labels(cells: Sequence[Experiment]) -> list[str]:
     """A folder name per cell, from the keys in which the cells differ: `fedproj-seed0-lr0.1`."""
-    flat = [flatten(cell.dump()) for cell in cells]
+    flat = [dotted(cell.dump()) for cell in cells]
     shared = [key for key in flat[0] if all(key in values for values in flat)]
     varied = [key for key in shared if len({str(values[key]) for values in flat}) > 1]
     if "algorithm.name" in varied:  # its defaults differ with it; only what the user varied names a cell
@@ -44,19 +44,19 @@ def _varies_within(flat: Sequence[dict[str, Any]], key: str) -> bool:
     return any(len(found) > 1 for found in by_algorithm.values())
 
 
-def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
+def dotted(values: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mapping -> dotted keys."""
     if not isinstance(values, dict):
         return {prefix: values}
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
+        found.update(dotted(value, f"{prefix}.{key}" if prefix else str(key)))
     return found
 
 
 def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Keys that make `now` another experiment than the one that a run began with (plain values): name -> (what it was, what it is)."""
-    old, new = flatten(before), flatten(now)
+    old, new = dotted(before), dotted(now)
     return {
         key: (old.get(key), new.get(key))
         for key in dict.fromkeys([*old, *new])
@@ -71,8 +71,8 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
     """
     if overwrite or not (folder / "config.yaml").exists():
         return "new"
-    there = flatten(read_yaml(folder / "config.yaml"))
-    wanted = flatten(cell.dump())
+    there = dotted(read_yaml(folder / "config.yaml"))
+    wanted = dotted(cell.dump())
     changed = [
         key
         for key in wanted

@@ -11,7 +11,7 @@ from flray.algorithms import ALGORITHMS, built_in
 from flray.catalog import catalog, detail, page
 from flray.core.errors import ConfigError
 from flray.core.hp import hyperparameters
-from flray.grid import flatten
+from flray.grid import dotted
 from flray.loader import load_config
 from tuning.config import load_sweep
 
@@ -44,7 +44,7 @@ def test_every_key_of_an_experiment_and_of_a_sweep_is_listed_with_its_default_an
     rows = {(row["of"], row["key"]): row for row in catalog("config")}
     written = load_config(QUICK, ["evaluate.validation={}"])[0].dump()
     free = ("algorithm", "model", "data.normalize", "proxy")  # of the chosen name; written out as numbers; as `data`
-    missing = [key for key in flatten(written) if ("experiment", key) not in rows and not key.startswith(free)]
+    missing = [key for key in dotted(written) if ("experiment", key) not in rows and not key.startswith(free)]
     assert missing == []
     sweep = load_sweep(SWEEP).model_dump(by_alias=True)
     assert [key for key in sweep if ("sweep", key) not in rows] == []

@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from flray.core.errors import ConfigError
-from flray.experiment import default_folder
 from flray.grid import labels
 from flray.keys import grid_notes
 from flray.loader import load_config
@@ -247,13 +246,6 @@ def test_feddf_without_public_data_says_what_to_add():
 def test_import_of_a_module_that_does_not_exist():
     with pytest.raises(ConfigError, match="--import no_such_module"):
         load_config(BASE, [], ["no_such_module"])
-
-
-def test_default_folder_never_names_an_existing_one(tmp_path):
-    experiment = only()
-    first = default_folder(experiment, tmp_path)
-    first.mkdir(parents=True)
-    assert default_folder(experiment, tmp_path) == first.with_name(first.name + "-2")
 
 
 def test_cohort_fraction_takes_at_least_one_client():

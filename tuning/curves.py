@@ -129,7 +129,7 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
 
 def _lines(sweep: Opened, frame: pandas.DataFrame, names: list[str]) -> dict[str, list[tuple[Any, int, pandas.DataFrame]]]:
     """By objective: the trial's row, the number of its seed, and the rounds that have the objective (columns `done` and it)."""
-    from flray.results import Run
+    from flray.rundir.reader import Run
 
     found: dict[str, list[tuple[Any, int, pandas.DataFrame]]] = {}
     for index, name in frame["folder"].dropna().items():

@@ -96,8 +96,9 @@ def final_table(folder: str | Path, against: str | Mapping[str, Any] | None = No
     With several settings the second table has the paired differences to one of them: `against` (see `flray.results.paired`), or FedAvg
     where it is one of them, or the first. Raises `CheckpointError` when there are no such runs.
     """
-    from flray.results import compare, paired, runs_below, summary, to_markdown
+    from flray.results import compare, paired, summary, to_markdown
     from flray.results.paired import caption
+    from flray.rundir.reader import runs_below
     from flray.rundir.recorder import write_text
 
     folder = Path(folder)

@@ -17,7 +17,7 @@ from flray.engine.prepare import build_data, build_partition, cpus_needed
 from flray.engine.progress import stage
 from flray.engine.ray.cluster import connect
 from flray.experiment import Experiment
-from flray.grid import flatten
+from flray.grid import dotted
 from flray.rundir.lock import NAME as LOCK
 from flray.rundir.lock import FolderLock
 from flray.rundir.lock import check as check_lock
@@ -234,14 +234,14 @@ def _take(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
     if resume:
         if not there.exists():
             raise CheckpointError(f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}")
-        _same(flatten(yaml.safe_load(there.read_text())), flatten(sweep.dump()), folder)
+        _same(dotted(yaml.safe_load(there.read_text())), dotted(sweep.dump()), folder)
         killed = lock_owner(folder) is not None
         lock = FolderLock.acquire(folder)
         if killed:  # while it wrote, maybe
             (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
         return lock
     if there.exists():
-        _same(flatten(yaml.safe_load(there.read_text())), flatten(sweep.dump()), folder)
+        _same(dotted(yaml.safe_load(there.read_text())), dotted(sweep.dump()), folder)
         raise CheckpointError(f"{folder} already holds this sweep; continue with: flray sweep {folder} --resume, or give another --out")
     try:
         if folder.exists() and (not folder.is_dir() or any(not item.name.startswith(LOCK) for item in folder.iterdir())):

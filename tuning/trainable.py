@@ -17,7 +17,7 @@ from flray.core.errors import ConfigError, FlrayError, ResourceError
 from flray.engine.ray.pool import Pool
 from flray.experiment import Experiment
 from flray.loader import load_config
-from flray.results import Run
+from flray.rundir.reader import Run
 from tuning.search import disk_full
 from tuning.trial_run import TrialRun
 

@@ -14,10 +14,10 @@ from typing import Any
 from flray.core.errors import CheckpointError
 from flray.engine.simulation import play
 from flray.experiment import Experiment
-from flray.results import Run
 from flray.rundir import checkpoint
 from flray.rundir.lock import holder
 from flray.rundir.parts import read_part
+from flray.rundir.reader import Run
 from flray.rundir.recorder import Table
 from tuning.config import CUMULATIVE
 

@@ -186,7 +186,7 @@ def measure(experiment: Experiment, partition: Partition, folder: Path) -> Measu
     """A real run through Ray; the first rounds and the last one are left out."""
     from flray.engine.cohort import runs
     from flray.engine.simulation import simulate
-    from flray.results import load
+    from flray.rundir.reader import load
 
     simulate(experiment, folder, partition=partition, overwrite=True)
     run = load(folder)

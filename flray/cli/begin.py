@@ -34,7 +34,7 @@ def init(folder: Annotated[Path, typer.Argument(help="folder that gets the two f
 
 def runs(folder: Annotated[Path, typer.Argument(help="folder that holds run folders, at any depth")] = Path("runs")) -> None:
     """My runs, the newest first: status, algorithm, rounds done, last accuracy, age."""
-    from flray.results import runs_below
+    from flray.rundir.reader import runs_below
 
     found = [Path(run) for run in runs_below(folder)]
     if not found:
@@ -46,9 +46,9 @@ def runs(folder: Annotated[Path, typer.Argument(help="folder that holds run fold
 def _row(folder: Path) -> dict[str, Any]:
     """One run; what is damaged about it stands in its status."""
     from flray.core.errors import CheckpointError
-    from flray.results import Run
     from flray.results.tables import settings
     from flray.rundir.lock import holder
+    from flray.rundir.reader import Run
 
     run, changed = Run(folder), max((path.stat().st_mtime for path in (folder / "STATUS", folder / "rounds") if path.exists()), default=0.0)
     row: dict[str, Any] = {"run": str(folder), "status": run.status.partition(";")[0].partition(":")[0]}

@@ -182,7 +182,7 @@ def _sweep_report(folder: Path) -> None:
 
 def _expanded(folders: list[str]) -> list[str | Path]:
     """Run folders as they are, and the runs of folders that hold them (a grid, the `final` of a sweep)."""
-    from flray.results import runs_below
+    from flray.rundir.reader import runs_below
 
     return [run for folder in folders for run in runs_below(folder) or [folder]]
 

@@ -31,11 +31,11 @@ def run(
         if not dry_run:
             start_ray_early(config, overrides or [])
         from flray.engine.simulation import simulate
-        from flray.experiment import default_folder
         from flray.grid import grid_rows
         from flray.keys import grid_notes
         from flray.loader import load_config
         from flray.overrides import count_cells
+        from flray.rundir.folder import default_folder
     count = count_cells(overrides or []) if config.is_file() else 0
     for note in grid_notes(overrides or []):
         print(f"note: {note}", file=sys.stderr)
@@ -76,8 +76,8 @@ def pretrain(
     with stage(STARTING):
         start_ray_early(config, overrides or [])
         from flray.engine.simulation import simulate
-        from flray.experiment import default_folder
         from flray.pretrain import pretraining
+        from flray.rundir.folder import default_folder
     experiment = pretraining(config, overrides or [], imports or [])
     folder = kept(out or default_folder(experiment), experiment.storage)
     with interruptible(folder):
@@ -99,7 +99,7 @@ def resume(
     """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
     own_modules()
     with stage(STARTING):
-        from flray.experiment import resume as resume_run
+        from flray.api import resume as resume_run
         from flray.rundir.uri import is_uri, split
     with interruptible(Path(out or "runs") / split(folder)[1] if is_uri(folder) else Path(folder)):
         found = resume_run(folder, *(overrides or []), out=out, accept=accept or ())

@@ -101,7 +101,7 @@ def _left(folder: Path, again: str | None) -> str:
 
 def report(folder: Path) -> None:
     """Where the results are and what to try next."""
-    from flray.results import load
+    from flray.rundir.reader import load
     from flray.rundir.uri import join
 
     run = load(folder)

@@ -109,8 +109,9 @@ def _report(folder: Path, stopped: bool) -> None:
     """The best trials, the final table, and what to open next."""
     import yaml
 
-    from flray.results import load, render
+    from flray.results import render
     from flray.results.paired import caption
+    from flray.rundir.reader import load
     from tuning.report import final_table, render_front, render_trials, trials_table
     from tuning.trials import open_sweep
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flray.core.errors import CheckpointError
+from flray.experiment import Experiment, algorithm_name
 from flray.rundir.lock import NAME as LOCK
 from flray.rundir.lock import FolderLock, owner
 
@@ -175,3 +176,13 @@ def _one_line(folder: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise CheckpointError(f"cannot create {folder}: {why}; give another --out") from error
+
+
+def default_folder(experiment: Experiment, root: str | Path = "runs") -> Path:
+    """`runs/NAME/ALGORITHM-seedS`, the first number free behind it."""
+    base = Path(root) / experiment.name / f"{algorithm_name(experiment.algorithm)}-seed{experiment.seed}"
+    folder, number = base, 1
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder

@@ -16,10 +16,11 @@ from flray.cli import app
 from flray.core.errors import ConfigError
 from flray.engine.replay import Replay
 from flray.loader import load_config
-from flray.results import Run, compare, load
+from flray.results import compare
 from flray.results.figures import ablation, ablation_cells, clients
 from flray.results.learning import curves, draw, learning_curves
 from flray.results.regions import _panels, _samples, decision_regions
+from flray.rundir.reader import Run, load
 from tests.results.test_tables import config, folder
 
 PILOT = Path(__file__).parents[2] / "configs" / "fedproj" / "pilot_iris.yaml"

@@ -12,8 +12,9 @@ import yaml
 from rich.console import Console
 
 from flray.core.errors import CheckpointError, ConfigError
-from flray.results import Run, compare, load, render, summary, to_markdown
+from flray.results import compare, render, summary, to_markdown
 from flray.results.tables import interval
+from flray.rundir.reader import Run, load
 
 Config = dict[str, Any]
 

@@ -12,9 +12,10 @@ import pytest
 import flray
 from flray.core.errors import CheckpointError, ConfigError
 from flray.engine.ray.pool import Pool
-from flray.results import compare, runs_below
+from flray.results import compare
 from flray.rundir import checkpoint, storage
 from flray.rundir.download import download
+from flray.rundir.reader import runs_below
 from flray.rundir.storage import Storage
 from flray.rundir.uri import join, split
 from tests.contracts.faults import interrupted, server_killed_at

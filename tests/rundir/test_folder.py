@@ -1,11 +1,13 @@
 """Who may have a folder, what a run that replaces another one costs it, and what is left when nothing came of it. Without Ray."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from flray.core.errors import CheckpointError
-from flray.rundir.folder import RunFolder, is_run
+from flray.loader import load_config
+from flray.rundir.folder import RunFolder, default_folder, is_run
 from flray.rundir.lock import NAME, FolderLock, holder
 
 
@@ -173,3 +175,11 @@ def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_taken_for_an_empt
         with pytest.raises(CheckpointError, match="already holds a run"):
             RunFolder.claim(folder)
     assert is_run(folder) and (folder / "rounds" / "part-0000.parquet").read_text() == "old" and holder(folder) is None
+
+
+def test_default_folder_never_names_an_existing_one(tmp_path):
+    experiment = load_config(Path(__file__).parents[2] / "configs" / "quickstart.yaml", ["name=mine", "seed=3", "algorithm=fedavg"])[0]
+    first = default_folder(experiment, tmp_path)
+    assert first == tmp_path / "mine" / "fedavg-seed3"
+    first.mkdir(parents=True)
+    assert default_folder(experiment, tmp_path) == tmp_path / "mine" / "fedavg-seed3-2"

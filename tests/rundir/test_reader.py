@@ -9,8 +9,9 @@ import pytest
 import flray
 from flray.core.disk import sealed
 from flray.core.errors import CheckpointError
-from flray.results import Run, compare
+from flray.results import compare
 from flray.rundir.parts import RowsMissingWarning, write_part
+from flray.rundir.reader import Run
 from flray.rundir.recorder import Recorder
 
 

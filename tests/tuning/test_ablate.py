@@ -14,7 +14,7 @@ from flray.engine.simulation import play, simulate
 from flray.experiment import Experiment
 from flray.grid import labels
 from flray.loader import load_config
-from flray.results import Run
+from flray.rundir.reader import Run
 from tests.tuning.iris import EXPERIMENT
 from tuning.ablate import axes, reference_cell, run_cells, run_grid
 

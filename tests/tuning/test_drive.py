@@ -12,7 +12,7 @@ from ray.tune.schedulers import FIFOScheduler
 from flray.core.errors import ResourceError
 from flray.experiment import Experiment
 from flray.loader import load_config
-from flray.results import Run
+from flray.rundir.reader import Run
 from tests.tuning.iris import EXPERIMENT
 from tuning import drive as module
 from tuning.ablate import Cells
