@@ -16,7 +16,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_jsonable_python
 
-from flray.catalog import METRICS
+from flray.cli.catalog import METRICS
 from flray.core.errors import ConfigError, unknown
 from flray.core.section import one_line, section_at, spelled_out
 from flray.experiment import Experiment, FolderName, Section, ValidationConfig

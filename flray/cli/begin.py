@@ -11,7 +11,7 @@ import typer
 from flray.cli.show import print_rows
 from flray.core.errors import ConfigError
 
-TEMPLATES = Path(__file__).parent.parent / "init"
+TEMPLATES = Path(__file__).parent / "init"
 
 
 def init(folder: Annotated[Path, typer.Argument(help="folder that gets the two files")] = Path()) -> None:

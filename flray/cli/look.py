@@ -31,7 +31,7 @@ def list_(
     imports: Imports = None,
 ) -> None:
     """What there is: names with their options, defaults and bounds. `flray list config evaluate`: the keys of a section."""
-    from flray.catalog import catalog, detail, page
+    from flray.cli.catalog import catalog, detail, page
 
     own_modules()
     import_modules(imports)

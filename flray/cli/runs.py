@@ -75,8 +75,8 @@ def pretrain(
     own_modules()
     with stage(STARTING):
         start_ray_early(config, overrides or [])
+        from flray.cli.pretrain import pretraining
         from flray.engine.simulation import simulate
-        from flray.pretrain import pretraining
         from flray.rundir.folder import default_folder
     experiment = pretraining(config, overrides or [], imports or [])
     folder = kept(out or default_folder(experiment), experiment.storage)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flray.catalog import METRICS
+from flray.cli.catalog import METRICS
 from flray.core.errors import ConfigError
 from flray.loader import load_config
 from tuning.config import CUMULATIVE, load_sweep

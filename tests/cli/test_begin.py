@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from flray.cli import app
 from flray.loader import load_config
 
-QUICK = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
+QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
 def flray(*words: object):

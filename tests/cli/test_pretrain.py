@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 import flray
 from flray.cli import app
+from flray.cli.pretrain import pretraining
 from flray.core.errors import ConfigError
-from flray.pretrain import pretraining
 
-QUICK = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
+QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
 def test_it_is_the_same_model_and_optimiser_on_one_client_with_everything():

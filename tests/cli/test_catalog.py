@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
-from flray.catalog import catalog, detail, page
+from flray.cli.catalog import catalog, detail, page
 from flray.core.errors import ConfigError
 from flray.core.hp import hyperparameters
 from flray.grid import dotted
 from flray.loader import load_config
 from tuning.config import load_sweep
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 QUICK, SWEEP = CONFIGS / "quickstart.yaml", CONFIGS / "sweeps" / "fedsol_rho.yaml"
 PAGE = Path(sys.modules["flray.algorithms"].__file__).with_name("README.md")
 

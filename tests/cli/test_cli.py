@@ -21,7 +21,7 @@ from flray.core.errors import ConfigError
 from flray.doctor import examine
 from flray.loader import load_config
 
-QUICK = str(Path(__file__).parent.parent / "configs" / "quickstart.yaml")
+QUICK = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 FAST = ["rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false"]
 
 
