@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.core.errors import AlgorithmError
-from flray.results.tables import LAST
+from flray.metrics.names import LAST
 
 if TYPE_CHECKING:
     import pandas

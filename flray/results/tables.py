@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flray.core.errors import CheckpointError, ConfigError
+from flray.metrics.names import LAST
 from flray.results.intervals import interval, interval_words, is_share
 from flray.rundir.reader import Run
 
@@ -25,7 +26,6 @@ MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "c
 OWN = ("name", "algorithm", "seed", "folder")
 SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
 OPTIONAL = ("personal/", "val/")  # columns that only some runs have: the personalised test, the validation split
-LAST = 10  # rounds of `test/acc_mean10` (spec 1.4)
 # keys that do not change what a run finds
 _ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports")
 _SHARES = ("test/acc", "test/acc_best", "test/acc_mean10")

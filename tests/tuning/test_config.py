@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flray.cli.catalog import METRICS
 from flray.core.errors import ConfigError
 from flray.loader import load_config
+from flray.metrics.names import METRICS
 from tuning.config import CUMULATIVE, load_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"

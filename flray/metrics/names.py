@@ -1,0 +1,38 @@
+"""The columns of a run's tables and what each of them says: what `flray list metrics` prints and a sweep may tune on."""
+
+from __future__ import annotations
+
+LAST = 10  # tested rounds that `test/acc_mean10` is the mean of (spec 1.4)
+
+METRICS = {
+    "test/acc": "accuracy of the global model on the whole test set, after the server half",
+    "test/loss": "mean cross-entropy on the test set",
+    "val/acc": "accuracy on held-out training data (evaluate.validation); then the test set is not read",
+    "val/loss": "mean cross-entropy on held-out training data",
+    "train/loss": "mean of the local steps' losses, over clients by aggregation weight",
+    "client/acc_before": "accuracy of the broadcast model on the client's own training data, before local training",
+    "client/acc_after": "the same after local training",
+    "client/acc_p10": "10th percentile of client/acc_after over the cohort",
+    "comm/up_bytes": "bytes of the tensors that clients sent, over the cohort",
+    "comm/down_bytes": "bytes of the tensors that the server sent, over the cohort",
+    "client_steps": "local gradient steps, over the cohort",
+    "proxy_examples": "proxy samples that the server passed through a model",
+    "time/personal_s": "tasks/: the personalised test",
+    "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",
+    "clients_dropped": "sampled clients that did not deliver (cohort.dropout)",
+    "diverged": "a client's update or the global state holds a NaN or an infinity",
+    "personal/ftE/acc_mean": "tasks/: accuracy of clients on their own test shares after E epochs of fine-tuning, mean over clients",
+    "personal/ftE/acc_std": "the same: standard deviation over clients (ddof 0)",
+    "personal/ftE/acc_p10": "the same: 10th percentile over clients",
+    "project/share": "FedProj: share of local steps whose gradient was projected",
+    "project/cosine": "FedProj: mean cosine of local and memory gradient before the projection",
+    "memory/loss_first": "FedProj: L_mem on the first memory mini-batch of local training",
+    "memory/loss_last": "FedProj: L_mem on the last one; the difference is what local training forgot",
+    "memory/drift": "FedDF, FedProj: L_mem of the new global model against the round's ensemble, whole buffer, T = 1",
+    "ditto/personal_loss": "Ditto: mean loss of the local steps of the clients' own models v_k, without the pull",
+    "distill/loss": "FedDF, FedET, FedProj: mean distillation loss on the server",
+    "time/round_s": "wall time of the round, testing included",
+    "time/client_s": "sum of the clients' times, each on its own actor",
+    "time/server_s": "aggregation and distillation",
+    "time/evaluate_s": "testing the global model",
+}
