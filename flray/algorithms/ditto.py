@@ -19,7 +19,7 @@ Known failure: lr lambda > 2 makes v_k diverge from the penalty alone (sooner wi
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +27,11 @@ from torch import Tensor
 from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.algorithm import ClientData, Context, Predictor
 from flray.core.hp import hp
-from flray.core.messages import Batch, Metrics
+from flray.core.messages import Batch, ClientState, Metrics
 from flray.ops.optim import Moments
 
 
-class DittoClient(NamedTuple):
+class DittoClient(ClientState):
     """The personal model's parameters `v [P]` and `statistics [Q]`; `b [Q]`: the global model's, with `buffers: local`, else `[0]`."""
 
     v: Tensor
@@ -39,14 +39,9 @@ class DittoClient(NamedTuple):
     b: Tensor
 
 
-class DittoCarry(NamedTuple):
+class DittoCarry(Carry):
     """FedAvg's carry for the global model, and one for the personal model."""
 
-    w: Tensor
-    b: Tensor
-    grad: Tensor
-    moments: Moments
-    loss: Tensor
     personal: Carry
 
 
@@ -72,17 +67,17 @@ class Ditto(FedAvg, frozen=True):
 
     def begin(self, ctx: Context, down: Any, client: Any) -> Any:
         carry, scratch = super().begin(ctx, down, client), ctx.objective.scratch
-        first, second, _ = carry.moments
-        moments = Moments(scratch("personal first moment", first).zero_(), scratch("personal second moment", second).zero_(), 0)
+        first = scratch("personal first moment", carry.moments.first).zero_()
+        moments = Moments(first, scratch("personal second moment", carry.moments.second).zero_(), 0)
         # copies, not scratch: they become the client's state
         personal = Carry(client.v.clone(), client.statistics.clone(), carry.grad, moments, torch.zeros_like(carry.loss))
-        return DittoCarry(carry.w, carry.b, carry.grad, carry.moments, carry.loss, personal)
+        return DittoCarry.of(carry, personal=personal)
 
     def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:
         done = max(carry.moments.steps, carry.personal.moments.steps)
         per_epoch = ctx.num_steps // max(self.epochs)
         if done < per_epoch * self.epochs[1]:
-            carry = carry._replace(personal=self.personal_step(ctx, down, client, carry.personal, batch))
+            carry = carry.replace(personal=self.personal_step(ctx, down, client, carry.personal, batch))
         if done < per_epoch * self.epochs[0]:
             carry = super().step(ctx, down, client, carry, batch)
         return carry
@@ -93,7 +88,7 @@ class Ditto(FedAvg, frozen=True):
         personal.loss.add_(loss)
         g.add_(personal.w, alpha=self.lam).add_(down.w, alpha=-self.lam)
         personal.w.add_(self.direction(ctx, down, personal, g), alpha=-self.learning_rate(ctx))
-        return personal._replace(moments=personal.moments._replace(steps=personal.moments.steps + 1))
+        return personal.replace(moments=personal.moments.replace(steps=personal.moments.steps + 1))
 
     def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
         update, _ = super().end(ctx, down, client, carry)

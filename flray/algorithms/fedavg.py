@@ -21,19 +21,19 @@ Known failures: with skewed labels a local model forgets the classes its client 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flray.core.algorithm import Algorithm, ClientData, Context, Predictor
 from flray.core.hp import hp
-from flray.core.messages import Batch, Broadcast, Cohort, Metrics, ServerState, Update
+from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState, Update
 from flray.ops.losses import cross_entropy
 from flray.ops.optim import Moments, adam_direction_, sgd_direction_
 
 
-class Carry(NamedTuple):
+class Carry(Record):
     """A client in training: parameters `w [P]`, statistics `b [Q]`, scratch `grad [P]`, optimiser state, sum of the losses."""
 
     w: Tensor
@@ -43,7 +43,7 @@ class Carry(NamedTuple):
     loss: Tensor
 
 
-class LocalStatistics(NamedTuple):
+class LocalStatistics(ClientState):
     """Client state of `buffers: local`: the client's own batch-norm statistics `b [Q]`."""
 
     b: Tensor
@@ -75,7 +75,7 @@ class FedAvg(Algorithm, frozen=True):
         return super().weights(num_examples)
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
-        return state._replace(w=updates.w, b=self.statistics(state, updates.b)), {}
+        return state.replace(w=updates.w, b=self.statistics(state, updates.b)), {}
 
     def statistics(self, state: Any, averaged: Tensor) -> Tensor:
         """The global model's next batch-norm statistics under the policy `buffers`."""
@@ -115,7 +115,7 @@ class FedAvg(Algorithm, frozen=True):
         """The step along a gradient `g [P]`, which it consumes."""
         carry.loss.add_(loss)
         carry.w.add_(self.direction(ctx, down, carry, g), alpha=-self.learning_rate(ctx))
-        return carry._replace(moments=carry.moments._replace(steps=carry.moments.steps + 1))
+        return carry.replace(moments=carry.moments.replace(steps=carry.moments.steps + 1))
 
     def direction(self, ctx: Context, down: Any, carry: Any, g: Tensor) -> Tensor:
         """The optimiser's direction `v [P]` of w <- w - lr v; consumes `g`."""
@@ -142,7 +142,7 @@ class FedAvg(Algorithm, frozen=True):
         for batch in batches:
             _, g = FedAvg.gradient(self, ctx, None, (), carry, batch)
             carry.w.add_(FedAvg.direction(self, ctx, None, carry, g), alpha=-self.learning_rate(ctx))
-            carry = carry._replace(moments=carry.moments._replace(steps=carry.moments.steps + 1))
+            carry = carry.replace(moments=carry.moments.replace(steps=carry.moments.steps + 1))
         return carry.w, carry.b
 
     def report(self, ctx: Context, carry: Any) -> Metrics:

@@ -16,19 +16,19 @@ Known failure: the global model's own accuracy depends on the random head; the m
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import ClientData, Context, Predictor
-from flray.core.messages import Broadcast, Cohort, Metrics, ServerState
+from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.objective import Objective
 from flray.core.params import Entry
 
 
-class BodyMessage(NamedTuple):
+class BodyMessage(Record):
     """What travels, both ways: the parameters outside the head `body [P - P_head]`, without gaps, and the statistics `b [Q]`."""
 
     body: Tensor
@@ -45,7 +45,7 @@ class FedBABU(FedAvg, frozen=True):
         return BodyMessage(body_of(ctx.objective, state.w), state.b)
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
-        return state._replace(w=self.whole(ctx, updates.body), b=self.statistics(state, updates.b)), {}
+        return state.replace(w=self.whole(ctx, updates.body), b=self.statistics(state, updates.b)), {}
 
     # client -----------------------------------------------------------------------------------
     def whole(self, ctx: Context, body: Tensor) -> Tensor:

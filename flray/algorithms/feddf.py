@@ -55,7 +55,7 @@ class ServerDistillation(FedAvg, frozen=True):
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         average = stacked_mean(updates, cohort.weights)
-        average = average._replace(b=self.statistics(state, average.b))
+        average = average.replace(b=self.statistics(state, average.b))
         return self.distill(ctx, state, updates, average, self.ensemble(ctx, updates))
 
     @abstractmethod
@@ -109,7 +109,7 @@ class FedDF(ServerDistillation, frozen=True):
         student = proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size)
         passes = len(updates.w) + self.distill_epochs + 1
         # spec 5.7: the loss of the new global model against the ensemble of the same round, T = 1, whole buffer
-        return state._replace(w=w, b=b), {
+        return state.replace(w=w, b=b), {
             "distill/loss": loss,
             "memory/drift": kl(teacher.logits, student),
             "proxy_examples": float(passes * proxy.size),

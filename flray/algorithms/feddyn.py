@@ -23,7 +23,7 @@ Known failure: w_g is no mean of models: with few clients of many in a round and
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,34 +31,27 @@ from torch import Tensor
 from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.algorithm import Context, Exchange, Pool
 from flray.core.hp import hp
-from flray.core.messages import Batch, Cohort, Metrics, Update
+from flray.core.messages import Batch, ClientState, Cohort, Metrics, ServerState, Update
 from flray.ops.average import stacked_mean
-from flray.ops.optim import Moments, clip_
+from flray.ops.optim import clip_
 
 
-class DynState(NamedTuple):
+class DynState(ServerState):
     """Global model and `h [P]`."""
 
-    w: Tensor
-    b: Tensor
     h: Tensor
 
 
-class DynClient(NamedTuple):
+class DynClient(ClientState):
     """The client's `h [P]`, and its statistics `b [Q]` under `buffers: local`."""
 
     h: Tensor
     b: Tensor | None
 
 
-class DynCarry(NamedTuple):
+class DynCarry(Carry):
     """FedAvg's carry and the constant part of the terms' gradient, `linear [P]` = -h_k - alpha w_g."""
 
-    w: Tensor
-    b: Tensor
-    grad: Tensor
-    moments: Moments
-    loss: Tensor
     linear: Tensor
 
 
@@ -99,7 +92,7 @@ class FedDyn(FedAvg, frozen=True):
     def begin(self, ctx: Context, down: Any, client: Any) -> Any:
         base: Carry = super().begin(ctx, down, client)
         linear = torch.mul(down.w, -self.strength(ctx), out=ctx.objective.scratch("linear term", base.w)).sub_(client.h)
-        return DynCarry(*base, linear)
+        return DynCarry.of(base, linear=linear)
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)

@@ -25,7 +25,7 @@ Not here: clients with networks of different architectures.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,14 +34,14 @@ from torch import Tensor
 from flray.algorithms.feddf import ServerDistillation
 from flray.core.algorithm import Context
 from flray.core.hp import hp
-from flray.core.messages import Metrics
+from flray.core.messages import Metrics, Record
 from flray.ops.distill import blocks, fit
 from flray.ops.losses import cross_entropy, kl
 
 FORMS = {"takfl": (0.1, 3.0), "paper": (0.05, 1.0)}  # lambda, T
 
 
-class Consensus(NamedTuple):
+class Consensus(Record):
     """Of every proxy sample: the ensemble's `labels [n]`, the logits `diverse [n, C]` of those who dissent, and whether any does `[n]`."""
 
     labels: Tensor
@@ -61,7 +61,7 @@ class FedET(ServerDistillation, frozen=True):
             for index in blocks(np.arange(proxy.size), self.distill_batch_size):
                 x = proxy.inputs(index)
                 parts.append(self.consensus(torch.stack([ctx.objective.at(w, b)(x) for w, b in zip(updates.w, updates.b, strict=True)])))
-        return Consensus(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        return Consensus(**{name: torch.cat([vars(part)[name] for part in parts]) for name in vars(parts[0])})
 
     def consensus(self, logits: Tensor) -> Consensus:
         """The consensus of the clients' `logits [K, B, C]`."""
@@ -84,7 +84,7 @@ class FedET(ServerDistillation, frozen=True):
         proxy = ctx.require_proxy()
         w, b, loss = fit(ctx, average.w, average.b, lambda z, index: self.loss(z, teacher, index), proxy, **self.schedule)
         passes = len(updates.w) + self.distill_epochs
-        return state._replace(w=w, b=self.statistics(state, b)), {"distill/loss": loss, "proxy_examples": float(passes * proxy.size)}
+        return state.replace(w=w, b=self.statistics(state, b)), {"distill/loss": loss, "proxy_examples": float(passes * proxy.size)}
 
     def loss(self, z: Tensor, teacher: Consensus, index: Tensor) -> Tensor:
         """The server's loss, 0-dim, of the student's logits `z [B, C]` on the samples `index [B]`."""

@@ -28,7 +28,7 @@ Known failure: where tau_eff sum_k p_k / a_k is far above 1 (very unequal client
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from pydantic import model_validator
@@ -38,36 +38,31 @@ from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.algorithm import Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
-from flray.core.messages import Batch, Cohort, Metrics
+from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState
 from flray.ops.control import accumulation
-from flray.ops.optim import Moments
 
 
-class NovaState(NamedTuple):
+class NovaState(ServerState):
     """Global model, the slow `momentum [P]` (with gmf) and `dbar [P]` (ccvr: fixed)."""
 
-    w: Tensor
-    b: Tensor
     momentum: Tensor | None
     dbar: Tensor | None
 
 
-class NovaBroadcast(NamedTuple):
+class NovaBroadcast(Broadcast):
     """Global model and `dbar [P]` (ccvr: fixed)."""
 
-    w: Tensor
-    b: Tensor
     dbar: Tensor | None
 
 
-class NovaClient(NamedTuple):
+class NovaClient(ClientState):
     """With ccvr: the client's direction `d [P]` in its last round, and its statistics `b [Q]` under `buffers: local`."""
 
     d: Tensor
     b: Tensor | None
 
 
-class NovaUpdate(NamedTuple):
+class NovaUpdate(Record):
     """Normalised changes `d [P]` = (w_g - w_k) / (gamma a_k) and `d_b [Q]`, the client's part of tau_eff (a_k, or tau_k with mu), and
     its `own [P]` direction (ccvr: fixed)."""
 
@@ -77,14 +72,9 @@ class NovaUpdate(NamedTuple):
     own: Tensor | None
 
 
-class NovaCarry(NamedTuple):
+class NovaCarry(Carry):
     """FedAvg's carry and, with ccvr, the `correction [P]` dbar - d_k."""
 
-    w: Tensor
-    b: Tensor
-    grad: Tensor
-    moments: Moments
-    loss: Tensor
     correction: Tensor | None
 
 
@@ -136,9 +126,9 @@ class FedNova(FedAvg, frozen=True):
     def begin(self, ctx: Context, down: Any, client: Any) -> Any:
         base: Carry = super().begin(ctx, down, client)
         if self.ccvr == "off":
-            return NovaCarry(*base, None)
+            return NovaCarry.of(base, correction=None)
         correction = torch.neg(client.d, out=ctx.objective.scratch("correction", base.w))
-        return NovaCarry(*base, correction if down.dbar is None else correction.add_(down.dbar))
+        return NovaCarry.of(base, correction=correction if down.dbar is None else correction.add_(down.dbar))
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)

@@ -28,7 +28,7 @@ counts as small, has to fit the size of Delta, and so the local rate and the num
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,14 +36,12 @@ from torch import Tensor
 from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import Context
 from flray.core.hp import hp
-from flray.core.messages import Cohort, Metrics
+from flray.core.messages import Cohort, Metrics, ServerState
 
 
-class OptState(NamedTuple):
+class OptState(ServerState):
     """Global model, momentum `m [P]` and second moment `v [P]` (None: FedAvgM)."""
 
-    w: Tensor
-    b: Tensor
     m: Tensor
     v: Tensor | None
 

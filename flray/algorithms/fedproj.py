@@ -25,7 +25,7 @@ Known failure: the Iris pilot with the optimiser that is printed, SGD 1e-3, is n
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -36,41 +36,31 @@ from flray.algorithms.feddf import FedDF
 from flray.core.algorithm import Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
-from flray.core.messages import Batch, Metrics
+from flray.core.messages import Batch, Broadcast, Metrics, ServerState
 from flray.core.objective import Mode
 from flray.ops.average import stacked_mean
 from flray.ops.distill import Ensemble, proxy_logits, pull
 from flray.ops.memory import Buffer, Kind, Tally, batch_of, memory_gradient
-from flray.ops.optim import Moments
 from flray.ops.project import Rule, project
 
 
-class FedProjState(NamedTuple):
+class FedProjState(ServerState):
     """Global model and `logits [n, C]`: the ensemble of the last round on the public data; `[0, 0]` before there is one."""
 
-    w: Tensor
-    b: Tensor
     logits: Tensor
 
 
-class FedProjBroadcast(NamedTuple):
+class FedProjBroadcast(Broadcast):
     """The model, the `memory [M]` as numbers of public samples (None: all of them), Z_t `logits [M, C]` or `[0, 0]`."""
 
-    w: Tensor
-    b: Tensor
     memory: Tensor | None
     logits: Tensor
 
 
-class FedProjCarry(NamedTuple):
+class FedProjCarry(Carry):
     """FedAvg's carry, scratch for the memory gradient `[P]`, and what was drawn for this client and round:
     the `order [M]` in which it reads the memory and one u ~ U(0, 1) per local step (`draws`)."""
 
-    w: Tensor
-    b: Tensor
-    grad: Tensor
-    moments: Moments
-    loss: Tensor
     memory_grad: Tensor
     order: np.ndarray
     draws: np.ndarray
@@ -116,7 +106,7 @@ class FedProj(FedDF, frozen=True):
 
     def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Ensemble) -> tuple[Any, Metrics]:
         state, metrics = super().distill(ctx, state, updates, average, teacher)
-        return state._replace(logits=teacher.logits), metrics
+        return state.replace(logits=teacher.logits), metrics
 
     def penalty(self, state: Any, updates: Any, average: Any) -> Any:
         """Gradient of alpha R(w) (spec 5.6); None without it."""
@@ -133,7 +123,8 @@ class FedProj(FedDF, frozen=True):
         base: Carry = super().begin(ctx, down, client)
         order = ctx.rng("memory order").permutation(ctx.require_proxy().size if down.memory is None else len(down.memory))
         draws, tally = ctx.rng("projection").random(ctx.num_steps), Tally(*torch.zeros(5, device=base.w.device).unbind())
-        return FedProjCarry(*base, ctx.objective.scratch("memory gradient", base.w), order, draws, tally)
+        memory_grad = ctx.objective.scratch("memory gradient", base.w)
+        return FedProjCarry.of(base, memory_grad=memory_grad, order=order, draws=draws, tally=tally)
 
     def step_cost(self, proxy_size: int | None = None) -> float:
         """1 + r m / B: a share r of the steps reads m samples of the memory besides the B of the local batch.

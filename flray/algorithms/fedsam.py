@@ -44,7 +44,7 @@ class FedSAM(FedAvg, frozen=True):
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)
         b = carry.b if self.bn_passes == "both" else still(ctx.objective, carry.b)
-        there = carry._replace(w=self.perturbed(ctx, carry, g), b=b)
+        there = carry.replace(w=self.perturbed(ctx, carry, g), b=b)
         return loss, super().gradient(ctx, down, client, there, batch)[1]
 
     def perturbed(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:

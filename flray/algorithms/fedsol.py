@@ -118,7 +118,7 @@ class FedSOL(FedAvg, frozen=True):
 
         def shifted(g: Tensor) -> Any:
             """The point w + e, e along `g`."""
-            return again._replace(w=self.perturbed(ctx, down, carry, g, around(ctx.objective, carry.w, self.perturb)))
+            return again.replace(w=self.perturbed(ctx, down, carry, g, around(ctx.objective, carry.w, self.perturb)))
 
         here = again = carry
         if strategy == "S0":
@@ -127,7 +127,7 @@ class FedSOL(FedAvg, frozen=True):
             return g_both(here)
         first = g_both(here)[1] if strategy == "S4" else g_prox(here)
         if self.proximal == "kl" or strategy == "S4":  # that pass has moved the statistics, which move once a step
-            again = carry._replace(b=still(ctx.objective, carry.b))
+            again = carry.replace(b=still(ctx.objective, carry.b))
         if strategy == "S1":
             return g_local(shifted(first))
         if strategy in ("S3", "S4"):
@@ -158,9 +158,9 @@ class FedSOL(FedAvg, frozen=True):
 
             return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=out)
         if local:
-            value, g = super().gradient(ctx, down, client, carry._replace(grad=out), batch)
+            value, g = super().gradient(ctx, down, client, carry.replace(grad=out), batch)
         if proximal:
-            carry = carry._replace(b=still(ctx.objective, carry.b))
+            carry = carry.replace(b=still(ctx.objective, carry.b))
             near, g_p = self.base.proximal(ctx, down, client, carry, batch)  # type: ignore[attr-defined]
             value, g = (value + proximal * near, g.add_(g_p, alpha=proximal)) if local else (near, g_p)
         return value, g

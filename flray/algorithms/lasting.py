@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import Context
-from flray.core.messages import Metrics
+from flray.core.messages import ClientState, Metrics
 from flray.ops.optim import Moments
 
 
-class Trained(NamedTuple):
+class Trained(ClientState):
     """A model that goes on where it stopped: parameters `w [P]`, statistics `b [Q]`, optimiser; moments that it does not read are `[0]`."""
 
     w: Tensor
@@ -37,13 +37,17 @@ class Lasting(FedAvg, frozen=True):
 
     def begin(self, ctx: Context, down: Any, client: Any) -> Any:
         carry = self.start(ctx, client.w, client.b)
-        for scratch, kept in zip(carry.moments[:2], client.moments[:2], strict=True):
+        for scratch, kept in self._pairs(carry, client):
             scratch[: len(kept)].copy_(kept)
-        return carry._replace(moments=carry.moments._replace(steps=client.moments.steps))
+        return carry.replace(moments=carry.moments.replace(steps=client.moments.steps))
 
     def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
-        first, second = (scratch[: len(old)].clone() for scratch, old in zip(carry.moments[:2], client.moments[:2], strict=True))
+        first, second = (scratch[: len(old)].clone() for scratch, old in self._pairs(carry, client))
         return (), Trained(carry.w.clone(), carry.b.clone(), Moments(first, second, carry.moments.steps))
+
+    def _pairs(self, carry: Any, client: Any) -> list[tuple[Tensor, Tensor]]:
+        """(scratch `[P]`, what the client keeps of it) of both moments."""
+        return [(carry.moments.first, client.moments.first), (carry.moments.second, client.moments.second)]
 
     def report(self, ctx: Context, carry: Any) -> Metrics:
         return {"train/loss": carry.loss / max(ctx.num_steps, 1)}

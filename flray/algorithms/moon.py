@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +30,12 @@ from torch import Tensor
 from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch, Update
+from flray.core.messages import Batch, ClientState, Update
 from flray.ops.contrast import model_contrast
 from flray.ops.losses import cross_entropy
 
 
-class MoonClient(NamedTuple):
+class MoonClient(ClientState):
     """The client's last local model: `w [P]`, `b [Q]`."""
 
     w: Tensor

@@ -29,27 +29,22 @@ Known failure: with `form: code` and momentum 0.9 nearly half of the outer step 
 from __future__ import annotations
 
 import itertools
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.algorithm import ClientData, Context, Predictor
 from flray.core.hp import hp
 from flray.core.messages import Batch
-from flray.ops.optim import Moments, sgd_direction_
+from flray.ops.optim import sgd_direction_
 
 
-class MetaCarry(NamedTuple):
+class MetaCarry(Carry):
     """FedAvg's carry, whose `moments.steps` counts batches, the adapted point `ahead [P]` (w') and the batch that led there (B1)."""
 
-    w: Tensor
-    b: Tensor
-    grad: Tensor
-    moments: Moments
-    loss: Tensor
     ahead: Tensor
     first: Batch | None
 
@@ -81,12 +76,12 @@ class PerFedAvg(FedAvg, frozen=True):
     # client -----------------------------------------------------------------------------------
     def start(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
         carry = super().start(ctx, w, b)
-        return MetaCarry(*carry, ctx.objective.scratch("ahead", w), None)
+        return MetaCarry.of(carry, ahead=ctx.objective.scratch("ahead", w), first=None)
 
     def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:
         steps = carry.moments.steps
         inner = steps % 2 == 0
-        loss, g = self.gradient(ctx, down, client, carry if inner else carry._replace(w=carry.ahead), batch)
+        loss, g = self.gradient(ctx, down, client, carry if inner else carry.replace(w=carry.ahead), batch)
         carry.loss.add_(loss)
         if inner:
             if self.form == "code":
@@ -97,9 +92,9 @@ class PerFedAvg(FedAvg, frozen=True):
             if self.hf:
                 self.curve_(ctx, down, client, carry, g)
             seen = steps if self.form == "code" else steps // 2
-            optimizer = carry._replace(moments=carry.moments._replace(steps=seen))
+            optimizer = carry.replace(moments=carry.moments.replace(steps=seen))
             carry.w.add_(self.direction(ctx, down, optimizer, g), alpha=-self.beta)
-        return carry._replace(moments=carry.moments._replace(steps=steps + 1), first=batch if inner else None)
+        return carry.replace(moments=carry.moments.replace(steps=steps + 1), first=batch if inner else None)
 
     def adapt(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
         """w' `[P]`, in `carry.ahead`: a plain gradient step from w along `g`, which it consumes."""
@@ -113,7 +108,7 @@ class PerFedAvg(FedAvg, frozen=True):
         bend.zero_()
         for sign in (1, -1):
             torch.add(carry.w, v, alpha=sign * self.delta, out=point)
-            probe = carry._replace(w=point, b=b.copy_(carry.b), grad=grad)
+            probe = carry.replace(w=point, b=b.copy_(carry.b), grad=grad)
             bend.add_(self.gradient(ctx, down, client, probe, carry.first)[1], alpha=sign)
         v.add_(bend, alpha=-self.learning_rate(ctx) / (2 * self.delta))
 

@@ -24,7 +24,7 @@ under Adam (A = tau) c_k is a mean direction, not a gradient; few clients of man
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,43 +32,33 @@ from torch import Tensor
 from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.algorithm import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch, Cohort, Metrics
+from flray.core.messages import Batch, ClientState, Cohort, Metrics, ServerState, Update
 from flray.ops.control import accumulation, mass
 from flray.ops.losses import cross_entropy
-from flray.ops.optim import Moments
 
 
-class ScaffoldState(NamedTuple):
+class ScaffoldState(ServerState):
     """Global model and control variate `c [P]`; also what goes down."""
 
-    w: Tensor
-    b: Tensor
     c: Tensor
 
 
-class ScaffoldClient(NamedTuple):
+class ScaffoldClient(ClientState):
     """The client's control variate `c [P]`, and its statistics `b [Q]` under `buffers: local`."""
 
     c: Tensor
     b: Tensor | None
 
 
-class ScaffoldUpdate(NamedTuple):
+class ScaffoldUpdate(Update):
     """Local model and `c [P]`: (c_k+ - c_k) / m_k, whose weighted mean the server turns into a sum."""
 
-    w: Tensor
-    b: Tensor
     c: Tensor
 
 
-class ScaffoldCarry(NamedTuple):
+class ScaffoldCarry(Carry):
     """FedAvg's carry, the `correction [P]` c - c_k, and `full [P]`: the gradient at w_g so far (option I; else empty)."""
 
-    w: Tensor
-    b: Tensor
-    grad: Tensor
-    moments: Moments
-    loss: Tensor
     correction: Tensor
     full: Tensor
 
@@ -103,7 +93,7 @@ class Scaffold(FedAvg, frozen=True):
         base: Carry = super().begin(ctx, down, client)
         correction = torch.sub(down.c, client.c, out=ctx.objective.scratch("correction", base.w))
         full = ctx.objective.scratch("full gradient", base.w).zero_() if self.option == "I" else base.w[:0]
-        return ScaffoldCarry(*base, correction, full)
+        return ScaffoldCarry.of(base, correction=correction, full=full)
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)

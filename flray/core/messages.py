@@ -1,44 +1,112 @@
-"""What travels between server, clients and store: NamedTuples of tensors, compared, copied and measured as values.
+"""What travels between server, clients and store: frozen records of tensors, compared, copied and measured as values.
 
-A message is a NamedTuple whose fields are tensors, numbers, `None` or messages. An algorithm that sends more than the base
-messages below declares its own NamedTuple.
+An algorithm that sends or keeps more than the records below inherits from them: `class ScaffoldState(ServerState): c: Tensor`.
+A field holds a tensor (or a NumPy array), a number, a truth value, text, None, a record, a tuple of these, or a dict of them by
+name (of the layer). A shape may change from round to round, and None may become a tensor.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self, dataclass_transform
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flray.core.errors import AlgorithmError, shown
+
 Metrics = Mapping[str, float | Tensor]
 
 
-class ServerState(NamedTuple):
+@dataclass_transform(frozen_default=True, eq_default=False)
+class Record:
+    """The base of all messages: a class that inherits from it is a frozen dataclass of its own and its base's fields.
+
+    Two records are compared with :func:`equal`. Raises `AlgorithmError`, in one line that names the place, for a field that is missing
+    or that the class does not have.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
+
+    @classmethod
+    def of(cls, base: Record, **more: Any) -> Self:
+        """A record of this class from a record of one of its bases and the fields that it has `more`."""
+        return cls(**{**vars(base), **more})
+
+    def replace(self, **changes: Any) -> Self:
+        """The same record with other values of some fields; what is not changed is shared, not copied."""
+        return type(self)(**{**vars(self), **changes})
+
+    def __repr__(self) -> str:
+        fields = (f"{name}={_brief(value)}" for name, value in vars(self).items())
+        return f"{type(self).__qualname__}({', '.join(fields)})"
+
+
+def _checked(make: Callable[..., None]) -> Callable[..., None]:
+    """A dataclass's `__init__` whose complaint about arguments is one line that names the class, the place and the fields."""
+
+    def __init__(self: Record, *values: Any, **named: Any) -> None:
+        try:
+            make(self, *values, **named)
+        except TypeError:
+            try:
+                inspect.signature(make).bind(self, *values, **named)
+            except TypeError as error:
+                raise _misuse(type(self), error) from None
+            raise
+
+    return __init__
+
+
+def _misuse(kind: type[Record], error: TypeError) -> AlgorithmError:
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    place = f" ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})" if frame is not None else ""
+    fields = ", ".join(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+    return AlgorithmError(f"{kind.__name__}{place}: {error}; its fields: {fields or 'none'}")
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return repr(value)
+
+
+class ServerState(Record):
     """Global parameters `w [P]` and batch-norm statistics `b [Q]`."""
 
     w: Tensor
     b: Tensor
 
 
-class Broadcast(NamedTuple):
-    """Server -> every client of the cohort."""
+class Broadcast(Record):
+    """Server -> every client of the cohort: the global model."""
 
     w: Tensor
     b: Tensor
 
 
-class Update(NamedTuple):
+class Update(Record):
     """Client -> server: the local parameters and statistics after local training."""
 
     w: Tensor
     b: Tensor
 
 
-class Cohort(NamedTuple):
+class ClientState(Record):
+    """What a client keeps from one round to the next. A client without any has the state `()`, of which the store holds nothing."""
+
+
+class Cohort(Record):
     """Who took part, in cohort order; all `[K]`, on the CPU. `weights` sum to 1 over the clients that delivered."""
 
     client_ids: Tensor
@@ -47,42 +115,67 @@ class Cohort(NamedTuple):
     weights: Tensor
 
 
-class Batch(NamedTuple):
+class Batch(Record):
     """Inputs `x [B, ...]` float32 (images `[B, C, H, W]` in channels-last memory) and labels `y [B]` (int64), on the actor's device."""
 
     x: Tensor
     y: Tensor
 
 
-def is_message(value: Any) -> bool:
-    return isinstance(value, tuple) and hasattr(value, "_fields")
+# walking through a message ----------------------------------------------------------------------
+def children(message: Any) -> dict[Any, Any] | None:
+    """What a record, a dict or a tuple holds, by field, key or place; None for anything else, which is a leaf."""
+    if isinstance(message, Record):
+        return vars(message)
+    if type(message) is dict:
+        return message
+    return dict(enumerate(message)) if type(message) is tuple else None
 
 
-def map_tensors(apply: Callable[[Any], Any], message: Any) -> Any:
-    """The same message with `apply` on every tensor (or array); numbers and `None` stay as they are."""
+def rebuilt(message: Any, parts: Mapping[Any, Any]) -> Any:
+    """A record, dict or tuple like `message` that holds `parts` in place of its :func:`children`."""
+    if isinstance(message, Record):
+        return type(message)(**parts)
+    return dict(parts) if type(message) is dict else tuple(parts.values())
+
+
+def leaves(message: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, leaf) in field order; names as in `inner.c`, `fisher[layer.weight]`, `blocks[0]`, and `value` for a bare leaf."""
+    parts = children(message)
+    if parts is None:
+        yield prefix or "value", message
+        return
+    for key, part in parts.items():
+        yield from leaves(part, _named(prefix, message, key))
+
+
+def _named(prefix: str, message: Any, key: Any) -> str:
+    return (f"{prefix}.{key}" if prefix else key) if isinstance(message, Record) else f"{prefix}[{key}]"
+
+
+def map_tensors(apply: Callable[[Any], Any], message: Any, where: str = "") -> Any:
+    """The same message with `apply` on every tensor (or array); all else stays as it is.
+
+    Raises `AlgorithmError` for what no message holds; `where` names the field that it was found in.
+    """
     if isinstance(message, Tensor | np.ndarray):
         return apply(message)
-    if is_message(message):
-        return type(message)(*(map_tensors(apply, field) for field in message))
-    if message == ():
-        return ()
-    if message is None or isinstance(message, int | float | str | bool):
+    if message is None or isinstance(message, int | float | str):
         return message
-    raise TypeError(f"a message holds tensors, numbers, None and NamedTuples, not {type(message).__name__}: {message!r}")
+    parts = children(message)
+    if parts is None:
+        what = f"a message holds tensors, numbers, text, None, records, tuples and dicts, not {type(message).__name__}"
+        raise AlgorithmError(f"{f'{where}: ' if where else ''}{what}: {shown(message)}")
+    where = where or type(message).__name__
+    return rebuilt(message, {key: map_tensors(apply, part, _named(where, message, key)) for key, part in parts.items()})
 
 
-def tensors(message: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted field name -> tensor, in field order."""
-    if isinstance(message, Tensor | np.ndarray):
-        return {prefix or "value": message}
-    if is_message(message):
-        found: dict[str, Any] = {}
-        for name, field in zip(message._fields, message, strict=True):
-            found.update(tensors(field, f"{prefix}.{name}" if prefix else name))
-        return found
-    return {}
+def tensors(message: Any) -> dict[str, Any]:
+    """Name -> tensor, in field order; names as of :func:`leaves`."""
+    return {name: leaf for name, leaf in leaves(message) if isinstance(leaf, Tensor | np.ndarray)}
 
 
+# copies and measures ----------------------------------------------------------------------------
 def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
     """NumPy arrays -> tensors to **read only**: on the CPU they share the arrays' memory, which may be Ray's object store."""
 
@@ -96,37 +189,32 @@ def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
     return map_tensors(view, message)
 
 
-def flatten(message: Any, prefix: str = "") -> dict[str, np.ndarray]:
-    """Dotted field name -> array, numbers as 0-dim arrays: everything that a checkpoint must keep. Inverse: :func:`rebuild`."""
-    if is_message(message):
-        found: dict[str, np.ndarray] = {}
-        for name, field in zip(message._fields, message, strict=True):
-            found.update(flatten(field, f"{prefix}.{name}" if prefix else name))
-        return found
-    if not isinstance(message, Tensor | np.ndarray) and (message is None or message == ()):
-        return {}
-    return {prefix or "value": np.asarray(to_numpy(message))}
+def flatten(message: Any) -> dict[str, np.ndarray]:
+    """Name -> array, numbers as 0-dim arrays: everything that a checkpoint must keep. Inverse: :func:`rebuild`."""
+    return {name: np.asarray(to_numpy(leaf)) for name, leaf in leaves(message) if leaf is not None}
 
 
 def rebuild(template: Any, arrays: Mapping[str, np.ndarray], prefix: str = "") -> Any:
     """A message of `template`'s structure from the arrays of :func:`flatten`; raises `KeyError` with the name of a missing one."""
-    if is_message(template):
-        names = (f"{prefix}.{name}" if prefix else name for name in template._fields)
-        return type(template)(*(rebuild(field, arrays, name) for field, name in zip(template, names, strict=True)))
+    parts = children(template)
+    if parts is not None:
+        return rebuilt(template, {key: rebuild(part, arrays, _named(prefix, template, key)) for key, part in parts.items()})
     if isinstance(template, Tensor | np.ndarray):
         return arrays[prefix or "value"]
-    if template is None or template == ():
-        return template
-    return type(template)(arrays[prefix or "value"].item())
+    return None if template is None else type(template)(arrays[prefix or "value"].item())
 
 
 def nbytes(message: Any) -> int:
-    """Bytes of the tensors in a message, and 8 for every number: what is sent."""
-    if isinstance(message, Tensor | np.ndarray):
-        return int(message.nbytes)
-    if is_message(message):
-        return sum(nbytes(field) for field in message)
-    return 8 if isinstance(message, int | float) and not isinstance(message, bool) else 0
+    """Bytes that are sent: those of the tensors, 8 for a number, 1 for a truth value, those of a text."""
+    return sum(_nbytes(leaf) for _, leaf in leaves(message))
+
+
+def _nbytes(leaf: Any) -> int:
+    if isinstance(leaf, Tensor | np.ndarray):
+        return int(leaf.nbytes)
+    if isinstance(leaf, str):
+        return len(leaf.encode())
+    return 0 if leaf is None else 1 if isinstance(leaf, bool) else 8
 
 
 def to_numpy(message: Any) -> Any:
@@ -150,6 +238,9 @@ def equal(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor | np.ndarray) and isinstance(right, Tensor | np.ndarray):
         a, b = (np.asarray(to_numpy(side)) for side in (left, right))
         return a.dtype == b.dtype and a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
-    if is_message(left) and type(left) is type(right):
-        return all(equal(a, b) for a, b in zip(left, right, strict=True))
-    return type(left) is type(right) and bool(left == right)
+    if type(left) is not type(right):
+        return False
+    mine, others = children(left), children(right)
+    if mine is None or others is None:
+        return bool(left == right)
+    return mine.keys() == others.keys() and all(equal(part, others[key]) for key, part in mine.items())

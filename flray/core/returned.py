@@ -65,7 +65,7 @@ def _checked(method: Callable[..., Any], label: str) -> Callable[..., Any]:
 def _fits(found: Any, wanted: str | tuple[str, ...]) -> bool:
     if isinstance(wanted, str):
         return isinstance(found, Mapping) if wanted == "metrics" else found is not None
-    if type(found) is not tuple or len(found) != len(wanted):  # a message is a NamedTuple: no pair, though it may have two fields
+    if type(found) is not tuple or len(found) != len(wanted):
         return False
     kinds = {"metrics": Mapping, "gradient [P]": Tensor}
     return all(isinstance(value, kinds.get(name, object)) for value, name in zip(found, wanted, strict=True))

@@ -15,7 +15,7 @@ import numpy as np
 
 from flray.core.disk import checksum, file_checksum, whole
 from flray.core.errors import CheckpointError
-from flray.core.messages import flatten, is_message, map_tensors, rebuild
+from flray.core.messages import Record, flatten, map_tensors, rebuild
 from flray.rundir.checkpoint import disk_errors
 
 THREADS = 8  # that read client states at a resume
@@ -64,7 +64,7 @@ class MemoryStore:
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
         for client, state in zip(clients, states, strict=True):
-            if is_message(state):
+            if isinstance(state, Record):
                 self._undo.setdefault(client, self._states.get(client))
                 # a copy: one array from the object store would pin the whole delivery that it came in
                 self._states[client] = map_tensors(np.array, state)
@@ -143,7 +143,7 @@ class FileStore:
         from safetensors.numpy import save_file
 
         for client, state in zip(clients, states, strict=True):
-            if not is_message(state):
+            if not isinstance(state, Record):
                 continue
             self._template = state
             path = self._path(client, stamp, self.scratch)

@@ -17,7 +17,7 @@ import torch
 from flray.core.algorithm import Context, Exchange
 from flray.core.disk import array_checksum, whole
 from flray.core.errors import AlgorithmError, CheckpointError, FlrayError
-from flray.core.messages import Cohort, as_tensors, flatten, is_message, map_tensors, nbytes, rebuild, to_numpy, to_torch
+from flray.core.messages import Cohort, Record, as_tensors, flatten, map_tensors, nbytes, rebuild, to_numpy, to_torch
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.health import model_is_finite, reported
 from flray.engine.workbench import Delivery, Moment, Workbench
@@ -79,7 +79,7 @@ class Server:
             "device": str(self.bench.objective.device),
             "test_batches": self.bench.test_batches,
             "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.bench.objective.initial())),
-            "stateful": is_message(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0, 0)))),
+            "stateful": isinstance(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0, 0))), Record),
         }
 
     # one exchange -----------------------------------------------------------------------------
@@ -113,8 +113,8 @@ class Server:
         metrics: dict[str, Any] = {"clients_skipped": int((~delivered).sum())}
         if delivered.any():
             if not delivered.all():
-                cohort = Cohort(*(field[delivered] for field in cohort))
-                cohort = cohort._replace(weights=cohort.weights / share)
+                cohort = map_tensors(lambda field: field[delivered], cohort)
+                cohort = cohort.replace(weights=cohort.weights / share)
             device = self.bench.objective.device
             if exchange.pool == "mean":
                 read = [n._replace(value=None if n.value is None else as_tensors(n.value, device), owned=False) for n in nodes]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flray.core.messages import is_message
+from flray.core.messages import children, rebuilt
 
 
 class Node(NamedTuple):
@@ -94,12 +94,11 @@ def scale(message: Any, weight: float, out: Any = None) -> Any:
         if not message.is_floating_point():
             raise TypeError(f"an update pooled by its mean holds float tensors, got {message.dtype}")
         return torch.mul(message, weight, out=out if out is not None and out.shape == message.shape else None)
-    if is_message(message):
-        spares = out if out is not None else (None,) * len(message)
-        return type(message)(*(scale(field, weight, spare) for field, spare in zip(message, spares, strict=True)))
-    if message is None or message == ():
-        return message
-    return float(message) * weight
+    parts = children(message)
+    if parts is not None:
+        spares = children(out) or {}
+        return rebuilt(message, {key: scale(part, weight, spares.get(key)) for key, part in parts.items()})
+    return None if message is None else float(message) * weight
 
 
 def _merge(left: Any, right: Any, weight: float, out: Any) -> Any:
@@ -108,15 +107,16 @@ def _merge(left: Any, right: Any, weight: float, out: Any) -> Any:
         if not right.is_floating_point():
             raise TypeError(f"an update pooled by its mean holds float tensors, got {right.dtype}")
         return torch.add(left, right, alpha=weight, out=out if out is not None and out.shape == left.shape else None)
-    if is_message(left):
-        outs = out if out is not None else (None,) * len(left)
-        return type(left)(*(_merge(a, b, weight, o) for a, b, o in zip(left, right, outs, strict=True)))
-    return left if left is None or left == () else left + weight * right
+    parts = children(left)
+    if parts is not None:
+        others, outs = children(right) or {}, children(out) or {}
+        return rebuilt(left, {key: _merge(part, others[key], weight, outs.get(key)) for key, part in parts.items()})
+    return None if left is None else left + weight * right
 
 
 def stacked_mean(stack: Any, weights: Tensor | None = None) -> Any:
     """Mean over the leading client axis of a stacked update, weighted or plain, along the same tree as the engine's own."""
-    tree, count = TreeSum(), len(stack[0])
+    tree, count = TreeSum(), len(next(iter(vars(stack).values())))
     for position, weight in enumerate([1.0 / count] * count if weights is None else weights.tolist()):
         tree.add(position, unstack(stack, position), weight)
     return tree.total()
@@ -126,7 +126,8 @@ def unstack(stack: Any, position: int) -> Any:
     """One client's update out of a stacked one."""
     if isinstance(stack, Tensor):
         return stack[position]
-    return type(stack)(*(unstack(field, position) for field in stack)) if is_message(stack) else stack
+    parts = children(stack)
+    return stack if parts is None else rebuilt(stack, {key: unstack(part, position) for key, part in parts.items()})
 
 
 def stack(messages: list[Any]) -> Any:
@@ -134,6 +135,7 @@ def stack(messages: list[Any]) -> Any:
     first = messages[0]
     if isinstance(first, Tensor):
         return torch.stack(messages)
-    if is_message(first):
-        return type(first)(*(stack(list(fields)) for fields in zip(*messages, strict=True)))
-    return first if first is None or first == () else torch.tensor(messages, dtype=torch.float64)
+    parts = children(first)
+    if parts is not None:
+        return rebuilt(first, {key: stack([(children(message) or {})[key] for message in messages]) for key in parts})
+    return None if first is None else torch.tensor(messages, dtype=torch.float64)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flray.core.algorithm import Context, Proxy
+from flray.core.messages import Record
 from flray.core.objective import Mode, Objective
 from flray.ops.losses import Direction, kl
 from flray.ops.optim import Moments, adam_direction_, clip_
@@ -25,7 +26,7 @@ def proxy_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch
         return torch.cat([model(proxy.inputs(index)) for index in blocks(np.arange(proxy.size), batch_size)])
 
 
-class Ensemble(NamedTuple):
+class Ensemble(Record):
     """Of the clients on the proxy data, both `[n, C]`: the mean of their `logits` (FedProj Eq. 3, unweighted), and the `teacher`,
     logits whose softmax at the distillation temperature is what the student learns."""
 
@@ -94,7 +95,7 @@ def fit(
             g.add_(penalty(w))
         if clip is not None:
             clip_(g, clip)
-        moments = moments._replace(steps=step)
+        moments = moments.replace(steps=step)
         rate = lr * 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else lr
         w.add_(adam_direction_(w, g, moments, weight_decay, ctx.objective.reached()), alpha=-rate)
         total.add_(value)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flray.core.algorithm import Context
+from flray.core.messages import Record
 from flray.core.objective import Mode
 from flray.ops.distill import blocks
 from flray.ops.losses import cross_entropy, kl
@@ -17,7 +18,7 @@ from flray.ops.project import Conflict
 Kind = Literal["kl", "ce_labels"]
 
 
-class Buffer(NamedTuple):
+class Buffer(Record):
     """The `memory [M]` as numbers of public samples (None: all of them) and the teacher's `logits [M, C]` on it."""
 
     memory: Tensor | None
@@ -57,7 +58,7 @@ def _one_pass(
     return ctx.objective.value_and_grad(lambda f: kl(target, f(x)), w, b, mode, out)
 
 
-class Tally(NamedTuple):
+class Tally(Record):
     """Sums over the local steps that read the memory, all 0-dim; `first` and `last` are the memory loss at the first and last of them."""
 
     steps: Tensor

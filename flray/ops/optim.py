@@ -7,13 +7,14 @@ gradient before, or on the direction after (spec 0: numerics 3 and 4; the same n
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from flray.core.messages import Record
 
-class Moments(NamedTuple):
+
+class Moments(Record):
     """Optimiser state of one client; `second` is empty for SGD, `first` is not read without momentum. `steps`: taken so far."""
 
     first: Tensor

@@ -44,16 +44,16 @@ def alone(algorithm: Any, objective: Objective, x: Tensor, y: Tensor, rounds: in
 def optimise(module: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Batch]) -> nn.Module:
     """Plain cross-entropy steps, in place; returned in eval mode."""
     module.train()
-    for x, y in batches:
+    for batch in batches:
         optimizer.zero_grad()
-        cross_entropy(module(x), y).backward()
+        cross_entropy(module(batch.x), batch.y).backward()
         optimizer.step()
     return module.eval()
 
 
-def assert_same(objective: Objective, point: tuple[Tensor, Tensor], module: nn.Module, rtol: float = 1e-5, atol: float = 1e-6) -> None:
-    """Parameters and statistics of a point and a module agree."""
-    found = objective.state_dict(*point)
+def assert_same(objective: Objective, point: Any, module: nn.Module, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Parameters and statistics of a record with `w`, `b` and of a module agree."""
+    found = objective.state_dict(point.w, point.b)
     for name, tensor in module.state_dict().items():
         if tensor.is_floating_point():
             torch.testing.assert_close(found[name], tensor, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}")

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from flray.algorithms.ditto import Ditto
 from flray.algorithms.fedavg import FedAvg
-from flray.core.messages import equal
+from flray.core.messages import Update, equal
 from flray.core.objective import Objective
 from tests.algorithms.personal import Epochs, alone, assert_same, client_context, optimise
 from tests.algorithms.rounds import play
@@ -78,7 +78,7 @@ def test_three_rounds_against_the_authors_loop(options, optimizer):
                 for_local.step()
         server = local
     assert_same(objective, states[-1], server, rtol=1e-4, atol=1e-5)
-    assert_same(objective, (clients[-1].v, clients[-1].statistics), personal, rtol=1e-4, atol=1e-5)
+    assert_same(objective, Update(clients[-1].v, clients[-1].statistics), personal, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"personal_epochs": 1}, {"personal_epochs": 4}, {"optimizer": "adam"}, {"buffers": "local"}])

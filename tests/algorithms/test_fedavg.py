@@ -117,7 +117,7 @@ def test_predict_is_the_global_model_in_eval_mode():
     algorithm = FedAvg(local_epochs=1, batch_size=4)
     states, _, _ = play(algorithm, objective, [(x, y)], 1)
     fresh = build(Norm).eval()
-    fresh.load_state_dict(objective.state_dict(*states[-1][:2]), strict=False)
+    fresh.load_state_dict(objective.state_dict(states[-1].w, states[-1].b), strict=False)
     with torch.no_grad():
         torch.testing.assert_close(algorithm.predict(None or _ctx(objective), states[-1], x), fresh(x))
 

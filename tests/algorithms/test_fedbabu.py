@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from flray.algorithms.fedbabu import FedBABU
+from flray.algorithms.fedbabu import BodyMessage, FedBABU
 from flray.core.errors import ConfigError
-from flray.core.messages import Update, nbytes
+from flray.core.messages import nbytes
 from flray.core.objective import Objective
 from flray.models.base import Classifier
 from tests.algorithms.personal import Epochs, assert_same, client_context, optimise
@@ -103,7 +103,7 @@ def test_fine_tuning_trains_head_and_body_together():
     states, _, _ = play(algorithm, objective, data, 2)
     x, y = data[1]
     module = build(Norm)
-    module.load_state_dict(objective.state_dict(*states[-1]), strict=False)
+    module.load_state_dict(objective.state_dict(states[-1].w, states[-1].b), strict=False)
     head = module.head.weight.detach().clone()
     batches = Epochs(x, y, 4, 2)
     optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5**2, 0.9, weight_decay=0.01), batches)
@@ -125,5 +125,5 @@ def test_statistics_of_its_own_stay_on_the_client():
     objective, data = Objective(build(Norm)), federation(Norm)
     kept = play(FedBABU(lr=0.1, local_epochs=1, batch_size=4, buffers="local"), objective, data, 2)[1][1]
     shared = play(FedBABU(lr=0.1, local_epochs=1, batch_size=4), objective, data, 2)[1][1]
-    assert isinstance(kept[0], tuple) and not isinstance(kept[0], Update)
+    assert isinstance(kept[0], BodyMessage)
     assert not torch.equal(kept[0].b, shared[0].b)

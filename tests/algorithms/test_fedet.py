@@ -138,7 +138,7 @@ def test_the_server_half_against_the_transcription(kind, options, numbers):
             locals_.append(module)
         student, disputed = transcription(kind, locals_, [4 / 16, 12 / 16], proxy.x, round, *numbers)
         assert 0 < disputed.sum() < 12, "samples of both kinds"
-        found = objective.state_dict(*states[round + 1][:2])
+        found = objective.state_dict(states[round + 1].w, states[round + 1].b)
         for name, tensor in student.state_dict().items():
             if tensor.is_floating_point():
                 torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")

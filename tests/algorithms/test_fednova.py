@@ -210,8 +210,8 @@ def test_on_constant_gradients_the_stored_directions_stay_the_gradients(momentum
 def test_a_client_of_which_nothing_was_trained_keeps_its_direction():
     objective = Objective(build(Mlp))
     algorithm, ctx = FedNova(ccvr="fixed"), context(objective)
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial())._replace(dbar=normal(objective.layout.size)))
-    client = algorithm.init_client(ctx)._replace(d=normal(objective.layout.size, seed=1))
+    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(objective.layout.size)))
+    client = algorithm.init_client(ctx).replace(d=normal(objective.layout.size, seed=1))
     update, after, _ = algorithm.train(ctx, down, client, [])
     assert torch.equal(after.d, client.d) and torch.equal(update.own, client.d) and not update.d.any()
 
@@ -262,8 +262,8 @@ def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
     objective = Objective(build(Mlp))
     algorithm, ctx = FedNova(ccvr="fixed"), context(objective)
     size = objective.layout.size
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial())._replace(dbar=normal(size)))
-    client = algorithm.init_client(ctx)._replace(d=normal(size, seed=1))
+    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(size)))
+    client = algorithm.init_client(ctx).replace(d=normal(size, seed=1))
     carry = algorithm.begin(ctx, down, client)
     value, g = algorithm.proximal(ctx, down, client, carry, None)
     torch.testing.assert_close(g, down.dbar - client.d)

@@ -63,7 +63,7 @@ def test_two_rounds_against_the_authors_criterion(kind, beta, tau):
         averaged = {n: 4 / 16 * t + 12 / 16 * local[1].state_dict()[n] for n, t in local[0].state_dict().items() if t.is_floating_point()}
         server = copy.deepcopy(server)
         server.load_state_dict(averaged, strict=False)
-    found = objective.state_dict(*states[-1][:2])
+    found = objective.state_dict(states[-1].w, states[-1].b)
     for name, tensor in server.state_dict().items():
         if tensor.is_floating_point():
             torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")

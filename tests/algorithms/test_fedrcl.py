@@ -77,7 +77,7 @@ def transcription(data, rounds, levels=(0, 1), clip=None, tau=0.05, threshold=0.
 def test_two_rounds_against_loops_over_samples(options, plain):
     objective, data = world()
     states, _, _ = play(FedRCL(**LOCAL, **options), objective, data, 2)
-    found = objective.state_dict(*states[-1][:2])
+    found = objective.state_dict(states[-1].w, states[-1].b)
     for name, tensor in transcription(data, 2, **plain).state_dict().items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
 

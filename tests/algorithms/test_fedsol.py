@@ -182,7 +182,7 @@ def test_step_cost_counts_the_passes_through_the_body(strategy, perturb, proxima
     state = algorithm.init_server(ctx, *objective.initial())
     client = algorithm.init_client(ctx)
     if proximal == "moon":  # as after its first round: in that one the term is constant
-        client = client._replace(w=client.w + 0.1)
+        client = client.replace(w=client.w + 0.1)
     algorithm.train(ctx, algorithm.broadcast(ctx, state), client, batches)
     assert (passes["forward"] + 2 * passes["backward"]) / 3 / len(batches) == pytest.approx(algorithm.step_cost())
     if (strategy, perturb, proximal) == ("S1", "head", "kl"):

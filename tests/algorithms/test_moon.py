@@ -71,7 +71,7 @@ def transcription(kind, data, rounds, mu, tau, original=False):
 def test_three_rounds_against_the_authors_loops(kind, without_first, mu, tau):
     objective, data = world(kind)
     states, _, _ = play(Moon(**LOCAL, mu=mu, tau=tau), objective, data, 3)
-    found = objective.state_dict(*states[-1][:2])
+    found = objective.state_dict(states[-1].w, states[-1].b)
     for name, tensor in transcription(kind, data, 3, mu, tau, without_first).state_dict().items():
         if tensor.is_floating_point():
             torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flray.core.messages import flatten, is_message, to_numpy, to_torch
+from flray.core.messages import Record, flatten, to_numpy, to_torch
 from flray.engine import cohort as cohorts
 from flray.engine.prepare import build_data, build_partition
 from flray.engine.server_actor import Server
@@ -100,7 +100,7 @@ class Local:
 
     def client_states(self) -> dict[int, Any]:
         everyone = range(self.partition.num_clients)
-        return {k: to_torch(s) for k, s in zip(everyone, self.server.store.gather(everyone), strict=True) if is_message(s)}
+        return {k: to_torch(s) for k, s in zip(everyone, self.server.store.gather(everyone), strict=True) if isinstance(s, Record)}
 
 
 def bits(message: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

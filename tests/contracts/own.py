@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,42 +17,36 @@ from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import Context, Exchange
 from flray.core.hp import hp
-from flray.core.messages import Batch, Cohort, Metrics
+from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState, Update
 from flray.ops.losses import cross_entropy
 
 
-class OwnState(NamedTuple):
-    w: Tensor
-    b: Tensor
+class OwnState(ServerState):
     control: Tensor
     checks: Tensor  # [rounds' last cohort]
     chain: Tensor  # [3]
     visits: int
 
 
-class OwnClient(NamedTuple):
+class OwnClient(ClientState):
     control: Tensor
     rounds: int
 
 
-class Down(NamedTuple):
-    w: Tensor
-    b: Tensor
+class Down(Broadcast):
     control: Tensor
 
 
-class Up(NamedTuple):
-    w: Tensor
-    b: Tensor
+class Up(Update):
     control: Tensor
 
 
-class Check(NamedTuple):
+class Check(Record):
     loss: Tensor
     rounds: int
 
 
-class Chain(NamedTuple):
+class Chain(Record):
     chain: Tensor
 
 
@@ -89,7 +83,7 @@ class Own(FedAvg, frozen=True):
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         share = ctx.cohort_size / ctx.population
         control = state.control + share * updates.control
-        return state._replace(w=updates.w, b=self.statistics(state, updates.b), control=control), {"own/control": control.norm()}
+        return state.replace(w=updates.w, b=self.statistics(state, updates.b), control=control), {"own/control": control.norm()}
 
     # second exchange
     def show(self, ctx: Context, state: Any) -> Any:
@@ -100,10 +94,10 @@ class Own(FedAvg, frozen=True):
         batch = next(iter(batches))
         with torch.no_grad():
             loss = cross_entropy(model(batch.x), batch.y)
-        return Check(loss.reshape(1), client.rounds), client._replace(rounds=client.rounds + 100), {"own/check": loss}
+        return Check(loss.reshape(1), client.rounds), client.replace(rounds=client.rounds + 100), {"own/check": loss}
 
     def note(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
-        return state._replace(checks=updates.loss.flatten()), {}
+        return state.replace(checks=updates.loss.flatten()), {}
 
     # the task's end
     def pass_on(self, ctx: Context, state: Any) -> Any:
@@ -112,10 +106,10 @@ class Own(FedAvg, frozen=True):
     def extend(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
         draw = float(ctx.rng("chain").random())
         added = torch.tensor([float(ctx.client), float(client.rounds), draw], device=down.chain.device)
-        return Chain(0.5 * down.chain + added), client._replace(rounds=client.rounds + 10_000), {}
+        return Chain(0.5 * down.chain + added), client.replace(rounds=client.rounds + 10_000), {}
 
     def receive(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
-        return state._replace(chain=updates.chain, visits=state.visits + 1), {}
+        return state.replace(chain=updates.chain, visits=state.visits + 1), {}
 
 
 ALGORITHMS.add("own", Own)

@@ -12,7 +12,7 @@ import yaml
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.core.hp import hyperparameters
-from flray.core.messages import flatten, is_message, rebuild, tensors, to_numpy, to_torch
+from flray.core.messages import Record, flatten, rebuild, tensors, to_numpy, to_torch
 from flray.loader import load_config
 from flray.rundir import checkpoint
 from tests.contracts import own
@@ -60,9 +60,9 @@ def test_no_method_changes_what_it_was_given(name, tmp_path):
     calls = []
 
     def watch(half, function, *arguments):
-        before = [bits(a) for a in arguments if is_message(a)]
+        before = [bits(a) for a in arguments if isinstance(a, Record)]
         result = function(*arguments)
-        after = [bits(a) for a in arguments if is_message(a)]
+        after = [bits(a) for a in arguments if isinstance(a, Record)]
         assert before == after, f"{half} changed one of its arguments"
         calls.append(half)
         return result

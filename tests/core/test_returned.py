@@ -1,7 +1,6 @@
 """A method that returns what it must not, in a user's own algorithm: one line that names it and says what it must return."""
 
 import pickle
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,11 +8,12 @@ import torch
 from flray.algorithms.fedavg import FedAvg
 from flray.core.errors import AlgorithmError
 from flray.core.hp import hyperparameters
+from flray.core.messages import Record
 
 ZERO = torch.zeros(3)
 
 
-class State(NamedTuple):
+class State(Record):
     w: torch.Tensor
     b: torch.Tensor
 

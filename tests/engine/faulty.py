@@ -26,7 +26,7 @@ def fault(kind: str, at: str, ctx: Context, update: Any, metrics: Metrics) -> tu
         return update, {**metrics, "train/loss": torch.tensor(float("nan"))}
     spoiled = update[0].clone()
     spoiled[3] = float("inf")
-    return update._replace(**{update._fields[0]: spoiled}), metrics
+    return update.replace(**{next(iter(vars(update))): spoiled}), metrics
 
 
 class Faulty(FedAvg, frozen=True):
@@ -84,7 +84,7 @@ class Overflowing(FedAvg, frozen=True):
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> tuple[Any, Metrics]:
         state, metrics = super().aggregate(ctx, state, updates, cohort)
-        return (state._replace(w=state.w * float("inf")), metrics) if ctx.round == self.round else (state, metrics)
+        return (state.replace(w=state.w * float("inf")), metrics) if ctx.round == self.round else (state, metrics)
 
 
 class Chatty(FedAvg, frozen=True):

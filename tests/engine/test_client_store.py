@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from flray.core.errors import CheckpointError
+from flray.core.messages import Record
 from flray.engine.client_store import FileStore, MemoryStore
 
 
-class State(NamedTuple):
+class State(Record):
     control: np.ndarray
     rounds: int
 
@@ -50,7 +50,7 @@ def test_none_and_stateless_leave_the_old_state(make):
     assert [s.rounds for s in store.gather([1, 2])] == [1, 2]
 
 
-class Scalars(NamedTuple):
+class Scalars(Record):
     norm: np.ndarray
     empty: np.ndarray
 

@@ -1,7 +1,6 @@
 """What is judged (models, updates, client states, losses) and what is only reported (metrics), apart from each other."""
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 import flray
 from flray.core.errors import AlgorithmError
-from flray.core.messages import ServerState, Update
+from flray.core.messages import Record, ServerState, Update
 from flray.engine.health import client_problem, model_is_finite, reported
 from flray.engine.summary import summarise
 from tests.engine.test_faults import config
@@ -40,7 +39,7 @@ def test_a_client_is_judged_by_its_loss_its_update_and_its_state(message, state,
 
 
 def test_a_server_state_is_judged_by_its_model_alone():
-    class Watchful(NamedTuple):
+    class Watchful(Record):
         w: torch.Tensor
         b: torch.Tensor
         best: torch.Tensor  # so far: infinite before the first value

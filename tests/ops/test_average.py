@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flray.core.messages import Record
 from flray.ops.average import TreeSum, combine, scale, stack, stacked_mean, unstack
 from tests.ops.support import normal
 
 
-class Message(NamedTuple):
+class Message(Record):
     w: Tensor
     loss: float
 

@@ -32,7 +32,7 @@ def test_sgd(momentum, weight_decay):
     expected = reference(lambda p: torch.optim.SGD(p, lr=0.05, momentum=momentum, weight_decay=weight_decay), w)
     moments = Moments(torch.zeros_like(w), w[:0], 0)
     for step in range(STEPS):
-        w = w - 0.05 * sgd_direction_(w, gradient_of(w), moments._replace(steps=step), momentum, weight_decay)
+        w = w - 0.05 * sgd_direction_(w, gradient_of(w), moments.replace(steps=step), momentum, weight_decay)
     torch.testing.assert_close(w, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -42,7 +42,7 @@ def test_adam(weight_decay):
     expected = reference(lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=weight_decay), w)
     moments = Moments(torch.zeros_like(w), torch.zeros_like(w), 0)
     for step in range(STEPS):
-        w = w - 0.05 * adam_direction_(w, gradient_of(w), moments._replace(steps=step), weight_decay)
+        w = w - 0.05 * adam_direction_(w, gradient_of(w), moments.replace(steps=step), weight_decay)
     torch.testing.assert_close(w, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -339,7 +339,7 @@ def test_a_server_on_another_node_goes_on_from_the_storage(base, tmp_path, store
     """Two folders of one name stand for two nodes that share no disk. SCAFFOLD's clients keep a state."""
     experiment = config("scaffold", storage=base, resources={"store": store})
     first = Server(experiment, tmp_path / "node1" / "run")
-    first.state = first.state._replace(w=first.state.w + 1)
+    first.state = first.state.replace(w=first.state.w + 1)
     state = first.algorithm.init_client(first._context(first_moment()))
     first.store.scatter([4], [numpy_of(state, 7.0)], 1)
     first.commit(0, 1, 1)

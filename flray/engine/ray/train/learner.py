@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flray.core import seeding
 from flray.core.algorithm import Context
-from flray.core.messages import Batch, Metrics
+from flray.core.messages import Batch, Metrics, Record
 from flray.data import Batches
 from flray.data.cache import Array
 from flray.engine.workbench import Workbench
@@ -25,7 +25,7 @@ from flray.ops.average import Node, TreeSum, combine
 Gather = Callable[[Tensor], list[Tensor]]  # every worker's tensor, all of one shape, in order of rank; valid until the next call
 
 
-class Slope(NamedTuple):
+class Slope(Record):
     """What a part of a batch gives: gradient `g [P]`, statistics `b [Q]` after its forward pass, mean loss `[1]`."""
 
     g: Tensor
@@ -107,7 +107,7 @@ class Learner:
             if size:
                 self.bench.seed_modules(replace(ctx, exchange=step, client=part))  # what a module draws: dropout
                 some = Batch(batch.x[first : first + size], batch.y[first : first + size])
-                loss, g = self.algorithm.gradient(ctx, None, state, carry._replace(b=b.copy_(carry.b)), some)
+                loss, g = self.algorithm.gradient(ctx, None, state, carry.replace(b=b.copy_(carry.b)), some)
                 tree.add(part, Slope(g, b, loss.reshape(1)), size / count)
             else:
                 tree.add(part, None, 0.0)
@@ -123,7 +123,7 @@ class Learner:
             self._sent = torch.zeros(shape, device=self.bench.objective.device)
         for row, node in zip(self._sent, own, strict=False):
             if node.value is not None:
-                torch.cat(node.value, out=row)
+                torch.cat(tuple(vars(node.value).values()), out=row)
                 self._spare.append(node.value)
         everyone = self._gather(self._sent)
         return [

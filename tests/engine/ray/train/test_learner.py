@@ -151,7 +151,7 @@ def test_a_round_needs_only_the_state_before_it():
     whole, _ = train(learner(experiment), 4)
     half, _ = train(learner(experiment), 2)
     assert equal(train(learner(experiment), 4, map_tensors(torch.clone, half), 2)[0], whole)
-    begun = half._replace(moments=half.moments._replace(steps=0))
+    begun = half.replace(moments=half.moments.replace(steps=0))
     assert not torch.equal(train(learner(experiment), 4, begun, 2)[0].w, whole.w)
 
 
