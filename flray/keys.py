@@ -12,7 +12,7 @@ from flray.core.hp import Hyperparameter, hyperparameters
 from flray.core.section import section_at
 from flray.experiment import Experiment
 from flray.models import MODELS
-from flray.models.config import START, model_options
+from flray.models.model_config import START, model_options
 
 
 class Key(NamedTuple):

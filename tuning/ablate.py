@@ -19,8 +19,8 @@ from flray.grid import cell_status, labels
 from flray.overrides import pair, several
 from flray.results import compare, paired
 from flray.results.tables import planned
+from tuning.display import Show
 from tuning.drive import drive, place
-from tuning.progress import Show
 from tuning.trainable import Job
 
 

@@ -73,7 +73,7 @@ def write_report(folder: str | Path) -> Report:
 
     A figure that cannot be drawn (yet) is left out, with the reason. Raises `CheckpointError` for a folder that holds no sweep.
     """
-    from tuning.figures import draw
+    from tuning.sweep_figures import draw
 
     sweep = open_sweep(folder)
     frame = table_of(sweep)

@@ -26,8 +26,8 @@ from flray.rundir.recorder import write_text
 from flray.rundir.uri import join
 from tuning.ablate import run_cells
 from tuning.config import Sweep, load_sweep
+from tuning.display import Show
 from tuning.drive import drive, place
-from tuning.progress import Show
 from tuning.report import write_report, write_table
 from tuning.schedulers import Asha, make_scheduler, rungs
 from tuning.search import JOURNAL, Studies, StudySearcher

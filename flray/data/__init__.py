@@ -2,7 +2,7 @@
 
 from flray.data.batching import Batch, Batches, Normalizer, eval_batches
 from flray.data.checks import LabelWarning, check_classes
-from flray.data.config import Augment, Constants, DataConfig, ProxyConfig
+from flray.data.data_config import Augment, Constants, DataConfig, ProxyConfig
 from flray.data.dataset import Dataset, LeakWarning, load_dataset
 from flray.data.proxy import Proxy, load_proxy
 from flray.data.sources import SOURCES, Split, Splits, Vocabulary

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.data.config import Augment
+from flray.data.data_config import Augment
 
 
 class Drawn(NamedTuple):

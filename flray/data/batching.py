@@ -17,7 +17,7 @@ from flray.core.cut import LastBatch, edges
 from flray.core.messages import Batch
 from flray.data.augment import apply_crop_flip, apply_cutout, draw
 from flray.data.cache import Array
-from flray.data.config import Augment
+from flray.data.data_config import Augment
 
 CHUNK = 512  # examples gathered at once: 6 MB of CIFAR float32, so that a chunk stays in a core's cache
 Rng = Callable[[str, int], np.random.Generator]

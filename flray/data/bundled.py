@@ -9,7 +9,7 @@ import numpy as np
 from flray.core.errors import DataError, shown
 from flray.core.seeding import rng
 from flray.data.cache import digest
-from flray.data.config import DataConfig
+from flray.data.data_config import DataConfig
 from flray.data.sources import Split, Splits, cached, check_options, no_columns
 
 SYNTHETIC = 2**32  # numbers in a synthetic data set: 16 GB

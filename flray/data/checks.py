@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flray.core.errors import ConfigError, DataError
-from flray.data.config import DataConfig
+from flray.data.data_config import DataConfig
 from flray.data.sources import Splits
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from flray.core.errors import ConfigError, DataError
 from flray.core.seeding import rng
 from flray.data.cache import Array, Entry, digest, fetch
 from flray.data.checks import LabelWarning, check_fit, check_splits
-from flray.data.config import Augment, Constants, DataConfig
+from flray.data.data_config import Augment, Constants, DataConfig
 from flray.data.published import CONSTANTS, FEDZOO, plain_name
 from flray.data.sources import Split, Splits, Vocabulary, content_of, load_splits, pack, unpack
 

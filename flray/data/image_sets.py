@@ -11,7 +11,7 @@ import numpy as np
 
 from flray.core.errors import DataError
 from flray.data.cache import Array, digest, file_digest, listing_digest
-from flray.data.config import DataConfig
+from flray.data.data_config import DataConfig
 from flray.data.sources import Split, Splits, cached, check_options, data_root, no_columns, not_found, parquet, parquet_folder
 
 MEDMNIST = {  # name of the class in the package medmnist, class names

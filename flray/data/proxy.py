@@ -10,7 +10,7 @@ from flray.core.disk import array_checksum
 from flray.core.errors import ConfigError, DataError
 from flray.core.seeding import rng
 from flray.data.cache import Array, Entry, digest, fetch
-from flray.data.config import ProxyConfig
+from flray.data.data_config import ProxyConfig
 from flray.data.dataset import Dataset, input_shape, load_dataset, stratified, take
 from flray.data.sources import Split, content_of, pack, unpack
 

@@ -15,7 +15,7 @@ import numpy as np
 from flray.core.errors import DataError, nearest, shown
 from flray.data.cache import Array
 from flray.data.columns import Table, codes, named, numbers, unlabelled
-from flray.data.config import DataConfig
+from flray.data.data_config import DataConfig
 from flray.data.published import LABELS, plain_name
 from flray.data.sources import Split, Splits, Vocabulary
 

@@ -16,7 +16,7 @@ from flray.core.disk import array_checksum
 from flray.core.errors import DataError, nearest, shown
 from flray.core.registry import Registry
 from flray.data.cache import Array, Entry, digest, fetch, file_digest
-from flray.data.config import DataConfig
+from flray.data.data_config import DataConfig
 from flray.data.published import plain_name
 
 

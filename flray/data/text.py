@@ -11,7 +11,7 @@ import numpy as np
 
 from flray.core.errors import DataError, nearest
 from flray.data.cache import Array
-from flray.data.config import DataConfig
+from flray.data.data_config import DataConfig
 from flray.data.sources import Vocabulary
 
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ def play(
                 experiment.cohort.count(partition.num_clients)
         kind = Simulation
         if experiment.algorithm.centralized:
-            from flray.engine.ray.train.centralized import Centralized as kind
+            from flray.engine.ray.train.driver import Centralized as kind
         run = kind(experiment, home, data, partition, storage, origin)
         with stage("starting Ray", progress and not starting.ready):
             starting.join()

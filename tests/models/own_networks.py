@@ -1,4 +1,4 @@
-"""Networks as a user would write them, for `tests/models/test_config.py`."""
+"""Networks as a user would write them, for `tests/models/test_model_config.py`."""
 
 from __future__ import annotations
 

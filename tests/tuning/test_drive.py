@@ -16,8 +16,8 @@ from flray.rundir.reader import Run
 from tests.tuning.iris import EXPERIMENT
 from tuning import drive as module
 from tuning.ablate import Cells
+from tuning.display import Show
 from tuning.drive import NOTHING, _fit, drive, place
-from tuning.progress import Show
 from tuning.trainable import Job
 
 MB = {"memory": 8.0 * 2**30}  # every node has some

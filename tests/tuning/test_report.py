@@ -23,11 +23,11 @@ from flray.cli import app
 from flray.core.errors import CheckpointError
 from tests.results.test_tables import config, folder
 from tests.tuning.sweeps import FakeSweep
-from tuning import figures
+from tuning import sweep_figures as figures
 from tuning.canvas import canvas, few_ticks
 from tuning.curves import curves_figure, history_figure, pareto_figure
-from tuning.figures import _importance, _parts
 from tuning.report import final_table, front, pareto, render_front, render_trials, trials_table, write_report, write_table
+from tuning.sweep_figures import _importance, _parts
 from tuning.trials import open_sweep, table_of
 
 ACC = {"val/acc": "max"}

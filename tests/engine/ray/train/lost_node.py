@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flray.engine.ray.cluster import ray
 from flray.engine.simulation import play
-from tests.engine.ray.train.test_centralized import config
+from tests.engine.ray.train.test_driver import config
 
 
 def main(out: Path, rounds: int) -> None:

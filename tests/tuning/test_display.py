@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.tuning.iris import ended
-from tuning import progress
-from tuning.progress import Show
+from tuning import display as progress
+from tuning.display import Show
 
 
 class FakeTrial:

@@ -140,7 +140,7 @@ def test_a_killed_worker_changes_nothing(workers, two_workers, tmp_path, ray_clu
 
 @pytest.mark.slow
 def test_a_killed_conductor_is_replaced_from_the_last_checkpoint(two_workers, tmp_path, ray_cluster):
-    from flray.engine.ray.train.centralized import Centralized
+    from flray.engine.ray.train.driver import Centralized
 
     original, killed = Centralized._round, []
 
