@@ -15,7 +15,7 @@ from flray.core.objective import Precision
 from flray.core.section import Section, one_line, spelled_out
 from flray.data import DataConfig, ProxyConfig
 from flray.models import ModelConfig
-from flray.scenario import PartitionConfig
+from flray.scenario import PartitionConfig, TasksConfig, ValidationConfig
 
 RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage")  # what may change when a run is resumed
 
@@ -52,23 +52,13 @@ class CohortConfig(Section):
         return self
 
     def count(self, population: int) -> int:
-        """K for a population of N; raises `ConfigError` when it is larger than N."""
+        """K of the `population` clients that hold samples; raises `ConfigError` when it is larger than that."""
         if self.fraction is not None:
             return max(int(self.fraction * population), 1)
         size = population if self.size is None else self.size
         if size > population:
-            raise ConfigError(f"cohort.size: {size} clients per round, but the partition has {population}; lower it")
+            raise ConfigError(f"cohort.size: {size} clients per round, but {population} hold samples; lower it")
         return size
-
-
-class ValidationConfig(Section):
-    """A share of the training data that no client trains on."""
-
-    shorthand: ClassVar[Mapping[type, str]] = {float: "fraction"}
-    fraction: float = Field(0.1, gt=0, lt=1, description="share of the training data")
-    of: Literal["clients", "server"] = Field(
-        "clients", description="a share of each client's samples, or a stratified share of the train split, taken before the partition"
-    )
 
 
 class EvaluateConfig(Section):
@@ -156,6 +146,7 @@ class Experiment(Section):
     data: DataConfig
     proxy: ProxyConfig | None = Field(None, description="public data on the server")
     partition: PartitionConfig
+    tasks: TasksConfig | None = Field(None, description="a sequence of tasks; none: one, of all classes")
     model: ModelConfig
     algorithm: Algorithm
     cohort: CohortConfig = CohortConfig()

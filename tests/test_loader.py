@@ -251,7 +251,7 @@ def test_import_of_a_module_that_does_not_exist():
 def test_cohort_fraction_takes_at_least_one_client():
     assert only("cohort.fraction=0.001").cohort.count(10) == 1
     assert only("cohort.fraction=0.29").cohort.count(10) == 2  # int(2.9), as FedSOL's code
-    with pytest.raises(ConfigError, match=r"cohort\.size: 11 clients per round, but the partition has 10"):
+    with pytest.raises(ConfigError, match=r"cohort\.size: 11 clients per round, but 10 hold samples"):
         only("cohort.size=11").cohort.count(10)
 
 

@@ -18,10 +18,11 @@ from pydantic_core import to_jsonable_python
 
 from flray.core.errors import ConfigError, unknown
 from flray.core.section import one_line, section_at, spelled_out
-from flray.experiment import Experiment, FolderName, Section, ValidationConfig
+from flray.experiment import Experiment, FolderName, Section
 from flray.loader import NAMED, read_yaml, self_contained
 from flray.metrics.names import METRICS
 from flray.overrides import pairs, scalar
+from flray.scenario import ValidationConfig
 from tuning.domain import show
 from tuning.space import Space, build, narrowed, resolve
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from ray._common.utils import get_system_memory  # of the container, where there is one
 
-from flray.core.errors import ResourceError
+from flray.core.errors import ConfigError, ResourceError
 from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy
 from flray.engine.ray.cluster import cores, ray, starts_here
 from flray.experiment import Experiment
-from flray.scenario import Partition, held_out, make_partition
+from flray.scenario import Partition, Scenario, build
 
 PROCESS_BYTES = 2**28  # of one that has imported torch, at least
 
@@ -38,22 +38,34 @@ def _public(experiment: Experiment, dataset: Dataset) -> tuple[Any, np.ndarray |
     return load_proxy(experiment.proxy, dataset, seed=experiment.seed)
 
 
-def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarray | None) -> Partition:
-    """Who holds what of the samples `private` (None: all), and the validation split where the experiment has one."""
-    rule, held = experiment.evaluate.validation, None
-    if rule is not None and rule.of == "server":
-        held, private = held_out.of_server(dataset.train.y, private, rule.fraction, experiment.seed)
-    partition = make_partition(
+def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray | None) -> Scenario:
+    """Who holds what of the samples `private` (None: all), when, and what is tested.
+
+    Raises `ConfigError` and `DataError` where the data cannot give what is asked for, or a cohort is larger than the
+    clients that hold samples.
+    """
+    scenario = build(
+        dataset,
         experiment.partition,
-        dataset.train.y,
         seed=experiment.seed,
-        num_classes=dataset.num_classes,
-        group=dataset.train.group,
-        subset=private,
+        tasks=experiment.tasks,
+        validation=experiment.evaluate.validation,
+        private=private,
     )
-    if rule is not None and rule.of == "clients":
-        return held_out.of_clients(partition, rule.fraction, experiment.seed)
-    return partition if held is None else partition._replace(held=held.astype(partition.indices.dtype))
+    for stage in scenario.stages:
+        experiment.cohort.count(len(scenario.members(stage.index)))
+    return scenario
+
+
+def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarray | None) -> Partition:
+    """The partition of an experiment of one stage in which every client holds samples, for rounds that read no scenario yet.
+
+    Raises `ConfigError` for another experiment.
+    """
+    scenario = build_scenario(experiment, dataset, private)
+    if len(scenario.stages) > 1 or len(scenario.members(0)) < scenario.population:
+        raise ConfigError("tasks, and clients without samples: no run reads them yet; leave tasks out, or use fewer clients")
+    return scenario.partitions[0]
 
 
 def how_many(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:

@@ -1,18 +1,40 @@
-"""Who holds what, when, and what is tested: partitions, held-out parts, test shares. Importing it reads no file."""
+"""Who holds what, when, and what is tested: stages, partitions, held-out parts, test shares. Importing it reads no file."""
 
+from flray.scenario.build import build
+from flray.scenario.held_out import ValidationConfig
 from flray.scenario.local_test import local_test
-from flray.scenario.partition import PARTITIONS, Partition, PartitionConfig, PartitionWarning, load_partition, make_partition
-from flray.scenario.partition import figure as partition_figure
-from flray.scenario.partition import table as partition_table
+from flray.scenario.partition import (
+    PARTITIONS,
+    Partition,
+    PartitionConfig,
+    PartitionWarning,
+    load_partition,
+    make_partition,
+    partition_table,
+)
+from flray.scenario.picture import partition_figure
+from flray.scenario.scenario import Scenario, Shares, clients_at
+from flray.scenario.stage import Stage, TestSet, num_outputs, relabelled
+from flray.scenario.tasks import TasksConfig
 
 __all__ = [
     "PARTITIONS",
     "Partition",
     "PartitionConfig",
     "PartitionWarning",
+    "Scenario",
+    "Shares",
+    "Stage",
+    "TasksConfig",
+    "TestSet",
+    "ValidationConfig",
+    "build",
+    "clients_at",
     "load_partition",
     "local_test",
     "make_partition",
+    "num_outputs",
     "partition_figure",
     "partition_table",
+    "relabelled",
 ]

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
 import numpy as np
+from pydantic import Field
 
 from flray.core.errors import DataError
+from flray.core.section import Section
 from flray.core.seeding import rng
 from flray.data.cache import Array
 from flray.data.dataset import stratified
 from flray.scenario.partition import Partition
+
+
+class ValidationConfig(Section):
+    """A share of the training data that no client trains on."""
+
+    shorthand: ClassVar[Mapping[type, str]] = {float: "fraction"}
+    fraction: float = Field(0.1, gt=0, lt=1, description="share of the training data")
+    of: Literal["clients", "server"] = Field(
+        "clients",
+        description="a share of each client's samples, or a stratified share of the train split, taken before the partition",
+    )
 
 
 def of_server(labels: Array, private: Array | None, fraction: float, seed: int) -> tuple[Array, Array]:
@@ -24,16 +40,18 @@ def of_server(labels: Array, private: Array | None, fraction: float, seed: int) 
     return held, np.setdiff1d(rows, held)
 
 
-def of_clients(partition: Partition, fraction: float, seed: int) -> Partition:
+def of_clients(partition: Partition, fraction: float, seed: int, task: int = 0) -> Partition:
     """The partition with `floor(fraction n_k)` samples of every client in `held`, drawn at random, so at least one stays.
 
-    Client k's draw is addressed by `(seed, k)`: it does not depend on the other clients.
+    Client k's draw is addressed by `(seed, k)`, in the tasks after the first by the task as well: it does not depend on
+    the other clients. Raises `DataError` where nobody has enough samples to give one.
     """
+    later = (task,) if task else ()
     held, kept = [], []
     for k in range(partition.num_clients):
         share = partition.client(k)
         out = np.zeros(len(share), bool)
-        out[rng(seed, "validation", k).permutation(len(share))[: int(fraction * len(share))]] = True
+        out[rng(seed, "validation", k, *later).permutation(len(share))[: int(fraction * len(share))]] = True
         held.append(share[out])
         kept.append(share[~out])
     found = np.unique(np.concatenate(held))
@@ -46,4 +64,4 @@ def of_clients(partition: Partition, fraction: float, seed: int) -> Partition:
     indices = np.concatenate(kept)
     stays = ~np.isin(indices, found)  # a sample that two clients had and one gave away is no one's any more
     offsets, indices = np.concatenate([[0], np.cumsum(stays)])[offsets], indices[stays]
-    return Partition(indices.astype(partition.indices.dtype), offsets, partition.dropped, found.astype(partition.indices.dtype))
+    return Partition(indices.astype(partition.indices.dtype), offsets, found.astype(partition.indices.dtype))

@@ -67,8 +67,9 @@ class PartitionConfig(Section, frozen=True):
     shards_per_client: int | None = Field(default=None, description="shards: s")
     classes_per_client: int | None = Field(default=None, description="label_skew: q")
     table: tuple[tuple[int, ...], ...] | None = Field(default=None, description="samples, one row a client, one column a class")
-    empty: Literal["error", "drop", "previous"] = Field(
-        default="error", description="clients without samples: an error, left out, or given those of the client before (FedSOL's code)"
+    empty: Literal["left_out", "previous"] = Field(
+        default="left_out",
+        description="clients without samples take no part, or are given those of the client before (FedSOL's code)",
     )
     options: dict[str, Any] = Field(default={}, description="for a partition of your own")
     seed: int | None = Field(default=None, description="default: the run's seed")
@@ -123,19 +124,17 @@ class PartitionConfig(Section, frozen=True):
 
 
 class PartitionWarning(UserWarning):
-    """Clients without samples that were left out."""
+    """Clients without samples: they take no part, or got those of others."""
 
 
 class Partition(NamedTuple):
     """Sample numbers of client k: `indices[offsets[k]:offsets[k + 1]]` (int32 or int64; offsets int64 [N + 1]).
 
-    `dropped` clients had no samples and are not among the N; `held` are the training samples that no client has: the
-    validation split.
+    `held` are the training samples that no client has: the validation split.
     """
 
     indices: Array
     offsets: Array
-    dropped: int = 0
     held: Array | None = None
 
     @property
@@ -166,13 +165,18 @@ class Partition(NamedTuple):
         view: Array = self.indices[self.offsets[k] : self.offsets[k + 1]]
         return view
 
+    def only(self, kept: Array) -> Partition:
+        """The same clients with those of their samples that are marked in `kept` (bool, one for every training sample)."""
+        stays = kept[self.indices]
+        return Partition(self.indices[stays], np.concatenate([[0], np.cumsum(stays)])[self.offsets])
+
     def save(self, folder: Path | str, config: PartitionConfig | None = None) -> None:
         """Writes `partition_indices.npy`, `..._offsets.npy`, `..._held.npy` and `partition.json` (hash, config), each renamed in."""
         folder = Path(folder)
         note = {
             "hash": self.hash,
             "clients": self.num_clients,
-            "dropped": self.dropped,
+            "empty": int((self.sizes == 0).sum()),
             "samples": len(self.indices),
             "held": 0 if self.held is None else len(self.held),
             "config": config.model_dump(mode="json") if config else None,
@@ -205,7 +209,7 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
     except (ValueError, EOFError, OSError) as error:
         why = " ".join(str(error).split())
         raise DataError(f"partition in {folder} is damaged ({why}); a resume of the run makes it again") from error
-    partition = Partition(dropped=note["dropped"], **arrays)
+    partition = Partition(**arrays)
     if verify and partition.hash != note["hash"]:
         raise DataError(
             f"partition in {folder} was changed: its checksum is {partition.hash} and partition.json says "
@@ -214,10 +218,12 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
     return partition
 
 
-def generator(config: PartitionConfig, run_seed: int) -> Draws:
-    """The draws of a partition: addressed by its own seed or the run's, or NumPy's legacy generator."""
+def generator(config: PartitionConfig, run_seed: int, task: int = 0) -> Draws:
+    """The draws of a partition: addressed by its own seed or the run's, or NumPy's legacy generator; others in each task."""
     seed = run_seed if config.seed is None else config.seed
-    return np.random.RandomState(seed) if config.seed_mode == "numpy_legacy" else addressed(seed, "partition", config.name)
+    if config.seed_mode == "numpy_legacy":
+        return np.random.RandomState([seed, task] if task else seed)
+    return addressed(seed, "partition", config.name, *([task] if task else []))
 
 
 def make_partition(
@@ -228,11 +234,13 @@ def make_partition(
     num_classes: int | None = None,
     group: Array | None = None,
     subset: Array | None = None,
+    task: int = 0,
 ) -> Partition:
     """Share the samples with `labels` [n] out to clients.
 
     `seed` is the run's; `subset` restricts the shares to these sample numbers (what a proxy holdout left);
-    `group` [n] are natural ids. Raises ConfigError and DataError where the data cannot give what is asked for.
+    `group` [n] are natural ids; each `task` draws anew. Clients may come out empty.
+    Raises ConfigError and DataError where the data cannot give what is asked for.
     """
     rows = None if subset is None else np.asarray(subset)
     y = np.asarray(labels) if rows is None else np.asarray(labels)[rows]
@@ -240,35 +248,35 @@ def make_partition(
     if config.clients is not None and config.clients > len(y):
         raise DataError(f"partition.clients: {config.clients} clients for {len(y)} training samples; set it lower")
     num_classes = num_classes or (int(y.max()) + 1 if len(y) else 0)
-    made = PARTITIONS.get(config.name)(y, num_classes, config, generator(config, seed), ids)
+    made = PARTITIONS.get(config.name)(y, num_classes, config, generator(config, seed, task), ids)
     partition = made if isinstance(made, Partition) else from_lists(made)
-    partition = _without_empty(partition, config, num_classes)
+    partition = _filled(partition, config, num_classes)
     indices = partition.indices if rows is None else rows[partition.indices]
     small = np.int32 if len(labels) < 2**31 else np.int64
-    return Partition(np.ascontiguousarray(indices, small), np.ascontiguousarray(partition.offsets, np.int64), partition.dropped)
+    return Partition(np.ascontiguousarray(indices, small), np.ascontiguousarray(partition.offsets, np.int64))
 
 
-def _without_empty(partition: Partition, config: PartitionConfig, num_classes: int) -> Partition:
-    sizes = partition.sizes
-    empty = np.flatnonzero(sizes == 0)
+def _filled(partition: Partition, config: PartitionConfig, num_classes: int) -> Partition:
+    """The partition with what `config.empty` says of clients without samples, and a warning that there are some."""
+    empty = np.flatnonzero(partition.sizes == 0)
     if not len(empty):
         return partition
     text = f"partition {config.name}: {len(empty)} of {partition.num_clients} clients have no samples"
-    if config.empty == "error" or len(empty) == partition.num_clients:
-        what = {
-            "dirichlet": "set min_size: 1 or more, or a larger alpha",
-            "table": "give every row a sample",
-            "shards": f"make clients x shards_per_client a multiple of {num_classes}, the number of classes",
-        }.get(config.name, "use fewer clients")
-        raise DataError(f"{text} (the first is client {empty[0]}); {what}; or set partition.empty: drop or previous")
+    if len(empty) == partition.num_clients:
+        raise DataError(f"partition {config.name}: no client has a sample; use fewer clients, or more samples")
     if config.empty == "previous":
         warnings.warn(f"{text} and get those of the client before them, as in FedSOL's code", PartitionWarning, stacklevel=3)
         clients = [partition.client(k) for k in range(partition.num_clients)]
         for k in empty:
             clients[k] = clients[k - 1]
         return from_lists(clients)
-    warnings.warn(f"{text} and are left out; the population is {partition.num_clients - len(empty)}", PartitionWarning, stacklevel=3)
-    return Partition(partition.indices, np.concatenate([[0], np.cumsum(sizes[sizes > 0])]), len(empty))
+    way = {
+        "dirichlet": "set partition.min_size to 1 or more, or a larger alpha",
+        "table": "give every row a sample",
+        "shards": f"make clients x shards_per_client a multiple of {num_classes}, the number of classes",
+    }.get(config.name, "use fewer clients")
+    warnings.warn(f"{text} (the first is client {empty[0]}) and take no part; if they should, {way}", PartitionWarning, stacklevel=3)
+    return partition
 
 
 def from_lists(clients: Sequence[Array]) -> Partition:
@@ -278,7 +286,7 @@ def from_lists(clients: Sequence[Array]) -> Partition:
     return Partition(np.concatenate(clients) if len(clients) else np.zeros(0, np.int64), offsets)
 
 
-def table(partition: Partition, labels: Array, num_classes: int) -> pandas.DataFrame:
+def partition_table(partition: Partition, labels: Array, num_classes: int) -> pandas.DataFrame:
     """Samples of every client (rows) and class (columns)."""
     import pandas
 
@@ -286,10 +294,3 @@ def table(partition: Partition, labels: Array, num_classes: int) -> pandas.DataF
     flat = np.bincount(owner * num_classes + np.asarray(labels)[partition.indices], minlength=partition.num_clients * num_classes)
     frame = pandas.DataFrame(flat.reshape(partition.num_clients, num_classes))
     return frame.rename_axis(index="client", columns="class")
-
-
-def figure(partition: Partition, labels: Array, classes: Sequence[str], path: Path | str) -> None:
-    """A PNG: bubbles of the samples per client and class, of at most the first 50 clients."""
-    from flray.scenario.picture import draw
-
-    draw(partition, labels, classes, Path(path))

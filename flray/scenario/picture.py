@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 
 from flray.data.cache import Array
-from flray.scenario.partition import Partition, table
+from flray.scenario.partition import Partition, partition_table
 
 MOST_CLIENTS = 50
 
 
-def draw(partition: Partition, labels: Array, classes: Sequence[str], path: Path) -> None:
+def partition_figure(partition: Partition, labels: Array, classes: Sequence[str], path: Path | str) -> None:
     """A PNG of the first 50 clients: bubble area = samples of a class, bars above = samples of the client."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     shown = min(MOST_CLIENTS, partition.num_clients)
     first = Partition(partition.indices[: partition.offsets[shown]], partition.offsets[: shown + 1])
-    counts = table(first, labels, len(classes)).to_numpy()
+    counts = partition_table(first, labels, len(classes)).to_numpy()
     width, height = 2.5 + max(3.5, 0.24 * shown), 2.0 + max(1.5, min(9.0, 0.3 * len(classes)))
     canvas = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(canvas)

@@ -62,7 +62,7 @@ def test_numpy_round_seed_gives_the_sets_of_the_authors_code(round):
 
 def test_the_whole_population_is_the_default_and_too_many_is_an_error():
     assert sorted(sample(CohortConfig(), 0, 0, 0, 6).tolist()) == list(range(6))
-    with pytest.raises(ConfigError, match=r"cohort\.size: 7 clients per round, but the partition has 6"):
+    with pytest.raises(ConfigError, match=r"cohort\.size: 7 clients per round, but 6 hold samples"):
         sample(CohortConfig(size=7), 0, 0, 0, 6)
     assert len(sample(CohortConfig(fraction=0.01), 0, 0, 0, 6)) == 1
 

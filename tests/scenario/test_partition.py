@@ -160,28 +160,20 @@ def test_shards_are_the_authors(clients, s, classes):
 PATHMNIST = {"name": "shards", "clients": 200, "shards_per_client": 2}  # FedSOL: 396 shards for 400 places
 
 
-def test_padded_shards_can_leave_clients_empty():
+def test_padded_shards_can_leave_clients_empty(tmp_path):
     """The 4 padded places are those of clients 198 and 199, and no shard is left for them (FedSOL's code then copies client 197)."""
     labels = np.arange(9000) % 9
+    cfg = PartitionConfig(**PATHMNIST, seed=0, seed_mode="numpy_legacy")
     want = sharding(labels, 200, 2, 9, np.random.RandomState(0))
     assert [k for k in range(200) if not want[k]] == [198, 199]
-    says = r"2 of 200 clients have no samples .the first is client 198.; .*multiple of 9.*; or set partition.empty: drop or previous"
-    with pytest.raises(DataError, match=says):
-        make_partition(PartitionConfig(**PATHMNIST), labels)
-
-
-def test_empty_clients_can_be_dropped(tmp_path):
-    labels = np.arange(9000) % 9
-    cfg = PartitionConfig(**PATHMNIST, empty="drop", seed=0, seed_mode="numpy_legacy")
-    want = sharding(labels, 200, 2, 9, np.random.RandomState(0))
-    with pytest.warns(PartitionWarning, match="partition shards: 2 of 200 clients have no samples and are left out; the population is 198"):
+    says = r"shards: 2 of 200 clients have no samples .the first is client 198. and take no part; .*multiple of 9"
+    with pytest.warns(PartitionWarning, match=says):
         part = make_partition(cfg, labels)
-    assert [part.client(k).tolist() for k in range(part.num_clients)] == want[:198]
+    assert [part.client(k).tolist() for k in range(part.num_clients)] == want
     part.save(tmp_path, cfg)
     note = json.loads((tmp_path / "partition.json").read_text())
-    assert (note["clients"], note["dropped"], note["config"]["empty"]) == (198, 2, "drop")
-    loaded = load_partition(tmp_path)
-    assert loaded.dropped == 2 and loaded.num_clients == 198 and loaded.hash == part.hash
+    assert (note["clients"], note["empty"], note["config"]["empty"]) == (200, 2, "left_out")
+    assert load_partition(tmp_path).hash == part.hash
     assert PartitionConfig(**note["config"]) == cfg
 
 
@@ -194,30 +186,25 @@ def test_empty_clients_can_get_what_the_client_before_them_has():
     assert [part.client(k).tolist() for k in range(200)] == [*want[:198], want[197], want[197]]
 
 
-def test_dropping_keeps_the_order():
-    table = [[0, 0], [2, 1], [0, 0], [0, 3], [0, 0]]
-    with pytest.warns(PartitionWarning, match="3 of 5"):
-        part = make_partition(config("table", table=table, empty="drop"), np.array([0, 1, 0, 1, 1, 1]))
-    assert [part.client(k).tolist() for k in range(part.num_clients)] == [[0, 2, 1], [3, 4, 5]]
-    with pytest.raises(DataError, match="2 of 2 clients have no samples"):
-        make_partition(config("table", table=[[0], [0]], empty="drop"), np.array([0]))
+def test_a_partition_that_leaves_everybody_empty_is_an_error():
+    for empty in ("left_out", "previous"):
+        with pytest.raises(DataError, match="partition table: no client has a sample"):
+            make_partition(config("table", table=[[0], [0]], empty=empty), np.array([0]))
 
 
-def test_nothing_to_drop_changes_nothing():
+def test_without_empty_clients_there_is_no_note():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kept, strict = (make_partition(config("shards", clients=100, empty=e), LABELS) for e in ("drop", "error"))
-    assert kept.hash == strict.hash and kept.dropped == 0
+        left, copied = (make_partition(config("shards", clients=100, empty=e), LABELS) for e in ("left_out", "previous"))
+    assert left.hash == copied.hash
 
 
-def test_a_cohort_larger_than_what_is_left():
-    from flray.experiment import CohortConfig
-
-    with pytest.warns(PartitionWarning):
-        part = make_partition(PartitionConfig(**PATHMNIST, empty="drop"), np.arange(9000) % 9)
-    assert CohortConfig(size=198).count(part.num_clients) == 198
-    with pytest.raises(ConfigError, match=r"cohort\.size: 199 clients per round, but the partition has 198"):
-        CohortConfig(size=199).count(part.num_clients)
+@pytest.mark.parametrize("mode", ["addressed", "numpy_legacy"])
+def test_every_task_draws_its_own_partition(mode):
+    cfg = config("iid", clients=5, seed=3, seed_mode=mode)
+    parts = [make_partition(cfg, LABELS, task=task).hash for task in (0, 1, 2, 1)]
+    assert parts[0] == make_partition(cfg, LABELS).hash
+    assert len(set(parts)) == 3 and parts[1] == parts[3]
 
 
 def test_iid_is_the_authors():
@@ -346,7 +333,7 @@ def test_save_load_and_tamper(tmp_path):
 def test_another_partition_json_is_damage(tmp_path, content):
     make_partition(config("dirichlet", clients=5, alpha=0.5), LABELS).save(tmp_path)
     path = tmp_path / "partition.json"
-    changed = path.read_text().replace('"dropped": 0', '"dropped": 1')
+    changed = path.read_text().replace('"empty": 0', '"empty": 1')
     for text in (content, changed):
         path.write_text(text)
         with pytest.raises(DataError, match=r"is damaged .*a resume of the run makes it again") as error:
@@ -392,11 +379,6 @@ def test_config_errors(kw, text):
             {"name": "dirichlet", "clients": 10, "alpha": 0.01, "max_retries": 3},
             1000,
             r"3 draws with alpha 0\.01 .*at least 15 .*largest smallest client had \d+ samples.*set min_size lower",
-        ),
-        (
-            {"name": "dirichlet", "clients": 50, "alpha": 0.01, "variant": "plain"},
-            1000,
-            r"\d+ of 50 clients have no samples",
         ),
         ({"name": "shards", "clients": 2, "shards_per_client": 2}, 100, "fewer shards than 10 classes; use at least 5"),
         ({"name": "label_skew", "clients": 2, "classes_per_client": 2}, 100, r"must be in 5\.\.10"),

@@ -1,0 +1,92 @@
+"""From a configuration and a data set to a scenario."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flray.core.errors import ConfigError, DataError
+from flray.data.cache import Array
+from flray.data.dataset import Dataset
+from flray.scenario import held_out
+from flray.scenario.held_out import ValidationConfig
+from flray.scenario.partition import Partition, PartitionConfig, make_partition
+from flray.scenario.scenario import Scenario
+from flray.scenario.stage import Stage, TestSet
+from flray.scenario.tasks import TasksConfig
+
+OF_ALL_CLASSES = ("natural", "table")  # partitions that say who holds what of the whole data set
+
+
+def build(
+    dataset: Dataset,
+    config: PartitionConfig,
+    *,
+    seed: int,
+    tasks: TasksConfig | None = None,
+    validation: ValidationConfig | None = None,
+    private: Array | None = None,
+) -> Scenario:
+    """Who holds what of the training samples `private` (None: all), and what is tested, in every stage.
+
+    `seed` is the run's. Without `tasks` it is one stage of everything. Raises `ConfigError` and `DataError` where the
+    data cannot give what is asked for.
+    """
+    server_held = None
+    if validation is not None and validation.of == "server":
+        server_held, private = held_out.of_server(dataset.train.y, private, validation.fraction, seed)
+    groups = [np.arange(dataset.num_classes)] if tasks is None else tasks.groups(dataset.num_classes, seed)
+    parts = _parts(dataset, config, seed, tasks, groups, private)
+    for task, part in enumerate(parts):
+        if validation is not None and validation.of == "clients":
+            parts[task] = held_out.of_clients(part, validation.fraction, seed, task)
+        elif server_held is not None:
+            mine = server_held[np.isin(dataset.train.y[server_held], groups[task])]
+            parts[task] = part._replace(held=mine.astype(part.indices.dtype))
+    if tasks is None:
+        return Scenario.ordinary(parts[0], dataset.num_classes)
+    stages = [
+        Stage(task, f"task {task}", classes, classes, _tests(dataset, groups, parts, task))
+        for task, classes in enumerate(groups)
+    ]
+    return Scenario(stages, parts)
+
+
+def _parts(
+    dataset: Dataset,
+    config: PartitionConfig,
+    seed: int,
+    tasks: TasksConfig | None,
+    groups: list[Array],
+    private: Array | None,
+) -> list[Partition]:
+    """Every stage's partition, before anything is held out."""
+    labels, ids = dataset.train.y, dataset.train.group
+    if tasks is None or tasks.partition == "once":
+        whole = make_partition(config, labels, seed=seed, num_classes=dataset.num_classes, group=ids, subset=private)
+        return [whole] if tasks is None else [whole.only(np.isin(labels, classes)) for classes in groups]
+    if config.name in OF_ALL_CLASSES:
+        raise ConfigError(f"tasks.partition: {config.name} shares all classes out at once; set tasks.partition: once")
+    parts = []
+    for task, classes in enumerate(groups):
+        place = np.full(dataset.num_classes, -1)
+        place[classes] = np.arange(len(classes))
+        of_task = place[labels]  # as if there were no other classes
+        mine = np.flatnonzero(of_task >= 0)
+        rows = mine if private is None else np.intersect1d(mine, private)
+        parts.append(
+            make_partition(config, of_task, seed=seed, num_classes=len(classes), group=ids, subset=rows, task=task)
+        )
+    return parts
+
+
+def _tests(dataset: Dataset, groups: list[Array], parts: list[Partition], task: int) -> dict[str, TestSet]:
+    """The test set, or the validation split, of all classes seen so far: counts by class tell the tasks apart."""
+    if parts[task].held is not None:
+        held = [np.asarray(part.held, np.int64) for part in parts[: task + 1]]
+        found = {"val": TestSet("train", np.concatenate(held))}
+    else:
+        found = {"test": TestSet("test", np.flatnonzero(np.isin(dataset.test.y, np.concatenate(groups[: task + 1]))))}
+    for name, test in found.items():
+        if test.samples is None or not len(test.samples):
+            raise DataError(f"task {task}: the {name} set has no sample of its classes; take fewer tasks or more samples")
+    return found

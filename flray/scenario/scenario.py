@@ -1,0 +1,189 @@
+"""Who holds what, when, and what is tested: the stages of an experiment and their partitions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from flray.core.disk import array_checksum, checksum, sealed, unsealed, whole
+from flray.core.errors import DataError
+from flray.data.cache import Array
+from flray.scenario.partition import Partition, PartitionConfig, load_partition
+from flray.scenario.stage import Stage, TestSet
+
+STAGES = "scenario.json"  # beside the partitions of several stages, or of one that is not the whole data set's
+
+
+class Moment(Protocol):
+    """What of a moment decides who holds what (`flray.core.clock.Clock`)."""
+
+    @property
+    def task(self) -> int: ...
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def done(self) -> int: ...
+
+
+class Shares(NamedTuple):
+    """What a cohort holds: client `clients[i]` has the samples `indices[offsets[i] : offsets[i + 1]]` of the train split.
+
+    `clients` (int64 `[K]`, in cohort order) are those that hold any sample at this moment; `empty` others of the cohort
+    hold none and take no part.
+    """
+
+    clients: Array
+    indices: Array
+    offsets: Array
+    empty: int
+
+    @property
+    def sizes(self) -> Array:
+        """n_k of every client, int64 `[K]`, all above 0."""
+        sizes: Array = np.diff(self.offsets)
+        return sizes
+
+
+class Scenario:
+    """The stages of an experiment, each with its partition over the same `population` of clients.
+
+    Memory and time of every method but `fingerprint` and `save` grow with the cohort, not with the population, once
+    `members` has looked at a stage.
+    """
+
+    def __init__(self, stages: Sequence[Stage], partitions: Sequence[Partition]) -> None:
+        """Raises `ValueError` where stages and partitions do not fit each other."""
+        self.stages, self.partitions = tuple(stages), tuple(partitions)
+        if not stages or len(stages) != len(partitions):
+            raise ValueError(f"{len(stages)} stages and {len(partitions)} partitions; give one partition a stage")
+        if len({partition.num_clients for partition in partitions}) > 1:
+            raise ValueError("every stage's partition must be over the same clients; those without samples are empty")
+        self.population = partitions[0].num_clients
+        self._members: dict[int, range | Array] = {}
+
+    @classmethod
+    def ordinary(cls, partition: Partition, num_classes: int) -> Scenario:
+        """One stage of all classes, tested on the validation split where the partition holds one, else on the test set."""
+        classes = np.arange(num_classes)
+        held = partition.held
+        tests = {"test": TestSet("test")} if held is None else {"val": TestSet("train", np.array(held, np.int64))}
+        return cls([Stage(0, "all classes", classes, classes, tests)], [partition])
+
+    # who and what ---------------------------------------------------------------------------------
+    def members(self, task: int) -> range | Array:
+        """The clients with a sample in a stage's partition, ascending: `range(population)` where that is everybody.
+
+        A cohort is drawn from them. Looks at all offsets once, then costs nothing.
+        """
+        if task not in self._members:
+            offsets = self.partitions[task].offsets
+            there = np.flatnonzero(offsets[1:] != offsets[:-1])
+            self._members[task] = range(self.population) if len(there) == self.population else there
+        return self._members[task]
+
+    def shares(self, clock: Moment, clients: Array) -> Shares:
+        """What the clients (int64 `[K]`, as drawn) hold at this moment."""
+        partition = self.partitions[clock.task]
+        held = [partition.client(int(k)) for k in clients]
+        there = np.array([len(share) > 0 for share in held], bool)
+        kept = [share for share in held if len(share)]
+        indices = np.concatenate(kept) if kept else np.zeros(0, partition.indices.dtype)
+        offsets = np.cumsum([0, *map(len, kept)], dtype=np.int64)
+        return Shares(np.asarray(clients, np.int64)[there], indices, offsets, int((~there).sum()))
+
+    def total_examples(self, task: int) -> int:
+        """Training samples of the whole population in a stage (n of the papers)."""
+        return len(self.partitions[task].indices)
+
+    # on disk --------------------------------------------------------------------------------------
+    @property
+    def fingerprint(self) -> str:
+        """Checksum of who holds what and of what is tested; that of the partition in an ordinary experiment."""
+        if self._is_ordinary:
+            return self.partitions[0].hash
+        return checksum(json.dumps(self._notes(), sort_keys=True).encode(), *(p.hash.encode() for p in self.partitions))
+
+    @property
+    def _is_ordinary(self) -> bool:
+        first, partition = self.stages[0], self.partitions[0]
+        usual = Scenario.ordinary(partition, len(first.classes)).stages[0]
+        return len(self.stages) == 1 and self._note(first) == self._note(usual)
+
+    def _notes(self) -> list[dict[str, Any]]:
+        return [self._note(stage) for stage in self.stages]
+
+    @staticmethod
+    def _note(stage: Stage) -> dict[str, Any]:
+        """A stage as JSON, its test samples by their checksum."""
+        tests = {
+            name: {"split": test.split, "samples": None if test.samples is None else array_checksum(test.samples)}
+            for name, test in stage.tests.items()
+        }
+        return {"name": stage.name, "classes": stage.classes.tolist(), "outputs": stage.outputs.tolist(), "tests": tests}
+
+    def folders(self, folder: Path | str) -> list[Path]:
+        """Where the stages' partitions lie: `folder` itself in an ordinary experiment, else `task-0000` ... in it."""
+        if self._is_ordinary:
+            return [Path(folder)]
+        return [_folder(Path(folder), task) for task in range(len(self.stages))]
+
+    def save(self, folder: Path | str, config: PartitionConfig | None = None) -> None:
+        """Write everything below `folder`, each file renamed in. Raises `DataError` where that is not possible."""
+        folder = Path(folder)
+        for stage, partition, place in zip(self.stages, self.partitions, self.folders(folder), strict=True):
+            partition.save(place, config)
+            if place != folder:
+                for name, test in stage.tests.items():
+                    if test.samples is not None:
+                        with whole(place / f"samples_{name}.npy", sync=True) as aside, aside.open("wb") as file:
+                            np.save(file, test.samples, allow_pickle=False)
+        if not self._is_ordinary:
+            with whole(folder / STAGES, sync=True) as aside:
+                aside.write_text(sealed({"stages": self._notes()}))
+
+    @classmethod
+    def load(cls, folder: Path | str, num_classes: int, verify: bool = True) -> Scenario:
+        """The saved scenario of a data set of `num_classes` classes, its partitions memory-mapped.
+
+        `verify` reads all of it once to compare checksums; a worker whose driver has verified passes False.
+        Raises `DataError` for what is missing or was changed.
+        """
+        folder = Path(folder)
+        if not (folder / STAGES).exists():
+            return cls.ordinary(load_partition(folder, verify), num_classes)
+        try:
+            notes = unsealed(folder / STAGES)["stages"]
+            stages = [_stage(_folder(folder, task), task, note, verify) for task, note in enumerate(notes)]
+        except (OSError, ValueError, EOFError, KeyError) as error:
+            why = " ".join(str(error).split())
+            raise DataError(f"scenario in {folder} is damaged ({why}); a resume of the run makes it again") from error
+        return cls(stages, [load_partition(_folder(folder, task), verify) for task in range(len(stages))])
+
+
+def clients_at(members: range | Array, places: Array) -> Array:
+    """The members at these places (int64 `[K]`), without a list of everybody where that is a range."""
+    if isinstance(members, range):
+        return places
+    found: Array = members[places]
+    return found
+
+
+def _folder(folder: Path, task: int) -> Path:
+    return folder / f"task-{task:04d}"
+
+
+def _stage(folder: Path, index: int, note: dict[str, Any], verify: bool) -> Stage:
+    tests = {}
+    for name, test in note["tests"].items():
+        samples = None if test["samples"] is None else np.load(folder / f"samples_{name}.npy", allow_pickle=False)
+        if verify and samples is not None and array_checksum(samples) != test["samples"]:
+            raise ValueError(f"samples_{name}.npy of task {index} was changed")
+        tests[name] = TestSet(test["split"], samples)
+    classes, outputs = (np.array(note[key], np.int64) for key in ("classes", "outputs"))
+    return Stage(index, note["name"], classes, outputs, tests)

@@ -1,0 +1,111 @@
+"""Class-incremental tasks: which classes when, who holds their samples, what is tested."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flray.core.errors import ConfigError
+from flray.core.seeding import rng
+from flray.data import DataConfig, load_dataset
+from flray.scenario import PartitionConfig, Scenario, TasksConfig, ValidationConfig, build, make_partition
+
+IRIS = DataConfig(source="iris")
+PARTS = PartitionConfig(name="dirichlet", clients=4, alpha=0.5, min_size=1)
+
+
+def scenario(num_tasks=3, partition=PARTS, seed=0, **fields) -> Scenario:
+    options = {name: fields.pop(name) for name in ("validation", "private") if name in fields}
+    return build(load_dataset(IRIS), partition, seed=seed, tasks=TasksConfig(num_tasks=num_tasks, **fields), **options)
+
+
+def labels_of(found: Scenario, task: int) -> set[int]:
+    return set(load_dataset(IRIS).train.y[found.partitions[task].indices].tolist())
+
+
+def test_the_first_tasks_get_one_class_more():
+    assert [group.tolist() for group in TasksConfig(num_tasks=3, class_order="natural").groups(7, 0)] == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+def test_the_class_order_is_drawn_from_the_runs_seed_or_written():
+    groups = TasksConfig(num_tasks=5).groups(10, 4)
+    assert np.concatenate(groups).tolist() == rng(4, "class order").permutation(10).tolist()
+    assert np.concatenate(TasksConfig(num_tasks=5).groups(10, 5)).tolist() != np.concatenate(groups).tolist()
+    assert [g.tolist() for g in TasksConfig(num_tasks=2, class_order=[2, 0, 1]).groups(3, 0)] == [[2, 0], [1]]
+
+
+@pytest.mark.parametrize(
+    "fields, classes, says",
+    [
+        ({"num_tasks": 4}, 3, "4 tasks for 3 classes"),
+        ({"num_tasks": 2, "class_order": (1, 0)}, 3, "2 classes written, but the data set has 3"),
+    ],
+)
+def test_tasks_that_do_not_fit_the_classes_are_one_line(fields, classes, says):
+    with pytest.raises(ConfigError, match=says):
+        TasksConfig(**fields).groups(classes, 0)
+
+
+def test_a_class_order_names_every_class_once():
+    with pytest.raises(ConfigError, match="write every class number from 0 once"):
+        TasksConfig(num_tasks=2, class_order=(0, 0, 2))
+
+
+def test_each_task_shares_the_samples_of_its_classes_out_anew():
+    data = load_dataset(IRIS)
+    found = scenario(class_order="natural")
+    assert [stage.classes.tolist() for stage in found.stages] == [[0], [1], [2]]
+    assert [labels_of(found, task) for task in range(3)] == [{0}, {1}, {2}]
+    everything = np.concatenate([part.indices for part in found.partitions])
+    assert sorted(everything.tolist()) == list(range(len(data.train.y)))
+    # the samples of a class are equally many and drawn by one rule: equal shares would be equal draws
+    assert len({tuple(part.sizes.tolist()) for part in found.partitions}) == 3
+
+
+def test_a_partition_of_all_samples_shows_a_task_those_of_its_classes():
+    data = load_dataset(IRIS)
+    whole = make_partition(PARTS, data.train.y, num_classes=3)
+    once = build(data, PARTS, seed=0, tasks=TasksConfig(num_tasks=2, class_order=(2, 0, 1), partition="once"))
+    for client in range(4):
+        mine = whole.client(client).tolist()
+        assert once.partitions[0].client(client).tolist() == [i for i in mine if data.train.y[i] in (0, 2)]
+        assert once.partitions[1].client(client).tolist() == [i for i in mine if data.train.y[i] == 1]
+
+
+@pytest.mark.parametrize("name, more", [("natural", {}), ("table", {"table": [[1, 1, 1]]})])
+def test_what_is_written_for_all_classes_is_not_shared_out_anew(name, more):
+    with pytest.raises(ConfigError, match=f"{name} shares all classes out at once; set tasks.partition: once"):
+        scenario(partition=PartitionConfig(name=name, **more))
+
+
+def test_what_is_tested_are_all_classes_seen_so_far():
+    data = load_dataset(IRIS)
+    found = scenario(class_order=(1, 2, 0))
+    tested = [set(data.test.y[stage.tests["test"].samples].tolist()) for stage in found.stages]
+    assert tested == [{1}, {1, 2}, {0, 1, 2}]
+    assert len(found.stages[2].tests["test"].samples) == len(data.test.y)
+
+
+@pytest.mark.parametrize("of", ["clients", "server"])
+def test_the_validation_split_of_a_task_is_of_the_classes_seen_so_far_and_nobody_trains_on_it(of):
+    data = load_dataset(IRIS)
+    found = scenario(class_order=(1, 2, 0), validation=ValidationConfig(fraction=0.2, of=of))
+    tested = [stage.tests["val"].of(data) for stage in found.stages]
+    assert [set(split.y.tolist()) for split in tested] == [{1}, {1, 2}, {0, 1, 2}]
+    held = found.stages[2].tests["val"].samples
+    trained = np.concatenate([part.indices for part in found.partitions])
+    assert sorted([*held, *trained]) == list(range(len(data.train.y)))
+
+
+def test_what_a_proxy_took_is_in_no_task():
+    private = np.arange(0, 120, 2)
+    found = scenario(private=private)
+    assert sorted(np.concatenate([part.indices for part in found.partitions])) == private.tolist()
+
+
+def test_one_task_is_the_ordinary_experiment_with_other_test_files():
+    data = load_dataset(IRIS)
+    ordinary = build(data, PARTS, seed=0)
+    one = scenario(1, class_order="natural")
+    assert ordinary.partitions[0].hash == one.partitions[0].hash == make_partition(PARTS, data.train.y, num_classes=3).hash
+    assert one.stages[0].classes.tolist() == ordinary.stages[0].classes.tolist() == [0, 1, 2]
