@@ -46,7 +46,7 @@ def test_parquet_images(root):
 
 def test_decoded_once(root, monkeypatch):
     load("pets")
-    from flray.data import decode
+    from flray.data.sources import decode
 
     monkeypatch.setattr(decode, "decode_images", None)
     assert load("pets").train.x.flags.writeable is False

@@ -88,7 +88,7 @@ def _listing(folder: Path) -> dict[str, list[str]]:
 
 
 def _image_splits(parts: dict[str, dict[str, list[str]]], resize: int | None) -> Splits:
-    from flray.data.decode import decode
+    from flray.data.sources.decode import decode
 
     def split(*names: str) -> Split:
         files = [path for name in names for paths in parts[name].values() for path in paths]

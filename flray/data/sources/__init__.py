@@ -63,13 +63,13 @@ TORCHVISION = ("cifar10", "cifar100", "svhn", "mnist", "fashion_mnist")
 SOURCES = Registry(
     "source",
     {
-        "iris": "flray.data.bundled:iris",
-        "digits": "flray.data.bundled:digits",
-        "synthetic": "flray.data.bundled:synthetic",
+        "iris": "flray.data.sources.bundled:iris",
+        "digits": "flray.data.sources.bundled:digits",
+        "synthetic": "flray.data.sources.bundled:synthetic",
         **{name: "flray.data.sources:by_name" for name in TORCHVISION},
-        "cinic10": "flray.data.image_sets:cinic10",
-        "pathmnist": "flray.data.image_sets:pathmnist",
-        "tissuemnist": "flray.data.image_sets:tissuemnist",
+        "cinic10": "flray.data.sources.image_sets:cinic10",
+        "pathmnist": "flray.data.sources.image_sets:pathmnist",
+        "tissuemnist": "flray.data.sources.image_sets:tissuemnist",
     },
 )
 
@@ -121,7 +121,7 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         if root is None and config.download:
             raise DataError(f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA")
         if root is not None:
-            from flray.data.image_sets import torchvision_files, torchvision_splits
+            from flray.data.sources.image_sets import torchvision_files, torchvision_splits
 
             files = torchvision_files(name, root, config.download)
             if files:
@@ -143,7 +143,7 @@ def not_found(config: DataConfig, looked: Sequence[str], what: str) -> DataError
 
 def parquet(config: DataConfig, folder: Path, vocabulary: Vocabulary | None = None) -> Splits:
     """`folder/train*.parquet` and `folder/test*.parquet` (else validation), with the `datasets` feature notes."""
-    from flray.data.readers import parquet_files, parquet_splits
+    from flray.data.sources.readers import parquet_files, parquet_splits
 
     vocabulary = _vocabulary(config, vocabulary)
     files = parquet_files(folder, config.options.get("train") or "train", config.options.get("test"))
@@ -167,7 +167,7 @@ def hub(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     options = check_options(config, {"config": None, "revision": None, "train": None, "test": None})
     if folder.is_dir() and any(folder.glob("*.parquet")) and not any(options.values()):
         return parquet(config, folder, vocabulary)
-    from flray.data.readers import hub_splits, hub_tables
+    from flray.data.sources.readers import hub_splits, hub_tables
 
     vocabulary = _vocabulary(config, vocabulary)
     tables = hub_tables(config, options)
@@ -189,7 +189,7 @@ def _vocabulary(config: DataConfig, given: Vocabulary | None) -> Vocabulary | No
     """The `given` vocabulary, else that of the tokenizer which `config` names; None: no text, or to be trained on it."""
     if given is not None or config.tokenizer in (None, "train"):
         return given
-    from flray.data.text import pretrained
+    from flray.data.sources.text import pretrained
 
     return pretrained(config.tokenizer, config.download)
 

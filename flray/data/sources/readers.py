@@ -14,10 +14,10 @@ import numpy as np
 
 from flray.core.errors import DataError, nearest, shown
 from flray.data.cache import Array
-from flray.data.columns import Table, codes, named, numbers, unlabelled
 from flray.data.data_config import DataConfig
 from flray.data.published import LABELS, plain_name
 from flray.data.sources import Split, Splits, Vocabulary
+from flray.data.sources.columns import Table, codes, named, numbers, unlabelled
 
 TEST_SPLITS = ("test", "validation", "validation_matched")  # the official test split, else validation (MNLI: of the train genres)
 
@@ -145,7 +145,7 @@ def table_splits(
             raise DataError(f"{where}: {split} has no rows; choose another split with options, or copy its files again")
     notes: tuple[str, ...] = ()
     if columns.kind == "text":
-        from flray.data.text import labelled, token_ids
+        from flray.data.sources.text import labelled, token_ids
 
         tables, notes = labelled(tables, columns, where)
         vocabulary, inputs = token_ids(config, [t.data.select(columns.input) for t in tables.values()], vocabulary, where)
@@ -200,7 +200,7 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
     if names is not None and not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
         raise DataError(f"{where}: the class names of {label!r} are {shown(names)}, no list of words; write the file again")
     if tokenised:
-        from flray.data.text import text_columns
+        from flray.data.sources.text import text_columns
 
         chosen = text_columns(config, text, where)
         bare_values = values if label == bare and not names else None
@@ -215,7 +215,7 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
 
 def _inputs(config: DataConfig, table: Table, columns: Columns, where: str, folders: Sequence[Path]) -> Array:
     if columns.kind == "image":
-        from flray.data.decode import decode_images
+        from flray.data.sources.decode import decode_images
 
         column = table.data.column(columns.input[0]).combine_chunks()
         return decode_images(column, config.resize, f"{where}: column {columns.input[0]!r}", table.place, folders)

@@ -15,7 +15,7 @@ from flray.data.data_config import DataConfig
 from flray.data.sources import Vocabulary
 
 if TYPE_CHECKING:
-    from flray.data.readers import Columns, Table
+    from flray.data.sources.readers import Columns, Table
 
 PAIRS = (("question1", "question2"), ("sentence1", "sentence2"), ("question", "sentence"), ("question", "passage"))
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -23,7 +23,7 @@ from flray.data import (
     load_dataset,
     load_proxy,
 )
-from flray.data.text import trained
+from flray.data.sources.text import trained
 from flray.loader import load_config
 from tests.contracts.inprocess import Local
 from tests.data.files import write
@@ -134,7 +134,7 @@ def test_tokenised_once_for_each_tokenizer_and_length(root, bert, monkeypatch):
     first, other, longer = load("films"), load("films", tokenizer=str(bert)), load("films", max_length=20)
     assert len({d.fingerprint for d in (first, other, longer)}) == 3 and longer.input_shape == (20,)
     assert isinstance(first.train.x.base, np.memmap) and not first.train.x.flags.writeable
-    from flray.data import text
+    from flray.data.sources import text
 
     monkeypatch.setattr(text, "encode", None)
     assert load("films").fingerprint == first.fingerprint and load("films", tokenizer=str(bert)).fingerprint == other.fingerprint

@@ -76,7 +76,7 @@ def test_cinic10_is_what_torchvision_reads(cinic):
 def test_cinic10_is_decoded_once_and_again_when_a_file_changes(cinic, monkeypatch):
     folder, _ = cinic
     first = load("cinic10")
-    from flray.data import decode
+    from flray.data.sources import decode
 
     real = decode.decode
     monkeypatch.setattr(decode, "decode", None)
