@@ -69,7 +69,9 @@ class EvaluateConfig(Section):
     )
 
     every: int = Field(1, ge=0, description="rounds between two tests; 0: only after the last round")
-    batch_size: int = Field(50, ge=1, description="test batch; matters only for batch norm without tracked statistics")
+    batch_size: int | Literal["auto"] = Field(
+        "auto", description="samples tested at once; auto: by the size of the model's activations, never by the machine's"
+    )
     on: Literal["clients", "server"] = Field("clients", description="spread over the client actors, or on the server actor")
     clients: bool = Field(True, description="accuracy of each client on its own data before and after local training")
     finetune_epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
@@ -90,6 +92,13 @@ class EvaluateConfig(Section):
     def due(self, round: int, rounds: int) -> bool:
         """Whether the global model is tested after round `round` (from 0) of `rounds`."""
         return bool(self.every and (round + 1) % self.every == 0) or round + 1 == rounds
+
+    @field_validator("batch_size")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if not isinstance(value, str) and value < 1:
+            raise ValueError("must be at least 1")
+        return value
 
     @field_validator("finetune_epochs", mode="before")
     @classmethod

@@ -81,8 +81,8 @@ class FedAvg(Algorithm, frozen=True):
         """The global model's next batch-norm statistics under the policy `buffers`."""
         return state.b if self.buffers == "keep" else averaged
 
-    def predict(self, ctx: Context, state: Any, x: Tensor) -> Tensor:
-        return ctx.objective.at(state.w, state.b)(x)
+    def predict(self, ctx: Context, published: Any, x: Tensor) -> Tensor:
+        return ctx.objective.at(published.w, published.b)(x)
 
     # client -----------------------------------------------------------------------------------
     @property

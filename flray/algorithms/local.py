@@ -39,7 +39,7 @@ class Local(Lasting, frozen=True):
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         return state, {}
 
-    def predict(self, ctx: Context, state: Any, x: Tensor) -> Tensor:
+    def predict(self, ctx: Context, published: Any, x: Tensor) -> Tensor:
         raise RuntimeError("algorithm local has no global model to predict with: each client has its own (personalize)")
 
     # client -----------------------------------------------------------------------------------

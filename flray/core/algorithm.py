@@ -22,7 +22,8 @@ from flray.core import cut
 from flray.core.classes import Classes
 from flray.core.cut import LastBatch
 from flray.core.hp import hp
-from flray.core.messages import Batch, Cohort, Metrics
+from flray.core.messages import Batch, Cohort, Metrics, Published
+from flray.core.modes import Mode
 from flray.core.objective import Objective
 from flray.core.returned import check_returns
 from flray.core.section import Section
@@ -70,6 +71,7 @@ class Context:
     `cohort_size`: the sampled clients (K); who delivers, fewer with `cohort.dropout`, is in the server half's `Cohort`.
     `total_examples`: training samples of the whole population (n of the papers).
     `classes`: those of the current task, which losses read, and of earlier ones; `None` when all are in use.
+    `tested`: while testing, the task that the test set belongs to; -1: several, or not testing.
     """
 
     objective: Objective
@@ -86,6 +88,7 @@ class Context:
     num_examples: int = -1
     weight: float = -1.0
     total_examples: int = -1
+    tested: int = -1
 
     @property
     def device(self) -> torch.device:
@@ -167,9 +170,17 @@ class Algorithm(Section, ABC, frozen=True):
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         """The next server state from the updates (mean or stack, see `pool`)."""
 
+    def published(self, ctx: Context, state: Any) -> Any:
+        """All of the server's state that testing reads, a message: only this travels for a test. By default `w` and `b`."""
+        return Published(state.w, state.b)
+
+    def modes(self, ctx: Context) -> Mapping[str, Mode]:
+        """The inference modes by name, by default `predict` alone; `test/acc` and `test/loss` are those of the first one."""
+        return {"global": Mode(self.predict)}
+
     @abstractmethod
-    def predict(self, ctx: Context, state: Any, x: Tensor) -> Tensor:
-        """Logits `[B, C]` of the global model."""
+    def predict(self, ctx: Context, published: Any, x: Tensor) -> Tensor:
+        """Logits `[B, C]` of the global model for inputs `x [B, ...]`."""
 
     def weights(self, num_examples: Tensor) -> Tensor:
         """Aggregation weights `[K]` (float64, sum 1) of a cohort whose clients hold `num_examples [K]`."""

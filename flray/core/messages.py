@@ -106,6 +106,13 @@ class ClientState(Record):
     """What a client keeps from one round to the next. A client without any has the state `()`, of which the store holds nothing."""
 
 
+class Published(Record):
+    """Server -> whoever tests the global model: its parameters and statistics."""
+
+    w: Tensor
+    b: Tensor
+
+
 class Cohort(Record):
     """Who took part, in cohort order; all `[K]`, on the CPU. `weights` sum to 1 over the clients that delivered."""
 

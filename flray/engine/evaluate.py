@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from flray.engine import cohort as cohorts
+from flray.engine.counts import Tally, merged
 from flray.engine.ray.pool import Piece, Pool
 from flray.engine.workbench import PERSONAL, Moment
 from flray.experiment import Experiment
@@ -16,19 +17,17 @@ from flray.scenario import Partition
 PIECES = 4  # of the personalised evaluation per actor: unequal clients even out
 
 
-def evaluate_global(pool: Pool, experiment: Experiment, moment: Moment, batches: int) -> tuple[float, float]:
-    """(accuracy, loss) of the global model on the whole test set; batches are summed in order, whoever computed them."""
+def evaluate_global(pool: Pool, experiment: Experiment, moment: Moment) -> Tally:
+    """The counts of every test set in every inference mode; those of its blocks are added in order, whoever computed them."""
     if experiment.evaluate.on == "server":
-        parts: Sequence[np.ndarray] = [pool.call("evaluate", moment)]
-    else:
-        state = pool.start("snapshot")
-        work: list[Piece] = [
-            lambda actor, r=r: actor.evaluate.options(num_returns=2).remote(state, moment, r.start, r.stop)
-            for r in cohorts.runs(np.ones(batches), len(pool.clients))  # type: ignore[misc]
-        ]
-        parts = [report for _, report in pool.execute(work)]
-    loss, right, count = np.concatenate(parts).sum(axis=0)
-    return float(right / count), float(loss / count)
+        found: Tally = pool.call("evaluate", moment)
+        return found
+    published, parts = pool.start("published", moment), len(pool.clients)
+    work: list[Piece] = [
+        lambda actor, part=part: actor.evaluate.options(num_returns=2).remote(published, moment, part, parts)  # type: ignore[misc]
+        for part in range(parts)
+    ]
+    return merged(report for _, report in pool.execute(work))
 
 
 def personal_epochs(experiment: Experiment) -> tuple[int, ...]:

@@ -60,8 +60,8 @@ class Rounds:
         """Test the global model on the test set or the validation split, where the algorithm has one."""
         if self.experiment.algorithm.global_model:
             began = time.perf_counter()
-            found = evaluate_global(self.pool, self.experiment, moment, self.facts["test_batches"])
-            row.update(zip(self._untested(), found, strict=True))
+            first = next(iter(evaluate_global(self.pool, self.experiment, moment).values()))
+            row.update(zip(self._untested(), (first.accuracy, first.loss), strict=True))
             row["time/evaluate_s"] = time.perf_counter() - began
 
     def _moment(self, task: int, round: int, cohort_size: int, exchange: int = 0, task_end: bool = False) -> Moment:

@@ -19,6 +19,7 @@ from flray.core.disk import array_checksum, whole
 from flray.core.errors import AlgorithmError, CheckpointError, FlrayError
 from flray.core.messages import Cohort, Record, as_tensors, flatten, map_tensors, nbytes, rebuild, to_numpy, to_torch
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
+from flray.engine.counts import Tally
 from flray.engine.health import model_is_finite, reported
 from flray.engine.workbench import Delivery, Moment, Workbench
 from flray.experiment import Experiment
@@ -77,7 +78,7 @@ class Server:
             "buffers": buffers.count,
             "threads": torch.get_num_threads(),
             "device": str(self.bench.objective.device),
-            "test_batches": self.bench.test_batches,
+            "evaluation_batch": self.bench.block,
             "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.bench.objective.initial())),
             "stateful": isinstance(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0, 0))), Record),
         }
@@ -144,13 +145,16 @@ class Server:
         return metrics
 
     # testing ----------------------------------------------------------------------------------
-    def snapshot(self) -> Any:
-        """The state as NumPy arrays, for testing on the client actors."""
-        return to_numpy(self.state)
+    def published(self, moment: Moment) -> Any:
+        """All that testing reads, as NumPy arrays, for the client actors."""
+        with self._half("published", moment):
+            return to_numpy(self.algorithm.published(self._context(moment), self.state))
 
-    def evaluate(self, moment: Moment) -> np.ndarray:
+    def evaluate(self, moment: Moment) -> Tally:
+        """All tests of the global model, on the server."""
+        published = self.published(moment)
         with self._half("predict", moment):
-            return self.bench.evaluate(self.state, self._context(moment), 0, self.bench.test_batches)
+            return self.bench.evaluate(published, self._context(moment))
 
     @contextlib.contextmanager
     def _half(self, method: str, moment: Moment) -> Iterator[None]:

@@ -20,14 +20,16 @@ from flray.core.algorithm import Context, Exchange, Predictor
 from flray.core.errors import AlgorithmError, ClientError, ConfigError, DataError, NonFiniteError
 from flray.core.messages import map_tensors, to_numpy, to_torch
 from flray.core.objective import Objective
-from flray.data import Batches, Normalizer, Proxy, eval_batches, load_dataset, load_proxy
+from flray.data import Batches, Normalizer, Proxy, load_dataset, load_proxy
 from flray.data.cache import Array
-from flray.data.dataset import Split
+from flray.engine.block import samples_at_once
+from flray.engine.counts import Evaluator, Tally
 from flray.engine.health import client_problem, reported
 from flray.experiment import Experiment
 from flray.models import build_model
 from flray.ops.average import Node, TreeSum
 from flray.scenario.local_test import local_test
+from flray.scenario.stage import TestSet
 
 PERSONAL = 2000  # the exchange under which the personalised test draws
 
@@ -98,14 +100,17 @@ class Workbench:
         self.experiment = experiment
         self.algorithm = experiment.algorithm
         self.dataset = load_dataset(experiment.data)
-        train = self.dataset.train
-        self.test = self.dataset.test if held is None else Split(train.x[held], train.y[held])
         device = torch.device(device)
         module = build_model(
             experiment.model, self.dataset.input_shape, self.dataset.num_classes, seeding.torch_seed(experiment.seed, "model")
         )
-        self.objective = Objective(module, device, experiment.precision)
         self.normalizer = Normalizer(self.dataset.mean, self.dataset.std, device)
+        self.block = experiment.evaluate.batch_size  # samples read at once where it makes no difference
+        if self.block == "auto":
+            self.block = samples_at_once(module, Normalizer(self.dataset.mean, self.dataset.std)(np.array(self.dataset.train.x[:2])))
+        self.objective = Objective(module, device, experiment.precision)
+        self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.block)
+        self.tests = {experiment.evaluate.split: TestSet("test") if held is None else TestSet("train", held)}
         self.proxy: ProxyTensors | None = None
         if experiment.proxy is not None and experiment.algorithm.needs_proxy:
             self.proxy = ProxyTensors(self.load_proxy()[0], device)
@@ -269,25 +274,13 @@ class Workbench:
 
     def right(self, predictor: Predictor, x: Array, y: Array, indices: np.ndarray) -> float:
         """Number of right predictions on samples `indices`."""
-        batches = Batches(x, y, indices, batch_size=self.experiment.evaluate.batch_size, epochs=1, rng=None, normalizer=self.normalizer)
+        batches = Batches(x, y, indices, batch_size=self.block, epochs=1, rng=None, normalizer=self.normalizer)
         with torch.no_grad():
             return float(sum((predictor(batch.x).argmax(dim=1) == batch.y).sum() for batch in batches))
 
-    def evaluate(self, state: Any, ctx: Context, first: int, last: int) -> np.ndarray:
-        """Per test batch `first..last-1`: (summed cross-entropy, right predictions, samples), float64 `[batches, 3]`."""
-        size = self.experiment.evaluate.batch_size
-        rows = []
-        with torch.no_grad():
-            for batch in eval_batches(self.test, self.normalizer, size, first * size, last * size):
-                logits = self.algorithm.predict(ctx, state, batch.x)
-                loss = torch.nn.functional.cross_entropy(logits.double(), batch.y, reduction="sum")
-                right = (logits.argmax(dim=1) == batch.y).sum()
-                rows.append(torch.stack([loss, right.double(), torch.tensor(float(len(batch.y)), dtype=torch.float64, device=loss.device)]))
-        return torch.stack(rows).cpu().numpy() if rows else np.zeros((0, 3))
-
-    @property
-    def test_batches(self) -> int:
-        return -(-len(self.test.y) // self.experiment.evaluate.batch_size)
+    def evaluate(self, published: Any, ctx: Context, part: int = 0, parts: int = 1) -> Tally:
+        """What is counted in one of `parts` parts of all tests; `published` is a message of arrays or of tensors on any device."""
+        return self.evaluator.count(ctx, to_torch(published, self.objective.device), self.tests, part, parts)
 
 
 def client_error(error: Exception, experiment: Experiment, job: Assignment, client: int) -> ClientError:

@@ -106,9 +106,9 @@ def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[P
         model = bench.objective.at(update.w.clone(), update.b.clone())  # the next client reuses the engine's own buffers
         panels.append(Panel(f"client {client}", _predictor(replay, model), np.array(replay.partition.client(client))))
     replay.goto(round)
-    state = map_tensors(torch.clone, replay.state)
     ctx = bench.context(0, round - 1, 0, population, replay.experiment.cohort.count(population), len(replay.partition.indices))
-    panels.append(Panel("global", _predictor(replay, lambda x: bench.algorithm.predict(ctx, state, x)), None))
+    published = map_tensors(torch.clone, bench.algorithm.published(ctx, replay.state))
+    panels.append(Panel("global", _predictor(replay, lambda x: bench.algorithm.predict(ctx, published, x)), None))
     return panels
 
 

@@ -122,7 +122,11 @@ class Scenario:
     def _note(stage: Stage) -> dict[str, Any]:
         """A stage as JSON, its test samples by their checksum."""
         tests = {
-            name: {"split": test.split, "samples": None if test.samples is None else array_checksum(test.samples)}
+            name: {
+                "split": test.split,
+                "samples": None if test.samples is None else array_checksum(test.samples),
+                "task": test.task,
+            }
             for name, test in stage.tests.items()
         }
         return {"name": stage.name, "classes": stage.classes.tolist(), "outputs": stage.outputs.tolist(), "tests": tests}
@@ -184,6 +188,6 @@ def _stage(folder: Path, index: int, note: dict[str, Any], verify: bool) -> Stag
         samples = None if test["samples"] is None else np.load(folder / f"samples_{name}.npy", allow_pickle=False)
         if verify and samples is not None and array_checksum(samples) != test["samples"]:
             raise ValueError(f"samples_{name}.npy of task {index} was changed")
-        tests[name] = TestSet(test["split"], samples)
+        tests[name] = TestSet(test["split"], samples, test["task"])
     classes, outputs = (np.array(note[key], np.int64) for key in ("classes", "outputs"))
     return Stage(index, note["name"], classes, outputs, tests)

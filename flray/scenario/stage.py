@@ -15,11 +15,15 @@ from flray.data.sources import Split
 
 @dataclass(frozen=True, eq=False)
 class TestSet:
-    """Samples that the global model is tested on: numbers in a split of the data set, int64 `[n]`; None: all of it."""
+    """Samples that the global model is tested on: numbers in a split of the data set, int64 `[n]`; None: all of it.
+
+    `task` is the one that all of them belong to, for inference modes that are told it; -1: several.
+    """
 
     __test__: ClassVar[bool] = False  # pytest would collect it by its name
     split: Literal["train", "test"]
     samples: Array | None = None
+    task: int = -1
 
     def of(self, dataset: Dataset) -> Split:
         """The samples themselves: a view of the whole split, or a copy of those that are named."""

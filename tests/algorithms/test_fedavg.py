@@ -119,7 +119,7 @@ def test_predict_is_the_global_model_in_eval_mode():
     fresh = build(Norm).eval()
     fresh.load_state_dict(objective.state_dict(states[-1].w, states[-1].b), strict=False)
     with torch.no_grad():
-        torch.testing.assert_close(algorithm.predict(None or _ctx(objective), states[-1], x), fresh(x))
+        torch.testing.assert_close(algorithm.predict(_ctx(objective), states[-1], x), fresh(x))
 
 
 def _ctx(objective):

@@ -69,8 +69,8 @@ def _numbers(local: Any) -> str:
         from flray.engine.workbench import Moment
 
         moment = Moment(0, ROUNDS - 1, 0, False, local.partition.num_clients, 3, len(local.partition.indices))
-        loss, right, count = local.server.evaluate(moment).sum(axis=0)
-        rows.append({"loss": loss / count, "right": right, "parameters": bench.objective.layout.count})
+        (counts,) = local.server.evaluate(moment).values()
+        rows.append({"loss": counts.loss, "right": counts.right.sum(), "parameters": bench.objective.layout.count})
     plain = [{name: value if isinstance(value, str | bool) else f"{float(value):.9g}" for name, value in row.items()} for row in rows]
     return json.dumps(plain, sort_keys=True)
 

@@ -52,7 +52,7 @@ def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
             ray.kill(self.server)
             with suppress(ray.exceptions.RayActorError):
                 while True:  # until the kill has arrived
-                    ray.get(original(self, "snapshot"))
+                    ray.get(original(self, "states", []))
         return original(self, name, *arguments, **options)
 
     with patch.object(Pool, "start", start):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flray.core.algorithm import Exchange
+from flray.engine.counts import Tally
 from flray.engine.server_actor import Plan, Server
 from flray.engine.workbench import Assignment, Delivery, Moment, Workbench
 from flray.experiment import Experiment
@@ -87,12 +88,9 @@ class ClientActor:
     def train(self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None) -> tuple[Delivery, list[dict[str, Any]]]:
         return self.bench.train_run(job, exchange, down, states)
 
-    def evaluate(self, state: Any, moment: Moment, first: int, last: int) -> tuple[None, np.ndarray]:
-        """Test batches `first..last-1` of a state that came as NumPy arrays."""
-        from flray.core.messages import to_torch
-
-        ctx = self.bench.server_context(moment)
-        return None, self.bench.evaluate(to_torch(state, self.bench.objective.device), ctx, first, last)
+    def evaluate(self, published: Any, moment: Moment, part: int, parts: int) -> tuple[None, Tally]:
+        """One of `parts` parts of all tests of what the server published, a message of NumPy arrays."""
+        return None, self.bench.evaluate(published, self.bench.server_context(moment), part, parts)
 
     def personal(
         self, job: Assignment, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int]
@@ -143,10 +141,10 @@ class ServerActor:
         down, plan = (None, None) if ahead is None else self.server.plan(ahead)
         return down, (metrics, plan)
 
-    def snapshot(self) -> Any:
-        return self.server.snapshot()
+    def published(self, moment: Moment) -> Any:
+        return self.server.published(moment)
 
-    def evaluate(self, moment: Moment) -> np.ndarray:
+    def evaluate(self, moment: Moment) -> Tally:
         return self.server.evaluate(moment)
 
     def commit(self, task: int, round: int, done: int) -> None:

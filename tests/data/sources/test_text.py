@@ -282,8 +282,9 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
     assert load_config(experiment.dump())[0] == experiment
     local = Local(experiment, tmp_path)
     state, bench = local.play(4), local.server.bench
-    score = bench.evaluate(state, bench.context(0, 4, 0, 4, 4, 60), 0, bench.test_batches)
-    assert score[:, 2].sum() == 20 and score[:, 1].sum() >= 18
+    ctx = bench.context(0, 4, 0, 4, 4, 60)
+    (counts,) = bench.evaluate(bench.algorithm.published(ctx, state), ctx).values()
+    assert counts.examples == 20 and counts.right.sum() >= 18
     assert len(state.logits) == 40 and local.rows[0]["proxy_examples"] == 6 * 40
 
 

@@ -6,11 +6,11 @@ fixed tree of `ops/average.py`: every worker ends with the same bits, which do n
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from flray.core.algorithm import Context
 from flray.core.messages import Batch, Metrics, Record
 from flray.data import Batches
 from flray.data.cache import Array
+from flray.engine.counts import Tally, merged
 from flray.engine.workbench import Workbench
 from flray.ops.average import Node, TreeSum, combine
 
@@ -144,17 +145,17 @@ class Learner:
         return self._plans[count]
 
     # testing ------------------------------------------------------------------------------------
-    def test(self, state: Any, task: int, round: int) -> tuple[float, float]:
-        """(accuracy, loss) on the test set or the validation split; batches are summed in order, whoever computed them."""
-        batches = self.bench.test_batches
-        cuts = [batches * rank // self.world for rank in range(self.world + 1)]
-        first, last = cuts[self.rank : self.rank + 2]
-        rows = self.bench.evaluate(state, self.context(task, round), first, last)
-        if self.world > 1:
-            assert self._gather is not None
-            sent = torch.zeros((-(-batches // self.world), 3), dtype=torch.float64, device=self.bench.objective.device)
-            sent[: len(rows)] = torch.from_numpy(rows)
-            everyone = self._gather(sent)
-            rows = np.concatenate([theirs.cpu().numpy()[: b - a] for theirs, a, b in zip(everyone, cuts, cuts[1:], strict=False)])
-        loss, right, samples = rows.sum(axis=0)
-        return float(right / samples), float(loss / samples)
+    def test(self, state: Any, task: int, round: int) -> Tally:
+        """The counts of every test set in every mode; those of its blocks are added in order, whoever computed them."""
+        ctx = self.context(task, round)
+        own = self.bench.evaluate(self.algorithm.published(ctx, state), ctx, self.rank, self.world)
+        return own if self.world == 1 else merged(map(pickle.loads, self._gather_bytes(pickle.dumps(own))))
+
+    def _gather_bytes(self, own: bytes) -> list[bytes]:
+        """Every worker's bytes, in order of rank."""
+        assert self._gather is not None
+        device = self.bench.objective.device
+        sizes = [int(size) for size in self._gather(torch.tensor([len(own)], device=device))]
+        sent = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
+        sent[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        return [theirs[:size].cpu().numpy().tobytes() for theirs, size in zip(self._gather(sent), sizes, strict=True)]

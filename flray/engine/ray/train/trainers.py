@@ -135,7 +135,8 @@ def _round(learner: Learner, state: Any, task: int, round: int) -> tuple[Any, di
     row: dict[str, Any] = reported(metrics)
     trained = time.perf_counter()
     if evaluate.due(round, rounds):
-        row[f"{evaluate.split}/acc"], row[f"{evaluate.split}/loss"] = learner.test(state, task, round)
+        first = next(iter(learner.test(state, task, round).values()))
+        row |= {f"{evaluate.split}/acc": first.accuracy, f"{evaluate.split}/loss": first.loss}
         row["time/evaluate_s"] = time.perf_counter() - trained
     row |= {"client_steps": steps, "diverged": not model_is_finite(state), "time/client_s": (trained - started) * learner.world}
     return state, {**row, "time/round_s": time.perf_counter() - started}

@@ -66,7 +66,8 @@ def by_hand():
     state, rows = worker.algorithm.init_server(worker.context(0, 0), *worker.bench.objective.initial()), []
     for round in range(4):
         state, metrics, steps = worker.round(state, 0, round)
-        rows.append((float(metrics["train/loss"]), steps, *worker.test(state, 0, round)))
+        (counts,) = worker.test(state, 0, round).values()
+        rows.append((float(metrics["train/loss"]), steps, counts.accuracy, counts.loss))
     return to_numpy(state), rows
 
 

@@ -32,6 +32,7 @@ def config(model=NORM, **algorithm):
             "partition": {"name": "iid", "clients": 5},
             "model": model,
             "algorithm": options,
+            "evaluate": {"batch_size": 8},  # of 30 test samples: every worker has some
         }
     )[0]
 
@@ -50,7 +51,8 @@ def train(worker, rounds=2, state=None, first=0):
     rows = []
     for round in range(first, rounds):
         state, metrics, steps = worker.round(state, 0, round)
-        rows.append(({name: float(value) for name, value in metrics.items()}, steps, worker.test(state, 0, round)))
+        (counts,) = worker.test(state, 0, round).values()
+        rows.append(({name: float(value) for name, value in metrics.items()}, steps, (counts.accuracy, counts.loss)))
     return state, rows
 
 

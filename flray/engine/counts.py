@@ -1,0 +1,156 @@
+"""Counting right predictions: one model on every test set in every inference mode, in parts that several processes share.
+
+A test set is cut into blocks. Counts of blocks are added in their order, so that it does not matter who computed which; see
+`metrics/classification.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from flray.core.algorithm import Algorithm, Context
+from flray.core.errors import AlgorithmError
+from flray.core.modes import SAMPLE, Mode, Prediction, Reading
+from flray.data import Normalizer
+from flray.data.cache import Array
+from flray.data.dataset import Dataset
+from flray.metrics.classification import Counts
+from flray.scenario.stage import TestSet
+
+Tally = dict[tuple[str, str], Counts]  # (test set, mode) -> what was counted
+
+
+class Pass(NamedTuple):
+    """Modes that read a block together: what they read, the forward pass that they share, and their names."""
+
+    reads: Reading
+    forward: Any
+    modes: Mapping[str, Mode]
+
+
+class Block(NamedTuple):
+    """Samples `start ... stop - 1` of a test set, in one pass."""
+
+    tested: str
+    read: Pass
+    start: int
+    stop: int
+
+
+class Evaluator:
+    """Counts what an algorithm's modes predict for samples of a data set, on one device."""
+
+    def __init__(self, algorithm: Algorithm, dataset: Dataset, normalizer: Normalizer, block: int) -> None:
+        """`block`: samples read at once by modes for which that makes no difference."""
+        self.algorithm, self.dataset, self.normalizer, self.block = algorithm, dataset, normalizer, block
+
+    def count(self, ctx: Context, published: Any, tests: Mapping[str, TestSet], part: int = 0, parts: int = 1) -> Tally:
+        """The counts of one of `parts` contiguous parts of all blocks; a test set and mode without a block in it has none.
+
+        `published`: what `Algorithm.published` gives, as tensors on the device.
+        """
+        found: Tally = {}
+        with torch.no_grad():
+            for block in share(list(self.blocks(ctx, tests)), part, parts):
+                tested = tests[block.tested]
+                for mode, counts in self._count(replace(ctx, tested=tested.task), published, tested, block):
+                    before = found.get((block.tested, mode))
+                    found[block.tested, mode] = counts if before is None else before + counts
+        return found
+
+    def blocks(self, ctx: Context, tests: Mapping[str, TestSet]) -> Iterator[Block]:
+        """All blocks in their order: test set by test set, pass by pass."""
+        together = passes(self.algorithm.modes(ctx))
+        for name, tested in tests.items():
+            size = len(getattr(self.dataset, tested.split).y) if tested.samples is None else len(tested.samples)
+            for read in together:
+                step = read.reads.size if read.reads.kind == "batch" else self.block
+                for start in range(0, size, step):
+                    yield Block(name, read, start, min(start + step, size))
+
+    def _count(self, ctx: Context, published: Any, tested: TestSet, block: Block) -> Iterator[tuple[str, Counts]]:
+        before = min(block.start, block.read.reads.size - 1) if block.read.reads.kind == "window" else 0
+        split, rows = getattr(self.dataset, tested.split), slice(block.start - before, block.stop)
+        numbers = rows if tested.samples is None else tested.samples[rows]
+        # np.array copies: a view of a read-only map must not become a writable tensor
+        x, y = self.normalizer(np.array(split.x[numbers])), np.array(split.y[numbers])[before:]
+        forward = block.read.forward
+        z = x if forward is None else forward(ctx, published, x)
+        for name, mode in block.read.modes.items():
+            answer = mode.answer(ctx, published, z)
+            prediction = answer if isinstance(answer, Prediction) else Prediction(answer)
+            yield name, counted(prediction.behind(before), y, self.dataset.num_classes)
+
+
+def passes(modes: Mapping[str, Mode]) -> list[Pass]:
+    """Which modes read together. Those that read samples join the first pass of the same `forward` that reads more."""
+    wide = {(mode.forward, mode.reads) for mode in modes.values() if mode.forward is not None and mode.reads != SAMPLE}
+    found: dict[Any, dict[str, Mode]] = {}
+    for name, mode in modes.items():
+        joined = [reads for forward, reads in sorted(wide, key=lambda pair: pair[1]) if forward == mode.forward]
+        reads = joined[0] if mode.reads == SAMPLE and joined else mode.reads
+        key = (reads, name if mode.forward is None else mode.forward)
+        found.setdefault(key, {})[name] = mode
+    return [Pass(reads, next(iter(members.values())).forward, members) for (reads, _), members in found.items()]
+
+
+def share(blocks: Sequence[Block], part: int, parts: int) -> Sequence[Block]:
+    """The `part`-th of `parts` contiguous runs of blocks, with about the same number of samples in each."""
+    ends = np.cumsum([0, *(block.stop - block.start for block in blocks)])
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(parts + 1) / parts - 1e-9)
+    return blocks[cuts[part] : cuts[part + 1]]
+
+
+def merged(tallies: Iterable[Tally]) -> Tally:
+    """The counts of all parts, in the order of the parts."""
+    found: Tally = {}
+    for key, counts in itertools.chain.from_iterable(tally.items() for tally in tallies):
+        found[key] = found[key] + counts if key in found else counts
+    return found
+
+
+def counted(prediction: Prediction, y: Array, num_classes: int) -> Counts:
+    """The counts of one block: what was predicted for samples with labels `y [B]` (int64, below `num_classes`).
+
+    Raises `AlgorithmError` for a prediction that says neither logits nor a label.
+    """
+    logits, classes, label, task = prediction
+    losses, covered = np.zeros(0), 0
+    if logits is not None:
+        loss, covered = _summed_loss(logits, classes, torch.from_numpy(y).to(logits.device))
+        losses = np.array([loss])
+        label = _class_of_largest(logits, classes) if label is None else label
+    if label is None:
+        raise AlgorithmError("an inference mode returned a Prediction without logits and without label; give one of them")
+    right = y[label.cpu().numpy() == y]
+    tasks = None if task is None else np.bincount(task.cpu().numpy())
+    return Counts(np.bincount(right, minlength=num_classes), np.bincount(y, minlength=num_classes), losses, covered, tasks)
+
+
+def _class_of_largest(logits: Tensor, classes: Tensor | None) -> Tensor:
+    place = logits.argmax(dim=1)
+    if classes is None:
+        return place
+    return classes[place] if classes.dim() == 1 else classes.gather(1, place[:, None])[:, 0]
+
+
+def _summed_loss(logits: Tensor, classes: Tensor | None, y: Tensor) -> tuple[float, int]:
+    """(summed cross-entropy in double precision, number of samples in it): of those whose label has a logit, which is not -inf."""
+    if classes is None:
+        inside, place = y < logits.shape[1], y.clamp(max=logits.shape[1] - 1)
+    else:
+        match = classes == y[:, None]
+        inside, place = match.any(dim=1), match.int().argmax(dim=1)
+    inside = inside & (logits.gather(1, place[:, None])[:, 0] != -torch.inf)  # not of a NaN: a model that diverged has its loss
+    covered = int(inside.sum())
+    if covered < len(y):
+        logits, place = logits[inside], place[inside]
+    return float(cross_entropy(logits.double(), place, reduction="sum")), covered
