@@ -92,7 +92,7 @@ def _proxy(experiment: Experiment, proxy: Any, held: int) -> str:
 
 def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
     """Rows of what `ray job submit --working-dir FOLDER` would upload. Raises `ResourceError` when Ray would refuse it."""
-    from flray.data.sources import data_root
+    from flray.data.sources.options import data_root
     from flray.engine.ray.job_folder import LIMIT, working_dir
 
     upload = working_dir(folder)

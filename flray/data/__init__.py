@@ -5,7 +5,8 @@ from flray.data.checks import LabelWarning, check_classes
 from flray.data.data_config import Augment, Constants, DataConfig, ProxyConfig
 from flray.data.dataset import Dataset, LeakWarning, load_dataset
 from flray.data.proxy import Proxy, load_proxy
-from flray.data.sources import SOURCES, Split, Splits, Vocabulary
+from flray.data.sources import SOURCES
+from flray.data.splits import Split, Splits, Vocabulary
 
 __all__ = [
     "SOURCES",

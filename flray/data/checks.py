@@ -9,7 +9,7 @@ import numpy as np
 
 from flray.core.errors import ConfigError, DataError
 from flray.data.data_config import DataConfig
-from flray.data.sources import Splits
+from flray.data.splits import Splits
 
 if TYPE_CHECKING:
     from flray.data.dataset import Dataset

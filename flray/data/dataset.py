@@ -14,7 +14,8 @@ from flray.data.cache import Array, Entry, digest, fetch
 from flray.data.checks import LabelWarning, check_fit, check_splits
 from flray.data.data_config import Augment, Constants, DataConfig
 from flray.data.published import CONSTANTS, FEDZOO, plain_name
-from flray.data.sources import Split, Splits, Vocabulary, content_of, load_splits, pack, unpack
+from flray.data.sources import load_splits
+from flray.data.splits import Split, Splits, Vocabulary, content_of, pack, unpack
 
 LEAK_LIMIT = 0.01  # of the test split; CIFAR-100 as published shares 10 images of 10,000
 

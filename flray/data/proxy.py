@@ -12,7 +12,7 @@ from flray.core.seeding import rng
 from flray.data.cache import Array, Entry, digest, fetch
 from flray.data.data_config import ProxyConfig
 from flray.data.dataset import Dataset, input_shape, load_dataset, stratified, take
-from flray.data.sources import Split, content_of, pack, unpack
+from flray.data.splits import Split, content_of, pack, unpack
 
 
 class Proxy(NamedTuple):

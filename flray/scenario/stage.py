@@ -10,7 +10,7 @@ import numpy as np
 
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
-from flray.data.sources import Split
+from flray.data.splits import Split
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel, G
 from flray.core.errors import ConfigError
 from flray.core.objective import Objective
 from flray.data.dataset import TextShape
-from flray.data.sources import Vocabulary
+from flray.data.splits import Vocabulary
 from flray.models import Classifier, ModelConfig, build_model, count_parameters
 
 WORDS = Vocabulary(size=40, pad=0, separator=3)

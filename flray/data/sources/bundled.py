@@ -10,7 +10,8 @@ from flray.core.errors import DataError, shown
 from flray.core.seeding import rng
 from flray.data.cache import digest
 from flray.data.data_config import DataConfig
-from flray.data.sources import Split, Splits, cached, check_options, no_columns
+from flray.data.sources.options import check_options, no_columns
+from flray.data.splits import Split, Splits, cached
 
 SYNTHETIC = 2**32  # numbers in a synthetic data set: 16 GB
 

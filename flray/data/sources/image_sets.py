@@ -12,7 +12,9 @@ import numpy as np
 from flray.core.errors import DataError
 from flray.data.cache import Array, digest, file_digest, listing_digest
 from flray.data.data_config import DataConfig
-from flray.data.sources import Split, Splits, cached, check_options, data_root, no_columns, not_found, parquet, parquet_folder
+from flray.data.sources.options import check_options, data_root, no_columns, not_found
+from flray.data.sources.table_sources import parquet, parquet_folder
+from flray.data.splits import Split, Splits, cached
 
 MEDMNIST = {  # name of the class in the package medmnist, class names
     "pathmnist": (

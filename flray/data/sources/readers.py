@@ -16,8 +16,8 @@ from flray.core.errors import DataError, nearest, shown
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
 from flray.data.published import LABELS, plain_name
-from flray.data.sources import Split, Splits, Vocabulary
 from flray.data.sources.columns import Table, codes, named, numbers, unlabelled
+from flray.data.splits import Split, Splits, Vocabulary
 
 TEST_SPLITS = ("test", "validation", "validation_matched")  # the official test split, else validation (MNLI: of the train genres)
 

@@ -12,7 +12,7 @@ import numpy as np
 from flray.core.errors import DataError, nearest
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
-from flray.data.sources import Vocabulary
+from flray.data.splits import Vocabulary
 
 if TYPE_CHECKING:
     from flray.data.sources.readers import Columns, Table

@@ -1,0 +1,78 @@
+"""Tables: a folder of Parquet files, or a data set of the Hugging Face hub, as splits in the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flray.data.cache import digest, file_digest
+from flray.data.data_config import DataConfig
+from flray.data.published import plain_name
+from flray.data.sources.options import check_options, data_root
+from flray.data.splits import Splits, Vocabulary, cached
+
+
+def parquet_folder(config: DataConfig) -> Path | None:
+    """`root/source`, where that folder holds Parquet files."""
+    root = data_root(config)
+    return root / config.source if root is not None and any((root / config.source).glob("*.parquet")) else None
+
+
+def parquet(config: DataConfig, folder: Path, vocabulary: Vocabulary | None = None) -> Splits:
+    """`folder/train*.parquet` and `folder/test*.parquet` (else validation), with the `datasets` feature notes."""
+    from flray.data.sources.readers import parquet_files, parquet_splits
+
+    vocabulary = _vocabulary(config, vocabulary)
+    files = parquet_files(folder, config.options.get("train") or "train", config.options.get("test"))
+    key = digest(
+        "parquet",
+        file_digest([path for split in sorted(files) for path in files[split]]),
+        sorted(files),
+        config.label,
+        config.input,
+        config.group,
+        config.resize,
+        *_text_key(config, vocabulary),
+    )
+    return cached(key, lambda: parquet_splits(config, folder, files, vocabulary))
+
+
+def hub(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
+    """`hf:<folder>` or `hf:<hub id>`; options: config, revision, train, test (names of splits)."""
+    name = config.source.removeprefix("hf:")
+    folder = Path(name).expanduser()
+    options = check_options(config, {"config": None, "revision": None, "train": None, "test": None})
+    if folder.is_dir() and any(folder.glob("*.parquet")) and not any(options.values()):
+        return parquet(config, folder, vocabulary)
+    from flray.data.sources.readers import hub_splits, hub_tables
+
+    vocabulary = _vocabulary(config, vocabulary)
+    tables = hub_tables(config, options)
+    key = digest(
+        "hf",
+        name,
+        options,
+        [(split, table.fingerprint) for split, table in sorted(tables.items())],
+        config.label,
+        config.input,
+        config.group,
+        config.resize,
+        *_text_key(config, vocabulary),
+    )
+    return cached(key, lambda: hub_splits(config, tables, vocabulary))
+
+
+def _vocabulary(config: DataConfig, given: Vocabulary | None) -> Vocabulary | None:
+    """The `given` vocabulary, else that of the tokenizer which `config` names; None: no text, or to be trained on it."""
+    if given is not None or config.tokenizer in (None, "train"):
+        return given
+    from flray.data.sources.text import pretrained
+
+    return pretrained(config.tokenizer, config.download)
+
+
+def _text_key(config: DataConfig, vocabulary: Vocabulary | None) -> list[Any]:
+    """What decides on the token ids of a table, besides its contents; nothing where there are none."""
+    if vocabulary is None and config.tokenizer is None:
+        return []
+    return ["text", plain_name(config.source), config.text, config.max_length, vocabulary.fingerprint if vocabulary else "train"]

@@ -1,0 +1,87 @@
+"""What a source of samples returns, and how it lies in the cache: arrays by the names of the splits, memory-mapped again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from flray.core.disk import array_checksum
+from flray.core.errors import DataError
+from flray.data.cache import Array, Entry, digest, fetch
+
+
+class Split(NamedTuple):
+    """Samples of one split: `x` uint8 [n, H, W, C], float32 [n, d] or token ids int32 [n, L]; `y` int64 [n]; `group` int64 [n] or None."""
+
+    x: Array
+    y: Array
+    group: Array | None = None
+
+
+class Vocabulary(NamedTuple):
+    """What token ids count in: `size` tokens, of which one fills up (`pad`) and one ends a text (`separator`).
+
+    `tokenizer` is the description (JSON, as uint8) that the `tokenizers` library reads; None: public text cannot be tokenised alike.
+    """
+
+    size: int
+    pad: int
+    separator: int
+    tokenizer: Array | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return digest(*self[:3], array_checksum(self.tokenizer))
+
+
+class Splits(NamedTuple):
+    """What a source returns. `test` is None without an official test split; `key` names the contents, or is "".
+
+    `vocabulary` belongs to token ids; `notes` tell the user what was left out; `content` is the checksum of samples from the cache, or "".
+    """
+
+    train: Split
+    test: Split | None
+    classes: tuple[str, ...]
+    key: str = ""
+    vocabulary: Vocabulary | None = None
+    notes: tuple[str, ...] = ()
+    content: str = ""
+
+
+def cached(key: str, build: Callable[[], Splits]) -> Splits:
+    """Splits as one cache entry: what `build` returns, memory-mapped."""
+
+    def make() -> Entry:
+        splits = build()
+        arrays = pack(splits.train, splits.test)
+        meta: dict[str, Any] = {"classes": list(splits.classes), "notes": list(splits.notes)}
+        if splits.vocabulary is not None and splits.vocabulary.tokenizer is not None:
+            arrays["tokenizer"], meta["vocabulary"] = splits.vocabulary.tokenizer, list(splits.vocabulary[:3])
+        return Entry(arrays, meta)
+
+    entry = fetch(key, make)
+    train, test = unpack(entry, "train"), unpack(entry, "test")
+    if train is None:
+        raise DataError(f"data cache entry {key} has no train split; delete it from FLRAY_CACHE")
+    vocabulary = Vocabulary(*entry.meta["vocabulary"], tokenizer=entry.arrays["tokenizer"]) if "vocabulary" in entry.meta else None
+    return Splits(train, test, tuple(entry.meta["classes"]), key, vocabulary, tuple(entry.meta["notes"]), content_of(entry))
+
+
+def content_of(entry: Entry) -> str:
+    """The checksum of an entry's samples, from those of its files, which were compared when they were opened."""
+    return digest({name: value for name, value in entry.checksums.items() if name != "tokenizer"})
+
+
+def pack(train: Split | None, test: Split | None) -> dict[str, Array]:
+    """Arrays of up to two splits under the names of a cache entry."""
+    both = {"train": train, "test": test}
+    named = {f"{name}_{field}": array for name, split in both.items() if split for field, array in zip(Split._fields, split, strict=True)}
+    return {name: array for name, array in named.items() if array is not None}
+
+
+def unpack(entry: Entry, name: str) -> Split | None:
+    arrays = entry.arrays
+    if f"{name}_x" not in arrays:
+        return None
+    return Split(arrays[f"{name}_x"], arrays[f"{name}_y"], arrays.get(f"{name}_group"))
