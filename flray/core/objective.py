@@ -6,37 +6,48 @@ its gradient as one flat vector. Parameters that do not require a gradient stay 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from flray.core.errors import ConfigError
+from flray.core.kept import Kept
+from flray.core.layers import LAYERS, LayerInputs, inputs_of, watched
 from flray.core.params import Layout
 from flray.core.point import Model
 
 Mode = Literal["train", "train_frozen", "eval"]
 Precision = Literal["fp32", "bf16"]
 
-CACHED_POINTS = 6  # models kept bound: local, perturbed, global, and one or two teachers
+Modes = Mode | Mapping[str, Mode]  # one for the whole network, or one for each part: the others are in eval
+Flags = bool | tuple[bool, ...]  # one for all, or one each
+
+CACHED_POINTS = 6  # models kept: local, perturbed, global, and one or two teachers
 
 
 class Objective:
     """An `nn.Module` as a function of flat parameters `w [P]` and batch-norm statistics `b [Q]`.
 
-    `module` declares `features`, `head`; integer buffers (`num_batches_tracked`) do not influence a forward pass and are left
-    out of `b`.
+    The module is a classifier, a wrapped one, a list of networks, a generator: what it declares besides a forward pass
+    (`features`, `head`, `levels`, any part by its name) can be asked for. Integer buffers (`num_batches_tracked`) do not
+    influence a forward pass and are left out of `b`. `layout` says where each trained tensor lies in `w`, `buffer_layout`
+    where each statistic lies in `b`.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", precision: Precision = "fp32") -> None:
+    def __init__(
+        self, module: nn.Module, device: torch.device | str = "cpu", precision: Precision = "fp32", trains: bool = True
+    ) -> None:
+        """`trains=False`: nothing of the module need be trainable (a frozen teacher), `w` may be empty.
+
+        Raises `ConfigError` for a module without a trainable parameter otherwise, and for one that is not float32.
+        """
         self.device = torch.device(device)
         self.precision = precision
         self.module = module.to(self.device)
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        if not trained:
+        if not trained and trains:
             raise ConfigError(f"model {type(module).__name__} has no trainable parameter: every requires_grad is False")
         wrong = [n for n, p in trained.items() if p.dtype != torch.float32]
         if wrong:
@@ -60,14 +71,16 @@ class Objective:
         self._sites = [(holders[id(p)], n.rpartition(".")[2]) for n, p in trained.items()]
         self._buffer_sites = [(module.get_submodule(n.rpartition(".")[0])._buffers, n.rpartition(".")[2]) for n in buffers]
         head = getattr(module, "head", None)
-        in_head = {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
+        self._declared_head = head if isinstance(head, nn.Module) else None
+        in_head = {id(p) for p in self._declared_head.parameters()} if self._declared_head is not None else set()
         self._head_names = {n for n, p in trained.items() if id(p) in in_head}
         self.in_head = tuple(n in self._head_names for n in trained)  # of every tensor of `w`, in order
         self._one = torch.ones((), device=self.device)  # d value / d value, which autograd would make at every step
         self._bound: Model | None = None
-        self._training: bool | None = None
-        self._points: OrderedDict[tuple[int, int, bool, bool], Model] = OrderedDict()
-        self._gradients: OrderedDict[int, tuple[Tensor, list[Tensor]]] = OrderedDict()
+        self._training: Flags | None = None
+        self._parts: dict[tuple[tuple[str, Mode], ...], tuple[Flags, Flags]] = {}
+        self._points: Kept[Model] = Kept(CACHED_POINTS)
+        self._gradients: Kept[list[Tensor]] = Kept(CACHED_POINTS)
         self._scratch: dict[str, Tensor] = {}
         self._missed: frozenset[int] | None = None  # numbers of the tensors that no gradient reached since `reached` was asked
         self._reached: dict[frozenset[int], Tensor] = {}
@@ -83,8 +96,8 @@ class Objective:
 
     def mask(self, part: str) -> Tensor:
         """Float `[P]`, 1 on `"head"`, `"body"` (all but the head), `"all"`, or on the tensors of one submodule's name."""
-        if part in ("head", "body") and not self._head_names:
-            raise ConfigError(f"model {type(self.module).__name__} declares no `head`: part {part!r} is undefined for it")
+        if part in ("head", "body"):
+            self._head(part)
 
         def chosen(name: str) -> bool:
             if part in ("head", "body"):
@@ -121,24 +134,69 @@ class Objective:
         return found
 
     # the function and its gradient ------------------------------------------------------------
-    def at(self, w: Tensor, b: Tensor, mode: Mode = "eval", grad: bool = False) -> Model:
-        """The model at `(w, b)`.
+    def at(self, w: Tensor, b: Tensor, mode: Modes = "eval", grad: bool = False) -> Model:
+        """The model at `(w, b)`; `grad` where it will be differentiated.
 
         `train` uses batch statistics and updates `b` in place; `train_frozen` uses them and leaves `b` alone; `eval` uses `b`.
+        `{"all": "train", "body": "eval"}` says it by part (as :meth:`mask` names them, a later one wins); what no part names is
+        in eval. Raises `ConfigError` for a part that the network does not have.
         """
-        if mode == "train_frozen" and b.numel():
-            b = self.scratch("frozen statistics", b).copy_(b)
-        key = (w.data_ptr(), b.data_ptr(), mode != "eval", grad)
+        train: Flags
+        frozen: Flags
+        if isinstance(mode, str):
+            train, frozen = mode != "eval", mode == "train_frozen" and b.numel() > 0
+        else:
+            train, frozen = self._by_part(tuple(mode.items()))
+        still = self.scratch("frozen statistics", b).copy_(b) if frozen else b
+        key = (w.data_ptr(), b.data_ptr(), train, frozen, grad)
         model = self._points.get(key)
         if model is None:
-            model = Model(self, w, b, mode != "eval", grad)
-            self._points[key] = model  # holds the storage, so no other tensor can take its address
-            if len(self._points) > CACHED_POINTS:
-                self._points.popitem(last=False)
+            entries = self.buffer_layout.entries
+            flags = frozen if isinstance(frozen, tuple) else (frozen,) * len(entries)
+            places = (b.detach(), still.detach())
+            model = Model(self, w, [entry.view(places[flag]) for entry, flag in zip(entries, flags, strict=True)], train, grad)
+            self._points.put(key, model, *(tensor for tensor in (w, b) if tensor.numel()))
         return model
 
+    def _by_part(self, modes: tuple[tuple[str, Mode], ...]) -> tuple[Flags, Flags]:
+        """Of every module whether it is in train mode, and of every statistic whether it is left alone though it is."""
+        if modes not in self._parts:
+            chosen: dict[nn.Module, Mode] = dict.fromkeys(self.module.modules(), "eval")
+            for part, mode in modes:
+                inside = self._modules(part)
+                chosen |= dict.fromkeys(inside, mode)
+            owners = (self.module.get_submodule(entry.name.rpartition(".")[0]) for entry in self.buffer_layout.entries)
+            frozen = tuple(chosen[owner] == "train_frozen" for owner in owners)
+            self._parts[modes] = tuple(mode != "eval" for mode in chosen.values()), frozen if any(frozen) else False
+        return self._parts[modes]
+
+    def _modules(self, part: str) -> list[nn.Module]:
+        """The modules of a part."""
+        if part in ("head", "body"):
+            head = set(self._head(part).modules())
+            return [module for module in self.module.modules() if (module in head) == (part == "head")]
+        try:
+            return list((self.module if part == "all" else self.module.get_submodule(part)).modules())
+        except AttributeError:
+            raise ConfigError(f"model {type(self.module).__name__} has no part {part!r}") from None
+
+    def _head(self, part: str) -> nn.Module:
+        if self._declared_head is None:
+            raise ConfigError(f"model {type(self.module).__name__} declares no `head`: part {part!r} is undefined for it")
+        return self._declared_head
+
+    def _switch(self, train: Flags) -> None:
+        """Put the module's parts into train or eval mode."""
+        if isinstance(train, bool):
+            if self._training is not train:
+                self.module.train(train)
+        elif self._training != train:
+            for module, flag in zip(self.module.modules(), train, strict=True):
+                module.training = flag
+        self._training = train
+
     def value_and_grad(
-        self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, mode: Mode = "train", out: Tensor | None = None
+        self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, mode: Modes = "train", out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Scalar `loss(model at (w, b))`, detached, and its gradient `[P]` with respect to `w`, written to `out` if given."""
         model = self.at(w, b, mode, grad=True)
@@ -162,6 +220,39 @@ class Objective:
         torch._foreach_copy_(views, parts)
         return flat
 
+    def hvp(
+        self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, v: Tensor, mode: Modes = "eval"
+    ) -> Tensor:
+        """H v `[P]`: the Hessian at `w` of the scalar `loss(model at (w, b))`, times `v [P]`; 0 where the loss does not reach.
+
+        Two backward passes, about three times a gradient's cost and memory. Attention takes its plain formula here, because the
+        fused kernels have no second derivative. What `reached` says does not change.
+        """
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        model, product = self.at(w, b, mode, grad=True), torch.zeros(self.layout.size, device=self.device)
+        with sdpa_kernel(SDPBackend.MATH):
+            first = torch.autograd.grad(loss(model), model.leaves, create_graph=True, allow_unused=True)
+        along = [(g * e.view(v)).sum() for g, e in zip(first, self.layout.entries, strict=True) if g is not None and g.requires_grad]
+        if along:
+            second = torch.autograd.grad(torch.stack(along).sum(), model.leaves, allow_unused=True, materialize_grads=True)
+            torch._foreach_copy_([entry.view(product) for entry in self.layout.entries], second)
+        return product
+
+    def layer_inputs(self, w: Tensor, b: Tensor, x: Tensor, mode: Modes = "eval") -> dict[str, LayerInputs]:
+        """What enters every trained linear layer and convolution of the network at `(w, b)`, from one forward pass of `x [B, ...]`.
+
+        By the layer's name, in the order of the layout; its weight is the view `NAME.weight` of `w`. A layer that did not run
+        is left out, and so is `nn.MultiheadAttention`'s, which runs none.
+        """
+        trained = {*(entry.name for entry in self.layout.entries), *self._aliases}
+        modules = self.module.named_modules()
+        layers = {name: m for name, m in modules if isinstance(m, LAYERS) and f"{name}.weight".lstrip(".") in trained}
+        model = self.at(w, b, mode)
+        with torch.no_grad(), watched(layers) as seen:
+            model(x)
+        return {name: inputs_of(name, layers[name], calls) for name, calls in seen.items() if calls}
+
     def reached(self) -> Tensor | None:
         """Float `[P]`: 0 on the tensors that no gradient reached since this was asked last, 1 elsewhere; None: every tensor was reached.
 
@@ -176,19 +267,13 @@ class Objective:
         return self._reached[missed]
 
     def _views_of(self, out: Tensor) -> list[Tensor]:
-        known = self._gradients.get(out.data_ptr())
-        if known is None:
+        views = self._gradients.get(out.data_ptr())
+        if views is None:
             out.zero_()  # the gaps between tensors
-            known = (out, [entry.view(out) for entry in self.layout.entries])
-            self._gradients[out.data_ptr()] = known
-            if len(self._gradients) > CACHED_POINTS:
-                self._gradients.popitem(last=False)
-        return known[1]
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return nullcontext()
+            flat = out.detach()
+            views = [entry.view(flat) for entry in self.layout.entries]
+            self._gradients.put(out.data_ptr(), views, out)
+        return views
 
 
 def _is_statistic(module: nn.Module, name: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from flray.core.errors import ConfigError
@@ -14,18 +16,23 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """The network at a point `(w, b)`; the tensors are views, so it follows in-place changes of `w` and `b`."""
+    """The network at a point `(w, b)`; its tensors are views, so it follows in-place changes of `w` and `b`.
 
-    __slots__ = ("_buffers", "_objective", "_train", "b", "leaves", "w")
+    It is called like the network itself. `leaves` are the views of `w`, one for every tensor, in the order of the layout.
+    """
 
-    def __init__(self, objective: Objective, w: Tensor, b: Tensor, train: bool, grad: bool) -> None:
-        self._objective, self._train, self.w, self.b = objective, train, w, b
+    __slots__ = ("_buffers", "_objective", "_train", "leaves")
+
+    def __init__(
+        self, objective: Objective, w: Tensor, buffers: Sequence[Tensor], train: bool | tuple[bool, ...], grad: bool
+    ) -> None:
+        """`buffers` are views of the statistics; `train` says which modules are in train mode, one answer for all or one each."""
+        self._objective, self._train, self._buffers = objective, train, buffers
         flat = w.detach()
         self.leaves = [entry.view(flat) for entry in objective.layout.entries]
         if grad:
             for leaf in self.leaves:
                 leaf.requires_grad_()
-        self._buffers = list(objective.buffer_layout.views(b).values())
 
     def _bind(self) -> nn.Module:
         objective = self._objective
@@ -35,45 +42,60 @@ class Model:
                     holder[name] = leaf
             for (holder, name), buffer in zip(objective._buffer_sites, self._buffers, strict=True):
                 holder[name] = buffer
-            if objective._training is not self._train:
-                objective.module.train(self._train)
-                objective._training = self._train
+            objective._switch(self._train)
             objective._bound = self
         return objective.module
 
-    def _declared(self, name: str) -> Callable[[Tensor], Any]:
-        """The network's own method or part; an error inside it is the network's, and stays what it is."""
-        module = self._bind()
-        if not hasattr(module, name):
-            raise ConfigError(f"model {type(module).__name__} declares no {name}(x), which this algorithm reads")
-        return getattr(module, name)  # type: ignore[no-any-return]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Logits `[B, C]` of inputs `x [B, ...]`, float32."""
-        module = self._bind()
+    def _give(self, called: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         if self._objective.precision == "fp32":
-            return module(x)  # type: ignore[no-any-return]
-        with self._objective._autocast():
-            return module(x).float()  # type: ignore[no-any-return]
+            return called(*inputs)
+        with torch.autocast(self._objective.device.type, dtype=torch.bfloat16):
+            return _single(called(*inputs))
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Logits `[B, C]` of inputs `x [B, ...]`, float32; what a network that is no classifier gives, of what it takes."""
+        return self._give(self._bind(), inputs)  # type: ignore[no-any-return]
+
+    def together(self, *batches: Tensor) -> tuple[Tensor, ...]:
+        """Logits of every batch `x [B_i, ...]`, from one forward pass over all samples.
+
+        For a loss that reads two sets: what is normalised by batch statistics sees them as one batch.
+        """
+        return torch.split(self(torch.cat(batches)), [len(batch) for batch in batches])
+
+    def run(self, part: str, *inputs: Tensor) -> Any:
+        """What a part of the network gives, float32: a submodule or a method by its name, such as `"students.2"`.
+
+        Raises `ConfigError` where the network declares no such part; an error inside it is the network's, and stays what it is.
+        """
+        module = self._bind()
+        try:
+            found: Callable[..., Any] = reduce(getattr, part.split("."), module)
+        except AttributeError:
+            raise ConfigError(f"model {type(module).__name__} declares no {part}(x), which this algorithm reads") from None
+        return self._give(found, inputs)
 
     def features(self, x: Tensor) -> Tensor:
         """Representation `z [B, F]` that enters the head. Raises `ConfigError` where the network declares none."""
-        features = self._declared("features")
-        with self._objective._autocast():
-            return features(x).float()  # type: ignore[no-any-return]
+        return self.run("features", x)  # type: ignore[no-any-return]
 
     def head(self, z: Tensor) -> Tensor:
         """Logits `[B, C]` of representations `z [B, F]`. Raises `ConfigError` where the network declares no head."""
-        head = self._declared("head")
-        with self._objective._autocast():
-            return head(z).float()  # type: ignore[no-any-return]
+        return self.run("head", z)  # type: ignore[no-any-return]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """(one representation `[B, F_l]` per level of the network, shallow to deep, before its activation; logits `[B, C]`).
 
         Raises `ConfigError` where the network declares no levels.
         """
-        levels = self._declared("levels")
-        with self._objective._autocast():
-            found, logits = levels(x)
-        return [level.float() for level in found], logits.float()
+        levels, logits = self.run("levels", x)
+        return list(levels), logits
+
+
+def _single(found: Any) -> Any:
+    """What a network gave, in single precision: a tensor, or tensors in lists, tuples and dicts."""
+    if isinstance(found, Tensor):
+        return found.float() if found.is_floating_point() else found
+    if isinstance(found, dict):
+        return {name: _single(value) for name, value in found.items()}
+    return type(found)(map(_single, found)) if type(found) in (list, tuple) else found

@@ -1,0 +1,45 @@
+"""A small cache of what is made from tensors, which keeps none of them alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+V = TypeVar("V")
+
+
+class Kept(Generic[V]):
+    """The values used last, each for as long as the tensors live that it was made from.
+
+    A key may hold addresses of these tensors: no other tensor can have one of them while the value is here. A value must
+    not refer to the tensors themselves; views of `tensor.detach()` share their storage and do not.
+    """
+
+    def __init__(self, size: int) -> None:
+        """At most `size` values are kept."""
+        self._size = size
+        self._found: OrderedDict[Hashable, tuple[V, list[weakref.ref[Tensor]]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many values are kept now."""
+        return len(self._found)
+
+    def get(self, key: Hashable) -> V | None:
+        """The value, or None where there is none (any more)."""
+        entry = self._found.get(key)
+        return None if entry is None else entry[0]
+
+    def put(self, key: Hashable, value: V, *tensors: Tensor) -> None:
+        """Keep `value` until the first of `tensors` is gone, or `size` others were put after it."""
+        found = self._found
+
+        def forget(_: weakref.ref[Tensor]) -> None:
+            found.pop(key, None)
+
+        found[key] = (value, [weakref.ref(tensor, forget) for tensor in tensors])
+        if len(found) > self._size:
+            found.popitem(last=False)

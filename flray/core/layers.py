@@ -1,0 +1,71 @@
+"""What entered the weight of every layer in one forward pass, column by column: what subspace methods span."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flray.core.errors import ConfigError
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerInputs:
+    """The inputs of one layer: the columns that its weight, reshaped to `[groups, out / groups, d]`, multiplies.
+
+    A convolution has a column for every sample and output pixel, in that order, with rows in the order (channel, kernel row,
+    kernel column), padding included; a linear layer has one for every vector. Columns are cut when they are asked for: all
+    columns of a convolution are as many times as large as its input as its kernel has pixels.
+    """
+
+    windows: Tensor  # [samples, *output pixels, groups, channels of a group, *kernel], a view of the padded input
+    places: int  # number of dimensions before the groups
+
+    def __len__(self) -> int:
+        """Number of columns, n."""
+        return self.windows.shape[: self.places].numel()
+
+    def columns(self, chosen: Tensor | None = None) -> Tensor:
+        """The columns `[groups, d, n]`, float32: all, or those with the numbers `chosen [n]` (int64), in that order.
+
+        `groups` is 1 but for a grouped convolution.
+        """
+        if chosen is None:
+            chosen = torch.arange(len(self), device=self.windows.device)
+        where = torch.unravel_index(chosen.to(self.windows.device), self.windows.shape[: self.places])
+        return self.windows[where].flatten(2).permute(1, 2, 0).float()
+
+
+@contextmanager
+def watched(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor]]]:
+    """Collects, under its name, what enters each of the layers at every call while the block runs."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            calls = seen[name]
+            hooks.callback(layer.register_forward_pre_hook(lambda _, given, calls=calls: calls.append(given[0].detach())).remove)
+        yield seen
+
+
+def inputs_of(name: str, layer: nn.Module, calls: list[Tensor]) -> LayerInputs:
+    """What entered a layer, one call after the other. Raises `ConfigError` for images of two sizes in one convolution."""
+    if isinstance(layer, nn.Linear):
+        x = torch.cat([call.flatten(0, -2) if call.dim() > 1 else call[None] for call in calls])
+        return LayerInputs(x[:, None], 1)
+    if len({call.shape[1:] for call in calls}) > 1:
+        shapes = [list(call.shape[1:]) for call in calls]
+        raise ConfigError(f"layer {name} ran on inputs of the shapes {shapes} in one forward pass: its inputs cannot be put together")
+    x, dimensions = torch.cat(calls), len(layer.kernel_size)  # type: ignore[arg-type]
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = F.pad(x, layer._reversed_padding_repeated_twice, mode)  # type: ignore[arg-type]
+    for i, (size, stride, dilation) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):  # type: ignore[arg-type]
+        x = x.unfold(2 + i, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    x = torch.unflatten(x, 1, (layer.groups, -1))  # type: ignore[arg-type]
+    pixels = range(3, 3 + dimensions)
+    return LayerInputs(x.permute(0, *pixels, 1, 2, *(p + dimensions for p in pixels)), 1 + dimensions)
