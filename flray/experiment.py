@@ -70,7 +70,7 @@ class EvaluateConfig(Section):
 
     every: int = Field(1, ge=0, description="rounds between two tests; 0: only after the last round")
     batch_size: int | Literal["auto"] = Field(
-        "auto", description="samples tested at once; auto: by the size of the model's activations, never by the machine's"
+        "auto", description="samples tested at once; auto: by the model's activations, in environment.json, never by the machine"
     )
     on: Literal["clients", "server"] = Field("clients", description="spread over the client actors, or on the server actor")
     clients: bool = Field(True, description="accuracy of each client on its own data before and after local training")

@@ -22,7 +22,7 @@ from flray.scenario import Partition
 def launch(
     experiment: Experiment, folder: Path, partition: Partition, fingerprints: dict[str, Any], lock: str
 ) -> tuple[Pool, dict[str, Any], Experiment]:
-    """(actors set up, facts about them, the experiment with what decides its bits written out: threads, test batch).
+    """(actors set up, facts about them, the experiment with the thread counts that decide its bits written out).
 
     `lock`: the id under which this process holds the folder, in which the server actor writes as well.
     Raises `ResourceError` when the cluster cannot hold them.
@@ -50,8 +50,7 @@ def launch(
             pool.kill()
     facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
     fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": threads})})
-    evaluate = experiment.evaluate.model_copy(update={"batch_size": facts.pop("evaluation_batch")})
-    return pool, facts, experiment.model_copy(update={"resources": fixed, "evaluate": evaluate})
+    return pool, facts, experiment.model_copy(update={"resources": fixed})
 
 
 def _measured_gpu_share(experiment: Experiment, partition: Partition, key: str, threads: int) -> float:

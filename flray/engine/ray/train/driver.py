@@ -53,8 +53,7 @@ class Centralized(Simulation):
         self.trainers.prepare(recipe, np.unique(self.partition.indices), self.population, threads)
         facts = self.trainers.call("setup", recipe, str(self.folder.absolute()), cores(), self.home.lock_id)
         facts.update(client_actors=workers, client_resources=share, server_resources=server, client_threads=threads)
-        evaluate = self.experiment.evaluate.model_copy(update={"batch_size": facts.pop("evaluation_batch")})
-        return self.trainers, facts, self.experiment.model_copy(update={"evaluate": evaluate})
+        return self.trainers, facts, self.experiment
 
     def _round(self, task: int, round: int, done: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         assert self.trainers is not None
