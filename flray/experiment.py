@@ -194,6 +194,16 @@ class Experiment(Section):
             raise ConfigError(f"evaluate.validation: {what} tests each client on the test set; leave one of the two out")
         return self
 
+    @property
+    def num_tasks(self) -> int:
+        """T: the stages of the scenario."""
+        return 1 if self.tasks is None else self.tasks.num_tasks
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds over all tasks: where `done` ends."""
+        return self.rounds * self.num_tasks
+
     def dump(self) -> dict[str, Any]:
         """Plain values, complete, in the order of the file."""
         values = self.model_dump(mode="json", exclude={"algorithm"})

@@ -74,7 +74,7 @@ def run_cells(
     with Show(label, len(cells), len(cells) - len(left), {}, progress) as show:
         for members in groups.values():
             placement = place(cells[members[0]], concurrency)
-            jobs = [Job.of(folders[i].name, folders[i], cells[i], (), [(cells[i].rounds, 1)], overwrite) for i in members]
+            jobs = [Job.of(folders[i].name, folders[i], cells[i], (), [(cells[i].total_rounds, 1)], overwrite) for i in members]
             drive(folders[0].parent, Cells(jobs), FIFOScheduler(), placement, len(jobs), lambda: False, show)
     if len(show.ended) < len(left):
         raise KeyboardInterrupt  # Ray Tune keeps it to itself

@@ -7,6 +7,7 @@ sweep.experiment(sweep.search_space.suggest(trial))  # the experiment of one tri
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -140,6 +141,14 @@ class Sweep(Section):
             raise ConfigError(f"study: {value!r} is not a database URL; write for example sqlite:///sweep.db, or null for a journal file")
         return value
 
+    def lengths(self, algorithm: str) -> tuple[int, int]:
+        """The fewest and the most rounds, over all tasks, that a trial of this algorithm can have."""
+        space = self.search_space
+        varied = [p for p in space.parameters[algorithm] if p.key in ("rounds", "tasks.num_tasks")]
+        cells = itertools.product(*([(p.key, value) for value in p.domain.probes()] for p in varied))
+        found = [self.experiment({**space.example(algorithm), **dict(cell)}).total_rounds for cell in cells]
+        return min(found), max(found)
+
     @model_validator(mode="after")
     def _fits(self) -> Sweep:
         space = self.search_space
@@ -157,14 +166,13 @@ class Sweep(Section):
                 f"scheduler: {name} judges trials by one number, this sweep has {len(self.objective)} objectives; set it to none"
             )
         for algorithm in space.algorithms:
-            sizes = [value for p in space.parameters[algorithm] if p.key == "rounds" for value in p.domain.probes()]
-            experiment = self.experiment(space.example(algorithm))
-            rounds, every = min(sizes, default=experiment.rounds), experiment.evaluate.every
+            experiment, (rounds, _) = self.experiment(space.example(algorithm)), self.lengths(algorithm)
+            every = experiment.evaluate.every
             if grace >= rounds:
                 raise ConfigError(
                     f"scheduler.grace: the first decision is after {grace} rounds, a trial has {rounds}; lower it, or raise rounds"
                 )
-            if next(iter(self.objective)).startswith("val/") and not 0 < every < rounds:
+            if next(iter(self.objective)).startswith("val/") and experiment.num_tasks == 1 and not 0 < every < rounds:
                 raise ConfigError(
                     f"evaluate.every: {every} tests a trial of {rounds} rounds only at its end, {name} needs a value before; lower it"
                 )

@@ -148,7 +148,7 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
 
     def config(key: str, overrides: dict[str, Any], run_folder: Path) -> dict[str, Any]:
         experiment = _stored(sweep.experiment(overrides), folder, "trials")
-        job = Job.of(key, run_folder, experiment, tuple(sweep.objective), rungs(sweep.scheduler, experiment.rounds))
+        job = Job.of(key, run_folder, experiment, tuple(sweep.objective), rungs(sweep.scheduler, experiment.total_rounds))
         numbers = [p.key for p in space.parameters[space.algorithms[0]] if p.name in space.mutations(space.algorithms[0])]
         return job.config({name: overrides[name] for name in numbers} if sweep.scheduler.name == "pbt" else {})
 
@@ -178,12 +178,8 @@ def _stored(experiment: Experiment, folder: Path, part: str) -> Experiment:
 
 
 def _rounds(sweep: Sweep) -> int:
-    """The most rounds that a trial of this sweep can have."""
-    space = sweep.search_space
-    swept = [
-        value for algorithm in space.algorithms for p in space.parameters[algorithm] if p.key == "rounds" for value in p.domain.probes()
-    ]
-    return int(max(swept or [sweep.experiment(space.example(algorithm)).rounds for algorithm in space.algorithms]))
+    """The most rounds, over all tasks, that a trial of this sweep can have."""
+    return max(sweep.lengths(algorithm)[1] for algorithm in sweep.search_space.algorithms)
 
 
 # the end -----------------------------------------------------------------------------------------

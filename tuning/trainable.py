@@ -29,7 +29,8 @@ class ObjectiveError(ConfigError):
 class Job(NamedTuple):
     """What a trial is: its `key` in the sweep, its run `folder`, the experiment, and how it is judged.
 
-    `rungs` are (round, number of seeds over which a value at that round is the mean); the last one is the last round. `overwrite`: the run
+    `rungs` are (round, number of seeds over which a value at that round is the mean); the last one is the last round. A round is
+    counted over all tasks: the `done` of `rounds/`, a name that Ray Tune has for something else. `overwrite`: the run
     that is in the folder when the job is made (known by its inode, `replaces`) is to be replaced; what is there later is the job's own.
     """
 
@@ -111,7 +112,7 @@ class Trial(tune.Trainable):
             if disk_full(error) or isinstance(error, ObjectiveError):
                 result["everyone"] = True
         result |= {"spent": sum(run.sums["client_steps"] for run in self._runs), "seconds": sum(run.sums["time/s"] for run in self._runs)}
-        return {**result, "key": self.job.key, "rounds": self.experiment.rounds}
+        return {**result, "key": self.job.key, "rounds": self.experiment.total_rounds}
 
     def _step(self) -> dict[str, Any]:
         run = self._run(0)

@@ -52,7 +52,8 @@ class TrialRun:
     # where it is ------------------------------------------------------------------------------
     @property
     def round(self) -> int:
-        return int(self.row.get("round", 0))
+        """Rounds that it has done, over all tasks."""
+        return int(self.row.get("done", 0))
 
     @property
     def diverged(self) -> bool:
@@ -60,7 +61,7 @@ class TrialRun:
 
     @property
     def ended(self) -> bool:
-        return self.diverged or self.round >= self.experiment.rounds
+        return self.diverged or self.round >= self.experiment.total_rounds
 
     @property
     def saved(self) -> int:
@@ -93,7 +94,7 @@ class TrialRun:
             self._rows = self._play()
         row = next(self._rows)
         if begins:
-            self.recall(row["round"] - 1)  # the checkpoint that it began with, which need not be the last: that can be damaged
+            self.recall(row["done"] - 1)  # the checkpoint that it began with, which need not be the last: that can be damaged
         self.row = row
         for name, columns in CUMULATIVE.items():
             self.sums[name] += sum(float(row.get(column) or 0) for column in columns)
@@ -112,26 +113,26 @@ class TrialRun:
         self.pause()
 
     def recall(self, last: int) -> int:
-        """Go to round `last`, which a checkpoint holds; a run that lacks nothing but its end is ended.
+        """Go to round `last` (over all tasks), which a checkpoint holds; a run that lacks nothing but its end is ended.
 
         Returns the last round before it that was tested, 0 where there is none.
         """
-        if last >= self.experiment.rounds and not Run(self.folder).status.startswith(("finished", "diverged")):
+        if last >= self.experiment.total_rounds and not Run(self.folder).status.startswith(("finished", "diverged")):
             self._rows = self._play()
             self._finish()
         self.row, self.sums = {}, dict.fromkeys(CUMULATIVE, 0.0)
         if last == 0:
             return 0
         rounds = Run(self.folder).rounds
-        rounds = rounds[rounds["round"] <= last] if len(rounds) else rounds
+        rounds = rounds[rounds["done"] <= last] if len(rounds) else rounds
         if len(rounds) < last:
             raise CheckpointError(f"{self.folder / 'rounds'} has {len(rounds)} of {last} rounds; remove {self.folder} to train it again")
         # as play() yields it: Python's own numbers, and None where there is no value
-        row = rounds.sort_values("round").iloc[-1:].to_dict("records")[0]
+        row = rounds.sort_values("done").iloc[-1:].to_dict("records")[0]
         self.row = {name: None if value != value else value for name, value in row.items()}
         for name, columns in CUMULATIVE.items():
             self.sums[name] = sum(rounds.reindex(columns=columns).fillna(0).sum(axis=1).tolist(), 0.0)
-        tested = rounds.loc[rounds.reindex(columns=self._tests).notna().all(axis=1), "round"]
+        tested = rounds.loc[rounds.reindex(columns=self._tests).notna().all(axis=1), "done"]
         return int(tested[tested < last].max()) if (tested < last).any() else 0
 
     def pause(self) -> None:

@@ -34,8 +34,8 @@ class Moment(Protocol):
 class Shares(NamedTuple):
     """What a cohort holds: client `clients[i]` has the samples `indices[offsets[i] : offsets[i + 1]]` of the train split.
 
-    `clients` (int64 `[K]`, in cohort order) are those that hold any sample at this moment; `empty` others of the cohort
-    hold none and take no part.
+    `clients` (int64 `[K]`) are in the order in which they were asked for; `empty` others hold no sample at this moment
+    and are left out.
     """
 
     clients: Array
@@ -45,7 +45,7 @@ class Shares(NamedTuple):
 
     @property
     def sizes(self) -> Array:
-        """n_k of every client, int64 `[K]`, all above 0."""
+        """n_k of every client, int64 `[K]`."""
         sizes: Array = np.diff(self.offsets)
         return sizes
 
@@ -87,15 +87,20 @@ class Scenario:
             self._members[task] = range(self.population) if len(there) == self.population else there
         return self._members[task]
 
-    def shares(self, clock: Moment, clients: Array) -> Shares:
-        """What the clients (int64 `[K]`, as drawn) hold at this moment."""
+    def shares(self, clock: Moment, clients: Array, *, everyone: bool = False) -> Shares:
+        """What the clients (int64 `[K]`, as drawn) hold at this moment; those that hold nothing are left out.
+
+        `everyone`: they stay, with no samples. That is for an exchange that asks clients for what they keep of earlier
+        tasks, not for one that trains.
+        """
         partition = self.partitions[clock.task]
-        held = [partition.client(int(k)) for k in clients]
-        there = np.array([len(share) > 0 for share in held], bool)
+        asked = np.asarray(clients, np.int64)
+        held = [partition.client(k) for k in asked.tolist()]
+        stays = np.array([everyone or len(share) > 0 for share in held], bool)
         kept = [share for share in held if len(share)]
         indices = np.concatenate(kept) if kept else np.zeros(0, partition.indices.dtype)
-        offsets = np.cumsum([0, *map(len, kept)], dtype=np.int64)
-        return Shares(np.asarray(clients, np.int64)[there], indices, offsets, int((~there).sum()))
+        offsets = np.cumsum([0, *(len(share) for share, stay in zip(held, stays, strict=True) if stay)], dtype=np.int64)
+        return Shares(asked[stays], indices, offsets, int((~stays).sum()))
 
     def total_examples(self, task: int) -> int:
         """Training samples of the whole population in a stage (n of the papers)."""

@@ -66,6 +66,12 @@ def test_clients_without_a_sample_are_left_out_of_the_shares_and_counted():
     assert nobody.empty == 2
 
 
+def test_who_is_asked_for_what_it_keeps_need_not_hold_a_sample():
+    shares = Scenario.ordinary(partition(), 3).shares(At(), np.array([2, 3, 4]), everyone=True)
+    assert shares.clients.tolist() == [2, 3, 4] and shares.sizes.tolist() == [0, 3, 0] and shares.empty == 0
+    assert shares.indices.tolist() == [9, 8, 2]
+
+
 def test_the_shares_of_a_stage_are_those_of_its_own_partition():
     shares = two_stages().shares(At(1), np.array([1, 2]))
     assert shares.indices.tolist() == [4, 5, 3] and shares.offsets.tolist() == [0, 2, 3]

@@ -183,6 +183,17 @@ def test_a_rung_must_be_reached_by_the_shortest_trial():
     assert load_sweep(BASE, ["rounds=3", "scheduler=none"]).scheduler.name == "none"
 
 
+def test_a_trials_rounds_are_those_of_all_its_tasks():
+    """The time of schedulers is `done`: two tasks of 20 rounds are 40 of them."""
+    one, two = load_sweep(BASE, ["scheduler=none"]), load_sweep(BASE, ["scheduler=none", "tasks=2"])
+    assert [sweep.lengths(sweep.search_space.algorithms[0]) for sweep in (one, two)] == [(20, 20), (40, 40)]
+    varied = load_sweep(BASE, ["scheduler=none", "tasks=2", "space.rounds=[30, 3]", "space.tasks.num_tasks=[1, 3]"])
+    assert varied.lengths(varied.search_space.algorithms[0]) == (3, 90)
+    assert load_sweep(BASE, ["scheduler=median", "scheduler.grace=30", "tasks=2"]).scheduler.grace == 30
+    with pytest.raises(ConfigError, match="after 40 rounds, a trial has 40"):
+        load_sweep(BASE, ["scheduler=median", "scheduler.grace=40", "tasks=2"])
+
+
 # the files -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_sweep_of_the_repository_loads_and_so_do_the_commands_that_it_names(path):
