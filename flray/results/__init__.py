@@ -4,7 +4,8 @@ from flray.results.figures import ablation, clients
 from flray.results.learning import curves
 from flray.results.paired import paired
 from flray.results.regions import decision_regions
-from flray.results.tables import compare, render, summary, to_markdown
+from flray.results.rendering import render, to_markdown
+from flray.results.tables import compare, summary
 
 __all__ = [
     "ablation",

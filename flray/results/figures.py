@@ -12,7 +12,8 @@ import numpy as np
 from flray.core.errors import ConfigError
 from flray.results.intervals import interval, interval_words, is_share
 from flray.results.paired import key_named, missing
-from flray.results.tables import differing, is_number, keys_of, over_seeds, settings
+from flray.results.rendering import is_number
+from flray.results.tables import differing, keys_of, over_seeds, settings
 from flray.rundir.reader import Run, load
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import yaml
 from flray.core.errors import CheckpointError, ConfigError
 from flray.experiment import RESUMABLE
 from flray.rundir import checkpoint
-from flray.rundir.reader import Run
+from flray.rundir.parts import read_part
 from flray.rundir.uri import join, open_uri, reason
 
 DRIVER = ("config.yaml", "environment.json", "partition", "rounds", "clients", "tasks", "personal", "tensorboard")  # in this order
@@ -108,9 +108,9 @@ class Storage:
                 f"{self.uri} holds another experiment than {self.folder}: {key} differs; give another storage (null: none)"
             )
         done = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
-        with contextlib.suppress(CheckpointError):  # damaged tables do not hinder a resume
-            rounds = Run(self.folder).rounds
-            done = max(done, int(rounds["done"].max()) if len(rounds) else 0)
+        for part in (self.folder / "rounds").glob("part-*.parquet"):
+            with contextlib.suppress(ValueError):  # a damaged table does not hinder a resume
+                done = max([done, *read_part(part)["done"].to_pylist()])
         if done < newest:
             raise CheckpointError(
                 f"{self.uri} has round {newest}, {self.folder} only round {done}: another machine went on with it; "

@@ -1,0 +1,122 @@
+"""Tables on the terminal and in Markdown: accuracies in per cent, bytes and seconds in units."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from flray.metrics.names import LAST
+from flray.results.intervals import interval_words, is_share
+from flray.results.tables import OPTIONAL
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.table import Table
+
+_SHARES = ("test/acc", "test/acc_best", "test/acc_mean10")
+_STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high")  # of the metric that a table is about
+_HEADS = {
+    "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent", "time/s": "time",
+    "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "diff.", "diff_low": "95 % from", "diff_high": "to",
+    "holm_t": "p (t)", "holm_wilcoxon": "p (W)",
+}  # fmt: skip
+
+
+def render(frame: pandas.DataFrame, title: str = "") -> Table:
+    """A table of `compare` or `summary` for the terminal: accuracies in per cent, bytes and seconds in units."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    heads, rows = _cells(frame)
+    table = Table(title=escape(title or _common_name(frame)), caption=_caption(frame), caption_justify="left")
+    for head, column in zip(heads, _shown(frame), strict=True):
+        table.add_column(head, justify="right" if is_number(frame, column) else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def to_markdown(frame: pandas.DataFrame) -> str:
+    """The same as a Markdown table, columns aligned; ends with a newline."""
+    heads, rows = _cells(frame)
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(heads))]
+    right = [is_number(frame, column) for column in _shown(frame)]
+    lines = ["| " + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)) + " |" for row in cells]
+    rule = "| " + " | ".join("-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)) + " |"
+    note = _caption(frame)
+    return "\n".join([lines[0], rule, *lines[1:], *(["", note] if note else [])]) + "\n"
+
+
+def _caption(frame: pandas.DataFrame) -> str | None:
+    """How the intervals of a table were made, where it has some."""
+    if "low" not in frame or not frame["low"].notna().any():
+        return None
+    metric = frame.attrs.get("metric", "test/acc")
+    words = interval_words(metric)
+    return f"{words} (of a difference: at -100 and 100)" if "diff" in frame and is_share(metric) else words
+
+
+def _common_name(frame: pandas.DataFrame) -> str:
+    """The experiment's name where all rows share it: the table's title, and no column of its own."""
+    names = set(frame["name"]) if "name" in frame else set()
+    return str(names.pop()) if len(names) == 1 else ""
+
+
+def _shown(frame: pandas.DataFrame) -> list[str]:
+    hidden = {"folder", "p_t", "p_wilcoxon"} | ({"name"} if _common_name(frame) else set())
+    hidden |= {column for column in ("diverged", "unfinished") if column in frame and not frame[column].any()}
+    # where every run was tested once the best and the mean of the last are that test again
+    hidden |= {c for c in ("test/acc_best", "test/acc_mean10") if c in frame and frame[c].equals(frame["test/acc"])}
+    if "status" in frame and (frame["status"] == "finished").all():
+        hidden.add("status")
+    if "pairs" in frame and (frame["pairs"] == frame["n"]).all():
+        hidden.add("pairs")
+    return [column for column in frame.columns if column not in hidden]
+
+
+def _cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
+    columns, metric = _shown(frame), frame.attrs.get("metric", "test/acc")
+    last = Counter(column.rpartition(".")[2] for column in columns)
+    short = {column: name for column in columns if last[name := column.rpartition(".")[2]] == 1}  # `rho` for `algorithm.rho`
+    heads = [_HEADS.get(name, short.get(name, name)) for name in (metric if column == "mean" else column for column in columns)]
+    units = [metric if column in _STATISTICS else column for column in columns]
+    rows = []
+    for row in frame[columns].itertuples(index=False):
+        cells = zip(columns, units, row, strict=True)
+        rows.append([_signed(unit, value) if column.startswith("diff") else _text(unit, value) for column, unit, value in cells])
+    return heads, rows
+
+
+def is_number(frame: pandas.DataFrame, column: str) -> bool:
+    """Whether a column holds numbers, or nothing."""
+    return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in frame[column].tolist())
+
+
+def _text(column: str, value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if column in _SHARES or column.startswith(OPTIONAL):
+        return f"{100 * value:.2f}"
+    if column == "comm/bytes":
+        return _bytes(value)
+    if column == "time/s":
+        return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
+    if column.startswith("holm_"):
+        return f"{value:.2g}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def _signed(column: str, value: float) -> str:
+    return ("+" if value > 0 else "-" if value < 0 else "") + _text(column, abs(value))
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1000
+    return f"{count:.3g} TB"

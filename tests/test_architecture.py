@@ -1,0 +1,205 @@
+"""Who may import whom, and how large a file may be: the rules that a reader of flray can rely on, read from the source.
+
+Imports count wherever they stand, in a function as well, except those below `if TYPE_CHECKING:`, which never run.
+A rule that does not hold everywhere yet names its exceptions in `UNTIL`; one that is no longer needed fails as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# from the bottom up: a unit imports itself and what stands in a line above it, nothing beside it and nothing below
+LEVELS = (
+    ("flray.core",),
+    ("flray.ops", "flray.models", "flray.data", "flray.metrics"),
+    ("flray.algorithms", "flray.scenario"),  # no algorithm knows data, models or scenario, and none of these an algorithm
+    ("flray.experiment", "flray.whereabouts"),
+    ("flray.keys", "flray.overrides"),
+    ("flray.loader",),
+    ("flray.grid",),
+    ("flray.rundir",),
+    ("flray.engine",),
+    ("flray.results",),
+    ("flray.api", "flray.doctor"),
+    ("tuning",),
+    ("flray.bench",),
+    ("flray.cli",),
+)
+LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
+HOMES = {"ray": ("flray.engine.ray", "tuning"), "optuna": ("tuning",)}
+SLOW = {"torchvision", "transformers", "datasets", "matplotlib"}  # imported where they are used: an actor starts fast
+LINES = 320  # about 300
+
+UNTIL = {  # 2026-11-22: what still has to change; take the line out with it
+    "down": {},
+    "ray": {"flray.engine.prepare"},
+    "engine knows no Ray": {"flray.engine.evaluate", "flray.engine.prepare", "flray.engine.rounds"},
+    "circles": {"flray.engine.ray.train.driver flray.engine.simulation"},
+    "lines": {"flray.engine.simulation", "tuning.search"},
+    "readme": {
+        "flray/bench",
+        "flray/cli",
+        "flray/core",
+        "flray/data",
+        "flray/data/sources",
+        "flray/engine",
+        "flray/engine/ray",
+        "flray/engine/ray/train",
+        "flray/metrics",
+        "flray/models",
+        "flray/ops",
+        "flray/results",
+        "flray/rundir",
+        "flray/scenario",
+        "tuning",
+    },
+}
+
+
+class Import(NamedTuple):
+    """`module` imports `target`, the full name of a module (or of what `from` takes out of one); `top`: when it is imported itself."""
+
+    module: str
+    target: str
+    top: bool
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """All modules of flray and tuning by name; what `flray init` writes is a user's."""
+    files = [path.relative_to(ROOT) for folder in ("flray", "tuning") for path in (ROOT / folder).rglob("*.py")]
+    return {".".join(f.with_suffix("").parts).removesuffix(".__init__"): ROOT / f for f in files if "init" not in f.parts}
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(chain.from_iterable(_imports(name, ast.parse(path.read_text()), True) for name, path in modules().items()))
+
+
+def _imports(module: str, tree: ast.AST, top: bool) -> Iterator[Import]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(module, alias.name, top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}, line {node.lineno}: an import says the full name"
+            yield from (Import(module, f"{node.module}.{alias.name}", top) for alias in node.names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        else:
+            yield from _imports(module, node, top and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def module_of(target: str) -> str | None:
+    """The module of flray or tuning that an import leads to, None for one of another package."""
+    return next((name for name in (target, target.rpartition(".")[0]) if name in modules()), None)
+
+
+def unit_of(name: str) -> str | None:
+    """The unit of `LEVELS`; None for `flray` itself, which hands out names of all of them when they are asked for."""
+    return next((unit for unit in LEVEL if within(name, unit)), None)
+
+
+def test_an_import_only_points_down():
+    unknown = {name for name in modules() if unit_of(name) is None} - {"flray"}
+    assert not unknown, f"{unknown}: say in LEVELS who may import them"
+    found = {}
+    for module, target, _ in imports():
+        there = module_of(target)
+        here, other = unit_of(module), unit_of(there) if there else None
+        if here and other and here != other and LEVEL[other] >= LEVEL[here]:
+            found.setdefault(module, set()).add(there)
+    assert found == UNTIL["down"]
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Also within a package; what a package's own `__init__` hands on is not followed."""
+    reached: dict[str, set[str]] = {name: set() for name in modules()}
+    for module, target, _ in imports():
+        if (there := module_of(target)) not in (None, module):
+            reached[module].add(there)
+    for middle in modules():  # Warshall
+        for targets in reached.values():
+            if middle in targets:
+                targets |= reached[middle]
+    circles = {" ".join(sorted(other for other in reached[name] if name in reached[other])) for name in modules() if name in reached[name]}
+    assert circles == UNTIL["circles"]
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_ray_and_optuna_are_at_home_in_one_place(package):
+    found = {module for module, target, _ in imports() if within(target, package) and not within(module, *HOMES[package])}
+    assert found == UNTIL.get(package, set())
+
+
+def test_the_engine_knows_ray_in_the_driver_alone():
+    """The driver chooses who runs an exchange; server and client halves, replay and evaluation run where there is no Ray."""
+    found = {
+        module
+        for module, target, _ in imports()
+        if within(module, "flray.engine") and not within(module, "flray.engine.ray") and within(target, "flray.engine.ray")
+    }
+    assert found - {"flray.engine.simulation"} == UNTIL["engine knows no Ray"]
+
+
+def test_the_engine_names_no_algorithm():
+    """It asks what an algorithm declares, never which one it is."""
+    assert not [i for i in imports() if within(i.module, "flray.engine") and within(i.target, "flray.algorithms")]
+    asked = [
+        f"{name}, line {node.lineno}: {ast.unparse(node)}"
+        for name, path in modules().items()
+        if within(name, "flray.engine")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and ast.unparse(node.args[0]).endswith("algorithm")
+    ]
+    assert not asked
+
+
+def test_what_is_slow_to_import_is_imported_where_it_is_used():
+    assert not [(module, target) for module, target, top in imports() if top and target.partition(".")[0] in SLOW]
+    loaded = "import sys, {}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+
+    def packages(*names: str) -> set[str]:
+        done = subprocess.run([sys.executable, "-c", loaded.format(", ".join(names))], capture_output=True, text=True, check=True, cwd=ROOT)
+        return set(done.stdout.split())
+
+    assert not packages("flray") & {*SLOW, "torch", "ray", "pandas", "pydantic"}
+    assert not packages("flray.api", "flray.engine.ray.actors") & {*SLOW, "pandas", "optuna", "scipy", "sklearn"}
+
+
+def test_a_file_has_about_300_lines():
+    lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
+    assert {name for name, length in lengths.items() if length > LINES} == UNTIL["lines"]
+
+
+def test_the_name_of_a_file_stands_once():
+    """`algorithms/centralized.py` beside `engine/centralized.py` would be two things to whom reads only the name."""
+    named = Counter(path.name for path in modules().values())
+    assert {name for name, count in named.items() if count > 1} - {"__init__.py", "__main__.py"} == set()
+
+
+def test_every_folder_says_what_is_in_it():
+    """A README.md each."""
+    folders = {path.parent for path in modules().values()} - {ROOT / "flray"}
+    assert {str(folder.relative_to(ROOT)) for folder in folders if not (folder / "README.md").is_file()} == UNTIL["readme"]
+
+
+def test_tests_lie_where_the_code_lies():
+    """`tests/engine/ray/` is about `flray/engine/ray/`; three folders are about all of flray, and `tuning` about tuning."""
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")} - {Path()}
+    assert {str(f) for f in folders if not (ROOT / "flray" / f).is_dir()} == {"contracts", "faults", "tuning"}
