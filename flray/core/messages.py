@@ -134,7 +134,7 @@ def children(message: Any) -> dict[Any, Any] | None:
     """What a record, a dict or a tuple holds, by field, key or place; None for anything else, which is a leaf."""
     if isinstance(message, Record):
         return vars(message)
-    if type(message) is dict:
+    if type(message) is dict and all(isinstance(key, str) for key in message):
         return message
     return dict(enumerate(message)) if type(message) is tuple else None
 
@@ -171,7 +171,7 @@ def map_tensors(apply: Callable[[Any], Any], message: Any, where: str = "") -> A
         return message
     parts = children(message)
     if parts is None:
-        what = f"a message holds tensors, numbers, text, None, records, tuples and dicts, not {type(message).__name__}"
+        what = f"a message holds tensors, numbers, text, None, records, tuples and dicts by name, not {type(message).__name__}"
         raise AlgorithmError(f"{f'{where}: ' if where else ''}{what}: {shown(message)}")
     where = where or type(message).__name__
     return rebuilt(message, {key: map_tensors(apply, part, _named(where, message, key)) for key, part in parts.items()})
@@ -180,6 +180,11 @@ def map_tensors(apply: Callable[[Any], Any], message: Any, where: str = "") -> A
 def tensors(message: Any) -> dict[str, Any]:
     """Name -> tensor, in field order; names as of :func:`leaves`."""
     return {name: leaf for name, leaf in leaves(message) if isinstance(leaf, Tensor | np.ndarray)}
+
+
+def is_none(state: Any) -> bool:
+    """Whether a state is one that nothing is stored of: None or `()`."""
+    return state is None or (type(state) is tuple and not state)
 
 
 # copies and measures ----------------------------------------------------------------------------
@@ -197,18 +202,8 @@ def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
 
 
 def flatten(message: Any) -> dict[str, np.ndarray]:
-    """Name -> array, numbers as 0-dim arrays: everything that a checkpoint must keep. Inverse: :func:`rebuild`."""
+    """Name -> array, numbers as 0-dim arrays: everything in a message, for comparing it."""
     return {name: np.asarray(to_numpy(leaf)) for name, leaf in leaves(message) if leaf is not None}
-
-
-def rebuild(template: Any, arrays: Mapping[str, np.ndarray], prefix: str = "") -> Any:
-    """A message of `template`'s structure from the arrays of :func:`flatten`; raises `KeyError` with the name of a missing one."""
-    parts = children(template)
-    if parts is not None:
-        return rebuilt(template, {key: rebuild(part, arrays, _named(prefix, template, key)) for key, part in parts.items()})
-    if isinstance(template, Tensor | np.ndarray):
-        return arrays[prefix or "value"]
-    return None if template is None else type(template)(arrays[prefix or "value"].item())
 
 
 def nbytes(message: Any) -> int:

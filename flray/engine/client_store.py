@@ -1,21 +1,23 @@
 """The only home of persistent client state: gathered before a round, scattered after `aggregate` succeeded.
 
-Lives in the server actor. States are messages of NumPy arrays; a client that was never in a cohort has none.
+Lives in the server actor. States are messages of NumPy arrays; a client that was never in a cohort has none, nor has one
+whose state is `()`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from flray.core.disk import checksum, file_checksum, whole
+from flray.core.disk import file_checksum, whole
 from flray.core.errors import CheckpointError
-from flray.core.messages import Record, flatten, map_tensors, rebuild
+from flray.core.messages import is_none, map_tensors
+from flray.core.packed import Packed
 from flray.rundir.checkpoint import disk_errors
 
 THREADS = 8  # that read client states at a resume
@@ -36,16 +38,16 @@ class ClientStore(Protocol):
     def rollback(self) -> None:
         """Undo every scatter since the last commit."""
 
-    def save(self) -> dict[str, np.ndarray]:
-        """What a checkpoint has to keep, as named arrays."""
+    def save(self) -> Packed:
+        """What a checkpoint has to keep."""
 
-    def load(self, arrays: Mapping[str, np.ndarray], template: Any) -> None:
-        """Back to what :meth:`save` returned; `template` is a state of the right structure."""
+    def load(self, saved: Packed) -> None:
+        """Back to what :meth:`save` returned."""
 
-    def check(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def check(self, saved: Packed) -> None:
         """Raises `CheckpointError` when files that :meth:`save` counted on are missing or damaged."""
 
-    def prune(self, kept: Sequence[Mapping[str, np.ndarray]]) -> None:
+    def prune(self, kept: Sequence[Packed]) -> None:
         """Drop what neither the present nor these saved checkpoints need."""
 
     def moved(self, run_folder: Path) -> None:
@@ -64,7 +66,7 @@ class MemoryStore:
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
         for client, state in zip(clients, states, strict=True):
-            if isinstance(state, Record):
+            if not is_none(state):
                 self._undo.setdefault(client, self._states.get(client))
                 # a copy: one array from the object store would pin the whole delivery that it came in
                 self._states[client] = map_tensors(np.array, state)
@@ -75,20 +77,16 @@ class MemoryStore:
     def rollback(self) -> None:
         _undo(self._states, self._undo)
 
-    def save(self) -> dict[str, np.ndarray]:
-        return {f"{client}/{name}": array for client, state in self._states.items() for name, array in flatten(state).items()}
+    def save(self) -> Packed:
+        return Packed.of({str(client): state for client, state in self._states.items()})
 
-    def load(self, arrays: Mapping[str, np.ndarray], template: Any) -> None:
-        rows: dict[int, dict[str, np.ndarray]] = {}
-        for key, array in arrays.items():
-            client, _, name = key.partition("/")
-            rows.setdefault(int(client), {})[name] = array
-        self._states = {client: rebuild(template, row) for client, row in rows.items()}
+    def load(self, saved: Packed) -> None:
+        self._states = {int(client): state for client, state in saved.message().items()}
 
-    def check(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def check(self, saved: Packed) -> None:
         pass
 
-    def prune(self, kept: Sequence[Mapping[str, np.ndarray]]) -> None:
+    def prune(self, kept: Sequence[Packed]) -> None:
         pass
 
     def moved(self, run_folder: Path) -> None:
@@ -108,7 +106,6 @@ class FileStore:
         self.folder, self.scratch = folder, scratch
         self._index: dict[int, _File] = {}
         self._undo: dict[int, _File | None] = {}
-        self._template: Any = None
         self._damage: CheckpointError | None = None
 
     def _path(self, client: int, stamp: int, home: Path | None = None) -> Path:
@@ -118,19 +115,19 @@ class FileStore:
         return [self._read(client, self._index[client]) if client in self._index else None for client in clients]
 
     def _read(self, client: int, file: _File) -> Any:
-        from safetensors.numpy import load
-
         path = self._path(client, file.stamp, self.scratch)
         if not path.exists():
             path = self._path(client, file.stamp)
         try:
-            content = path.read_bytes()
-            if checksum(content) != file.checksum.hex():
-                raise ValueError("its checksum is not the one that was written")
-            return rebuild(self._template, load(content))
+            _same(path, file)
+            packed = Packed.read(path)
         except Exception as error:
             self._damage = self._damaged(client, path, error)
             raise self._damage from error
+        try:
+            return packed.message()
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
 
     def _damaged(self, client: int, path: Path, error: Exception) -> CheckpointError:
         why = getattr(error, "strerror", None) or " ".join(str(error).split())
@@ -140,17 +137,14 @@ class FileStore:
         )
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
-        from safetensors.numpy import save_file
-
         for client, state in zip(clients, states, strict=True):
-            if not isinstance(state, Record):
+            if is_none(state):
                 continue
-            self._template = state
             path = self._path(client, stamp, self.scratch)
             with disk_errors(path, self.folder.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with whole(path) as aside:
-                    save_file({name: np.asarray(array, order="C") for name, array in flatten(state).items()}, aside)
+                    Packed.of(state).write(aside)
                     found = bytes.fromhex(file_checksum(aside))
             self._undo.setdefault(client, self._index.get(client))
             self._index[client] = _File(stamp, found)
@@ -161,33 +155,31 @@ class FileStore:
     def rollback(self) -> None:
         _undo(self._index, self._undo)
 
-    def save(self) -> dict[str, np.ndarray]:
+    def save(self) -> Packed:
         """Raises `CheckpointError` once a state was found damaged: a checkpoint that counts on it would push out a good one."""
         if self._damage is not None:
             raise self._damage
         files = sorted(self._index.items())
-        return {
-            "index": np.array([(client, file.stamp) for client, file in files], np.int64).reshape(-1, 2),
-            "checksums": np.frombuffer(b"".join(file.checksum for _, file in files), np.uint8).reshape(-1, 16),
-        }
+        index = np.array([(client, file.stamp) for client, file in files], np.int64).reshape(-1, 2)
+        checksums = np.frombuffer(b"".join(file.checksum for _, file in files), np.uint8).reshape(-1, 16)
+        return Packed.of({"index": index, "checksums": checksums})
 
-    def load(self, arrays: Mapping[str, np.ndarray], template: Any) -> None:
-        self._template, self._damage = template, None
-        self._index = dict(_files(arrays))
+    def load(self, saved: Packed) -> None:
+        self._damage = None
+        self._index = dict(_files(saved))
 
-    def check(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def check(self, saved: Packed) -> None:
         def differs(item: tuple[int, _File]) -> CheckpointError | None:
             client, file = item
             path = self._path(client, file.stamp)
             try:
-                if file_checksum(path) != file.checksum.hex():
-                    raise ValueError("its checksum is not the one that was written")
+                _same(path, file)
             except (OSError, ValueError) as error:
                 return self._damaged(client, path, error)
             return None
 
         with ThreadPoolExecutor(THREADS) as pool:
-            for damage in pool.map(differs, _files(arrays)):
+            for damage in pool.map(differs, _files(saved)):
                 if damage is not None:
                     pool.shutdown(cancel_futures=True)
                     raise damage
@@ -195,10 +187,10 @@ class FileStore:
     def moved(self, run_folder: Path) -> None:
         self.folder = run_folder / self.folder.name
 
-    def prune(self, kept: Sequence[Mapping[str, np.ndarray]]) -> None:
+    def prune(self, kept: Sequence[Packed]) -> None:
         needed = {self._path(client, file.stamp) for client, file in self._index.items()}
-        for arrays in kept:
-            needed |= {self._path(client, file.stamp) for client, file in _files(arrays)}
+        for saved in kept:
+            needed |= {self._path(client, file.stamp) for client, file in _files(saved)}
         for path in self.folder.glob("*/*"):
             if path not in needed:
                 with contextlib.suppress(OSError):  # what is no file of ours may stay
@@ -212,11 +204,15 @@ class _File(NamedTuple):
     checksum: bytes
 
 
-def _files(arrays: Mapping[str, np.ndarray]) -> list[tuple[int, _File]]:
-    """The index that a checkpoint holds. Raises `CheckpointError` for one without."""
-    missing = {"index", "checksums"} - arrays.keys()
-    if missing:
-        raise CheckpointError(f"the checkpoint has no {min(missing)} of client states: it is of another version of flray")
+def _same(path: Path, file: _File) -> None:
+    """Raises `ValueError` for another file than was written, `OSError` for none."""
+    if file_checksum(path) != file.checksum.hex():
+        raise ValueError("its checksum is not the one that was written")
+
+
+def _files(saved: Packed) -> list[tuple[int, _File]]:
+    """The index that a checkpoint holds."""
+    arrays = saved.message()
     rows = zip(arrays["index"].tolist(), arrays["checksums"], strict=True)
     return [(client, _File(stamp, value.tobytes())) for (client, stamp), value in rows]
 

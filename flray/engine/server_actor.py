@@ -17,7 +17,8 @@ import torch
 from flray.core.algorithm import Context, Exchange
 from flray.core.disk import array_checksum, whole
 from flray.core.errors import AlgorithmError, CheckpointError, FlrayError
-from flray.core.messages import Cohort, Record, as_tensors, flatten, map_tensors, nbytes, rebuild, to_numpy, to_torch
+from flray.core.messages import Cohort, as_tensors, is_none, map_tensors, nbytes, to_numpy, to_torch
+from flray.core.packed import Packed
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.counts import Tally
 from flray.engine.health import model_is_finite, reported
@@ -80,7 +81,7 @@ class Server:
             "device": str(self.bench.objective.device),
             "evaluation_batch": self.bench.block,
             "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.bench.objective.initial())),
-            "stateful": isinstance(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0, 0))), Record),
+            "stateful": not is_none(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0, 0)))),
         }
 
     # one exchange -----------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class Server:
         self.check_folder()
         self.rollback()
         task, round, done, state = self._committed
-        checkpoint.write(self.folder, checkpoint.Position(task, round, done, task_end), flatten(state), self.store.save(), keep)
+        checkpoint.write(self.folder, checkpoint.Position(task, round, done, task_end), Packed.of(state), self.store.save(), keep)
         if isinstance(self.store, FileStore):
             kept = []
             for path in checkpoint.checkpoints(self.folder):
@@ -204,6 +205,8 @@ class Server:
         check = None if self._replay else self.store.check
         try:
             saved = checkpoint.latest(self.folder, at_most, task_end, check)
+        except checkpoint.FormatError:
+            raise
         except CheckpointError:
             if self.storage is None:
                 raise
@@ -215,11 +218,10 @@ class Server:
         if saved is None:
             return None
         try:
-            self.state = to_torch(rebuild(to_numpy(self.state), saved.server), self.bench.objective.device)
-            template = to_numpy(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0, 0))))
-            self.store.load(saved.clients, template)
-        except KeyError as error:
-            raise CheckpointError(f"{saved.path} has no {error}: it belongs to another algorithm or version") from error
+            self.state = to_torch(saved.server.message(), self.bench.objective.device)
+            self.store.load(saved.clients)
+        except CheckpointError as error:
+            raise CheckpointError(f"{saved.path}: {error}") from error
         self.commit(saved.task, saved.round, saved.done)
         return saved.task, saved.round, saved.done
 

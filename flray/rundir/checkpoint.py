@@ -8,16 +8,16 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from flray.core.disk import file_checksum, sealed, unsealed, whole
 from flray.core.errors import CheckpointError
+from flray.core.packed import Packed
 
 FILES = ("server.safetensors", "clients.safetensors")
+FORMAT = 2  # of a checkpoint; 1 had no structure beside its arrays and did not say its format
 NAME = re.compile(r"round-(\d{6,})(-task-end)?")
 
 
@@ -41,8 +41,12 @@ class Saved(NamedTuple):
     task: int
     round: int
     done: int
-    server: dict[str, np.ndarray]
-    clients: dict[str, np.ndarray]
+    server: Packed
+    clients: Packed
+
+
+class FormatError(CheckpointError):
+    """A checkpoint of another version of flray. It is no damage: an older one of the same run would be no better."""
 
 
 @contextlib.contextmanager
@@ -58,14 +62,12 @@ def disk_errors(path: Path, folder: Path) -> Iterator[None]:
         raise CheckpointError(f"cannot write {path}: {what}; free some space and run: flray resume {folder}") from error
 
 
-def write(folder: Path, at: Position, server: Mapping[str, np.ndarray], clients: Mapping[str, np.ndarray], keep: int) -> Path:
+def write(folder: Path, at: Position, server: Packed, clients: Packed, keep: int) -> Path:
     """Write `FOLDER/checkpoints/round-DONE` whole or not at all, then drop all but the last `keep` (0: keep all).
 
     One that is there and good is left alone: the same position has the same bits. Raises `CheckpointError` when the disk is full or
     not writable; what was there before stays.
     """
-    from safetensors.numpy import save_file
-
     root = folder / "checkpoints"
     final, aside = root / at.name, root / f".{at.name}.{os.getpid()}"
     if final.exists():
@@ -78,10 +80,10 @@ def write(folder: Path, at: Position, server: Mapping[str, np.ndarray], clients:
         with disk_errors(final, folder):
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
-            for name, arrays in zip(FILES, (server, clients), strict=True):
+            for name, packed in zip(FILES, (server, clients), strict=True):
                 with whole(aside / name, sync=True) as part:
-                    save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, part)
-            meta = {**at._asdict(), "checksums": {name: file_checksum(aside / name) for name in FILES}}
+                    packed.write(part)
+            meta = {"format": FORMAT, **at._asdict(), "checksums": {name: file_checksum(aside / name) for name in FILES}}
             with whole(aside / "meta.json", sync=True) as part:
                 part.write_text(sealed(meta))
             aside.rename(final)
@@ -118,25 +120,29 @@ def read(path: Path) -> Saved:
     return Saved(path, meta["task"], meta["round"], meta["done"], server, clients)
 
 
-def read_clients(path: Path) -> dict[str, np.ndarray]:
+def read_clients(path: Path) -> Packed:
     """What the client store wrote into a checkpoint. Raises `CheckpointError` as :func:`read` does."""
-    arrays: dict[str, np.ndarray] = _open(path, FILES[1:])[1]
-    return arrays
+    packed: Packed = _open(path, FILES[1:])[1]
+    return packed
 
 
 def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
-    """(`meta.json`, the arrays of each of these files), once all files are those that it names and the folder has its name."""
-    from safetensors.numpy import load_file
-
+    """(`meta.json`, what each of these files holds), once all files are those that it names and the folder has its name."""
     try:
         meta = unsealed(path / "meta.json")
+        if meta.get("format") != FORMAT:
+            run = path.parent.parent
+            raise FormatError(
+                f"checkpoint {path} has format {meta.get('format', 1)}, this version of flray reads {FORMAT}; use the version "
+                f"in {run / 'environment.json'}, or start again with: flray run {run / 'config.yaml'} --out {run} --overwrite"
+            )
         for name in FILES:
             if file_checksum(path / name) != meta["checksums"][name]:
                 raise CheckpointError(f"{path / name} is damaged: its checksum is not the one that was written")
         own = Position(*(meta[field] for field in Position._fields)).name
         if own != path.name:
             raise CheckpointError(f"checkpoint {path} is {own} under another name")
-        return meta, *(load_file(path / name) for name in names)
+        return meta, *(Packed.read(path / name) for name in names)
     except CheckpointError:
         raise
     except Exception as error:
@@ -144,13 +150,11 @@ def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
         raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {why}") from error
 
 
-def latest(
-    folder: Path, at_most: int | None = None, task_end: bool = True, check: Callable[[Mapping[str, np.ndarray]], None] | None = None
-) -> Saved | None:
+def latest(folder: Path, at_most: int | None = None, task_end: bool = True, check: Callable[[Packed], None] | None = None) -> Saved | None:
     """The newest good checkpoint of :func:`checkpoints`; damaged ones are passed over with a warning. None: there are none.
 
     `check` raises `CheckpointError` when what the client store wrote into a checkpoint needs files that are damaged.
-    Raises `CheckpointError` when there are some and none is good.
+    Raises `CheckpointError` when there are some and none is good, `FormatError` for the newest one of another version of flray.
     """
     found = checkpoints(folder, at_most, task_end)
     why = ""
@@ -160,6 +164,8 @@ def latest(
             if check is not None:
                 check(saved.clients)
             return saved
+        except FormatError:
+            raise
         except CheckpointError as error:
             why = why or str(error)
             warnings.warn(f"{error}; falling back to the checkpoint before {path.name}", stacklevel=2)

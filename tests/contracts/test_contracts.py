@@ -12,7 +12,8 @@ import yaml
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.core.hp import hyperparameters
-from flray.core.messages import Record, flatten, rebuild, tensors, to_numpy, to_torch
+from flray.core.messages import Record, flatten, tensors, to_torch
+from flray.core.packed import Packed
 from flray.loader import load_config
 from flray.rundir import checkpoint
 from tests.contracts import own
@@ -156,8 +157,7 @@ def test_configuration_state_and_checkpoint_come_back_equal(name, tmp_path):
     assert load_config(yaml.safe_load(config.yaml()))[0] == config
     local = Local(config, tmp_path)
     local.play(2)
-    arrays = flatten(local.state)
-    assert bits(to_torch(rebuild(to_numpy(local.state), arrays))) == bits(local.state)
+    assert bits(to_torch(Packed.of(local.state).message())) == bits(local.state)
     local.server.commit(0, 2, 2)
     local.server.save(1)
     saved = checkpoint.latest(tmp_path)

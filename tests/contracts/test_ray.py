@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 import flray
 from flray.algorithms import ALGORITHMS
-from flray.core.messages import flatten
+from flray.core.messages import equal, flatten, to_numpy
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint
 from tests.contracts.faults import client_killed_in_round, interrupted
@@ -40,7 +40,7 @@ def contents(run):
         "rounds": records(run.rounds),
         "clients": records(run.clients),
         "personal": records(run.personal),
-        "server": {n: a.tobytes() for n, a in last.server.items()},
+        "server": {n: a.tobytes() for n, a in flatten(last.server.message()).items()},
     }
 
 
@@ -95,15 +95,15 @@ def test_without_ray_the_bits_are_the_same(name, reference, tmp_path):
         saved = checkpoint.read(run.folder / "checkpoints" / f"round-{round:06d}")
         local = Local(config(name, 1), tmp_path / str(round))
         local.play(round)
-        assert {n: a.tobytes() for n, a in flatten(local.state).items()} == {n: a.tobytes() for n, a in saved.server.items()}
+        assert equal(saved.server.message(), to_numpy(local.state))
         bare = tmp_path / f"bare{round}"  # without checkpoints every round is computed
         shutil.copytree(run.folder, bare, ignore=shutil.ignore_patterns("checkpoints"))
         found = Replay(bare).goto(round).state
-        assert {n: a.tobytes() for n, a in flatten(found).items()} == {n: a.tobytes() for n, a in saved.server.items()}
+        assert equal(saved.server.message(), to_numpy(found))
         if name == "own" and round == 4:
             local.task_end()
             ended = checkpoint.read(run.folder / "checkpoints" / "round-000004-task-end")
-            assert {n: a.tobytes() for n, a in flatten(local.state).items()} == {n: a.tobytes() for n, a in ended.server.items()}
+            assert equal(ended.server.message(), to_numpy(local.state))
     assert replay.goto(3).round == 3
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import flray
 from flray.core.errors import ConfigError
+from flray.core.messages import flatten
 from flray.core.seeding import rng
 from flray.engine.cohort import delivering, sample
 from flray.engine.replay import Replay
@@ -61,7 +62,7 @@ def test_the_mean_is_over_those_that_deliver_and_the_rows_count_the_others(ray_c
     assert len(there) == 2, "one of three drops out"
     expected = sum(updates[k][0] * updates[k][1] for k in there) / sum(updates[k][0] for k in there)
     one = flray.run(config(rounds=1, cohort=COHORT), out=tmp_path / "one")
-    np.testing.assert_allclose(checkpoint.latest(one.folder).server["w"], expected.numpy(), atol=1e-6)
+    np.testing.assert_allclose(checkpoint.latest(one.folder).server.message().w, expected.numpy(), atol=1e-6)
 
     run = flray.run(config(rounds=6, cohort=COHORT), out=tmp_path / "run")
     for round, row in enumerate(run.rounds.itertuples()):
@@ -77,10 +78,10 @@ def test_what_a_client_that_dropped_out_would_have_kept_is_not_there(ray_cluster
     """SCAFFOLD (option II): c is the mean over the population of the c_k that were delivered, zero elsewhere."""
     run = flray.run(config("scaffold", rounds=1, cohort=COHORT), out=tmp_path / "run")
     saved = checkpoint.latest(run.folder)
-    assert {int(name.split("/")[0]) for name in saved.clients} == set(present(0))
-    (field,) = {name.split("/")[1] for name in saved.clients}
-    expected = sum(saved.clients[f"{k}/{field}"].astype(np.float64) for k in present(0)) / 5
-    np.testing.assert_allclose(saved.server["c"], expected, atol=1e-6)
+    clients = saved.clients.message()
+    assert clients.keys() == {str(k) for k in present(0)}
+    expected = sum(client.c.astype(np.float64) for client in clients.values()) / 5
+    np.testing.assert_allclose(saved.server.message().c, expected, atol=1e-6)
 
 
 def test_a_round_in_which_nobody_delivers_keeps_the_state(ray_cluster, tmp_path):
@@ -90,7 +91,8 @@ def test_a_round_in_which_nobody_delivers_keeps_the_state(ray_cluster, tmp_path)
     clients = [int(sample(settings.cohort, 3, 0, round, 5)[0]) for round in range(8)]
     gone = [rng(3, "dropout", 0, round, client).random() < 0.6 for round, client in enumerate(clients)]
     assert any(gone[1:]) and not all(gone)
-    states = [{n: a.tobytes() for n, a in checkpoint.read(path).server.items()} for path in checkpoint.checkpoints(run.folder)]
+    saved = [checkpoint.read(path).server.message() for path in checkpoint.checkpoints(run.folder)]
+    states = [{n: a.tobytes() for n, a in flatten(state).items()} for state in saved]
     assert run.status == "finished" and run.rounds["clients_dropped"].tolist() == [int(g) for g in gone]
     for round in range(1, 8):
         assert (states[round] == states[round - 1]) == gone[round]

@@ -62,7 +62,7 @@ def model(folder):
 
 
 def last_state(folder):
-    return {n: a.tobytes() for n, a in checkpoint.latest(Path(folder)).server.items()}
+    return {n: a.tobytes() for n, a in flatten(checkpoint.latest(Path(folder)).server.message()).items()}
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import pytest
 import flray
 from flray.core.errors import FlrayError
 from flray.core.messages import flatten
+from flray.core.packed import Packed
 from flray.core.seeding import rng
 from flray.engine.replay import Replay
 from flray.results import compare
@@ -105,6 +106,8 @@ def plain(value):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, checkpoint.Saved):
         return plain(value._replace(path=value.path.name)._asdict())
+    if isinstance(value, Packed):
+        return plain({"structure": value.structure, **value.arrays})
     if hasattr(value, "to_dict"):
         return repr(value.drop(columns="folder", errors="ignore").to_dict())
     return (str(value.dtype), value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from flray.core.disk import sealed, unsealed
 from flray.core.errors import CheckpointError
+from flray.core.packed import Packed
 from flray.rundir import checkpoint
 from flray.rundir.checkpoint import FILES
 
@@ -24,7 +26,8 @@ def server(value):
 
 
 def write(folder, done, keep=0):
-    return checkpoint.write(folder, checkpoint.Position(0, done, done), server(done), {"3/c": np.arange(done)}, keep)
+    packed = Packed.of(server(done)), Packed.of({"3": np.arange(done)})
+    return checkpoint.write(folder, checkpoint.Position(0, done, done), *packed, keep)
 
 
 def damage(path, where=-1):
@@ -44,18 +47,13 @@ MESSAGES = st.dictionaries(
 def test_what_is_read_is_what_was_written(tmp_path_factory, state, clients, where):
     """Bits, dtypes and shapes; also NaN, 0-dim and empty arrays."""
     folder = tmp_path_factory.mktemp("c")
-    saved = checkpoint.read(checkpoint.write(folder, checkpoint.Position(*where), state, clients, 0))
+    path = checkpoint.write(folder, checkpoint.Position(*where), Packed.of(state), Packed.of(clients), 0)
+    saved = checkpoint.read(path)
     assert (saved.task, saved.round, saved.done) == where
-    for written, found in ((state, saved.server), (clients, saved.clients)):
+    for written, found in ((state, saved.server.message()), (clients, saved.clients.message())):
         assert written.keys() == found.keys()
         for name, array in written.items():
             assert (array.dtype, array.shape, array.tobytes()) == (found[name].dtype, found[name].shape, found[name].tobytes())
-
-
-def test_views_and_transposed_arrays_are_written_by_value(tmp_path):
-    array = np.arange(12.0).reshape(3, 4)
-    saved = checkpoint.read(checkpoint.write(tmp_path, checkpoint.Position(0, 1, 1), {"t": array.T, "half": array[:, ::2]}, {}, 0))
-    assert np.array_equal(saved.server["t"], array.T) and np.array_equal(saved.server["half"], array[:, ::2])
 
 
 def test_keep_drops_all_but_the_last(tmp_path):
@@ -86,7 +84,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, name, how):
         path.unlink()
     with pytest.warns(UserWarning, match=r"round-000002.*falling back"):
         saved = checkpoint.latest(tmp_path)
-    assert saved.done == 1 and np.array_equal(saved.server["w"], server(1)["w"])
+    assert saved.done == 1 and np.array_equal(saved.server.message()["w"], server(1)["w"])
 
 
 def test_when_all_are_damaged_the_run_does_not_silently_start_again(tmp_path):
@@ -139,7 +137,7 @@ def test_a_checkpoint_whose_client_states_are_damaged_is_passed_over(tmp_path):
         write(tmp_path, done)
 
     def check(clients):
-        if len(clients["3/c"]) > 1:
+        if len(clients.message()["3"]) > 1:
             raise CheckpointError("the state of client 3 is damaged")
 
     with pytest.warns(UserWarning, match="client 3 is damaged; falling back to the checkpoint before round-00000"):
@@ -239,3 +237,21 @@ def test_a_run_that_had_checkpoints_does_not_start_from_nothing(tmp_path, status
     with pytest.raises(CheckpointError, match=r"has no checkpoint, but the run had some .*flray run \S+ --out \S+ --overwrite") as error:
         checkpoint.check_none_lost(tmp_path, status, rows, every)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("format", [None, 1, 3])
+def test_a_checkpoint_of_another_format_is_refused_in_one_line(tmp_path, format):
+    """It is not passed over as damaged: the one before it is of another version as well, or the run has been two programs."""
+    write(tmp_path, 1)
+    path = write(tmp_path, 2)
+    meta = {**unsealed(path / "meta.json"), "format": format}
+    if format is None:
+        del meta["format"]
+    (path / "meta.json").write_text(sealed(meta))
+    with warnings.catch_warnings(), pytest.raises(checkpoint.FormatError) as caught:
+        warnings.simplefilter("error")
+        checkpoint.latest(tmp_path)
+    line = str(caught.value)
+    assert line.startswith(f"checkpoint {path} has format {format or 1}, this version of flray reads {checkpoint.FORMAT};")
+    assert f"flray run {tmp_path / 'config.yaml'} --out {tmp_path} --overwrite" in line and "\n" not in line
+    assert checkpoint.latest(tmp_path, at_most=1).done == 1

@@ -11,6 +11,7 @@ import pytest
 
 import flray
 from flray.core.errors import CheckpointError, ConfigError
+from flray.core.packed import Packed
 from flray.engine.ray.pool import Pool
 from flray.results import compare
 from flray.rundir import checkpoint, storage
@@ -171,7 +172,7 @@ def run(base, tmp_path):
     folder = tmp_path / "maker" / "run"
     record(folder, 2)
     (folder / "model.safetensors").write_bytes(b"model")
-    checkpoint.write(folder, checkpoint.Position(0, 2, 2), {}, {}, 0)
+    checkpoint.write(folder, checkpoint.Position(0, 2, 2), Packed.of({}), Packed.of({}), 0)
     assert Storage.of(base, folder).push((*storage.DRIVER, *storage.SERVER, "STATUS")) is None
     return join(base, "run"), folder
 

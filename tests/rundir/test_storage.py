@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from flray.core.errors import CheckpointError, ConfigError
+from flray.core.packed import Packed
 from flray.engine.server_actor import Server
 from flray.rundir import checkpoint, storage
 from flray.rundir.storage import DRIVER, SERVER, STATE, Storage
@@ -24,7 +25,7 @@ def no_waiting(monkeypatch):
 
 
 def write(folder, done, keep=0):
-    return checkpoint.write(folder, checkpoint.Position(0, done, done), {"w": np.full(9, done, np.float32)}, {}, keep)
+    return checkpoint.write(folder, checkpoint.Position(0, done, done), Packed.of({"w": np.full(9, done, np.float32)}), Packed.of({}), keep)
 
 
 def record(folder, done):
@@ -124,7 +125,7 @@ def test_another_process_uploads_a_checkpoint_of_the_same_size_and_other_content
     (run / "checkpoints/round-000002/meta.json").unlink()
     with pytest.raises(CheckpointError):
         checkpoint.read(run / "checkpoints/round-000002")
-    checkpoint.write(run, checkpoint.Position(0, 2, 2), {"w": np.full(9, 8, np.float32)}, {}, 0)
+    checkpoint.write(run, checkpoint.Position(0, 2, 2), Packed.of({"w": np.full(9, 8, np.float32)}), Packed.of({}), 0)
     written.clear()
     assert Storage.of(base, run).push(STATE) is None
     assert set(written) == {f"checkpoints/round-000002/{name}" for name in (*checkpoint.FILES, "meta.json")}
@@ -376,3 +377,13 @@ def test_a_server_whose_storage_is_gone_goes_on_from_its_own_checkpoint_but_does
     assert Server(experiment, tmp_path / "run").load() == (0, 1, 1)
     with pytest.raises(CheckpointError, match=r"cannot be copied to .*node2/run: no route to host"):
         Server(experiment, tmp_path / "node2" / "run").load()
+
+
+def test_a_checkpoint_of_another_format_is_no_damage_and_stays_where_it_is(tmp_path, monkeypatch):
+    server = Server(config(storage=f"file://{tmp_path}/exp"), tmp_path / "run")
+    server.commit(0, 1, 1)
+    server.save(keep=2)
+    monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+    with pytest.raises(checkpoint.FormatError, match="has format 2, this version of flray reads 3"):
+        server.load()
+    assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["round-000001"]
