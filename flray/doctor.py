@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from flray.core.errors import ResourceError
-from flray.engine.prepare import build_data, build_partition
+from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import size
 from flray.engine.workbench import Workbench
 from flray.experiment import Experiment, algorithm_name
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
-from flray.scenario import partition_figure, partition_table
+from flray.scenario import Scenario, partition_figure, partition_table
+
+SHOWN = 20  # clients in the table
 
 
 def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[dict[str, Any]], str]:
@@ -28,21 +30,20 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     if storage is not None:
         storage.probe()
     dataset, proxy, private = build_data(experiment)
-    partition = build_partition(experiment, dataset, private)
+    scenario = build_scenario(experiment, dataset, private)
     bench = Workbench(experiment)
     objective, algorithm = bench.objective, experiment.algorithm
-    cohort = experiment.cohort.count(partition.num_clients)
+    cohort = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
     dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
-    ctx = bench.context(0, 0, 0, partition.num_clients, cohort, len(partition.indices))
+    ctx = bench.context(0, 0, 0, scenario.population, cohort, scenario.total_examples(0))
     state = algorithm.init_server(ctx, *objective.initial())
     down = nbytes(algorithm.broadcast(ctx, state))
-    sizes = partition.sizes
     vector = objective.layout.size * 4
     server = vector * (cohort + 4 if algorithm.pool == "stack" else 4)
     memory = (len(dataset.train.x) + len(dataset.test.x)) * dataset.train.x[0].nbytes
     free = shutil.disk_usage(Path.cwd()).free
     rows = [
-        ("algorithm", f"{algorithm_name(algorithm)}, {experiment.rounds} rounds"),
+        ("algorithm", f"{algorithm_name(algorithm)}, {experiment.total_rounds} rounds"),
         (
             "data",
             f"{dataset.name}: {len(dataset.train.y)} train, {len(dataset.test.y)} test, {dataset.num_classes} classes, "
@@ -50,12 +51,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         ),
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
         ("proxy", _proxy(experiment, proxy, 0 if private is None else len(dataset.train.y) - len(private))),
-        (
-            "partition",
-            f"{experiment.partition.name}: {partition.num_clients} clients, {sizes.min()} to {sizes.max()} samples "
-            f"(median {int(torch.tensor(sizes).median())})",
-        ),
-        ("partition hash", partition.hash),
+        *_held(experiment, scenario),
         ("cohort", "none: all clients' data in one place" if algorithm.centralized else f"{cohort} clients a round{dropout}"),
         (
             "model",
@@ -72,11 +68,31 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         ),
         ("this machine", f"{cores()} cores, {torch.cuda.device_count()} GPUs; client actors: {experiment.resources.client_actors}"),
     ]
-    frame = partition_table(partition, dataset.train.y, dataset.num_classes) if partition.num_clients <= 10_000 else None
+    text = partition_table(scenario.union(SHOWN), dataset.train.y, dataset.num_classes).to_string()
     if figure is not None:
-        partition_figure(partition, dataset.train.y, dataset.classes, figure)
-    text = "" if frame is None else frame.head(20).to_string() + ("\n..." if len(frame) > 20 else "")
-    return [{"check": name, "found": value} for name, value in rows], text
+        partition_figure(scenario, dataset.train.y, dataset.classes, figure)
+    return [{"check": name, "found": value} for name, value in rows], text + ("\n..." if scenario.population > SHOWN else "")
+
+
+def _held(experiment: Experiment, scenario: Scenario) -> list[tuple[str, str]]:
+    """Who holds how much, in every task."""
+    rows = []
+    for stage, partition in zip(scenario.stages, scenario.partitions, strict=True):
+        sizes = partition.sizes[partition.sizes > 0]
+        empty = scenario.population - len(sizes)
+        text = (
+            f"{experiment.partition.name}: {scenario.population} clients, {sizes.min()} to {sizes.max()} samples "
+            f"(median {int(torch.tensor(sizes).median())})"
+        )
+        if empty:
+            text += f"; {empty} of them hold none and take no part"
+        if experiment.tasks is not None:
+            tested = ", ".join(f"{name} {len(test.samples)}" for name, test in stage.tests.items() if test.samples is not None)
+            rows.append((f"task {stage.index}", f"classes {' '.join(map(str, stage.classes))}; tested on {tested} samples"))
+            rows.append((f"partition of task {stage.index}", text))
+        else:
+            rows.append(("partition", text))
+    return [*rows, ("partition hash", scenario.fingerprint)]
 
 
 def _proxy(experiment: Experiment, proxy: Any, held: int) -> str:

@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 
 from flray.data.cache import Array
-from flray.scenario.partition import Partition, partition_table
+from flray.scenario.partition import partition_table
+from flray.scenario.scenario import Scenario
 
 MOST_CLIENTS = 50
 
 
-def partition_figure(partition: Partition, labels: Array, classes: Sequence[str], path: Path | str) -> None:
-    """A PNG of the first 50 clients: bubble area = samples of a class, bars above = samples of the client."""
+def partition_figure(scenario: Scenario, labels: Array, classes: Sequence[str], path: Path | str) -> None:
+    """A PNG of what the first 50 clients hold in any task: bubble area = samples of a class, bars above = samples of the client."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = min(MOST_CLIENTS, partition.num_clients)
-    first = Partition(partition.indices[: partition.offsets[shown]], partition.offsets[: shown + 1])
-    counts = partition_table(first, labels, len(classes)).to_numpy()
+    shown = min(MOST_CLIENTS, scenario.population)
+    counts = partition_table(scenario.union(shown), labels, len(classes)).to_numpy()
     width, height = 2.5 + max(3.5, 0.24 * shown), 2.0 + max(1.5, min(9.0, 0.3 * len(classes)))
     canvas = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(canvas)
@@ -28,7 +28,7 @@ def partition_figure(partition: Partition, labels: Array, classes: Sequence[str]
 
     bars.bar(np.arange(shown), counts.sum(axis=1), color="#7a8ca3", width=0.7)
     bars.set_ylabel("samples")
-    some = f"first {shown} of {partition.num_clients:,} clients" if shown < partition.num_clients else f"{shown} clients"
+    some = f"first {shown} of {scenario.population:,} clients" if shown < scenario.population else f"{shown} clients"
     bars.set_title(
         f"{some}, {counts.sum():,} samples; bubble area = samples of a class (largest {counts.max():,})",
         fontsize=9,

@@ -12,7 +12,7 @@ import numpy as np
 from flray.core.disk import array_checksum, checksum, sealed, unsealed, whole
 from flray.core.errors import DataError
 from flray.data.cache import Array
-from flray.scenario.partition import Partition, PartitionConfig, load_partition
+from flray.scenario.partition import Partition, PartitionConfig, from_lists, load_partition
 from flray.scenario.stage import Stage, TestSet
 
 STAGES = "scenario.json"  # beside the partitions of several stages, or of one that is not the whole data set's
@@ -105,6 +105,11 @@ class Scenario:
     def total_examples(self, task: int) -> int:
         """Training samples of the whole population in a stage (n of the papers)."""
         return len(self.partitions[task].indices)
+
+    def union(self, most: int) -> Partition:
+        """What the first `most` clients hold in any stage, as one partition: for tables and figures."""
+        clients = range(min(most, self.population))
+        return from_lists([np.concatenate([part.client(k) for part in self.partitions]) for k in clients])
 
     # on disk --------------------------------------------------------------------------------------
     @property

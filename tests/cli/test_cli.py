@@ -20,6 +20,7 @@ from flray.cli.runs import start_ray_early
 from flray.core.errors import ConfigError
 from flray.doctor import examine
 from flray.loader import load_config
+from flray.scenario import PartitionWarning
 
 QUICK = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 FAST = ["rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false"]
@@ -122,6 +123,25 @@ def test_options_are_checked_before_anything_is_read(words, message):
 def test_doctor_says_whether_the_proxy_data_are_read(overrides, found):
     rows, _ = examine(load_config(QUICK, overrides)[0])
     assert {row["check"]: row["found"] for row in rows}["proxy"] == found
+
+
+def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():
+    """A table of two clients without samples, and two of a class each."""
+    partition = {"name": "table", "table": [[3, 0, 0], [0, 0, 0], [0, 2, 1], [0, 0, 0]]}
+    config = {**load_config(QUICK)[0].dump(), "data": "iris", "partition": partition, "cohort": {}, "proxy": None}
+    with pytest.warns(PartitionWarning, match="2 of 4 clients have no samples .the first is client 1. and take no part"):
+        rows, table = examine(load_config(config, ["model=mlp"])[0])
+    found = {row["check"]: row["found"] for row in rows}
+    assert found["partition"] == "table: 4 clients, 3 to 3 samples (median 3); 2 of them hold none and take no part"
+    assert found["cohort"].startswith("2 clients a round")
+    assert len(table.splitlines()) == 2 + 4
+    tasks = {"num_tasks": 2, "class_order": [1, 2, 0], "partition": "once"}
+    with pytest.warns(PartitionWarning):
+        rows, _ = examine(load_config({**config, "tasks": tasks}, ["model=mlp", "rounds=3"])[0])
+    found = {row["check"]: row["found"] for row in rows}
+    assert found["algorithm"] == "fedavg, 6 rounds"
+    assert found["task 0"] == "classes 1 2; tested on test 20 samples" and found["task 1"] == "classes 0; tested on test 30 samples"
+    assert found["partition of task 1"] == "table: 4 clients, 3 to 3 samples (median 3); 3 of them hold none and take no part"
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from flray.scenario import (
     Partition,
     PartitionConfig,
     PartitionWarning,
+    Scenario,
     load_partition,
     make_partition,
     partition_figure,
@@ -411,5 +412,5 @@ def test_table_and_figure(tmp_path):
     part = Partition(np.array([0, 1, 2, 3]), np.array([0, 3, 4]))
     frame = partition_table(part, np.array([1, 1, 0, 2]), 3)
     assert frame.to_numpy().tolist() == [[1, 2, 0], [0, 0, 1]]
-    partition_figure(part, np.array([1, 1, 0, 2]), ["a", "b", "c"], tmp_path / "p.png")
+    partition_figure(Scenario.ordinary(part, 3), np.array([1, 1, 0, 2]), ["a", "b", "c"], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"

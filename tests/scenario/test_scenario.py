@@ -77,6 +77,11 @@ def test_the_shares_of_a_stage_are_those_of_its_own_partition():
     assert shares.indices.tolist() == [4, 5, 3] and shares.offsets.tolist() == [0, 2, 3]
 
 
+def test_the_union_is_what_clients_hold_in_any_stage():
+    union = two_stages().union(2)
+    assert [union.client(k).tolist() for k in range(union.num_clients)] == [[0, 1], [2, 4, 5]]
+
+
 def test_an_ordinary_scenario_lies_on_disk_as_its_partition(tmp_path):
     part = partition(held=np.array([3, 4], np.int32))
     scenario = Scenario.ordinary(part, 3)
