@@ -19,7 +19,7 @@ PIECES = 4  # of the personalised evaluation per actor: unequal clients even out
 
 def evaluate_global(pool: Pool, experiment: Experiment, moment: Moment) -> Tally:
     """The counts of every test set in every inference mode; those of its blocks are added in order, whoever computed them."""
-    if experiment.evaluate.on == "server":
+    if experiment.evaluate.on == "server" or not pool.clients:
         found: Tally = pool.call("evaluate", moment)
         return found
     published, parts = pool.start("published", moment), len(pool.clients)

@@ -9,12 +9,15 @@ import numpy as np
 
 from flray.core.messages import to_numpy
 from flray.engine import cohort as cohorts
+from flray.engine.counts import Tally
 from flray.engine.evaluate import evaluate_global
 from flray.engine.ray.pool import ObjectLostError, Piece, Pool
 from flray.engine.server_actor import Plan
 from flray.engine.summary import summarise
 from flray.engine.workbench import Assignment, Moment
 from flray.experiment import Experiment
+from flray.rundir import tested
+from flray.rundir.recorder import Recorder
 from flray.scenario import Partition
 
 LOST_RESULTS = 3  # times that one exchange is computed
@@ -28,6 +31,7 @@ class Rounds:
     population: int
     pool: Pool
     facts: dict[str, Any]  # of the actors, see `launch`
+    recorder: Recorder | None = None
     _ahead: tuple[Moment, Any, Any] | None = None  # a message down, and its plan, that came with the aggregation before it
 
     def _round(self, task: int, round: int, done: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -60,9 +64,17 @@ class Rounds:
         """Test the global model on the test set or the validation split, where the algorithm has one."""
         if self.experiment.algorithm.global_model:
             began = time.perf_counter()
-            first = next(iter(evaluate_global(self.pool, self.experiment, moment).values()))
-            row.update(zip(self._untested(), (first.accuracy, first.loss), strict=True))
+            phase = "task_end" if moment.task_end else "round"
+            when = {"done": row["done"], "task": moment.task, "round": row.get("round", moment.round), "phase": phase}
+            self._tested(evaluate_global(self.pool, self.experiment, moment), when, row)
             row["time/evaluate_s"] = time.perf_counter() - began
+
+    def _tested(self, tally: Tally, when: dict[str, Any], row: dict[str, Any]) -> None:
+        """The counts of a test into `tests/`, and what the first test set and mode make of them into `row`."""
+        assert self.recorder is not None
+        self.recorder.tested(tested.rows(tally, when))
+        first = next(iter(tally.values()))
+        row.update(zip(self._untested(), (first.accuracy, first.loss), strict=True))
 
     def _moment(self, task: int, round: int, cohort_size: int, exchange: int = 0, task_end: bool = False) -> Moment:
         return Moment(task, round, exchange, task_end, self.population, cohort_size, len(self.partition.indices))

@@ -123,7 +123,6 @@ class Simulation(Rounds):
             "weights": weights_fingerprint(experiment.model.start.get("weights")),
         }
         origin.compare(self.fingerprints)
-        self.recorder: Recorder | None = None
 
     @property
     def folder(self) -> Path:
@@ -210,6 +209,7 @@ class Simulation(Rounds):
         """What the tables have lost stays lost: it is told now, and environment.json says so from here on."""
         assert self.recorder is not None
         written = ["rounds", "tasks"] + ["clients"] * (not self.experiment.algorithm.centralized)
+        written += ["tests"] * self.experiment.algorithm.global_model
         written += ["personal"] * bool(personal_epochs(self.experiment))
         self._lost = self.recorder.missing(done, task, written)
         for name, text in self._lost.items():
@@ -227,6 +227,9 @@ class Simulation(Rounds):
         assert self.recorder is not None
         first_task, first_round, done = position
         rounds, every = self.experiment.rounds, self.experiment.checkpoint.every
+        if done == 0 and self.experiment.evaluate.every and 0 not in self.recorder.tests.kept:
+            cohort_size = self.experiment.cohort.count(self.population)
+            self._test(self._moment(0, 0, cohort_size), {"done": 0, "round": 0})  # the initial model: where learning curves begin
         for task in range(first_task, TASKS):
             for round in range(first_round if task == first_task else 0, rounds):
                 try:

@@ -122,9 +122,13 @@ def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict
 
 
 def _points(run: Run, table: pandas.DataFrame, metric: str, axis: Axis) -> pandas.DataFrame:
-    """`x` and `y` by rounds done, where the metric was measured."""
+    """`x` and `y` by rounds done, where the metric was measured: from 0 on, the initial model, where that was tested."""
     missing = [name for name in axis.columns if name not in table]
     if missing:
         raise ConfigError(f"curves: {run.folder} has no column {missing[0]!r} in rounds/; draw it over rounds")
     place = table[list(axis.columns)].sum(axis=1).cumsum() if axis.columns else table["done"]
-    return table.assign(x=place.astype(float), y=table[metric]).set_index("done")[["x", "y"]].dropna().astype(float)
+    points = table.assign(x=place.astype(float), y=table[metric]).set_index("done")[["x", "y"]].dropna().astype(float)
+    first = run.initial(metric)
+    if first is not None:
+        points.loc[0] = 0.0, first
+    return points.sort_index()

@@ -12,7 +12,7 @@ from flray.data.cache import cache_root
 from flray.rundir.storage import DRIVER, SERVER, Storage, files
 from flray.rundir.uri import join, open_uri, reason, split
 
-READ = ("config.yaml", "environment.json", "STATUS", "rounds", "clients", "tasks", "personal", "model.safetensors")
+READ = ("config.yaml", "environment.json", "STATUS", "rounds", "clients", "tests", "tasks", "personal", "model.safetensors")
 
 
 def download(uri: str, root: str | Path = "runs") -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -55,11 +55,25 @@ def _contents(table: pa.Table) -> str:
 
 def without_clients(folder: Path) -> set[int]:
     """Rounds of the table `rounds` in which no client trained (`cohort.dropout`), as far as its files are good."""
+    return _rounds(folder, lambda table: [steps == 0 for steps in table["client_steps"].to_pylist()])
+
+
+def untested(folder: Path) -> set[int]:
+    """Rounds of the table `rounds` after which the global model was not tested, as far as its files are good."""
+
+    def nothing_found(table: pa.Table) -> list[bool]:
+        found = [table[name].to_pylist() for name in ("test/acc", "val/acc") if name in table.column_names]
+        return [all(value is None for value in values) for values in zip(*found, strict=True)] or [True] * table.num_rows
+
+    return _rounds(folder, nothing_found)
+
+
+def _rounds(folder: Path, chosen: Callable[[pa.Table], list[bool]]) -> set[int]:
     found: set[int] = set()
     for path in folder.glob("part-*.parquet"):
         with contextlib.suppress(ValueError, KeyError):
             table = read_part(path)
-            found |= {done for done, steps in zip(table["done"].to_pylist(), table["client_steps"].to_pylist(), strict=True) if steps == 0}
+            found |= {done for done, yes in zip(table["done"].to_pylist(), chosen(table), strict=True) if yes}
     return found
 
 

@@ -1,4 +1,4 @@
-"""A run folder as an object: configuration, rounds, clients, tasks."""
+"""A run folder as an object: configuration, rounds, clients, tests, tasks."""
 
 from __future__ import annotations
 
@@ -101,6 +101,24 @@ class Run:
         return self._table("clients")
 
     @cached_property
+    def tests(self) -> pandas.DataFrame:
+        """One row per test, test set and inference mode: counts, by class as well, and `acc`, `loss`, `acc_macro`, `acc_worst`.
+
+        The initial model's has `round` 0; the columns are those of `flray/rundir/tested.py`.
+        """
+        from flray.rundir.tested import with_numbers
+
+        return with_numbers(self._table("tests"))
+
+    def initial(self, metric: str) -> float | None:
+        """`test/acc`, `test/loss` (or `val/...`) of the initial model, under the first inference mode; None where that was not tested."""
+        tested, _, name = metric.partition("/")
+        if name not in ("acc", "loss") or not len(self.tests):
+            return None
+        rows = self.tests[(self.tests["done"] == 0) & (self.tests["set"] == tested)]
+        return float(rows[name].iloc[0]) if len(rows) else None
+
+    @cached_property
     def tasks(self) -> pandas.DataFrame:
         """One row a task."""
         return self._table("tasks")
@@ -126,7 +144,7 @@ class Run:
         """(a table, which of its rows are missing)."""
         import pandas
 
-        from flray.rundir.parts import gaps, without_clients
+        from flray.rundir.parts import gaps, untested, without_clients
 
         # what there has to be is read before what there is: a run that goes on adds to both
         saved = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
@@ -140,10 +158,11 @@ class Run:
             raise CheckpointError(f"{error}; go on without its rows: flray resume {self.place}") from error
         frame = pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
         lost, least = noted.get("missing_rows", {}).get(name, ""), noted.get("rows", {}).get(name, 0)
-        if not lost and (name == "rounds" or (name == "clients" and len(frame))):
+        if not lost and (name == "rounds" or (name in ("clients", "tests") and len(frame))):
             done = set(frame["done"]) if "done" in frame else set()
             last = max(0, saved * (name == "rounds"), *done)
-            lost = gaps(done, last) and gaps(done | (without_clients(self.folder / "rounds") if name == "clients" else set()), last)
+            none = {"clients": without_clients, "tests": untested}.get(name, lambda folder: set())
+            lost = gaps(done, last) and gaps(done | none(self.folder / "rounds"), last)
         if lost:
             return frame, f"{'tasks' if name in ('tasks', 'personal') else 'rounds'} {lost}"
         return frame, f"{least - len(frame)} of {least}" if len(frame) < least else ""

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from flray.core.disk import sealed, whole
 from flray.core.errors import CheckpointError
-from flray.rundir.parts import RowsMissingWarning, gaps, read_part, without_clients, write_part
+from flray.rundir.parts import RowsMissingWarning, gaps, read_part, untested, without_clients, write_part
 from flray.whereabouts import whereabouts
 
 PART = 100  # rounds in one Parquet file
@@ -86,6 +86,10 @@ class Table:
         self._part = part
         self._rows.extend(rows)
 
+    def drop(self, done: int, phase: str) -> None:
+        """Leave out what is there of this moment, of the file that is being written: what follows takes its place."""
+        self._rows = [row for row in self._rows if (row["done"], row["phase"]) != (done, phase)]
+
     def flush(self) -> None:
         if not self._rows:
             return
@@ -135,9 +139,14 @@ class Recorder:
         with _one_line(folder):
             self.rounds, self.clients = Table(folder / "rounds"), Table(folder / "clients")
             self.tasks, self.personal = Table(folder / "tasks", "task"), Table(folder / "personal", "task")
+            self.tests = Table(folder / "tests")
         self._flushed = 0.0
         self._tensorboard: Any = None
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
+
+    @property
+    def _tables(self) -> tuple[Table, ...]:
+        return self.rounds, self.clients, self.tests, self.tasks, self.personal
 
     def round(self, row: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
         done = row["done"]
@@ -146,6 +155,14 @@ class Recorder:
         self._pending.append((done, row))
         if time.monotonic() - self._flushed > FLUSH_S:
             self.flush()
+
+    def tested(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The rows of one test of the global model, see `tested.py`. They take the place of rows of the same test."""
+        if rows:
+            self.tests.drop(rows[0]["done"], rows[0]["phase"])
+            self.tests.append(rows, rows[0]["done"])
+            if rows[0]["done"] == 0 and rows[0]["total"]:  # TensorBoard's curves begin here; later tests are in their round's row
+                self._pending.append((0, {f"{rows[0]['set']}/acc": rows[0]["right"] / rows[0]["total"]}))
 
     def task(self, row: Mapping[str, Any]) -> None:
         self.tasks.append([row], row["done"])
@@ -159,7 +176,7 @@ class Recorder:
         """Everything to disk. Raises `CheckpointError` when that fails (full disk), or when the folder is no longer this run's."""
         self.check()
         with _one_line(self.folder):
-            for table in (self.rounds, self.clients, self.tasks, self.personal):
+            for table in self._tables:
                 table.flush()
             self._write_tensorboard()
         self._flushed = time.monotonic()
@@ -183,6 +200,7 @@ class Recorder:
         with _one_line(self.folder):
             self.rounds.keep(done)
             self.clients.keep(done)
+            self.tests.keep(done)
             self.tasks.keep(task - 1)
             self.personal.keep(task - 1)
 
@@ -190,17 +208,18 @@ class Recorder:
         """Which of the first `done` rounds and `task` tasks (from 1) have lost their rows, by table; only of those that are `written`."""
         tasks = {"tasks": self.tasks, "personal": self.personal}
         found = {"rounds": gaps(self.rounds.kept, done), "clients": gaps(self.clients.kept | without_clients(self.rounds.folder), done)}
+        found["tests"] = gaps(self.tests.kept | untested(self.rounds.folder), done)
         found |= {name: gaps({number + 1 for number in table.kept}, task) for name, table in tasks.items()}
         return {name: text for name, text in found.items() if text and name in written}
 
     def counts(self) -> dict[str, int]:
         """Rows on disk, by table."""
-        return {table.folder.name: table.count() for table in (self.rounds, self.clients, self.tasks, self.personal)}
+        return {table.folder.name: table.count() for table in self._tables}
 
     def moved(self, folder: Path) -> None:
         """The run folder has another name now."""
         self.folder = folder
-        for table in (self.rounds, self.clients, self.tasks, self.personal):
+        for table in self._tables:
             table.folder = folder / table.folder.name
 
     def status(self, text: str) -> None:

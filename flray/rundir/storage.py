@@ -26,7 +26,7 @@ from flray.rundir import checkpoint
 from flray.rundir.parts import read_part
 from flray.rundir.uri import join, open_uri, reason
 
-DRIVER = ("config.yaml", "environment.json", "partition", "rounds", "clients", "tasks", "personal", "tensorboard")  # in this order
+DRIVER = ("config.yaml", "environment.json", "partition", "rounds", "clients", "tests", "tasks", "personal", "tensorboard")  # in this order
 STATE = ("client_state", "checkpoints")  # in this order: a checkpoint counts on client states
 SERVER = (*STATE, "model.safetensors")
 FIXED = ("checkpoints", "client_state", "partition")  # a name in there has one content; checkpoints have checksums as well

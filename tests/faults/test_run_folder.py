@@ -38,7 +38,7 @@ def saved(*names: str) -> tuple[str, ...]:
 INTERRUPTED = (*NOTES, *TABLES, "state", *saved("round-000002", "round-000003"))
 ENDED = saved("round-000002", "round-000004", "round-000005", "round-000005-task-end")
 FINISHED = (*NOTES, *TABLES, "state", *ENDED, "tasks/part-0000.parquet", "model.safetensors")
-FACTS = ("rounds", "clients", "tasks", "personal", "environment", "status")
+FACTS = ("rounds", "clients", "tests", "tasks", "personal", "environment", "status")
 WAYS = ("truncated", "emptied", "bit flipped", "deleted", "folder", "garbage")
 
 

@@ -182,7 +182,7 @@ def test_a_damaged_part_is_moved_aside_aloud_and_what_is_good_goes_on(tmp_path, 
     frame = pd.read_parquet(tmp_path / "rounds")
     assert frame["done"].tolist() == [1, 2, 3, 7, 8] and frame["new"].tolist()[-1] == 1.0
     assert pd.read_parquet(tmp_path / "clients")["done"].tolist() == before["clients"]["done"].tolist()
-    assert record.counts() == {"rounds": 5, "clients": 16, "tasks": 0, "personal": 0}
+    assert record.counts() == {"rounds": 5, "clients": 16, "tests": 0, "tasks": 0, "personal": 0}
 
 
 def test_a_file_in_the_place_of_a_table_is_moved_aside(tmp_path):

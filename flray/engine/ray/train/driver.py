@@ -58,7 +58,11 @@ class Centralized(Simulation):
     def _round(self, task: int, round: int, done: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         assert self.trainers is not None
         row = self._blank(task, round, done, self.population)
-        row.update(self.trainers.round(task, round, round + 1 == self.experiment.rounds))
+        found = self.trainers.round(task, round, round + 1 == self.experiment.rounds)
+        tally = found.pop("tally", None)
+        row.update(found)
+        if tally is not None:
+            self._tested(tally, {"done": done, "task": task, "round": round + 1, "phase": "round"}, row)
         if row["diverged"] and self.experiment.on_nonfinite == "fail":
             raise NonFiniteError(f"round {round + 1}: the parameters are not finite; lower algorithm.lr, or set on_nonfinite: stop")
         return row, []

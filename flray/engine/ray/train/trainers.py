@@ -128,15 +128,14 @@ def learn(config: dict[str, Any]) -> None:
 
 
 def _round(learner: Learner, state: Any, task: int, round: int) -> tuple[Any, dict[str, Any]]:
-    """(state after the round, what its row says)."""
+    """(state after the round, what its row says, and under `tally` the counts of its test)."""
     started = time.perf_counter()
     evaluate, rounds = learner.bench.experiment.evaluate, learner.bench.experiment.rounds
     state, metrics, steps = learner.round(state, task, round)
     row: dict[str, Any] = reported(metrics)
     trained = time.perf_counter()
     if evaluate.due(round, rounds):
-        first = next(iter(learner.test(state, task, round).values()))
-        row |= {f"{evaluate.split}/acc": first.accuracy, f"{evaluate.split}/loss": first.loss}
+        row["tally"] = learner.test(state, task, round)
         row["time/evaluate_s"] = time.perf_counter() - trained
     row |= {"client_steps": steps, "diverged": not model_is_finite(state), "time/client_s": (trained - started) * learner.world}
     return state, {**row, "time/round_s": time.perf_counter() - started}

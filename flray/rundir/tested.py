@@ -1,0 +1,58 @@
+"""The table `tests/`: the counts of every test, of which all its numbers are made.
+
+One row for each test set and inference mode of a test, which `done` (rounds over all tasks) and `phase` name:
+
+| column | |
+|---|---|
+| `done`, `task`, `round`, `phase` | when: `round` from 1, and 0 for the initial model, which has `done` 0 |
+| `set`, `mode` | the test set and the inference mode |
+| `total`, `right` | samples, and those of them that were predicted right |
+| `covered`, `loss_sum` | samples with a cross-entropy (their label is in the head that answered), and its sum in nats |
+| `class_total`, `class_right` | the same counts by class, lists of C numbers |
+| `predicted_tasks` | samples by the task that was predicted for them, where the mode predicts one |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flray.metrics.classification import Counts, macro_accuracy, worst_class
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def rows(tally: Mapping[tuple[str, str], Counts], when: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of one test; `when` has its `done`, `task`, `round` and `phase`."""
+    return [{**when, "set": tested, "mode": mode, **_columns(counts)} for (tested, mode), counts in tally.items()]
+
+
+def _columns(counts: Counts) -> dict[str, Any]:
+    found = {
+        "total": counts.examples,
+        "right": int(counts.right.sum()),
+        "covered": counts.covered,
+        "loss_sum": counts.loss_sum,
+        "class_total": counts.total.tolist(),
+        "class_right": counts.right.tolist(),
+    }
+    return found if counts.tasks is None else {**found, "predicted_tasks": counts.tasks.tolist()}
+
+
+def with_numbers(table: pandas.DataFrame) -> pandas.DataFrame:
+    """The table with what follows from its counts: `acc`, `loss` (mean over `covered`), `acc_macro` (mean over classes), `acc_worst`.
+
+    NaN where there is nothing to divide by.
+    """
+    if not len(table):
+        return table
+    by_class = list(zip(table["class_right"], table["class_total"], strict=True))
+    return table.assign(
+        acc=table["right"] / table["total"].replace(0, np.nan),
+        loss=table["loss_sum"] / table["covered"].replace(0, np.nan),
+        acc_macro=[macro_accuracy(right, total) for right, total in by_class],
+        acc_worst=[worst_class(right, total)[1] for right, total in by_class],
+    )
