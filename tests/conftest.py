@@ -36,7 +36,8 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[ModuleType]:
     """A local Ray of 4 CPUs, shared by the whole session; gives the `ray` module."""
-    from flray.engine.ray.cluster import private, ray
+    from flray.engine.ray.cluster import ray
+    from flray.engine.ray.own import private
 
     with private():
         ray.init(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import sys
+import threading
 import warnings
+from typing import NoReturn
 
 import typer
 
@@ -33,11 +38,11 @@ def main() -> None:
     """
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
-        code = app(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        found = app(standalone_mode=False)
+        code = found if isinstance(found, int) else 0
     except FlrayError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        code = 2
     except Exception as error:
         code = getattr(error, "exit_code", None)
         if code is None:
@@ -45,4 +50,24 @@ def main() -> None:
         show = getattr(error, "show", None)
         if show is not None:
             show()
-        sys.exit(code)
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End this process without waiting for a Ray that it started: what a command does is on disk and on the terminal by now.
+
+    What others have registered with `atexit` runs; for a thread that has to be waited for, Python's own exit waits.
+    """
+    cluster = sys.modules.get("flray.engine.ray.cluster")
+    waited_for = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.current_thread()]
+    with contextlib.suppress(OSError):  # nobody reads any more: Python says so as it exits
+        sys.stdout.flush()
+        if not waited_for and cluster is not None and cluster.started():
+            try:
+                with contextlib.suppress(Exception):  # it may still be starting: the kernel ends what there is of it, with this process
+                    cluster.close()
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+            finally:
+                os._exit(code)
+    sys.exit(code)

@@ -7,17 +7,13 @@ not Ray's and cannot be bound to loopback: the rendezvous of torch.distributed, 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from flray.core.errors import ResourceError
@@ -28,6 +24,9 @@ os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the round loop rais
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits on a GPU
 
 import ray
+
+from flray.engine.ray import own
+from flray.engine.ray.own import line, refused
 
 ANSWER_S = 5.0  # how long a cluster's head may take to accept a connection
 
@@ -58,13 +57,17 @@ def _connect(address: str | None, num_cpus: int) -> None:
     if address:
         _join(address, where)
         return
-    with private():
-        _init("a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False)
     _ours["cpus"] = num_cpus
+    try:
+        with own.private():
+            _init("a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False)
+    except BaseException:
+        _ours["cpus"] = 0
+        raise
 
 
 _lock = threading.Lock()  # the early start and the run's own call
-_ours = {"cpus": 0}  # CPUs of the cluster that this process started; 0: it started none
+_ours = {"cpus": 0}  # CPUs of the cluster that this process started, or is starting; 0: there is none
 _told = os.environ.get("RAY_AUTH_MODE")  # what the environment says, before flray decides
 
 
@@ -79,58 +82,6 @@ def auth_mode(address: str | None) -> str:
     Never left to Ray, whose choice depends on whether the machine happens to hold a token.
     """
     return _told or ("disabled" if address or os.environ.get("RAY_ADDRESS") else "token")
-
-
-@contextlib.contextmanager
-def private() -> Iterator[None]:
-    """`ray.init(address="local")` in this block starts a Ray that only processes of this user on this machine can use.
-
-    The token is that of `RAY_AUTH_TOKEN`, of the file `RAY_AUTH_TOKEN_PATH` or of ~/.ray/auth_token, which is made when there is none;
-    workers read it there, or inherit the variable. Raises `ResourceError` where a token is asked for and cannot be read.
-    """
-    from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
-    from ray.exceptions import AuthenticationError
-
-    Config.initialize("")  # Ray read RAY_AUTH_MODE when it was imported
-    if os.environ["RAY_AUTH_MODE"].lower() == "token":
-        try:
-            if not AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
-                _make_token()
-                AuthenticationTokenLoader.instance().reset_cache()
-            with contextlib.suppress(OSError):
-                _token_path().chmod(0o600)  # one that Ray has made is open to all
-        except AuthenticationError as error:
-            raise _refused("a new cluster here", error) from error
-    # every server of Ray binds to loopback when its node's address is 127.0.0.1; on Linux Ray replaces that by the machine's own
-    # address, except where this is off, as on macOS (`RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER`, read once, when Ray is imported)
-    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-def _token_path() -> Path:
-    return Path.home() / ".ray" / "auth_token"  # Ray's own place
-
-
-def _make_token() -> None:
-    """A new token in ~/.ray/auth_token, for this user only; in this process's environment where the file cannot be written."""
-    token, path = secrets.token_hex(32), _token_path()
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, aside = tempfile.mkstemp(prefix=".auth_token.", dir=path.parent)  # 0600; Ray would leave it to the umask
-        with os.fdopen(descriptor, "w") as file:
-            file.write(token)
-        try:
-            os.link(aside, path)  # the first of several processes wins
-        except FileExistsError:
-            if path.stat().st_size == 0:
-                os.replace(aside, path)
-        Path(aside).unlink(missing_ok=True)
-    except OSError:
-        os.environ["RAY_AUTH_TOKEN"] = token
 
 
 def _join(address: str, where: str) -> None:
@@ -153,10 +104,10 @@ def _join(address: str, where: str) -> None:
         ensure_token_if_auth_enabled(create_token_if_missing=False)  # without a token, the next line would abort the process
         GcsClient(address=found)
     except AuthenticationError as error:
-        raise _refused(where, error) from error
+        raise refused(where, error) from error
     except (OSError, ValueError, RpcError) as error:
         raise ResourceError(
-            f"{where}: no Ray cluster answers ({_line(error)}); start one with `ray start --head`, or leave it out"
+            f"{where}: no Ray cluster answers ({line(error)}); start one with `ray start --head`, or leave it out"
         ) from error
     _init(where, address=found)
 
@@ -170,10 +121,10 @@ def _init(where: str, **options: Any) -> None:
         _silence()
         _exit_on_sigterm(before)
     except AuthenticationError as error:
-        raise _refused(where, error) from error
+        raise refused(where, error) from error
     except (ConnectionError, ValueError, RuntimeError) as error:
         hint = "; install the cluster's versions" if "Version mismatch" in str(error) else ""
-        raise ResourceError(f"{where}: cannot connect to Ray ({_line(error)}){hint}") from error
+        raise ResourceError(f"{where}: cannot connect to Ray ({line(error)}){hint}") from error
 
 
 def _silence() -> None:
@@ -184,29 +135,17 @@ def _silence() -> None:
     worker.listener_thread.join()
 
 
-def _refused(where: str, error: Exception) -> ResourceError:
-    mode = os.environ["RAY_AUTH_MODE"]
-    if mode.lower() != "token":
-        return ResourceError(
-            f"{where}: the cluster asks for a token, and RAY_AUTH_MODE is {mode}; run with RAY_AUTH_MODE=token "
-            "(and the token in RAY_AUTH_TOKEN, in the file RAY_AUTH_TOKEN_PATH or in ~/.ray/auth_token)"
-        )
-    return ResourceError(
-        f"{where}: {_line(error).partition('. ')[0]}; put the token of the cluster's nodes into RAY_AUTH_TOKEN, into the file "
-        "RAY_AUTH_TOKEN_PATH or into ~/.ray/auth_token"
-    )
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def close() -> None:
     """Stop the cluster if this process started it."""
     if _ours["cpus"]:
         _ours["cpus"] = 0
         alive.forget()
         ray.shutdown()
+
+
+def started() -> bool:
+    """Whether this process has started a cluster, or is about to."""
+    return bool(_ours["cpus"])
 
 
 def cores() -> int:
