@@ -15,8 +15,8 @@ V = TypeVar("V")
 class Kept(Generic[V]):
     """The values used last, each for as long as the tensors live that it was made from.
 
-    A key may hold addresses of these tensors: no other tensor can have one of them while the value is here. A value must
-    not refer to the tensors themselves; views of `tensor.detach()` share their storage and do not.
+    A key may hold addresses of these tensors: no other tensor can have one of them while the value is here. A value
+    must not refer to the tensors themselves; views of `tensor.detach()` share their storage and do not.
     """
 
     def __init__(self, size: int) -> None:

@@ -19,9 +19,9 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class LayerInputs:
     """The inputs of one layer: the columns that its weight, reshaped to `[groups, out / groups, d]`, multiplies.
 
-    A convolution has a column for every sample and output pixel, in that order, with rows in the order (channel, kernel row,
-    kernel column), padding included; a linear layer has one for every vector. Columns are cut when they are asked for: all
-    columns of a convolution are as many times as large as its input as its kernel has pixels.
+    A convolution has a column for every sample and output pixel, in that order, with rows in the order (channel, kernel
+    row, kernel column), padding included; a linear layer has one for every vector. Columns are cut when they are asked
+    for: all columns of a convolution are as many times as large as its input as its kernel has pixels.
     """
 
     windows: Tensor  # [samples, *output pixels, groups, channels of a group, *kernel], a view of the padded input
@@ -49,18 +49,23 @@ def watched(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor]]
     with ExitStack() as hooks:
         for name, layer in layers.items():
             calls = seen[name]
-            hooks.callback(layer.register_forward_pre_hook(lambda _, given, calls=calls: calls.append(given[0].detach())).remove)
+            hooks.callback(
+                layer.register_forward_pre_hook(lambda _, given, calls=calls: calls.append(given[0].detach())).remove
+            )
         yield seen
 
 
 def inputs_of(name: str, layer: nn.Module, calls: list[Tensor]) -> LayerInputs:
-    """What entered a layer, one call after the other. Raises `ConfigError` for images of two sizes in one convolution."""
+    """What entered a layer, one call after the other. Raises `ConfigError` for images of two sizes in one convolution.
+    """
     if isinstance(layer, nn.Linear):
         x = torch.cat([call.flatten(0, -2) if call.dim() > 1 else call[None] for call in calls])
         return LayerInputs(x[:, None], 1)
     if len({call.shape[1:] for call in calls}) > 1:
         shapes = [list(call.shape[1:]) for call in calls]
-        raise ConfigError(f"layer {name} ran on inputs of the shapes {shapes} in one forward pass: its inputs cannot be put together")
+        raise ConfigError(
+            f"layer {name} ran on inputs of the shapes {shapes} in one forward pass: its inputs cannot be put together"
+        )
     x, dimensions = torch.cat(calls), len(layer.kernel_size)  # type: ignore[arg-type]
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = F.pad(x, layer._reversed_padding_repeated_twice, mode)  # type: ignore[arg-type]

@@ -31,9 +31,9 @@ class Objective:
     """An `nn.Module` as a function of flat parameters `w [P]` and batch-norm statistics `b [Q]`.
 
     The module is a classifier, a wrapped one, a list of networks, a generator: what it declares besides a forward pass
-    (`features`, `head`, `levels`, any part by its name) can be asked for. Integer buffers (`num_batches_tracked`) do not
-    influence a forward pass and are left out of `b`. `layout` says where each trained tensor lies in `w`, `buffer_layout`
-    where each statistic lies in `b`.
+    (`features`, `head`, `levels`, any part by its name) can be asked for. Integer buffers (`num_batches_tracked`) do
+    not influence a forward pass and are left out of `b`. `layout` says where each trained tensor lies in `w`,
+    `buffer_layout` where each statistic lies in `b`.
     """
 
     def __init__(
@@ -51,7 +51,9 @@ class Objective:
             raise ConfigError(f"model {type(module).__name__} has no trainable parameter: every requires_grad is False")
         wrong = [n for n, p in trained.items() if p.dtype != torch.float32]
         if wrong:
-            raise ConfigError(f"model {type(module).__name__}: trainable parameter {wrong[0]} is {trained[wrong[0]].dtype}, not float32")
+            raise ConfigError(
+                f"model {type(module).__name__}: trainable parameter {wrong[0]} is {trained[wrong[0]].dtype}, not float32"
+            )
         buffers = {n: t for n, t in module.named_buffers() if t.is_floating_point() and _is_statistic(module, n)}
         self.layout = Layout({n: p.shape for n, p in trained.items()})
         self.buffer_layout = Layout({n: t.shape for n, t in buffers.items()})
@@ -59,9 +61,13 @@ class Objective:
         names = {id(p): n for n, p in trained.items()}
         everywhere = module.named_parameters(remove_duplicate=False)
         self._aliases = {n: names[id(p)] for n, p in everywhere if id(p) in names and names[id(p)] != n}
-        # frozen parameters and counters, as they are now: a counter of this process (num_batches_tracked) is nobody's state
+        # frozen parameters are never written, so they are the module's own; counters are kept as they are now: how far
+        # one of this process went (num_batches_tracked) is nobody's state
+        untrained = {n for n, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
         elsewhere = {*trained, *buffers, *self._aliases}
-        self._rest = {n: t.detach().clone() for n, t in module.state_dict().items() if n not in elsewhere}
+        rest = {n: t.detach() for n, t in module.state_dict().items() if n not in elsewhere}
+        self._rest = {n: t if n in untrained else t.clone() for n, t in rest.items()}
+        self.frozen = tuple(n for n in rest if n in untrained)  # names in `state_dict` of what nobody trains
         # a tied parameter has one place in `w` and several in the module
         holders: dict[int, list[dict[str, Tensor | None]]] = {}
         for owner in module.modules():
@@ -69,7 +75,9 @@ class Objective:
                 if parameter is not None:
                     holders.setdefault(id(parameter), []).append(owner._parameters)  # type: ignore[arg-type]
         self._sites = [(holders[id(p)], n.rpartition(".")[2]) for n, p in trained.items()]
-        self._buffer_sites = [(module.get_submodule(n.rpartition(".")[0])._buffers, n.rpartition(".")[2]) for n in buffers]
+        self._buffer_sites = [
+            (module.get_submodule(n.rpartition(".")[0])._buffers, n.rpartition(".")[2]) for n in buffers
+        ]
         head = getattr(module, "head", None)
         self._declared_head = head if isinstance(head, nn.Module) else None
         in_head = {id(p) for p in self._declared_head.parameters()} if self._declared_head is not None else set()
@@ -82,7 +90,7 @@ class Objective:
         self._points: Kept[Model] = Kept(CACHED_POINTS)
         self._gradients: Kept[list[Tensor]] = Kept(CACHED_POINTS)
         self._scratch: dict[str, Tensor] = {}
-        self._missed: frozenset[int] | None = None  # numbers of the tensors that no gradient reached since `reached` was asked
+        self._missed: frozenset[int] | None = None  # numbers of the tensors that no gradient reached, see `reached`
         self._reached: dict[frozenset[int], Tensor] = {}
 
     # parameters ------------------------------------------------------------------------------
@@ -95,7 +103,8 @@ class Objective:
         return self.layout.views(w)
 
     def mask(self, part: str) -> Tensor:
-        """Float `[P]`, 1 on `"head"`, `"body"` (all but the head), `"all"`, or on the tensors of one submodule's name."""
+        """Float `[P]`, 1 on `"head"`, `"body"` (all but the head), `"all"`, or on the tensors of one submodule's name.
+        """
         if part in ("head", "body"):
             self._head(part)
 
@@ -109,18 +118,25 @@ class Objective:
         return self.layout.mask(chosen).to(self.device)
 
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
-        """Every name and logical shape of the module's own `state_dict`, contiguous copies; a tied parameter under each of its names."""
+        """Every name and logical shape of the module's own `state_dict`; a tied parameter under each of its names.
+
+        Contiguous copies, but for the `frozen` parameters, which are the module's own: do not write to them.
+        """
         named = {**self.views(w), **self.buffer_layout.views(b)}
-        aliases = {alias: named[n] for alias, n in self._aliases.items()}
-        return {n: t.detach().contiguous().clone() for n, t in {**self._rest, **named, **aliases}.items()}
+        named |= {alias: named[n] for alias, n in self._aliases.items()}
+        return {**self._rest, **{n: t.detach().contiguous().clone() for n, t in named.items()}}
 
     def from_state_dict(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The inverse of :meth:`state_dict` for the trained part; raises `ConfigError` for a missing or misshapen tensor."""
+        """The inverse of :meth:`state_dict` for the trained part; raises `ConfigError` for a missing or misshapen
+        tensor.
+        """
         for entry in (*self.layout.entries, *self.buffer_layout.entries):
             found = tensors.get(entry.name)
             if found is None or tuple(found.shape) != entry.shape:
                 have = "absent" if found is None else f"of shape {tuple(found.shape)}"
-                raise ConfigError(f"weights for {type(self.module).__name__}: {entry.name} is {have}, expected {entry.shape}")
+                raise ConfigError(
+                    f"weights for {type(self.module).__name__}: {entry.name} is {have}, expected {entry.shape}"
+                )
         return self.layout.flatten(tensors, self.device), self.buffer_layout.flatten(tensors, self.device)
 
     def scratch(self, name: str, like: Tensor) -> Tensor:
@@ -137,9 +153,9 @@ class Objective:
     def at(self, w: Tensor, b: Tensor, mode: Modes = "eval", grad: bool = False) -> Model:
         """The model at `(w, b)`; `grad` where it will be differentiated.
 
-        `train` uses batch statistics and updates `b` in place; `train_frozen` uses them and leaves `b` alone; `eval` uses `b`.
-        `{"all": "train", "body": "eval"}` says it by part (as :meth:`mask` names them, a later one wins); what no part names is
-        in eval. Raises `ConfigError` for a part that the network does not have.
+        `train` uses batch statistics and updates `b` in place; `train_frozen` uses them and leaves `b` alone; `eval`
+        uses `b`. `{"all": "train", "body": "eval"}` says it by part (as :meth:`mask` names them, a later one wins);
+        what no part names is in eval. Raises `ConfigError` for a part that the network does not have.
         """
         train: Flags
         frozen: Flags
@@ -154,7 +170,9 @@ class Objective:
             entries = self.buffer_layout.entries
             flags = frozen if isinstance(frozen, tuple) else (frozen,) * len(entries)
             places = (b.detach(), still.detach())
-            model = Model(self, w, [entry.view(places[flag]) for entry, flag in zip(entries, flags, strict=True)], train, grad)
+            model = Model(
+                self, w, [entry.view(places[flag]) for entry, flag in zip(entries, flags, strict=True)], train, grad
+            )
             self._points.put(key, model, *(tensor for tensor in (w, b) if tensor.numel()))
         return model
 
@@ -182,7 +200,9 @@ class Objective:
 
     def _head(self, part: str) -> nn.Module:
         if self._declared_head is None:
-            raise ConfigError(f"model {type(self.module).__name__} declares no `head`: part {part!r} is undefined for it")
+            raise ConfigError(
+                f"model {type(self.module).__name__} declares no `head`: part {part!r} is undefined for it"
+            )
         return self._declared_head
 
     def _switch(self, train: Flags) -> None:
@@ -198,14 +218,16 @@ class Objective:
     def value_and_grad(
         self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, mode: Modes = "train", out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Scalar `loss(model at (w, b))`, detached, and its gradient `[P]` with respect to `w`, written to `out` if given."""
+        """Scalar `loss(model at (w, b))`, detached, and its gradient `[P]` with respect to `w`, written to `out` if
+        given.
+        """
         model = self.at(w, b, mode, grad=True)
         value = loss(model)
         return value.detach(), self.gradient(value, model.leaves, out)
 
     def gradient(self, value: Tensor, leaves: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-        """Gradient `[P]` of the scalar `value` with respect to `leaves`, one for every tensor of `w` (those of a model, or of two
-        models where a part of the network ran at another point); tensors that it does not reach get 0.
+        """Gradient `[P]` of the scalar `value` with respect to `leaves`, one for every tensor of `w` (those of a model,
+        or of two models where a part of the network ran at another point); tensors that it does not reach get 0.
         """
         parts = torch.autograd.grad(value, list(leaves), self._one, allow_unused=True)
         flat = torch.zeros(self.layout.size, device=self.device) if out is None else out
@@ -220,30 +242,36 @@ class Objective:
         torch._foreach_copy_(views, parts)
         return flat
 
-    def hvp(
-        self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, v: Tensor, mode: Modes = "eval"
-    ) -> Tensor:
-        """H v `[P]`: the Hessian at `w` of the scalar `loss(model at (w, b))`, times `v [P]`; 0 where the loss does not reach.
+    def hvp(self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, v: Tensor, mode: Modes = "eval") -> Tensor:
+        """H v `[P]`: the Hessian at `w` of the scalar `loss(model at (w, b))`, times `v [P]`; 0 where the loss does not
+        reach.
 
-        Two backward passes, about three times a gradient's cost and memory. Attention takes its plain formula here, because the
-        fused kernels have no second derivative. What `reached` says does not change.
+        Two backward passes, about three times a gradient's cost and memory. Attention takes its plain formula here,
+        because the fused kernels have no second derivative. What `reached` says does not change.
         """
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         model, product = self.at(w, b, mode, grad=True), torch.zeros(self.layout.size, device=self.device)
         with sdpa_kernel(SDPBackend.MATH):
             first = torch.autograd.grad(loss(model), model.leaves, create_graph=True, allow_unused=True)
-        along = [(g * e.view(v)).sum() for g, e in zip(first, self.layout.entries, strict=True) if g is not None and g.requires_grad]
+        along = [
+            (g * e.view(v)).sum()
+            for g, e in zip(first, self.layout.entries, strict=True)
+            if g is not None and g.requires_grad
+        ]
         if along:
-            second = torch.autograd.grad(torch.stack(along).sum(), model.leaves, allow_unused=True, materialize_grads=True)
+            second = torch.autograd.grad(
+                torch.stack(along).sum(), model.leaves, allow_unused=True, materialize_grads=True
+            )
             torch._foreach_copy_([entry.view(product) for entry in self.layout.entries], second)
         return product
 
     def layer_inputs(self, w: Tensor, b: Tensor, x: Tensor, mode: Modes = "eval") -> dict[str, LayerInputs]:
-        """What enters every trained linear layer and convolution of the network at `(w, b)`, from one forward pass of `x [B, ...]`.
+        """What enters every trained linear layer and convolution of the network at `(w, b)`, from one forward pass of
+        `x [B, ...]`.
 
-        By the layer's name, in the order of the layout; its weight is the view `NAME.weight` of `w`. A layer that did not run
-        is left out, and so is `nn.MultiheadAttention`'s, which runs none.
+        By the layer's name, in the order of the layout; its weight is the view `NAME.weight` of `w`. A layer that did
+        not run is left out, and so is `nn.MultiheadAttention`'s, which runs none.
         """
         trained = {*(entry.name for entry in self.layout.entries), *self._aliases}
         modules = self.module.named_modules()
@@ -254,9 +282,11 @@ class Objective:
         return {name: inputs_of(name, layers[name], calls) for name, calls in seen.items() if calls}
 
     def reached(self) -> Tensor | None:
-        """Float `[P]`: 0 on the tensors that no gradient reached since this was asked last, 1 elsewhere; None: every tensor was reached.
+        """Float `[P]`: 0 on the tensors that no gradient reached since this was asked last, 1 elsewhere; None: every
+        tensor was reached.
 
-        An optimiser asks at every step, for `torch.optim` passes over a parameter that has no gradient: weight decay does not shrink it.
+        An optimiser asks at every step, for `torch.optim` passes over a parameter that has no gradient: weight decay
+        does not shrink it.
         """
         missed, self._missed = self._missed, None
         if not missed:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Model:
     """The network at a point `(w, b)`; its tensors are views, so it follows in-place changes of `w` and `b`.
 
-    It is called like the network itself. `leaves` are the views of `w`, one for every tensor, in the order of the layout.
+    It is called like the network itself. `leaves` are the views of `w`, one for every tensor, in the order of the
+    layout.
     """
 
     __slots__ = ("_buffers", "_objective", "_train", "leaves")
@@ -26,7 +27,9 @@ class Model:
     def __init__(
         self, objective: Objective, w: Tensor, buffers: Sequence[Tensor], train: bool | tuple[bool, ...], grad: bool
     ) -> None:
-        """`buffers` are views of the statistics; `train` says which modules are in train mode, one answer for all or one each."""
+        """`buffers` are views of the statistics; `train` says which modules are in train mode, one answer for all or
+        one each.
+        """
         self._objective, self._train, self._buffers = objective, train, buffers
         flat = w.detach()
         self.leaves = [entry.view(flat) for entry in objective.layout.entries]
@@ -53,7 +56,9 @@ class Model:
             return _single(called(*inputs))
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Logits `[B, C]` of inputs `x [B, ...]`, float32; what a network that is no classifier gives, of what it takes."""
+        """Logits `[B, C]` of inputs `x [B, ...]`, float32; what a network that is no classifier gives, of what it
+        takes.
+        """
         return self._give(self._bind(), inputs)  # type: ignore[no-any-return]
 
     def together(self, *batches: Tensor) -> tuple[Tensor, ...]:
@@ -66,13 +71,16 @@ class Model:
     def run(self, part: str, *inputs: Tensor) -> Any:
         """What a part of the network gives, float32: a submodule or a method by its name, such as `"students.2"`.
 
-        Raises `ConfigError` where the network declares no such part; an error inside it is the network's, and stays what it is.
+        Raises `ConfigError` where the network declares no such part; an error inside it is the network's, and stays
+        what it is.
         """
         module = self._bind()
         try:
             found: Callable[..., Any] = reduce(getattr, part.split("."), module)
         except AttributeError:
-            raise ConfigError(f"model {type(module).__name__} declares no {part}(x), which this algorithm reads") from None
+            raise ConfigError(
+                f"model {type(module).__name__} declares no {part}(x), which this algorithm reads"
+            ) from None
         return self._give(found, inputs)
 
     def features(self, x: Tensor) -> Tensor:
@@ -84,7 +92,8 @@ class Model:
         return self.run("head", z)  # type: ignore[no-any-return]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """(one representation `[B, F_l]` per level of the network, shallow to deep, before its activation; logits `[B, C]`).
+        """(one representation `[B, F_l]` per level of the network, shallow to deep, before its activation; logits `[B,
+        C]`).
 
         Raises `ConfigError` where the network declares no levels.
         """

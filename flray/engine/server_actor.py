@@ -226,12 +226,13 @@ class Server:
         return saved.task, saved.round, saved.done
 
     def save_model(self) -> str:
-        """`DIR/model.safetensors`: names and shapes of the module's own state_dict."""
+        """`DIR/model.safetensors`: names and shapes of the module's own state_dict, without what a named checkpoint holds."""
         self.check_folder()
         path = self.folder / "model.safetensors"
-        named = self.bench.objective.state_dict(self.state.w, self.state.b)
+        objective, sources = self.bench.objective, self.bench.experiment.model.sources
+        named = objective.state_dict(self.state.w, self.state.b)
         with checkpoint.disk_errors(path, self.folder), whole(path) as aside:
-            save_weights(named, aside)
+            save_weights(named, aside, objective.frozen, sources)
         return str(path)
 
     def check_folder(self) -> None:

@@ -82,6 +82,12 @@ class ModelConfig(Section, frozen=True, extra="allow"):
         """`weights`, `weights_head`; empty where it starts from random ones."""
         return _start(self.name, self.model_extra or {})
 
+    @property
+    def sources(self) -> list[str]:
+        """The checkpoints that are named here: `weights`, and what a network's own option `pretrained` says."""
+        given = (self.start.get("weights"), self.options.get("pretrained"))
+        return [source for source in given if isinstance(source, str)]
+
 
 def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
     """The network for inputs `[B, *input_shape]` and `num_classes` logits, on the CPU, initialised from `seed` alone.

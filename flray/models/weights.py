@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from flray.core.disk import checksum
+from flray.core.disk import array_checksum, checksum
 from flray.core.errors import ConfigError
 
 Head = Literal["load", "fresh"]
-FILE = "model.safetensors"  # in a run folder
+FILE = "model.safetensors"  # in a run folder, and of a pretrained network
 CHECKSUM = "flray.checksum"
+ELSEWHERE = "flray.elsewhere"  # {checksum, files: {file: {checksum: of that file, tensors: {name: its name there}}}}
+HUB = "hf://"  # then NAME/FILE, in the local cache of the Hugging Face hub
+GIVE = "give a .safetensors file or a finished run's folder"
 
 
 def load_weights(module: nn.Module, source: str, head: Head) -> None:
-    """Give `module` the tensors of `source`: a `.safetensors` file with the names of its `state_dict`, or a run folder; path or URI.
+    """Give `module` the tensors of `source`: a `.safetensors` file with the names of its `state_dict`, or a run folder;
+    path or URI.
 
-    `head="fresh"` leaves the head as it was initialised, whatever the file's is. Raises `ConfigError` for a file that cannot be read,
-    and for a tensor that is missing, left over or of another shape.
+    `head="fresh"` leaves the head as it was initialised, whatever the file's is. Raises `ConfigError` for a file that
+    cannot be read, and for a tensor that is missing, left over or of another shape.
     """
     what = f"model.weights: {source}"
-    found, own = _read(source), module.state_dict()
+    found, own = read_weights(source), module.state_dict()
     in_head = _head_names(module)
     if head == "fresh":
         if not in_head:
@@ -33,63 +39,193 @@ def load_weights(module: nn.Module, source: str, head: Head) -> None:
     for name, tensor in own.items():
         if name not in found:
             if tensor.is_floating_point():  # a counter of batches is no state
-                raise ConfigError(f"{what} has no {name}, which {type(module).__name__} needs; it is of another network")
+                raise ConfigError(
+                    f"{what} has no {name}, which {type(module).__name__} needs; it is of another network"
+                )
         elif found[name].shape != tensor.shape:
-            hint = "set model.weights_head: fresh to start with a new head" if name in in_head else "it is of another network"
-            raise ConfigError(f"{what} has {name} of shape {list(found[name].shape)}, {list(tensor.shape)} is needed; {hint}")
+            hint = (
+                "set model.weights_head: fresh to start with a new head"
+                if name in in_head
+                else "it is of another network"
+            )
+            raise ConfigError(
+                f"{what} has {name} of shape {list(found[name].shape)}, {list(tensor.shape)} is needed; {hint}"
+            )
     left = sorted(found.keys() - own.keys())
     if left:
         raise ConfigError(f"{what} has {left[0]}, which {type(module).__name__} has not; it is of another network")
     module.load_state_dict(found, strict=False)
 
 
-def save_weights(named: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors as a `.safetensors` file whose metadata holds the checksum of its data, which :func:`load_weights` compares."""
+def save_weights(
+    named: Mapping[str, Tensor], path: Path, frozen: Collection[str] = (), sources: Sequence[str] = ()
+) -> None:
+    """Write tensors as a `.safetensors` file whose metadata holds the checksum of its content.
+
+    Of the `frozen` ones, those that a named checkpoint has bit for bit are not written again: the metadata name the
+    file that holds them, its checksum and their names there. `sources` are what the configuration names
+    (`ModelConfig.sources`); one that cannot be read (any more) leaves the file complete.
+    """
     from safetensors.torch import save, save_file
 
-    tensors = {name: tensor.cpu() for name, tensor in named.items()}
-    save_file(tensors, path, {CHECKSUM: checksum(_data(save(tensors))[1])})
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in named.items()}
+    elsewhere = _elsewhere({name: tensors[name] for name in frozen}, sources)
+    left_out = {name for place in elsewhere.values() for name in place["tensors"]}
+    tensors = {
+        name: t.clone() if name in frozen else t for name, t in tensors.items() if name not in left_out
+    }  # tied: two names
+    digest = _checksum(elsewhere, _data(save(tensors))[1])
+    note = {"checksum": digest, "files": elsewhere}  # one entry either way: safetensors writes several in any order
+    save_file(tensors, path, {ELSEWHERE: json.dumps(note)} if elsewhere else {CHECKSUM: digest})
 
 
-def _data(content: bytes) -> tuple[dict[str, str], memoryview]:
-    """(metadata, the tensors' bytes) of a `.safetensors` file: eight bytes with the length of a JSON header, the header, the data."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    return json.loads(content[8:end]).get("__metadata__", {}), memoryview(content)[end:]
+def read_weights(source: str) -> dict[str, Tensor]:
+    """All tensors of a `.safetensors` file or of a run folder (path or URI), with the frozen ones that it left
+    elsewhere.
+
+    Raises `ConfigError` for a file that cannot be read or is damaged, and where one that holds frozen tensors is gone
+    or changed.
+    """
+    return {name: tensor for name, (tensor, _) in _found(_place(source), f"model.weights: {source}").items()}
 
 
 def weights_fingerprint(source: str | None) -> str | None:
     """Checksum of the file; None without one. Raises `ConfigError` for a file that cannot be read."""
-    return None if source is None else checksum(_content(source))
+    return None if source is None else checksum(_content(_place(source), f"model.weights: {source}", GIVE))
 
 
-def _read(source: str) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
+class _Stored(NamedTuple):
+    """A file's own tensors, its checksum, and where it left others: place -> {checksum, tensors: {name: name there}}.
+    """
 
-    content = _content(source)
-    try:
-        found = load(content)
-    except SafetensorError as error:
-        raise ConfigError(f"model.weights: {source} is no .safetensors file ({error}); give one, or a run folder") from error
-    metadata, data = _data(content)
-    if metadata.get(CHECKSUM, checksum(data)) != checksum(data):  # a file of another program has none
-        raise ConfigError(f"model.weights: {source} is damaged: its checksum is not the one that was written; make it again")
+    tensors: dict[str, Tensor]
+    checksum: str
+    elsewhere: dict[str, dict[str, Any]]
+
+
+class _Origin(NamedTuple):
+    """The file that holds a tensor, its checksum, and the tensor's name in it."""
+
+    place: str
+    checksum: str
+    name: str
+
+
+def _found(place: str, what: str) -> dict[str, tuple[Tensor, _Origin]]:
+    """The tensors of the file at a place, those that it left elsewhere among them."""
+    stored = _read(place, what, GIVE)
+    found = {name: (tensor, _Origin(place, stored.checksum, name)) for name, tensor in stored.tensors.items()}
+    for other, left in stored.elsewhere.items():
+        line = f"{what} has its frozen tensors in {other}, which"
+        holder = _read(other, line, "put it back where it was")
+        if holder.checksum != left["checksum"]:
+            raise ConfigError(f"{line} is another file now; put the old one back")
+        for name, there in left["tensors"].items():
+            found[name] = (holder.tensors[there], _Origin(other, holder.checksum, there))
     return found
 
 
-def _content(source: str) -> bytes:
+def _elsewhere(frozen: Mapping[str, Tensor], sources: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Which of the frozen tensors lie in which file of the sources, as the metadata say it."""
+    elsewhere: dict[str, dict[str, Any]] = {}
+    wanted = {name: _identity(tensor, tensor.dtype) for name, tensor in frozen.items()}
+    kinds = {tensor.dtype for tensor in frozen.values()}
+    for source in sources if frozen else ():
+        try:
+            files = [_found(place, source) for place in _files(source)]
+        except ConfigError:  # deleted while the run went on: then this file has to be complete
+            continue
+        known = {_identity(t, kind): origin for file in files for t, origin in file.values() for kind in kinds}
+        for name in [name for name, identity in wanted.items() if identity in known]:
+            origin = known[wanted.pop(name)]
+            holder = elsewhere.setdefault(origin.place, {"checksum": origin.checksum, "tensors": {}})
+            holder["tensors"][name] = origin.name
+    return elsewhere
+
+
+def _identity(tensor: Tensor, kind: torch.dtype) -> tuple[torch.Size, torch.dtype, str]:
+    """Shape and content of a tensor as one of the type `kind`."""
+    return tensor.shape, kind, array_checksum(tensor.to(kind).contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _data(content: bytes) -> tuple[dict[str, str], memoryview]:
+    """(metadata, the tensors' bytes) of a `.safetensors` file: the length of a JSON header in eight bytes, header,
+    data.
+    """
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:end]).get("__metadata__", {}), memoryview(content)[end:]
+
+
+def _checksum(elsewhere: Mapping[str, Any], data: memoryview) -> str:
+    """Of the tensors' bytes, after what says where the other tensors are."""
+    return checksum(json.dumps(elsewhere).encode() if elsewhere else b"", data)
+
+
+def _read(place: str, what: str, hint: str) -> _Stored:
+    """The file at a place; `what` and `hint` begin and end the line of a `ConfigError`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    content = _content(place, what, hint)
+    if place.endswith(".bin"):
+        return _Stored(torch.load(io.BytesIO(content), "cpu", weights_only=True), checksum(content), {})
     try:
-        if "://" not in source:
-            path = Path(source).expanduser()
-            return (path / FILE if path.is_dir() else path).read_bytes()
+        found = load(content)
+    except SafetensorError as error:
+        raise ConfigError(f"{what} is no .safetensors file ({error}); {hint}") from error
+    metadata, data = _data(content)
+    note = json.loads(metadata.get(ELSEWHERE, "{}"))
+    elsewhere, digest = note.get("files", {}), note.get("checksum", metadata.get(CHECKSUM))
+    if digest not in (None, _checksum(elsewhere, data)):  # a file of another program has none
+        raise ConfigError(f"{what} is damaged: its checksum is not the one that was written; make it again")
+    return _Stored(found, checksum(content), elsewhere)
+
+
+def _place(source: str) -> str:
+    """The one file of `model.weights`: an absolute path, or a URI."""
+    if "://" in source:
+        return source if source.endswith(".safetensors") else f"{source}/{FILE}"
+    path = Path(source).expanduser()
+    return str((path / FILE if path.is_dir() else path).absolute())
+
+
+def _files(source: str) -> list[str]:
+    """The files of a named checkpoint: that of `model.weights`, or those of a pretrained network, a folder or a name on
+    the hub.
+    """
+    folder = Path(source).expanduser()
+    if "://" in source or folder.is_file() or (folder / FILE).is_file():
+        return [_place(source)]
+    try:
+        cached = folder if folder.is_dir() else Path(_hub().snapshot_download(source, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{source} is not here") from error
+    names = sorted(path.name for path in (list(cached.glob("*.safetensors")) or cached.glob("pytorch_model*.bin")))
+    return [str(folder.absolute() / name) if folder.is_dir() else f"{HUB}{source}/{name}" for name in names]
+
+
+def _hub() -> Any:
+    import huggingface_hub
+
+    return huggingface_hub
+
+
+def _content(place: str, what: str, hint: str) -> bytes:
+    try:
+        if place.startswith(HUB):
+            name, _, file = place.removeprefix(HUB).rpartition("/")
+            hint = f"fetch it: hf download {name}"
+            place = _hub().hf_hub_download(name, file, local_files_only=True)
+        if "://" not in place:
+            return Path(place).read_bytes()
         from pyarrow.fs import FileSystem  # type: ignore[import-untyped]
 
-        system, place = FileSystem.from_uri(source)
-        with system.open_input_stream(place if place.endswith(".safetensors") else f"{place}/{FILE}") as file:
+        system, path = FileSystem.from_uri(place)
+        with system.open_input_stream(path) as file:
             return file.read()  # type: ignore[no-any-return]
     except (OSError, ValueError, RuntimeError) as error:  # pyarrow's errors are among these; ~nobody has no home
         why = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise ConfigError(f"model.weights: {source} cannot be read ({why}); give a .safetensors file or a finished run's folder") from error
+        raise ConfigError(f"{what} cannot be read ({why}); {hint}") from error
 
 
 def _head_names(module: nn.Module) -> set[str]:

@@ -1,4 +1,6 @@
-"""Losses on logits. KL is "batchmean", the teacher is the first argument and gets no gradient (spec 0: numerics 1 and 2)."""
+"""Losses on logits. KL is "batchmean", the teacher is the first argument and gets no gradient (spec 0: numerics 1 and
+2).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def kl(teacher: Tensor, student: Tensor, temperature: float = 1.0, direction: Di
     if direction == "reverse":
         log_p, log_q = log_q, log_p
     # sum q - sum p is 0; with it the gradient is exactly 0 at equal logits, where FedSOL would blow its rounding up to length rho
-    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True) + (log_q.exp() - log_p.exp()).sum() / len(log_q)
+    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True) + (log_q.exp() - log_p.exp()).sum() / len(
+        log_q
+    )
 
 
 def not_true_kl(teacher: Tensor, student: Tensor, y: Tensor, temperature: float = 1.0) -> Tensor:

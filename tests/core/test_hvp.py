@@ -13,7 +13,9 @@ from tests.core.networks import Branches, Conv, Frozen, Mlp, Norm, Tied, build, 
 
 
 def dense(kind, objective, w, b, x, y):
-    """The Hessian of the mean cross-entropy over the trained tensors, in the order of the layout without its gaps, float64."""
+    """The Hessian of the mean cross-entropy over the trained tensors, in the order of the layout without its gaps,
+    float64.
+    """
     module = build(kind).double().eval()
     module.load_state_dict({n: t.double() for n, t in objective.state_dict(w, b).items()}, strict=False)
     entries = objective.layout.entries
@@ -73,7 +75,9 @@ def test_fused_attention_is_differentiated_twice():
 
 
 def test_what_gradients_reached_does_not_change():
-    """An optimiser that asks after a product hears of its own gradients only: the head's alone here, though the product reaches all."""
+    """An optimiser that asks after a product hears of its own gradients only: the head's alone here, though the product
+    reaches all.
+    """
     objective, (x, y) = Objective(build(Mlp)), inputs(Mlp, 4)
     w, b = objective.initial()
     objective.value_and_grad(lambda f: cross_entropy(f.head(torch.ones(4, 7)), y), w, b)

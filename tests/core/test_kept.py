@@ -29,7 +29,9 @@ def test_the_oldest_values_give_way():
 
 
 def test_the_rows_of_a_stack_do_not_hold_it():
-    """As an ensemble is asked: row by row of `[K, P]`, then the average. With the average's model bound, nothing knows the stack."""
+    """As an ensemble is asked: row by row of `[K, P]`, then the average. With the average's model bound, nothing knows
+    the stack.
+    """
     objective, (x, _) = Objective(build(Norm)), inputs(Norm, 3)
     w, b = objective.initial()
     stack, statistics = torch.stack([w, 0.5 * w, 2 * w]), torch.stack([b, b, b])

@@ -64,9 +64,14 @@ def test_one_part_updates_its_statistics_while_another_only_reads_those_of_the_b
     x, y, _, objective = world()
     (w, b), start = objective.initial(), objective.initial()[1]
     both = objective.value_and_grad(lambda f: cross_entropy(f(x), y), w, b.clone(), "train")[1]
-    mixed = objective.value_and_grad(lambda f: cross_entropy(f(x), y), w, b, {"body": "train_frozen", "head": "train"})[1]
+    mixed = objective.value_and_grad(lambda f: cross_entropy(f(x), y), w, b, {"body": "train_frozen", "head": "train"})[
+        1
+    ]
     assert torch.equal(mixed, both)
-    moved = {n: not torch.equal(v, objective.buffer_layout.views(start)[n]) for n, v in objective.buffer_layout.views(b).items()}
+    moved = {
+        n: not torch.equal(v, objective.buffer_layout.views(start)[n])
+        for n, v in objective.buffer_layout.views(b).items()
+    }
     assert {n for n, m in moved.items() if m} == {"head.0.running_mean", "head.0.running_var"}
 
 
@@ -75,7 +80,15 @@ def test_modes_take_turns():
     x, _, module, objective = world()
     w, b = objective.initial()
     b += 1
-    modes = ["eval", {"head": "train_frozen"}, "train_frozen", {"body": "train_frozen"}, "eval", {"head": "train_frozen"}, {}]
+    modes = [
+        "eval",
+        {"head": "train_frozen"},
+        "train_frozen",
+        {"body": "train_frozen"},
+        "eval",
+        {"head": "train_frozen"},
+        {},
+    ]
     with torch.no_grad():
         for mode in modes:
             assert torch.equal(objective.at(w, b, mode)(x), Objective(copy.deepcopy(module)).at(w, b, mode)(x)), mode

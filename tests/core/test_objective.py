@@ -95,6 +95,20 @@ def test_frozen_parameters_stay_out_of_w_and_at_their_value():
     assert torch.equal(objective.state_dict(w, b)["hidden.weight"], module.hidden.weight)
 
 
+def test_frozen_parameters_are_the_modules_own_and_counters_are_not():
+    """A backbone is there once; how many batches this process saw is nobody's state."""
+    objective = Objective(build(Frozen))
+    assert objective.frozen == ("hidden.weight", "hidden.bias")
+    w, b = objective.initial()
+    named = objective.state_dict(w, b)
+    assert named["hidden.weight"].data_ptr() == objective.module.hidden.weight.data_ptr()
+    normed = Objective(build(Norm))
+    x, y = inputs(Norm, 4)
+    normed.value_and_grad(lambda f: cross_entropy(f(x), y), *normed.initial())
+    assert int(normed.module.norm.num_batches_tracked) == 1
+    assert int(normed.state_dict(*normed.initial())["norm.num_batches_tracked"]) == 0
+
+
 def test_a_module_without_trainable_parameters_is_refused():
     with pytest.raises(ConfigError, match="no trainable parameter"):
         Objective(build(Mlp).requires_grad_(False))

@@ -1,4 +1,6 @@
-"""Networks that are no plain classifier: a wrapped one, a list of students, a generator, a frozen one; two batches in one pass."""
+"""Networks that are no plain classifier: a wrapped one, a list of students, a generator, a frozen one; two batches in
+one pass.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ class Students(nn.ModuleList):
 def test_a_wrapped_model_has_the_head_that_it_declares():
     objective, (x, _) = Objective(build(Wrapped)), inputs(Mlp, 4)
     w, b = objective.initial()
-    named = {name: {n for n, v in objective.views(objective.mask(name)).items() if v.all()} for name in ("head", "body", "projection")}
+    named = {
+        name: {n for n, v in objective.views(objective.mask(name)).items() if v.all()}
+        for name in ("head", "body", "projection")
+    }
     assert named["head"] == {"model.head.weight", "model.head.bias"}
     assert named["body"] == {"model.hidden.weight", "model.hidden.bias", "projection.weight", "projection.bias"}
     assert named["projection"] == {"projection.weight", "projection.bias"}

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from flray.models.base import Classifier
+from flray.models.bert import Bert
+
 if TYPE_CHECKING:
     from nowhere import Missing
 
@@ -43,6 +46,32 @@ class Cumulative(nn.Module):
     def __init__(self, lazy: bool = False) -> None:
         super().__init__()
         self.norm = nn.LazyLinear(3) if lazy else nn.BatchNorm1d(2, momentum=None)
+
+
+class Backbone(Classifier):
+    """A frozen layer, a frozen one tied to it, a frozen random projection that no checkpoint has, and a trained head."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, projection: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Linear(input_shape[0], input_shape[0])
+        self.again = nn.Linear(input_shape[0], input_shape[0])
+        self.again.weight = self.body.weight
+        self.random = nn.Linear(input_shape[0], 5, bias=False) if projection else nn.Identity()
+        self.requires_grad_(False)
+        self.head = nn.Linear(5 if projection else input_shape[0], num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.random(torch.tanh(self.again(torch.tanh(self.body(x)))))
+
+
+class FrozenBert(Bert):
+    """Only the head of a pretrained network is trained."""
+
+    def __init__(
+        self, input_shape: tuple[int, ...], num_classes: int, num_tokens: int, pad_token: int, separator_token: int, pretrained: str
+    ) -> None:
+        super().__init__(input_shape, num_classes, num_tokens, pad_token, separator_token, pretrained=pretrained)
+        self.bert.requires_grad_(False)
 
 
 class NoHead(nn.Module):
