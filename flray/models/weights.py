@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -135,7 +136,8 @@ def _elsewhere(frozen: Mapping[str, Tensor], sources: Sequence[str]) -> dict[str
             files = [_found(place, source) for place in _files(source)]
         except ConfigError:  # deleted while the run went on: then this file has to be complete
             continue
-        known = {_identity(t, kind): origin for file in files for t, origin in file.values() for kind in kinds}
+        tensors = [entry for file in files for entry in sorted(file.items(), key=itemgetter(0))]  # safetensors gives them in any order
+        known = {_identity(t, kind): origin for _, (t, origin) in reversed(tensors) for kind in kinds}
         for name in [name for name, identity in wanted.items() if identity in known]:
             origin = known[wanted.pop(name)]
             holder = elsewhere.setdefault(origin.place, {"checksum": origin.checksum, "tensors": {}})
