@@ -26,7 +26,8 @@ def labels(cells: Sequence[Experiment]) -> list[str]:
         parts = [str(values["algorithm.name"])]
         parts += [f"{key.rpartition('.')[2]}{_word(values[key])}" for key in varied if key != "algorithm.name"]
         name = "-".join(parts).replace("/", "_").replace(" ", "")
-        if len(name.encode()) > LONGEST:  # the end of a name told shortly; no folder's name may be longer than 255 bytes
+        # the end of a name told shortly; no folder's name may be longer than 255 bytes
+        if len(name.encode()) > LONGEST:
             name = f"{name.encode()[: LONGEST - 9].decode(errors='ignore')}-{checksum(name.encode())[:8]}"
         names.append(name)
     return names
@@ -55,13 +56,29 @@ def dotted(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys that make `now` another experiment than the one that a run began with (plain values): name -> (what it was, what it is)."""
+    """Keys that make `now` another experiment than the one that a run began with (plain values): name -> (what it was,
+    what it is)."""
     old, new = dotted(before), dotted(now)
     return {
         key: (old.get(key), new.get(key))
         for key in dict.fromkeys([*old, *new])
         if old.get(key) != new.get(key) and (key == "resources.store" or key.partition(".")[0] not in RESUMABLE)
     }
+
+
+def difference(ours: Any, theirs: Any, prefix: str = "") -> str | None:
+    """The first key that makes two configurations (plain values) different experiments, None when there is none.
+
+    A key that only one of them has makes none: another version of flray knows it.
+    """
+    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+        return None if ours == theirs else prefix
+    for key in ours:
+        if key in theirs and (prefix or key not in RESUMABLE):
+            found = difference(ours[key], theirs[key], f"{prefix}.{key}" if prefix else str(key))
+            if found is not None:
+                return found
+    return None
 
 
 def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
@@ -81,13 +98,17 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
     if changed:
         key = changed[0]
         raise CheckpointError(
-            f"{folder} holds another experiment: {key} is {there.get(key)} there, {wanted[key]} here; give another --out or add --overwrite"
+            f"{folder} holds another experiment: {key} is {there.get(key)} there, {wanted[key]} here; give another "
+            "--out or add --overwrite"
         )
     return "finished" if (folder / "STATUS").read_text().startswith(("finished", "diverged")) else "resumed"
 
 
 def grid_rows(cells: Sequence[Experiment], root: Path, overwrite: bool = False) -> list[dict[str, Any]]:
-    """A row a cell: its folder, and what the run would make of it. Raises `CheckpointError` where one holds another experiment."""
+    """A row a cell: its folder, and what the run would make of it.
+
+    Raises `CheckpointError` where one holds another experiment.
+    """
     return [
         {"folder": str(root / name), "is": cell_status(cell, root / name, overwrite)}
         for cell, name in zip(cells, labels(cells), strict=True)

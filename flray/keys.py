@@ -1,4 +1,5 @@
-"""Every key of a configuration: what `flray list config` prints, and which section a key belongs to that is given without one."""
+"""Every key of a configuration: what `flray list config` prints, and which section a key belongs to that is given
+without one."""
 
 from __future__ import annotations
 
@@ -40,13 +41,18 @@ def places_of(key: str, values: Mapping[str, Any]) -> list[str]:
         chosen = values.get(section)
         name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
         if isinstance(name, str) and name in table.names():
-            fields = table.get(name).model_fields if section == "algorithm" else [*(o.name for o in model_options(name)), *START]
+            fields = (
+                table.get(name).model_fields
+                if section == "algorithm"
+                else [*(o.name for o in model_options(name)), *START]
+            )
             found += [f"{section}.{key}"] if key in fields else []
     return list(dict.fromkeys(found))
 
 
 def grid_notes(overrides: Iterable[str]) -> list[str]:
-    """A line for each override that makes a grid of a key whose value is a list: one run with the list may be what is meant."""
+    """A line for each override that makes a grid of a key whose value is a list: one run with the list may be what is
+    meant."""
     lists = {key.name for key in keys_of(Experiment) if key.declared.type.startswith("list")}
     given = [(text.partition("=")[0].strip(), text.partition("=")[2]) for text in overrides]
     return [

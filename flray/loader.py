@@ -28,7 +28,9 @@ NAMED = {"algorithm": ALGORITHMS, "model": MODELS, "partition": PARTITIONS}  # s
 
 
 def load_config(
-    source: str | Path | Mapping[str, Any] | Experiment, overrides: Iterable[str] | Mapping[str, Any] = (), imports: Sequence[str] = ()
+    source: str | Path | Mapping[str, Any] | Experiment,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    imports: Sequence[str] = (),
 ) -> list[Experiment]:
     """Experiments of a YAML file (or mapping) and overrides `key.sub=value`; commas and `a..b` ranges make a grid.
 
@@ -45,12 +47,17 @@ def load_config(
 
 
 def self_contained(
-    source: Mapping[str, Any] | Experiment, overrides: Mapping[str, Any], imports: Sequence[str] = (), folder: Path = Path()
+    source: Mapping[str, Any] | Experiment,
+    overrides: Mapping[str, Any],
+    imports: Sequence[str] = (),
+    folder: Path = Path(),
 ) -> dict[str, Any]:
-    """One configuration as values that need no other file: what it `extends` (from `folder`), its preset and the overrides are laid in.
+    """One configuration as values that need no other file: what it `extends` (from `folder`), its preset and the
+    overrides are laid in.
 
-    The tables `algorithms`, `models`, `partitions` stay, less what an override says otherwise: an experiment made of the result with
-    `load_config(..., {"algorithm": NAME})` is the one that all of it would have made. Raises `ConfigError`.
+    The tables `algorithms`, `models`, `partitions` stay, less what an override says otherwise: an experiment made of
+    the result with `load_config(..., {"algorithm": NAME})` is the one that all of it would have made. Raises
+    `ConfigError`.
     """
     raw, overrides = _read(source, folder), dict(overrides)
     _import(raw, [overrides.pop("imports", None)], imports)
@@ -66,7 +73,8 @@ def self_contained(
 
 # reading --------------------------------------------------------------------------------------
 def _import(raw: dict[str, Any], *more: Sequence[Any]) -> None:
-    """Import the modules that `raw`, overrides and the command line name (one, or a list of them), and write all of them into `raw`."""
+    """Import the modules that `raw`, overrides and the command line name (one, or a list of them), and write all of
+    them into `raw`."""
     modules: dict[str, None] = {}
     for named in (raw.get("imports"), *itertools.chain(*more)):
         for module in named if isinstance(named, list | tuple) else [] if named is None else [named]:
@@ -96,12 +104,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raw = read(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         if "=" in path.name:
-            raise ConfigError(f"{path} stands where the configuration file belongs: the file comes first, then key=value") from None
+            raise ConfigError(
+                f"{path} stands where the configuration file belongs: the file comes first, then key=value"
+            ) from None
         near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
         raise ConfigError(f"no configuration file {path}{near}") from None
     except IsADirectoryError:
         inside = path / "config.yaml"
-        hint = f"a run; write {inside} to repeat it, or go on with it: flray resume {path}" if inside.exists() else "give a YAML file"
+        hint = (
+            f"a run; write {inside} to repeat it, or go on with it: flray resume {path}"
+            if inside.exists()
+            else "give a YAML file"
+        )
         raise ConfigError(f"{path} is a folder, not a configuration file: {hint}") from None
     except (OSError, ValueError) as error:  # no text; a name with a NUL
         raise ConfigError(f"{path} cannot be read as a configuration file: {error}") from None
@@ -161,7 +175,12 @@ def _build(raw: Mapping[str, Any], cell: Mapping[str, Any]) -> Experiment:
     for key, value in _inside(cell):
         _assign(values, key, value)
     data, proxy = values.get("data"), values.get("proxy")
-    if isinstance(data, dict) and isinstance(proxy, dict) and proxy.get("root") is None and data.get("root") is not None:
+    if (
+        isinstance(data, dict)
+        and isinstance(proxy, dict)
+        and proxy.get("root") is None
+        and data.get("root") is not None
+    ):
         proxy["root"] = data["root"]
     _astray(values)
     with one_line("", Experiment):
@@ -181,12 +200,16 @@ def _table(values: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
     table = values.get(key)
     table = {} if table is None else table
     if not isinstance(table, dict) or not all(entry is None or isinstance(entry, dict) for entry in table.values()):
-        raise ConfigError(f"{key}: {shown(table)} is no table; write names with their options, such as {key}: {{NAME: {{OPTION: VALUE}}}}")
+        raise ConfigError(
+            f"{key}: {shown(table)} is no table; write names with their options, such as {key}: {{NAME: {{OPTION: "
+            f"VALUE}}}}"
+        )
     return {name: {} if entry is None else entry for name, entry in table.items()}
 
 
 def _choose(values: dict[str, Any], section: str, table: Mapping[str, dict[str, Any]]) -> None:
-    """Lay what the table `algorithms: {NAME: {...}}` (or `models`, `partitions`) says of the chosen name over its section."""
+    """Lay what the table `algorithms: {NAME: {...}}` (or `models`, `partitions`) says of the chosen name over its
+    section."""
     for name in table:
         if ":" not in name:
             NAMED[section].check(name)  # a typo is an error, not an entry that nobody reads
@@ -221,8 +244,11 @@ def switch(section: str, current: Any, name: Any) -> dict[str, Any]:
 
 
 def _shared(key: str, new: type[BaseModel], old: type[BaseModel]) -> bool:
-    """Whether both algorithms have `key` from a common base: FedProj's `alpha` is not FedDyn's, and `local` has no `weighting`."""
-    return key in new.model_fields and any(key in vars(base).get("__annotations__", {}) for base in new.__mro__ if base in old.__mro__)
+    """Whether both algorithms have `key` from a common base: FedProj's `alpha` is not FedDyn's, and `local` has no
+    `weighting`."""
+    return key in new.model_fields and any(
+        key in vars(base).get("__annotations__", {}) for base in new.__mro__ if base in old.__mro__
+    )
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:
@@ -242,7 +268,8 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
 
 def _merge(values: dict[str, Any], other: Mapping[str, Any]) -> None:
     for key, value in other.items():
-        if isinstance(value, Mapping) and isinstance(values.get(key), dict) and "preset" not in value:  # a preset says all of a section
+        # a preset says all of a section
+        if isinstance(value, Mapping) and isinstance(values.get(key), dict) and "preset" not in value:
             _merge(values[key], value)
         else:
             values[key] = value

@@ -19,7 +19,10 @@ CELLS = 10_000  # experiments of one grid; every one is a folder
 
 
 def pairs(*given: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides by key, of texts `key=value` and mappings. Raises `ConfigError` for one without a key, or given twice."""
+    """Overrides by key, of texts `key=value` and mappings.
+
+    Raises `ConfigError` for one without a key, or given twice.
+    """
     found: dict[str, Any] = {}
     for overrides in given:
         for key, value in overrides.items() if isinstance(overrides, Mapping) else map(pair, overrides):
@@ -40,7 +43,10 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def several(key: str, value: Any) -> list[Any]:
-    """One value, or several: `a,b,c` and `0..4` outside brackets. Raises `ConfigError` for more than a grid can have."""
+    """One value, or several: `a,b,c` and `0..4` outside brackets.
+
+    Raises `ConfigError` for more than a grid can have.
+    """
     if not isinstance(value, str):
         return [plain(value, f"override {key}")]
     if value.strip().startswith(("[", "{", "'", '"')):
@@ -51,7 +57,10 @@ def several(key: str, value: Any) -> list[Any]:
         if ends:
             low, high = int(ends[1]), int(ends[2])
             if high - low >= CELLS:
-                raise ConfigError(f"override {key}={part.strip()}: {high - low + 1:,} values, and a grid has at most {CELLS:,} experiments")
+                raise ConfigError(
+                    f"override {key}={part.strip()}: {high - low + 1:,} values, and a grid has at most {CELLS:,} "
+                    "experiments"
+                )
             found.extend(range(low, high + 1))
         elif part.strip() or "," not in value:
             found.append(scalar(key, part))
@@ -66,7 +75,10 @@ def scalar(key: str, text: str) -> Any:
 
 
 def count_cells(overrides: Iterable[str] | Mapping[str, Any]) -> int:
-    """How many experiments the overrides make of a file, without making one. Raises `ConfigError` for more than a grid can have."""
+    """How many experiments the overrides make of a file, without making one.
+
+    Raises `ConfigError` for more than a grid can have.
+    """
     return math.prod(map(len, axes_of(overrides)[1].values()))
 
 
@@ -78,7 +90,10 @@ def axes_of(overrides: Iterable[str] | Mapping[str, Any]) -> tuple[list[Any], di
     count = math.prod(map(len, axes.values()))
     if count > CELLS:
         factors = " x ".join(f"{key} {len(values)}" for key, values in axes.items() if len(values) > 1)
-        raise ConfigError(f"these overrides make {count:,} experiments ({factors}), and a grid has at most {CELLS:,}; give fewer values")
+        raise ConfigError(
+            f"these overrides make {count:,} experiments ({factors}), and a grid has at most {CELLS:,}; give fewer "
+            "values"
+        )
     return modules, axes
 
 
@@ -88,7 +103,9 @@ def once(axes: Mapping[str, Sequence[Any]]) -> None:
     for key, values in axes.items():
         section = section_at(Experiment, key.split("."))
         words = [spelled_out(value, section) for value in values if not isinstance(value, dict)]
-        for field in {f"{key}.{name}" for word in words if isinstance(word, dict) for name in word if word[name] is not None} or {key}:
+        for field in {
+            f"{key}.{name}" for word in words if isinstance(word, dict) for name in word if word[name] is not None
+        } or {key}:
             if field in owner:
                 raise ConfigError(f"override {key} and override {owner[field]} set the same field; keep one")
             owner[field] = key

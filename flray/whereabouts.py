@@ -1,6 +1,8 @@
-"""Where a run was started: its own modules and relative paths are found from there, whatever folder its results are read in.
+"""Where a run was started: its own modules and relative paths are found from there, whatever folder its results are
+read in.
 
-`environment.json` keeps the working directory and Python's path; a folder that is gone, or on another machine, is passed over.
+`environment.json` keeps the working directory and Python's path; a folder that is gone, or on another machine, is
+passed over.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ from typing import Any
 
 
 def whereabouts() -> dict[str, Any]:
-    """For `environment.json`: this process's working directory, and where Python finds modules besides its own installation."""
+    """For `environment.json`: this process's working directory, and where Python finds modules besides its own
+    installation."""
     own = tuple({os.path.realpath(prefix) + os.sep for prefix in (sys.prefix, sys.base_prefix)})
     path = dict.fromkeys(os.path.realpath(entry) for entry in sys.path)
-    return {"folder": os.getcwd(), "path": [entry for entry in path if os.path.isdir(entry) and not f"{entry}{os.sep}".startswith(own)]}
+    return {
+        "folder": os.getcwd(),
+        "path": [entry for entry in path if os.path.isdir(entry) and not f"{entry}{os.sep}".startswith(own)],
+    }
 
 
 def find_modules(run: Path) -> None:

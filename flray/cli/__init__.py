@@ -1,4 +1,5 @@
-"""The command line: `flray init | run | pretrain | resume | sweep | ablate | runs | list | doctor | replay | figure | compare | bench`."""
+"""The command line: `flray init | run | pretrain | resume | sweep | ablate | runs | list | doctor | replay | figure |
+compare | bench`."""
 
 from __future__ import annotations
 
@@ -54,17 +55,21 @@ def main() -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    """End this process without waiting for a Ray that it started: what a command does is on disk and on the terminal by now.
+    """End this process without waiting for a Ray that it started: what a command does is on disk and on the terminal by
+    now.
 
     What others have registered with `atexit` runs; for a thread that has to be waited for, Python's own exit waits.
     """
     cluster = sys.modules.get("flray.engine.ray.cluster")
-    waited_for = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.current_thread()]
+    waited_for = [
+        thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.current_thread()
+    ]
     with contextlib.suppress(OSError):  # nobody reads any more: Python says so as it exits
         sys.stdout.flush()
         if not waited_for and cluster is not None and cluster.started():
             try:
-                with contextlib.suppress(Exception):  # it may still be starting: the kernel ends what there is of it, with this process
+                # it may still be starting: the kernel ends what there is of it, with this process
+                with contextlib.suppress(Exception):
                     cluster.close()
                 atexit._run_exitfuncs()
                 sys.stdout.flush()

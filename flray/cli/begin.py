@@ -25,20 +25,26 @@ def init(folder: Annotated[Path, typer.Argument(help="folder that gets the two f
         for file in files:
             (folder / file.name).write_text(file.read_text().replace("configs/", ""))
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror or error}; give another folder: flray init FOLDER") from error
+        raise ConfigError(
+            f"cannot write to {folder}: {error.strerror or error}; give another folder: flray init FOLDER"
+        ) from error
     print("written:", *(folder / file.name for file in files))
     print("next:    " + ("" if folder == Path() else f"cd {folder} && ") + "flray run quickstart.yaml")
     print("         flray run quickstart.yaml algorithm=fedavg,my_algorithm --import my_algorithm")
     print("         flray list config   (every key of a configuration)")
 
 
-def runs(folder: Annotated[Path, typer.Argument(help="folder that holds run folders, at any depth")] = Path("runs")) -> None:
+def runs(
+    folder: Annotated[Path, typer.Argument(help="folder that holds run folders, at any depth")] = Path("runs"),
+) -> None:
     """My runs, the newest first: status, algorithm, rounds done, last accuracy, age."""
     from flray.rundir.reader import runs_below
 
     found = [Path(run) for run in runs_below(folder)]
     if not found:
-        raise ConfigError(f"no run below {folder}; start one with flray run CONFIG, or name another folder: flray runs FOLDER")
+        raise ConfigError(
+            f"no run below {folder}; start one with flray run CONFIG, or name another folder: flray runs FOLDER"
+        )
     rows = sorted(map(_row, found), key=lambda row: -row.pop("_changed"))
     print_rows(rows, f"{len(rows)} run{'s' if len(rows) > 1 else ''} below {folder}")
 
@@ -50,15 +56,24 @@ def _row(folder: Path) -> dict[str, Any]:
     from flray.rundir.lock import holder
     from flray.rundir.reader import Run
 
-    run, changed = Run(folder), max((path.stat().st_mtime for path in (folder / "STATUS", folder / "rounds") if path.exists()), default=0.0)
+    run, changed = (
+        Run(folder),
+        max((path.stat().st_mtime for path in (folder / "STATUS", folder / "rounds") if path.exists()), default=0.0),
+    )
     row: dict[str, Any] = {"run": str(folder), "status": run.status.partition(";")[0].partition(":")[0]}
     try:
         if row["status"] == "running" and holder(folder) is None:
             row["status"] = "lost: its process is gone"
         config, rounds = settings(run), run.rounds
-        tested = next((rounds[name].dropna() for name in ("test/acc", "val/acc") if name in rounds), rounds.iloc[:0, :0].squeeze())
+        tested = next(
+            (rounds[name].dropna() for name in ("test/acc", "val/acc") if name in rounds), rounds.iloc[:0, :0].squeeze()
+        )
         accuracy = f"{tested.iloc[-1]:.2%}" if len(tested) else ""
-        row |= {"algorithm": config.get("algorithm.name"), "rounds": f"{len(rounds)}/{config.get('rounds', '?')}", "accuracy": accuracy}
+        row |= {
+            "algorithm": config.get("algorithm.name"),
+            "rounds": f"{len(rounds)}/{config.get('rounds', '?')}",
+            "accuracy": accuracy,
+        }
     except CheckpointError as error:
         row["status"] = f"damaged: {error}"
     return {**row, "age": _age(time.time() - changed) if changed else "", "_changed": changed}

@@ -37,7 +37,11 @@ def _folders() -> list[dict[str, Any]]:
     return [{"name": name, "about": f"Parquet folder {root}/{name}"} for name in dict.fromkeys(names)]
 
 
-INSIDE = {"algorithm": "flray list algorithms NAME", "model": "flray list models NAME", "proxy": "and every key of data"}
+INSIDE = {
+    "algorithm": "flray list algorithms NAME",
+    "model": "flray list models NAME",
+    "proxy": "and every key of data",
+}
 
 
 def _keys() -> list[dict[str, Any]]:
@@ -56,7 +60,16 @@ def _keys() -> list[dict[str, Any]]:
             known[key] = declared
             more = f"{declared.doc}; {INSIDE[key]}".strip("; ") if key in INSIDE else declared.doc
             default = "required" if declared.required else "" if section else _plain(declared.default)
-            rows.append({"of": file, "key": key, "type": declared.type, "default": default, "bounds": declared.bounds, "meaning": more})
+            rows.append(
+                {
+                    "of": file,
+                    "key": key,
+                    "type": declared.type,
+                    "default": default,
+                    "bounds": declared.bounds,
+                    "meaning": more,
+                }
+            )
     return rows
 
 
@@ -78,7 +91,9 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
         return "", rows
     target = _table(kind).get(name)
     if kind == "algorithms":
-        return inspect.cleandoc(sys.modules[target.__module__].__doc__ or ""), [_row(hp) for hp in hyperparameters(target)]
+        return inspect.cleandoc(sys.modules[target.__module__].__doc__ or ""), [
+            _row(hp) for hp in hyperparameters(target)
+        ]
     if kind == "models":
         from flray.models import model_options
 
@@ -96,7 +111,10 @@ def page() -> str:
     """The card and options of every algorithm of flray itself as one Markdown page: `flray/algorithms/README.md`."""
     from flray.algorithms import built_in
 
-    parts = ["# Algorithms\n\nWritten by `flray list algorithms --format markdown`; the cards are the docstrings of the files.\n"]
+    parts = [
+        "# Algorithms\n\nWritten by `flray list algorithms --format markdown`; the cards are the docstrings of the "
+        "files.\n"
+    ]
     cards: dict[str, str] = {}
     for name in built_in():
         text, options = detail("algorithms", name)
@@ -134,7 +152,14 @@ def _first_line(target: Any) -> str:
 
 def _row(hp: Hyperparameter) -> dict[str, Any]:
     space = f"{hp.space.kind} {', '.join(map(str, hp.space.values))}" if hp.space else None
-    return {"option": hp.name, "type": hp.type, "default": str(hp.default), "bounds": hp.bounds, "search": space, "meaning": hp.doc}
+    return {
+        "option": hp.name,
+        "type": hp.type,
+        "default": str(hp.default),
+        "bounds": hp.bounds,
+        "search": space,
+        "meaning": hp.doc,
+    }
 
 
 def _fields(model: type[BaseModel]) -> list[dict[str, Any]]:

@@ -30,7 +30,10 @@ def list_(
     format: Annotated[str, typer.Option(help="table or json; algorithms: markdown, a page of all cards")] = "table",
     imports: Imports = None,
 ) -> None:
-    """What there is: names with their options, defaults and bounds. `flray list config evaluate`: the keys of a section."""
+    """What there is: names with their options, defaults and bounds.
+
+    `flray list config evaluate`: the keys of a section.
+    """
     from flray.cli.catalog import catalog, detail, page
 
     own_modules()
@@ -58,11 +61,18 @@ def doctor(
     config: Annotated[Path, typer.Argument(help="YAML file")],
     overrides: Overrides = None,
     figure: Annotated[Path | None, typer.Option(help="PNG of the partition")] = None,
-    working_dir: Annotated[Path | None, typer.Option(help="what `ray job submit --working-dir` would upload of this folder")] = None,
-    write_rayignore: Annotated[bool, typer.Option("--write-rayignore", help="write a .rayignore there first, if there is none")] = False,
+    working_dir: Annotated[
+        Path | None, typer.Option(help="what `ray job submit --working-dir` would upload of this folder")
+    ] = None,
+    write_rayignore: Annotated[
+        bool, typer.Option("--write-rayignore", help="write a .rayignore there first, if there is none")
+    ] = False,
     imports: Imports = None,
 ) -> None:
-    """Check a configuration before it runs: data, partition, model, memory, disk, actors, the upload of a job. Trains nothing."""
+    """Check a configuration before it runs: data, partition, model, memory, disk, actors, the upload of a job.
+
+    Trains nothing.
+    """
     from flray.doctor import examine, examine_upload
     from flray.loader import load_config
 
@@ -86,7 +96,8 @@ def replay(
     folder: Annotated[Path, typer.Argument(help="run folder")],
     client: Annotated[int, typer.Option(help="client id")],
     round: Annotated[
-        int | None, typer.Option(help="round, from 1; default: the one after the last checkpoint, of a finished run the last")
+        int | None,
+        typer.Option(help="round, from 1; default: the one after the last checkpoint, of a finished run the last"),
     ] = None,
 ) -> None:
     """Repeat one client of one round in this process, to the same bits: for a debugger, or after a client failed."""
@@ -107,12 +118,14 @@ def compare(
     format: Annotated[str, typer.Option(help="table, markdown, csv or json")] = "table",
     metric: Annotated[str, typer.Option(help="of the table over seeds: a column of the table of runs")] = "test/acc",
     against: Annotated[
-        str | None, typer.Option(metavar="ALGORITHM|KEY=VALUE|FOLDER", help="a setting: paired differences to it, with tests")
+        str | None,
+        typer.Option(metavar="ALGORITHM|KEY=VALUE|FOLDER", help="a setting: paired differences to it, with tests"),
     ] = None,
 ) -> None:
     """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds.
 
-    With --against: the differences to that setting on the same seeds, their intervals, and Holm-corrected p-values (csv, json: only these).
+    With --against: the differences to that setting on the same seeds, their intervals, and Holm-corrected p-values
+    (csv, json: only these).
     """
     if format not in FORMATS:
         raise unknown("--format", format, FORMATS)
@@ -137,15 +150,19 @@ def compare(
 
 def figure(
     kind: Annotated[str, typer.Argument(metavar="|".join(FIGURES), autocompletion=lambda: list(FIGURES))],
-    folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them; sweep: sweep folders")],
+    folders: Annotated[
+        list[str], typer.Argument(help="run folders (or URIs), or folders that hold them; sweep: sweep folders")
+    ],
     out: Annotated[Path, typer.Option(help="PNG file")] = Path("figure.png"),
-    metric: Annotated[str, typer.Option(help="curves: a column of rounds/; ablation: of the table of runs")] = "test/acc",
+    metric: Annotated[
+        str, typer.Option(help="curves: a column of rounds/; ablation: of the table of runs")
+    ] = "test/acc",
     axis: Annotated[str | None, typer.Option(help="ablation: the key over which the metric is drawn")] = None,
     x: Annotated[str, typer.Option(help="curves: rounds, bytes, time or steps")] = "rounds",
     rounds: Annotated[str, typer.Option(help="decision-regions: rounds to show")] = "1,5,20",
 ) -> None:
-    """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric over a key of an
-    ablation or grid. `sweep` writes the table and the figures of sweep folders again.
+    """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric
+    over a key of an ablation or grid. `sweep` writes the table and the figures of sweep folders again.
     """
     if kind not in FIGURES:
         raise unknown("figure", kind, FIGURES)
@@ -189,7 +206,9 @@ def _expanded(folders: list[str]) -> list[str | Path]:
 
 def bench(
     only: Annotated[str, typer.Option(help="workloads, by comma")] = "W1,W2,W3,step,server,startup,sweep",
-    algorithms: Annotated[str | None, typer.Option(help="instead: local steps of these (by comma, or all) beside FedAvg's")] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(help="instead: local steps of these (by comma, or all) beside FedAvg's")
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="rounds per measurement")] = None,
     repeats: Annotated[int, typer.Option(help="interleaved repetitions")] = 3,
     format: Annotated[str, typer.Option(help="table or json")] = "table",

@@ -26,8 +26,8 @@ def pretraining(
 ) -> Experiment:
     """The experiment that trains the weights: `rounds` x `algorithm.local_epochs` epochs over all training samples.
 
-    It starts from random weights, whatever the configuration's `model.weights`, unless an override names others. Raises `ConfigError` in
-    one line.
+    It starts from random weights, whatever the configuration's `model.weights`, unless an override names others. Raises
+    `ConfigError` in one line.
     """
     changes = pairs(overrides)
     cells = load_config(config, {**WHOLE, **changes}, imports)
@@ -35,7 +35,10 @@ def pretraining(
         raise ConfigError(f"pretrain trains one model, these overrides make {len(cells)}; give one value for each key")
     experiment = cells[0]
     if not experiment.algorithm.centralized:
-        raise ConfigError(f"pretrain trains in one place, algorithm {algorithm_name(experiment.algorithm)} does not; leave algorithm out")
+        raise ConfigError(
+            f"pretrain trains in one place, algorithm {algorithm_name(experiment.algorithm)} does not; leave algorithm "
+            "out"
+        )
     if experiment.model.start and "model.weights" not in changes:
         model = type(experiment.model)(name=experiment.model.name, **experiment.model.options)
         experiment = experiment.model_copy(update={"model": model})

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: keys of the configuration file that is given, and names of algorithms. Nothing that imports torch."""
+    """For the shell: keys of the configuration file that is given, and names of algorithms.
+
+    Nothing that imports torch.
+    """
     from flray.algorithms import ALGORITHMS
 
     key, sign, value = incomplete.partition("=")
@@ -48,9 +51,14 @@ def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="overrides; commas and a..b make a grid", autocompletion=complete_override),
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="overrides; commas and a..b make a grid", autocompletion=complete_override
+    ),
 ]
-Imports = Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="import first: your own algorithms, models, sources")]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="MODULE", help="import first: your own algorithms, models, sources"),
+]
 
 
 def own_modules() -> None:
@@ -61,10 +69,12 @@ def own_modules() -> None:
 
 
 def kept(folder: Path, storage: str | None) -> Path:
-    """The folder of results; warns where Ray deletes it with the copy of the working directory that it made for a job."""
+    """The folder of results; warns where Ray deletes it with the copy of the working directory that it made for a
+    job."""
     if storage is None and "working_dir_files" in folder.absolute().parts:
         warnings.warn(
-            f"{folder} lies in Ray's copy of the job's working directory and goes with it; give --out on shared disk, or storage=URI",
+            f"{folder} lies in Ray's copy of the job's working directory and goes with it; give --out on shared disk, "
+            "or storage=URI",
             stacklevel=2,
         )
     return folder
@@ -110,7 +120,9 @@ def report(folder: Path) -> None:
     if len(tested):
         last = tested.iloc[-1]
         what = "test" if split == "test" else "validation"
-        print(f"round {int(last['round'])}: {what} accuracy {last[f'{split}/acc']:.2%}, loss {last[f'{split}/loss']:.4f}")
+        print(
+            f"round {int(last['round'])}: {what} accuracy {last[f'{split}/acc']:.2%}, loss {last[f'{split}/loss']:.4f}"
+        )
     if len(run.personal):
         for epochs, rows in run.personal.groupby("finetune_epochs"):
             found = rows["test/acc"].dropna()
@@ -123,10 +135,15 @@ def report(folder: Path) -> None:
     if run.experiment.storage is not None:
         print(f"storage: {join(run.experiment.storage, folder.absolute().name)}")
     if run.status.startswith("diverged"):
-        print(f"next:    flray run {folder}/config.yaml algorithm.lr={getattr(run.experiment.algorithm, 'lr', 0.1) / 3:.2g}")
+        print(
+            f"next:    flray run {folder}/config.yaml "
+            f"algorithm.lr={getattr(run.experiment.algorithm, 'lr', 0.1) / 3:.2g}"
+        )
     else:
         print(f"next:    flray resume {folder} rounds={max(run.experiment.rounds, 1) * 2}")
-    print(f"         flray run {folder}/config.yaml algorithm={other_algorithm(run.experiment)}   (flray list algorithms)")
+    print(
+        f"         flray run {folder}/config.yaml algorithm={other_algorithm(run.experiment)}   (flray list algorithms)"
+    )
     print(f"         flray figure curves {folder} --out curves.png")
 
 
@@ -148,7 +165,10 @@ def report_grid(frame: Any, root: Path) -> None:
     if any(frame[key].nunique(dropna=False) > 1 for key in keys_of(frame)):
         print(f"         flray figure ablation {root} --out ablation.png")
         if frame["seed"].nunique() > 1:
-            print(f"         flray compare {root} --against {frame['folder'].iloc[0]}   (paired differences on the same seeds)")
+            print(
+                f"         flray compare {root} --against {frame['folder'].iloc[0]}   (paired differences on the same "
+                "seeds)"
+            )
     print(f"         flray resume {frame['folder'].iloc[0]} rounds={2 * max(frame['done'].max(), 1)}")
 
 

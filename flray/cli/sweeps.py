@@ -20,11 +20,14 @@ def sweep(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="of the sweep (trials, hours, space.algorithm.rho, ...) or of its experiment (rounds, ...)"
+            metavar="[KEY=VALUE]...",
+            help="of the sweep (trials, hours, space.algorithm.rho, ...) or of its experiment (rounds, ...)",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the sweep (default runs/NAME)")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the sweep in the folder; trials, hours, ... may be raised")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the sweep in the folder; trials, hours, ... may be raised")
+    ] = False,
     imports: Imports = None,
 ) -> None:
     """Search hyper-parameters on a validation split, then compare the best on fresh seeds and the test set.
@@ -54,10 +57,17 @@ def sweep(
 
 def ablate(
     config: Annotated[Path, typer.Argument(help="YAML file")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=A,B,...", help="what is varied, and seeds: seed=0..4")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder that holds the cells' run folders (default runs/NAME-ablation)")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=A,B,...", help="what is varied, and seeds: seed=0..4")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder that holds the cells' run folders (default runs/NAME-ablation)")
+    ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="KEY=VALUE", help="reference cell; default: the configuration's own values, else the first cell")
+        str | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="reference cell; default: the configuration's own values, else the first cell"
+        ),
     ] = None,
     metric: Annotated[str, typer.Option(help="column that is compared")] = "test/acc",
     concurrency: Annotated[str, typer.Option(help="cells at a time; auto: what the cluster holds")] = "auto",
@@ -80,12 +90,16 @@ def ablate(
     with stage(f"a grid of {count:,} cells", count > 1):
         cells = load_config(config, overrides or [], imports or [])
     if len(cells) < 2:
-        raise ConfigError("ablate: give a key several values, e.g. algorithm.lr=0.01,0.1 seed=0..4; one experiment is flray run")
+        raise ConfigError(
+            "ablate: give a key several values, e.g. algorithm.lr=0.01,0.1 seed=0..4; one experiment is flray run"
+        )
     if concurrency != "auto" and not (concurrency.isdigit() and int(concurrency)):
         raise ConfigError(f"--concurrency {concurrency}: auto, or a number of at least 1")
     root = kept(out or Path("runs") / f"{cells[0].name}-ablation", cells[0].storage)
     swept = axes(overrides or [])
-    against = against or str(reference_cell(load_config(config, _fixed(overrides or [], swept), imports or [])[0], cells, root))
+    against = against or str(
+        reference_cell(load_config(config, _fixed(overrides or [], swept), imports or [])[0], cells, root)
+    )
     check_comparison(cells, root, metric, against)
     with interruptible(root, "the same command goes on"):
         frame = run_grid(cells, root, concurrency if concurrency == "auto" else int(concurrency), overwrite=overwrite)
@@ -97,8 +111,12 @@ def ablate(
         print(f"         flray figure ablation {root} --axis {swept[0]} --out ablation.png")
     seeds = sorted({cell.seed for cell in cells})
     if len(seeds) < FEW:
-        kept_too = "; what is done is kept" if len(seeds) > 1 else ""  # the folders of one seed have no seed in their names
-        print(f"         the same with seed={seeds[0]}..{seeds[0] + FEW - 1}   (a paired test of fewer says little{kept_too})")
+        # the folders of one seed have no seed in their names
+        kept_too = "; what is done is kept" if len(seeds) > 1 else ""
+        print(
+            f"         the same with seed={seeds[0]}..{seeds[0] + FEW - 1}   (a paired test of fewer says "
+            f"little{kept_too})"
+        )
 
 
 def _fixed(overrides: list[str], swept: list[str]) -> list[str]:

@@ -28,7 +28,8 @@ from flray.models.weights import save_weights
 from flray.ops.average import combine, scale, stack
 from flray.rundir import checkpoint
 from flray.rundir import lock as locks
-from flray.rundir.storage import SERVER, STATE, Storage
+from flray.rundir.mirrored import SERVER, STATE
+from flray.rundir.storage import Storage
 
 
 class Plan(NamedTuple):

@@ -25,12 +25,13 @@ from flray.engine.workbench import in_folder
 from flray.experiment import Experiment, algorithm_name
 from flray.models.weights import weights_fingerprint
 from flray.rundir import checkpoint
+from flray.rundir.environment import environment, write_environment
 from flray.rundir.folder import RunFolder
 from flray.rundir.lock import FolderLostError
 from flray.rundir.parts import RowsMissingWarning
 from flray.rundir.provenance import Origin
 from flray.rundir.reader import Run
-from flray.rundir.recorder import Recorder, environment, write_environment, write_text
+from flray.rundir.recorder import Recorder, write_text
 from flray.rundir.storage import Storage
 from flray.scenario import Partition, load_partition, partition_table
 

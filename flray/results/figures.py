@@ -1,4 +1,5 @@
-"""Figures of runs: a metric over a key of an ablation, the spread of personalised accuracy over clients; and what all figures share."""
+"""Figures of runs: a metric over a key of an ablation, the spread of personalised accuracy over clients; and what all
+figures share."""
 
 from __future__ import annotations
 
@@ -24,17 +25,21 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 
 
-FEW = 5  # seeds from which an interval is drawn; below, the single seeds say more than 12.7 (two) or 4.3 (three) standard errors
+# seeds from which an interval is drawn; below, the single seeds say more than 12.7 (two) or 4.3 (three) standard errors
+FEW = 5
 
 
 # ablation ------------------------------------------------------------------------------------------
-def ablation(frame: pandas.DataFrame, axis: str | None = None, out: str | Path = "ablation.png", metric: str = "test/acc") -> Path:
-    """A PNG of `metric` of `compare`'s table over one key in which the runs differ: mean over seeds, a point a run, and from 5 seeds on the
-    95 % t-interval.
+def ablation(
+    frame: pandas.DataFrame, axis: str | None = None, out: str | Path = "ablation.png", metric: str = "test/acc"
+) -> Path:
+    """A PNG of `metric` of `compare`'s table over one key in which the runs differ: mean over seeds, a point a run, and
+    from 5 seeds on the 95 % t-interval.
 
-    `axis` is the key (`algorithm.rho`, or `rho`); default: the key of numbers with the most values, or else the key with the most. A line
-    for each combination of the other keys. Numbers are an axis (logarithmic from a ratio of 30), other values stand side by side; a setting
-    that has no such key is a dashed level. Returns the path; raises `ConfigError` when the runs differ in nothing, or have no such metric.
+    `axis` is the key (`algorithm.rho`, or `rho`); default: the key of numbers with the most values, or else the key
+    with the most. A line for each combination of the other keys. Numbers are an axis (logarithmic from a ratio of 30),
+    other values stand side by side; a setting that has no such key is a dashed level. Returns the path; raises
+    `ConfigError` when the runs differ in nothing, or have no such metric.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -48,13 +53,24 @@ def ablation(frame: pandas.DataFrame, axis: str | None = None, out: str | Path =
     for number, (name, line) in enumerate(cells.items()):
         colour, marker = palette(len(cells))[number], cycle(MARKERS, number)
         if None in line:
-            plot.axhline(scale * interval(line[None])[0], color=colour, linestyle="--", label=f"{name} (no {key.rpartition('.')[2]})")
+            plot.axhline(
+                scale * interval(line[None])[0],
+                color=colour,
+                linestyle="--",
+                label=f"{name} (no {key.rpartition('.')[2]})",
+            )
         offset = 0.6 * ((number + 0.5) / len(cells) - 0.5)  # of values side by side
-        points = {value if numbers else places.index(value) + offset: scale * np.array(line[value]) for value in places if value in line}
+        points = {
+            value if numbers else places.index(value) + offset: scale * np.array(line[value])
+            for value in places
+            if value in line
+        }
         if not points:
             continue
         x = np.array(sorted(points), dtype=float)
-        mean, _, low, high = scale * np.array([interval(points[place] / scale, share=is_share(metric)) for place in x]).T
+        mean, _, low, high = (
+            scale * np.array([interval(points[place] / scale, share=is_share(metric)) for place in x]).T
+        )
         low, high = (np.where([len(points[place]) >= FEW for place in x], bound, np.nan) for bound in (low, high))
         if numbers:
             plot.plot(x, mean, color=colour, marker=marker, linewidth=2, label=name)
@@ -63,7 +79,9 @@ def ablation(frame: pandas.DataFrame, axis: str | None = None, out: str | Path =
             plot.errorbar(x, mean, [mean - low, high - mean], fmt=marker, color=colour, capsize=4, label=name)
         for place in x:
             beside = place + (0 if numbers else 0.04)
-            plot.scatter(np.full(len(points[place]), beside), points[place], s=10, color=colour, alpha=0.5, linewidth=0, zorder=3)
+            plot.scatter(
+                np.full(len(points[place]), beside), points[place], s=10, color=colour, alpha=0.5, linewidth=0, zorder=3
+            )
     if numbers:
         _scale(plot, [value for value in places if value > 0], min(places))
     else:
@@ -71,7 +89,10 @@ def ablation(frame: pandas.DataFrame, axis: str | None = None, out: str | Path =
     plot.set_xlabel(key)
     plot.set_ylabel(f"{metric} (%)" if scale == 100 else metric)
     words = spread_words(
-        [len(values) for line in cells.values() for values in line.values()], metric, "points", "band" if numbers else "bars"
+        [len(values) for line in cells.values() for values in line.values()],
+        metric,
+        "points",
+        "band" if numbers else "bars",
     )
     headline(plot, words + (f"; {lost}" if lost else ""))
     if scale == 100:
@@ -91,18 +112,27 @@ def _scale(plot: Any, positive: Sequence[float], smallest: float) -> None:
             plot.set_xscale("symlog", linthresh=min(positive))
 
 
-def ablation_cells(frame: pandas.DataFrame, axis: str | None, metric: str) -> tuple[str, dict[str, dict[Any, list[float]]], str]:
-    """What `ablation` draws: the key, the values of the seeds by line and value of the key (None: it has none), and what is left out."""
+def ablation_cells(
+    frame: pandas.DataFrame, axis: str | None, metric: str
+) -> tuple[str, dict[str, dict[Any, list[float]]], str]:
+    """What `ablation` draws: the key, the values of the seeds by line and value of the key (None: it has none), and
+    what is left out."""
     keys = [key for key in keys_of(frame) if frame[key].nunique(dropna=False) > 1]
     if not keys:
         raise ConfigError("ablation: the runs differ in nothing but the seed; name runs of an ablation or a grid")
-    key = key_named(frame, axis) if axis is not None else max(keys, key=lambda k: (is_number(frame, k), frame[k].nunique()))
+    key = (
+        key_named(frame, axis)
+        if axis is not None
+        else max(keys, key=lambda k: (is_number(frame, k), frame[k].nunique()))
+    )
     cells: dict[str, dict[Any, list[float]]] = {}
     lost = {"diverged": 0, "unfinished": 0}
     for setting, values, diverged, unfinished in over_seeds(frame, metric):
         lost = {"diverged": lost["diverged"] + diverged, "unfinished": lost["unfinished"] + unfinished}
         others = {other: setting[other] for other in keys if other != key and not missing(setting[other])}
-        name = ", ".join(str(v) if k in ("name", "algorithm") else f"{k.rpartition('.')[2]}={v}" for k, v in others.items())
+        name = ", ".join(
+            str(v) if k in ("name", "algorithm") else f"{k.rpartition('.')[2]}={v}" for k, v in others.items()
+        )
         if len(values):
             cells.setdefault(name, {})[None if missing(setting[key]) else setting[key]] = values.tolist()
     if not cells:
@@ -112,8 +142,9 @@ def ablation_cells(frame: pandas.DataFrame, axis: str | None, metric: str) -> tu
 
 # clients -------------------------------------------------------------------------------------------
 def clients(folders: Iterable[str | Path | Run], out: str | Path = "clients.png") -> Path:
-    """A PNG of the personalised test: the clients' accuracies on their own test shares, a box and a point a client, for each number of
-    fine-tuning epochs and each run. Returns the path; raises `ConfigError` when a run has no personalised test.
+    """A PNG of the personalised test: the clients' accuracies on their own test shares, a box and a point a client, for
+    each number of fine-tuning epochs and each run. Returns the path; raises `ConfigError` when a run has no
+    personalised test.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -131,11 +162,25 @@ def clients(folders: Iterable[str | Path | Run], out: str | Path = "clients.png"
     width = 0.8 / len(runs)
     for number, run in enumerate(runs):
         for place, count in enumerate(epochs):
-            values = 100 * run.personal.loc[run.personal["finetune_epochs"] == count, "test/acc"].dropna().to_numpy(float)
+            values = 100 * run.personal.loc[run.personal["finetune_epochs"] == count, "test/acc"].dropna().to_numpy(
+                float
+            )
             middle = place + (number - (len(runs) - 1) / 2) * width
-            axis.scatter(middle + width * np.linspace(-0.3, 0.3, len(values)), values, s=7, color=colours[number], alpha=0.5, linewidth=0)
+            axis.scatter(
+                middle + width * np.linspace(-0.3, 0.3, len(values)),
+                values,
+                s=7,
+                color=colours[number],
+                alpha=0.5,
+                linewidth=0,
+            )
             axis.boxplot(
-                values, positions=[middle], widths=0.75 * width, showfliers=False, manage_ticks=False, medianprops={"color": "black"}
+                values,
+                positions=[middle],
+                widths=0.75 * width,
+                showfliers=False,
+                manage_ticks=False,
+                medianprops={"color": "black"},
             )
     axis.set_xticks(range(len(epochs)), [f"{count} epoch{'' if count == 1 else 's'}" for count in epochs])
     axis.set_xlabel("fine-tuning")
@@ -163,13 +208,17 @@ def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
     several = seeds and len({config.get("seed") for config in configs}) > 1
     labels = []
     for config in configs:
-        parts = [str(config.get("algorithm.name")), *(f"{key.split('.')[-1]}={config[key]}" for key in keys if key in config)]
+        parts = [
+            str(config.get("algorithm.name")),
+            *(f"{key.split('.')[-1]}={config[key]}" for key in keys if key in config),
+        ]
         labels.append(", ".join([*parts, f"seed {config.get('seed')}"] if several else parts))
     return labels
 
 
 def spread_words(seeds: Sequence[int], metric: str, single: str, spread: str = "band") -> str:
-    """What a figure shows besides the mean of each setting, of which there are `seeds` runs: `single` ones, and their spread."""
+    """What a figure shows besides the mean of each setting, of which there are `seeds` runs: `single` ones, and their
+    spread."""
     if max(seeds) == 1:
         return "one seed each"
     parts = ["mean over seeds"]
@@ -202,7 +251,11 @@ def palette(count: int) -> list[str]:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    return list(COLOURS[:count]) if count <= len(COLOURS) else [to_hex(colormaps["viridis"](c / (count - 1))) for c in range(count)]
+    return (
+        list(COLOURS[:count])
+        if count <= len(COLOURS)
+        else [to_hex(colormaps["viridis"](c / (count - 1))) for c in range(count)]
+    )
 
 
 def cycle(values: Sequence[str], number: int) -> str:

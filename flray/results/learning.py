@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from flray.core.errors import ConfigError, unknown
-from flray.results.figures import COLOURS, FEW, cycle, end_at_all, headline, names_of, open_runs, plain, save, spread_words
+from flray.results.figures import (
+    COLOURS,
+    FEW,
+    cycle,
+    end_at_all,
+    headline,
+    names_of,
+    open_runs,
+    plain,
+    save,
+    spread_words,
+)
 from flray.results.intervals import interval, is_share
 from flray.results.tables import settings
 from flray.rundir.reader import Run
@@ -20,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class Axis(NamedTuple):
-    """What a learning curve is drawn over: the sum of columns of `rounds/` up to a round; no columns: the round itself."""
+    """What a learning curve is drawn over: the sum of columns of `rounds/` up to a round; no columns: the round
+    itself."""
 
     label: str
     columns: tuple[str, ...]
@@ -29,7 +41,9 @@ class Axis(NamedTuple):
 
 AXES = {
     "rounds": Axis("round", ()),
-    "bytes": Axis("sent up and down", ("comm/up_bytes", "comm/down_bytes"), ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))),
+    "bytes": Axis(
+        "sent up and down", ("comm/up_bytes", "comm/down_bytes"), ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    ),
     "time": Axis("time in rounds", ("time/round_s",), ((3600.0, "h"), (60.0, "min"), (1.0, "s"))),
     "steps": Axis("local gradient steps, all clients", ("client_steps",)),
 }
@@ -37,8 +51,8 @@ STYLES = ("-", "--", "-.", ":")
 
 
 class Curve(NamedTuple):
-    """A metric of one setting after `rounds [R]`, at `x [R]` (mean over seeds): the mean over seeds and the bounds of its 95 % interval
-    `[R]` (NaN bounds for one seed), and the single seeds' own x and values `[seeds, R]`."""
+    """A metric of one setting after `rounds [R]`, at `x [R]` (mean over seeds): the mean over seeds and the bounds of
+    its 95 % interval `[R]` (NaN bounds for one seed), and the single seeds' own x and values `[seeds, R]`."""
 
     rounds: np.ndarray
     x: np.ndarray
@@ -49,12 +63,16 @@ class Curve(NamedTuple):
     seeds: np.ndarray
 
 
-def curves(folders: Iterable[str | Path | Run], metric: str = "test/acc", out: str | Path = "curves.png", x: str = "rounds") -> Path:
-    """A PNG of a column of `rounds/` over `x` (rounds, or bytes, time, steps summed from the first round): a line a setting.
+def curves(
+    folders: Iterable[str | Path | Run], metric: str = "test/acc", out: str | Path = "curves.png", x: str = "rounds"
+) -> Path:
+    """A PNG of a column of `rounds/` over `x` (rounds, or bytes, time, steps summed from the first round): a line a
+    setting.
 
-    Runs that differ in nothing but the seed share a line: the mean over seeds, drawn up to the last round that all of them have, with
-    the 95 % t-interval of the mean as a band from 5 seeds on, and each seed as a thin line below that. Over anything but rounds a point
-    of the mean lies at the seeds' mean x. Returns the path; raises `ConfigError` when no run has the metric or the axis.
+    Runs that differ in nothing but the seed share a line: the mean over seeds, drawn up to the last round that all of
+    them have, with the 95 % t-interval of the mean as a band from 5 seeds on, and each seed as a thin line below that.
+    Over anything but rounds a point of the mean lies at the seeds' mean x. Returns the path; raises `ConfigError` when
+    no run has the metric or the axis.
     """
     return save(draw(learning_curves(open_runs(folders), metric, x), metric, x), out)
 
@@ -76,9 +94,13 @@ def draw(found: Mapping[str, Curve], metric: str, x: str) -> Figure:
         name = f"{label} ({count} seed{'s' if count > 1 else ''})"
         plot.plot(curve.x / size, scale * curve.mean, color=colour, linestyle=style, linewidth=2, label=name)
         if count >= FEW:
-            plot.fill_between(curve.x / size, scale * curve.low, scale * curve.high, color=colour, alpha=0.16, linewidth=0)
+            plot.fill_between(
+                curve.x / size, scale * curve.low, scale * curve.high, color=colour, alpha=0.16, linewidth=0
+            )
         elif count > 1:
-            plot.plot(curve.seeds_x.T / size, scale * curve.seeds.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.6)
+            plot.plot(
+                curve.seeds_x.T / size, scale * curve.seeds.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.6
+            )
     plot.set_xlabel(f"{AXES[x].label} ({unit})" if unit else AXES[x].label)
     if x == "rounds":
         plot.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -117,12 +139,15 @@ def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict
             mean, _, low, high = np.array([interval(column, share=is_share(metric)) for column in values.T]).T
             found[label] = Curve(np.array(rounds), places.mean(axis=0), mean, low, high, places, values)
     if not found:
-        raise ConfigError(f"curves: no round in which all seeds of a setting have {metric!r}; leave out the runs that have just begun")
+        raise ConfigError(
+            f"curves: no round in which all seeds of a setting have {metric!r}; leave out the runs that have just begun"
+        )
     return found
 
 
 def _points(run: Run, table: pandas.DataFrame, metric: str, axis: Axis) -> pandas.DataFrame:
-    """`x` and `y` by rounds done, where the metric was measured: from 0 on, the initial model, where that was tested."""
+    """`x` and `y` by rounds done, where the metric was measured: from 0 on, the initial model, where that was
+    tested."""
     missing = [name for name in axis.columns if name not in table]
     if missing:
         raise ConfigError(f"curves: {run.folder} has no column {missing[0]!r} in rounds/; draw it over rounds")

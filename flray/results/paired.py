@@ -18,22 +18,24 @@ if TYPE_CHECKING:
     import pandas
 
 TESTS = ("p_t", "p_wilcoxon", "holm_t", "holm_wilcoxon")
-PAIRED = ("n", "diverged", "unfinished", "mean", "low", "high", "pairs", "diff", "diff_low", "diff_high", *TESTS)  # columns of `paired`
+# columns of `paired`
+PAIRED = ("n", "diverged", "unfinished", "mean", "low", "high", "pairs", "diff", "diff_low", "diff_high", *TESTS)
 DIGITS = 12  # differences that agree to so many decimals are the same: 0.9 - 0.8 and 0.5 - 0.4
 
 
 def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: str = "test/acc") -> pandas.DataFrame:
-    """`compare`'s table over seeds, and each setting's difference to a reference setting on the seeds that both finished.
+    """`compare`'s table over seeds, and each setting's difference to a reference setting on the seeds that both
+    finished.
 
-    `reference` names one setting: a mapping (`{"algorithm": "fedavg"}`, `{"rho": 0}`), the same as text (`rho=0,algorithm=fedsol`), an
-    algorithm, or the folder of one of its runs. It is the first row, without a difference.
-    Columns after the setting's keys: `n`, `diverged`, `unfinished`, `mean`, `low`, `high` as in `summary`; `pairs` (seeds); `diff`,
-    `diff_low`, `diff_high`: the mean difference (setting - reference) and its 95 % t-interval; `p_t`, `p_wilcoxon`: two-sided p of the
-    paired t-test and of Wilcoxon's signed-rank test; `holm_t`, `holm_wilcoxon`: the same after Holm's correction over the settings.
-    NaN for fewer than two pairs. Wilcoxon's p is exact up to 50 pairs (13 with ties or zeros) and at least 2 / 2^pairs: 0.0625 for five
-    seeds, which no effect gets below. Differences that are all zero have p = 1; where all are the same other number the t-test has no
-    error estimate and its p is NaN.
-    Raises `ConfigError` when there is no such metric, or not exactly one such setting.
+    `reference` names one setting: a mapping (`{"algorithm": "fedavg"}`, `{"rho": 0}`), the same as text
+    (`rho=0,algorithm=fedsol`), an algorithm, or the folder of one of its runs. It is the first row, without a
+    difference. Columns after the setting's keys: `n`, `diverged`, `unfinished`, `mean`, `low`, `high` as in `summary`;
+    `pairs` (seeds); `diff`, `diff_low`, `diff_high`: the mean difference (setting - reference) and its 95 % t-interval;
+    `p_t`, `p_wilcoxon`: two-sided p of the paired t-test and of Wilcoxon's signed-rank test; `holm_t`, `holm_wilcoxon`:
+    the same after Holm's correction over the settings. NaN for fewer than two pairs. Wilcoxon's p is exact up to 50
+    pairs (13 with ties or zeros) and at least 2 / 2^pairs: 0.0625 for five seeds, which no effect gets below.
+    Differences that are all zero have p = 1; where all are the same other number the t-test has no error estimate and
+    its p is NaN. Raises `ConfigError` when there is no such metric, or not exactly one such setting.
     """
     import pandas
 
@@ -44,7 +46,14 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
     rows: list[dict[str, Any]] = []
     for setting, values, diverged, unfinished in groups:
         mean, _, low, high = interval(values, share=is_share(metric))
-        row = setting | {"n": len(values), "diverged": diverged, "unfinished": unfinished, "mean": mean, "low": low, "high": high}
+        row = setting | {
+            "n": len(values),
+            "diverged": diverged,
+            "unfinished": unfinished,
+            "mean": mean,
+            "low": low,
+            "high": high,
+        }
         seeds = values.index.intersection(base.index)
         row |= {"pairs": len(seeds)}
         if rows:  # the first is the reference
@@ -59,11 +68,15 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
 
 def caption(table: pandas.DataFrame) -> str:
     """What `paired`'s table compares with, and what its p are."""
-    return f"Against {table.attrs['reference']}, on the same seeds; p of the paired t-test and of Wilcoxon's, corrected by Holm"
+    return (
+        f"Against {table.attrs['reference']}, on the same seeds; p of the paired t-test and of Wilcoxon's, "
+        "corrected by Holm"
+    )
 
 
 def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
-    """Mean, interval and p-values of paired differences `[pairs]` (of shares: the interval ends at -1 and 1); see `paired`."""
+    """Mean, interval and p-values of paired differences `[pairs]` (of shares: the interval ends at -1 and 1); see
+    `paired`."""
     import numpy as np
     from scipy.stats import ttest_1samp, wilcoxon
 
@@ -80,8 +93,9 @@ def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Holm's step-down correction of p-values `[m]` for their family-wise error: the i-th smallest times (m - i + 1), never below a smaller
-    one's, at most 1. NaNs were not tested and do not count (Holm 1979, "A simple sequentially rejective multiple test procedure").
+    """Holm's step-down correction of p-values `[m]` for their family-wise error: the i-th smallest times (m - i + 1),
+    never below a smaller one's, at most 1. NaNs were not tested and do not count (Holm 1979, "A simple sequentially
+    rejective multiple test procedure").
     """
     import numpy as np
 
@@ -95,7 +109,9 @@ def holm(p: np.ndarray) -> np.ndarray:
 def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> int:
     """The position of the one setting that `reference` names; raises `ConfigError`."""
     wanted = _wanted(frame, reference)
-    found = [i for i, setting in enumerate(settings) if all(_same(setting[key], value) for key, value in wanted.items())]
+    found = [
+        i for i, setting in enumerate(settings) if all(_same(setting[key], value) for key, value in wanted.items())
+    ]
     if len(found) != 1:
         listed = "; ".join(describe(settings[i]) for i in (found or range(len(settings)))[:8])
         problem = f"is {len(found)} settings, say which" if found else "is none of the settings"
@@ -111,7 +127,9 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
             return folder.iloc[0][keys_of(frame)].to_dict()
         if "=" not in reference:
             if reference not in set(frame["algorithm"]):
-                raise unknown("reference", reference, set(frame["algorithm"].dropna()), "the runs (or KEY=VALUE, or a run folder)")
+                raise unknown(
+                    "reference", reference, set(frame["algorithm"].dropna()), "the runs (or KEY=VALUE, or a run folder)"
+                )
             return {"algorithm": reference}
         pairs = (part.partition("=") for part in reference.split(","))
         reference = {key.strip(): yaml.safe_load(value) for key, _, value in pairs}
@@ -119,7 +137,8 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
 
 
 def key_named(frame: pandas.DataFrame, name: str) -> str:
-    """The key of a setting by its whole name, or by its last part (`rho`) where that is one key's only; raises `ConfigError`."""
+    """The key of a setting by its whole name, or by its last part (`rho`) where that is one key's only; raises
+    `ConfigError`."""
     keys = keys_of(frame)
     short = [key for key in keys if key.rpartition(".")[2] == name]
     if name not in keys and len(short) != 1:
@@ -139,7 +158,8 @@ def missing(value: Any) -> bool:
 
 
 def _same(there: Any, wanted: Any) -> bool:
-    """0, 0.0 and `0e0` (text to YAML) are the same, and so are a list and its text; `None` is a key that the setting has not."""
+    """0, 0.0 and `0e0` (text to YAML) are the same, and so are a list and its text; `None` is a key that the setting
+    has not."""
     if missing(there) or missing(wanted):
         return missing(there) and missing(wanted)
     try:

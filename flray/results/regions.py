@@ -21,7 +21,8 @@ RESOLUTION = 150  # grid points along the first feature
 
 
 class Panel(NamedTuple):
-    """One model: its title, the class it predicts for points `[B, 2]`, and the training samples to highlight (None: all)."""
+    """One model: its title, the class it predicts for points `[B, 2]`, and the training samples to highlight (None:
+    all)."""
 
     title: str
     predict: Callable[[np.ndarray], np.ndarray]
@@ -34,12 +35,14 @@ def decision_regions(
     out: str | Path = "decision_regions.png",
     clients: Sequence[int] | None = None,
 ) -> Path:
-    """A PNG: one row a run; for each round the local models after local training, then the global model after that round.
+    """A PNG: one row a run; for each round the local models after local training, then the global model after that
+    round.
 
-    As in FedProj's Iris pilot (seed 000; spec 5.9). Needs 2-D tabular data. The models come from replaying the runs, which is fast with
-    `checkpoint.every=1 checkpoint.keep=0`. `clients`: those shown, default the three lowest numbers of each round's cohort; a client's
-    panel highlights its own samples. Titles hold the accuracy over every sample, train and (where there is one) test.
-    Returns the path; raises `ConfigError` for other data, a client outside the cohort, or a round that a run did not reach.
+    As in FedProj's Iris pilot (seed 000; spec 5.9). Needs 2-D tabular data. The models come from replaying the runs,
+    which is fast with `checkpoint.every=1 checkpoint.keep=0`. `clients`: those shown, default the three lowest numbers
+    of each round's cohort; a client's panel highlights its own samples. Titles hold the accuracy over every sample,
+    train and (where there is one) test. Returns the path; raises `ConfigError` for other data, a client outside the
+    cohort, or a round that a run did not reach.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -79,13 +82,31 @@ def decision_regions(
                 axes[line, 0].set_ylabel(labels[line], fontsize=12, fontweight="bold")
     classes = rows[0][0].bench.dataset.classes
     handles = [
-        Line2D([], [], linestyle="", marker=cycle(MARKERS, c), markerfacecolor=colour, markeredgecolor="black", markersize=7, label=name)
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker=cycle(MARKERS, c),
+            markerfacecolor=colour,
+            markeredgecolor="black",
+            markersize=7,
+            label=name,
+        )
         for c, (name, colour) in enumerate(zip(classes, palette(len(classes)), strict=True))
     ]
     faint = Line2D(
-        [], [], linestyle="", marker="o", markerfacecolor="none", markeredgecolor="#666666", markersize=4, label="other clients' samples"
+        [],
+        [],
+        linestyle="",
+        marker="o",
+        markerfacecolor="none",
+        markeredgecolor="#666666",
+        markersize=4,
+        label="other clients' samples",
     )
-    figure.legend(handles=[*handles, faint], loc="outside lower center", ncols=len(handles) + 1, frameon=False, fontsize=10)
+    figure.legend(
+        handles=[*handles, faint], loc="outside lower center", ncols=len(handles) + 1, frameon=False, fontsize=10
+    )
     return save(figure, out)
 
 
@@ -102,11 +123,17 @@ def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[P
     for client in clients or sorted(replay.cohort().tolist())[:3]:
         _, update, _ = next(replay.clients(client))
         if not (hasattr(update, "w") and hasattr(update, "b")):
-            raise ConfigError(f"decision_regions: {type(bench.algorithm).__name__} sends no local model (`w`, `b`) up in round {round}")
-        model = bench.objective.at(update.w.clone(), update.b.clone())  # the next client reuses the engine's own buffers
+            raise ConfigError(
+                f"decision_regions: {type(bench.algorithm).__name__} sends no local model (`w`, `b`) up in round "
+                f"{round}"
+            )
+        # the next client reuses the engine's own buffers
+        model = bench.objective.at(update.w.clone(), update.b.clone())
         panels.append(Panel(f"client {client}", _predictor(replay, model), np.array(replay.partition.client(client))))
     replay.goto(round)
-    ctx = bench.context(0, round - 1, 0, population, replay.experiment.cohort.count(population), len(replay.partition.indices))
+    ctx = bench.context(
+        0, round - 1, 0, population, replay.experiment.cohort.count(population), len(replay.partition.indices)
+    )
     published = map_tensors(torch.clone, bench.algorithm.published(ctx, replay.state))
     panels.append(Panel("global", _predictor(replay, lambda x: bench.algorithm.predict(ctx, published, x)), None))
     return panels
@@ -123,8 +150,11 @@ def _predictor(replay: Replay, logits: Callable[[Tensor], Tensor]) -> Callable[[
     return predict
 
 
-def _draw(axis: Any, panel: Panel, samples: tuple[np.ndarray, np.ndarray], num_classes: int, limits: np.ndarray) -> None:
-    """Regions, samples `(x [n, 2], y [n])` and accuracy of one model; `limits [2, 2]` are the lower and upper corner of the plane."""
+def _draw(
+    axis: Any, panel: Panel, samples: tuple[np.ndarray, np.ndarray], num_classes: int, limits: np.ndarray
+) -> None:
+    """Regions, samples `(x [n, 2], y [n])` and accuracy of one model; `limits [2, 2]` are the lower and upper corner of
+    the plane."""
     from matplotlib.colors import ListedColormap, to_rgb
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.inspection import DecisionBoundaryDisplay
@@ -158,7 +188,9 @@ def _draw(axis: Any, panel: Panel, samples: tuple[np.ndarray, np.ndarray], num_c
         axis.scatter(*there.T, s=5, facecolors="none", edgecolors="#555555", linewidths=0.35, alpha=0.7, **style)
         axis.scatter(*here.T, s=13, color=colour, edgecolors="black", linewidths=0.45, **{**style, "zorder": 3})
     right = float((panel.predict(x) == y).mean())
-    axis.set_title(f"{panel.title}  {100 * right:.1f} %", fontsize=10, fontweight="bold" if panel.own is None else "normal", pad=3)
+    axis.set_title(
+        f"{panel.title}  {100 * right:.1f} %", fontsize=10, fontweight="bold" if panel.own is None else "normal", pad=3
+    )
     axis.set(xlim=limits[:, 0], ylim=limits[:, 1], xticks=[], yticks=[])
     for side in axis.spines.values():
         side.set_linewidth(1.6 if panel.own is None else 0.6)
@@ -176,7 +208,8 @@ def _check_reached(run: Run, rounds: Sequence[int]) -> None:
     done = int(run.rounds["done"].max()) if len(run.rounds) else 0
     if max(rounds) > done:
         raise ConfigError(
-            f"decision_regions: {run.folder} has {done} rounds and round {max(rounds)} was asked for; choose rounds up to {done}"
+            f"decision_regions: {run.folder} has {done} rounds and round {max(rounds)} was asked for; choose rounds up "
+            f"to {done}"
         )
 
 

@@ -43,7 +43,10 @@ def to_markdown(frame: pandas.DataFrame) -> str:
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(heads))]
     right = [is_number(frame, column) for column in _shown(frame)]
-    lines = ["| " + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)) + " |" for row in cells]
+    lines = [
+        "| " + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)) + " |"
+        for row in cells
+    ]
     rule = "| " + " | ".join("-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)) + " |"
     note = _caption(frame)
     return "\n".join([lines[0], rule, *lines[1:], *(["", note] if note else [])]) + "\n"
@@ -79,19 +82,28 @@ def _shown(frame: pandas.DataFrame) -> list[str]:
 def _cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     columns, metric = _shown(frame), frame.attrs.get("metric", "test/acc")
     last = Counter(column.rpartition(".")[2] for column in columns)
-    short = {column: name for column in columns if last[name := column.rpartition(".")[2]] == 1}  # `rho` for `algorithm.rho`
-    heads = [_HEADS.get(name, short.get(name, name)) for name in (metric if column == "mean" else column for column in columns)]
+    # `rho` for `algorithm.rho`
+    short = {column: name for column in columns if last[name := column.rpartition(".")[2]] == 1}
+    heads = [
+        _HEADS.get(name, short.get(name, name))
+        for name in (metric if column == "mean" else column for column in columns)
+    ]
     units = [metric if column in _STATISTICS else column for column in columns]
     rows = []
     for row in frame[columns].itertuples(index=False):
         cells = zip(columns, units, row, strict=True)
-        rows.append([_signed(unit, value) if column.startswith("diff") else _text(unit, value) for column, unit, value in cells])
+        rows.append(
+            [_signed(unit, value) if column.startswith("diff") else _text(unit, value) for column, unit, value in cells]
+        )
     return heads, rows
 
 
 def is_number(frame: pandas.DataFrame, column: str) -> bool:
     """Whether a column holds numbers, or nothing."""
-    return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in frame[column].tolist())
+    return all(
+        value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        for value in frame[column].tolist()
+    )
 
 
 def _text(column: str, value: Any) -> str:

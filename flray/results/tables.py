@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from flray.experiment import Experiment
 
-MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")  # columns of `compare`
+# columns of `compare`
+MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")
 OWN = ("name", "algorithm", "seed", "folder")
 SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
 OPTIONAL = ("personal/", "val/")  # columns that only some runs have: the personalised test, the validation split
@@ -32,20 +33,24 @@ _ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "storage", "
 def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
     """One row a run, also while it goes on or after it failed.
 
-    Columns: `name`, `algorithm`, every configuration key whose value is not the same in all runs, `seed`, `done` (rounds), `status`,
-    `test/acc` of the last tested round, `test/acc_best`, `test/acc_mean10` (mean over the last ten tested rounds), `comm/bytes` (up and
-    down, all clients), `time/s` (sum over rounds, start-up not counted), `folder`, `personal/ftE/acc_mean` where clients were tested on
-    their own shares, and `val/acc` of the last round where the run held out a validation split. Accuracies are in [0, 1], NaN where nothing
-    was tested.
-    A run whose tables are damaged or have lost rows, or whose config.yaml was edited, has that as its status and is not finished.
-    Raises `CheckpointError` for a folder that is no run.
+    Columns: `name`, `algorithm`, every configuration key whose value is not the same in all runs, `seed`, `done`
+    (rounds), `status`, `test/acc` of the last tested round, `test/acc_best`, `test/acc_mean10` (mean over the last ten
+    tested rounds), `comm/bytes` (up and down, all clients), `time/s` (sum over rounds, start-up not counted), `folder`,
+    `personal/ftE/acc_mean` where clients were tested on their own shares, and `val/acc` of the last round where the run
+    held out a validation split. Accuracies are in [0, 1], NaN where nothing was tested.
+    A run whose tables are damaged or have lost rows, or whose config.yaml was edited, has that as its status and is not
+    finished. Raises `CheckpointError` for a folder that is no run.
     """
     found = [run if isinstance(run, Run) else Run(run) for run in runs]
     return _table([settings(run) for run in found], [run.place for run in found], [_measured(run) for run in found])
 
 
-def planned(experiments: Sequence[Experiment], folders: Sequence[Path], optional: Sequence[str] = ()) -> pandas.DataFrame:
-    """What `compare` will give of these experiments, before they run: nothing is measured yet. For checks of what is asked of it.
+def planned(
+    experiments: Sequence[Experiment], folders: Sequence[Path], optional: Sequence[str] = ()
+) -> pandas.DataFrame:
+    """What `compare` will give of these experiments, before they run: nothing is measured yet.
+
+    For checks of what is asked of it.
 
     `optional`: the columns that only some runs have (`val/acc`, `personal/...`).
     """
@@ -54,7 +59,9 @@ def planned(experiments: Sequence[Experiment], folders: Sequence[Path], optional
     return _table(configs, [str(folder) for folder in folders], [measured] * len(configs))
 
 
-def _table(configs: Sequence[Mapping[str, Any]], folders: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+def _table(
+    configs: Sequence[Mapping[str, Any]], folders: Sequence[str], measured: Sequence[Mapping[str, Any]]
+) -> pandas.DataFrame:
     import pandas
 
     keys = differing(configs)
@@ -68,11 +75,12 @@ def _table(configs: Sequence[Mapping[str, Any]], folders: Sequence[str], measure
 
 
 def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFrame:
-    """`compare`'s table over seeds: `n` finished runs, `mean`, `std` (ddof=1), `low` and `high`, the 95 % t-interval of the mean.
+    """`compare`'s table over seeds: `n` finished runs, `mean`, `std` (ddof=1), `low` and `high`, the 95 % t-interval of
+    the mean.
 
-    The interval is mean +- t(0.975, n - 1) std / sqrt(n), of a share cut off at 0 and 1; NaN for n = 1. Runs that diverged, and those
-    that did not finish or have no value, are counted in `diverged` and `unfinished` and left out. Several runs of one setting with the
-    same seed are the same experiment: the last counts.
+    The interval is mean +- t(0.975, n - 1) std / sqrt(n), of a share cut off at 0 and 1; NaN for n = 1. Runs that
+    diverged, and those that did not finish or have no value, are counted in `diverged` and `unfinished` and left out.
+    Several runs of one setting with the same seed are the same experiment: the last counts.
     """
     import pandas
 
@@ -84,7 +92,8 @@ def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFra
 
 
 def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str, Any], pandas.Series, int, int]]:
-    """Per setting of `compare`'s table: its keys, `metric` of the finished runs by seed, how many seeds diverged, how many are unfinished.
+    """Per setting of `compare`'s table: its keys, `metric` of the finished runs by seed, how many seeds diverged, how
+    many are unfinished.
 
     Raises `ConfigError` when the table has no such metric.
     """
@@ -96,12 +105,21 @@ def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str,
         done = group[(group["status"] == "finished") & group[metric].notna()].drop_duplicates("seed", keep="last")
         rest = group[~group["seed"].isin(done["seed"])]
         diverged = rest[rest["status"].str.startswith("diverged")]["seed"].nunique()
-        yield dict(zip(keys, values, strict=True)), done.set_index("seed")[metric], diverged, rest["seed"].nunique() - diverged
+        yield (
+            dict(zip(keys, values, strict=True)),
+            done.set_index("seed")[metric],
+            diverged,
+            rest["seed"].nunique() - diverged,
+        )
 
 
 def keys_of(frame: pandas.DataFrame) -> list[str]:
     """The columns of `compare`'s table that make a setting: all but the seed and what was measured."""
-    return [column for column in frame.columns if column not in (*MEASURED, "seed", "folder") and not column.startswith(OPTIONAL)]
+    return [
+        column
+        for column in frame.columns
+        if column not in (*MEASURED, "seed", "folder") and not column.startswith(OPTIONAL)
+    ]
 
 
 def about(frame: pandas.DataFrame, metric: str) -> pandas.DataFrame:
@@ -111,7 +129,8 @@ def about(frame: pandas.DataFrame, metric: str) -> pandas.DataFrame:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """A run's configuration as dotted keys and plain values (lists as JSON), without importing the user's modules; {} before it is written.
+    """A run's configuration as dotted keys and plain values (lists as JSON), without importing the user's modules; {}
+    before it is written.
 
     Raises `CheckpointError` for a folder that is no run, or a configuration that cannot be read.
     """
@@ -132,11 +151,13 @@ def settings(run: Run) -> dict[str, Any]:
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys, in the order of the file, whose value is not the same in all configurations that say which they are.
 
-    A key that only some sections know (`alpha` of one algorithm, `hidden` of one model) is listed only when those that know it differ.
+    A key that only some sections know (`alpha` of one algorithm, `hidden` of one model) is listed only when those that
+    know it differ.
     """
     configs = [config for config in configs if config]
     names = [key for key in dict.fromkeys(key for config in configs for key in config) if not _aside(key)]
-    sections = {key.rpartition(".")[0] for key in names}  # where one leaves a section out (`proxy: null`), its keys tell
+    # where one leaves a section out (`proxy: null`), its keys tell
+    sections = {key.rpartition(".")[0] for key in names}
     names = [key for key in names if key not in sections]
     return [key for key in names if _differs(key, configs)]
 
@@ -193,7 +214,11 @@ def _measured(run: Run) -> dict[str, Any]:
     if rounds.empty:
         return nothing
     tested = rounds["test/acc"].dropna() if "test/acc" in rounds else rounds.iloc[:0, 0]
-    sums = {name: float(rounds[name].sum()) for name in ("comm/up_bytes", "comm/down_bytes", "time/round_s") if name in rounds}
+    sums = {
+        name: float(rounds[name].sum())
+        for name in ("comm/up_bytes", "comm/down_bytes", "time/round_s")
+        if name in rounds
+    }
     measured = nothing | {
         "done": len(rounds),
         "comm/bytes": sums.get("comm/up_bytes", math.nan) + sums.get("comm/down_bytes", math.nan),
@@ -210,5 +235,7 @@ def _measured(run: Run) -> dict[str, Any]:
         measured["val/acc"] = float(held_out.iloc[-1])
     if len(tasks):
         end = tasks.iloc[-1]
-        measured |= {name: float(end[name]) for name in tasks if name.startswith(OPTIONAL) and name.endswith("acc_mean")}
+        measured |= {
+            name: float(end[name]) for name in tasks if name.startswith(OPTIONAL) and name.endswith("acc_mean")
+        }
     return measured

@@ -1,1 +1,2 @@
-"""A run on disk: its folder and lock, tables, checkpoints, the mirror in a storage, and the record that reads it all back."""
+"""A run on disk: its folder and lock, tables, checkpoints, the mirror in a storage, and the record that reads it all
+back."""

@@ -9,10 +9,21 @@ from pathlib import Path
 from flray.core.disk import checksum
 from flray.core.errors import CheckpointError, nearest
 from flray.data.cache import cache_root
-from flray.rundir.storage import DRIVER, SERVER, Storage, files
+from flray.rundir.mirrored import DRIVER, SERVER, files
+from flray.rundir.storage import Storage
 from flray.rundir.uri import join, open_uri, reason, split
 
-READ = ("config.yaml", "environment.json", "STATUS", "rounds", "clients", "tests", "tasks", "personal", "model.safetensors")
+READ = (
+    "config.yaml",
+    "environment.json",
+    "STATUS",
+    "rounds",
+    "clients",
+    "tests",
+    "tasks",
+    "personal",
+    "model.safetensors",
+)
 
 
 def download(uri: str, root: str | Path = "runs") -> Path:
@@ -50,7 +61,9 @@ def fetch(uri: str) -> Path:
 def _existing(base: str, name: str, folder: Path) -> Storage:
     storage = Storage(base, name, folder)
     if "config.yaml" not in storage.names():
-        raise CheckpointError(f"{storage.uri} is no run: it has no config.yaml{nearest(name, storage.names(storage.root))}")
+        raise CheckpointError(
+            f"{storage.uri} is no run: it has no config.yaml{nearest(name, storage.names(storage.root))}"
+        )
     return storage
 
 
@@ -65,4 +78,6 @@ def runs_at(uri: str) -> list[str]:
         raise CheckpointError(f"{uri} cannot be read: {reason(error)}") from error
     if any(info.base_name == "config.yaml" for info in found):
         return [uri]
-    return sorted(join(uri, info.base_name) for info in found if not info.is_file and not info.base_name.startswith("."))
+    return sorted(
+        join(uri, info.base_name) for info in found if not info.is_file and not info.base_name.startswith(".")
+    )

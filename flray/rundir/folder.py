@@ -1,7 +1,9 @@
-"""The folder that a run writes: taken before anything is written, and given to the run only when its first round is done.
+"""The folder that a run writes: taken before anything is written, and given to the run only when its first round is
+done.
 
-A run that replaces another one grows beside it, in `NAME.new`, and takes its place after the first round: until then a mistake
-of any kind costs the new run alone. What is removed is known by what this process made, never by a word in a file.
+A run that replaces another one grows beside it, in `NAME.new`, and takes its place after the first round: until then a
+mistake of any kind costs the new run alone. What is removed is known by what this process made, never by a word in a
+file.
 """
 
 from __future__ import annotations
@@ -18,19 +20,26 @@ from flray.rundir.lock import NAME as LOCK
 from flray.rundir.lock import FolderLock, owner
 
 STARTED = {"partition", "environment.json"}  # what a run writes before its config.yaml
-ASIDE = tuple(f".{name}." for name in ("STATUS", "environment.json", "config.yaml"))  # what is written to be renamed to them
+# what is written to be renamed to them
+ASIDE = tuple(f".{name}." for name in ("STATUS", "environment.json", "config.yaml"))
 
 
 def is_run(folder: Path) -> bool:
     """Whether a run was written there: it has its configuration, and its STATUS or the record of what it began with."""
-    return (folder / "config.yaml").is_file() and any((folder / name).is_file() for name in ("STATUS", "environment.json"))
+    return (folder / "config.yaml").is_file() and any(
+        (folder / name).is_file() for name in ("STATUS", "environment.json")
+    )
 
 
 class RunFolder:
-    """One run's folder, held until :meth:`release`. `path` is where to write now, `target` where the run will be in the end."""
+    """One run's folder, held until :meth:`release`.
+
+    `path` is where to write now, `target` where the run will be in the end.
+    """
 
     def __init__(self, target: Path, path: Path, locks: list[FolderLock], made: bool) -> None:
-        """`made`: the folder at `path` did not exist before; otherwise it was empty, or holds the run that is resumed."""
+        """`made`: the folder at `path` did not exist before; otherwise it was empty, or holds the run that is
+        resumed."""
         self.target, self.path, self._locks, self._made = target, path, locks, made
         self._begun = False  # the run's own files are in it
 
@@ -86,11 +95,15 @@ class RunFolder:
         return self._locks[-1].owner.id
 
     def begin(self) -> None:
-        """From here on the folder holds a run, which may fail or be interrupted and is resumed or replaced by the user's own word."""
+        """From here on the folder holds a run, which may fail or be interrupted and is resumed or replaced by the
+        user's own word."""
         self._begun = True
 
     def settle(self) -> None:
-        """Take the place of the run that is replaced, which is removed. Raises `CheckpointError` where a folder cannot be renamed."""
+        """Take the place of the run that is replaced, which is removed.
+
+        Raises `CheckpointError` where a folder cannot be renamed.
+        """
         if not self.replaces:
             return
         self.check()
@@ -107,7 +120,9 @@ class RunFolder:
         shutil.rmtree(old, ignore_errors=True)
 
     def release(self) -> None:
-        """Give the folder back. A run that did not begin, or that never took the place of the one it was to replace, leaves nothing.
+        """Give the folder back.
+
+        A run that did not begin, or that never took the place of the one it was to replace, leaves nothing.
 
         Exception: one that failed in its first round stays in `NAME.new`, so that the failure can be repeated there.
         """
@@ -146,7 +161,9 @@ def _check(folder: Path, unbegun: bool, overwrite: bool) -> None:
     if not unbegun and not is_run(folder):
         raise CheckpointError(f"{folder} is not empty and not a run folder; give another --out")
     if not unbegun and not overwrite:
-        raise CheckpointError(f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}")
+        raise CheckpointError(
+            f"{folder} already holds a run; give another --out, add --overwrite, or run: flray resume {folder}"
+        )
 
 
 def _empty(folder: Path) -> None:
@@ -161,7 +178,9 @@ def _make_room(aside: Path) -> None:
     """Remove what an earlier replacement, one that failed in its first round, left in `NAME.new`."""
     content = _content(aside)
     if not is_run(aside) and not _unbegun(aside, content):
-        raise CheckpointError(f"{aside} is in the way, where the new run is to grow until its first round is done; move it")
+        raise CheckpointError(
+            f"{aside} is in the way, where the new run is to grow until its first round is done; move it"
+        )
     if aside.exists():
         lock = FolderLock.acquire(aside)  # nobody else's
         with _one_line(aside):

@@ -1,8 +1,9 @@
-"""One writer for a folder: a file `.lock` in it says who writes there, and every writer reads it again before it writes.
+"""One writer for a folder: a file `.lock` in it says who writes there, and every writer reads it again before it
+writes.
 
-A file and no advisory lock of the operating system, so that it also works on NFS and between machines. The owner is known by its
-process on its own machine, and by the time of its last sign of life elsewhere. A process that slept through a takeover finds
-another id in the file, and stops.
+A file and no advisory lock of the operating system, so that it also works on NFS and between machines. The owner is
+known by its process on its own machine, and by the time of its last sign of life elsewhere. A process that slept
+through a takeover finds another id in the file, and stops.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ NAME = ".lock"
 BEAT_S = 10.0  # between two signs of life
 STALE_S = 45.0  # without one, a process of another machine counts as dead
 WATCH_S = 0.5  # between two looks for one
-SETTLE_S = 0.2  # how long who takes over a dead owner's folder waits before it looks whether somebody else did so as well
+# how long who takes over a dead owner's folder waits before it looks whether somebody else did so as well
+SETTLE_S = 0.2
 
 
 class FolderLostError(CheckpointError):
@@ -32,7 +34,10 @@ class FolderLostError(CheckpointError):
 
 
 class Owner(NamedTuple):
-    """Who holds a folder. `machine` names the boot and the process namespace: a process number means something only there."""
+    """Who holds a folder.
+
+    `machine` names the boot and the process namespace: a process number means something only there.
+    """
 
     host: str
     machine: str
@@ -51,7 +56,8 @@ class Owner(NamedTuple):
 
 
 class FolderLock:
-    """The right to write to a folder; made by :meth:`acquire`, given back by :meth:`release`, or left behind by a process that dies."""
+    """The right to write to a folder; made by :meth:`acquire`, given back by :meth:`release`, or left behind by a
+    process that dies."""
 
     def __init__(self, folder: Path, owner: Owner) -> None:
         self.folder, self.owner = folder, owner
@@ -60,7 +66,10 @@ class FolderLock:
 
     @classmethod
     def acquire(cls, folder: Path) -> FolderLock:
-        """Take the folder, which exists. Raises `CheckpointError` that names the owner where another process holds it."""
+        """Take the folder, which exists.
+
+        Raises `CheckpointError` that names the owner where another process holds it.
+        """
         me, path = Owner.here(), folder / NAME
         record = json.dumps(me._asdict()).encode()
         try:
@@ -106,7 +115,13 @@ def check(folder: Path, id: str) -> None:
     """Raises `FolderLostError` unless the folder is held under this id."""
     found = owner(folder)
     if found is None or found.id != id:
-        what = f"was taken over by {found}" if found else "is gone" if not folder.exists() else "is no longer this run's: its .lock is gone"
+        what = (
+            f"was taken over by {found}"
+            if found
+            else "is gone"
+            if not folder.exists()
+            else "is no longer this run's: its .lock is gone"
+        )
         raise FolderLostError(f"{folder} {what}; this process stops and writes nothing more there")
 
 
@@ -119,7 +134,8 @@ def holder(folder: Path) -> Owner | None:
 def _refuse(folder: Path, but: Owner | None = None) -> None:
     """Raises `CheckpointError` when a process that lives, other than `but`, holds the folder.
 
-    Of a process on another machine that was heard of lately, it waits for the next sign of life: a lost node has left its lock.
+    Of a process on another machine that was heard of lately, it waits for the next sign of life: a lost node has left
+    its lock.
     """
     found = holder(folder)
     if found is None or (but is not None and found.id == but.id):
@@ -128,13 +144,17 @@ def _refuse(folder: Path, but: Owner | None = None) -> None:
     if not here and not _gives_sign(found, folder):
         return
     stopped = " and is stopped (kill -CONT lets it go on, kill -9 ends it)" if here and _state(found.pid) == "T" else ""
-    raise CheckpointError(f"{folder} is in use: {found} writes to it{stopped}; wait for it, stop it, or give another --out")
+    raise CheckpointError(
+        f"{folder} is in use: {found} writes to it{stopped}; wait for it, stop it, or give another --out"
+    )
 
 
 def _gives_sign(found: Owner, folder: Path) -> bool:
     """Whether the owner touches its lock within `STALE_S` from the last time; told, because it takes that long."""
     first = _beaten(folder)
-    warnings.warn(f"{folder} was last held by {found}; waiting up to {STALE_S:.0f} s for a sign of life of it", stacklevel=2)
+    warnings.warn(
+        f"{folder} was last held by {found}; waiting up to {STALE_S:.0f} s for a sign of life of it", stacklevel=2
+    )
     while holder(folder) == found:
         if _beaten(folder) != first:
             return True
@@ -143,7 +163,10 @@ def _gives_sign(found: Owner, folder: Path) -> bool:
 
 
 def _beaten(folder: Path) -> float:
-    """When the lock was touched last. Opened first: on NFS that asks the server, where the file's times may be cached."""
+    """When the lock was touched last.
+
+    Opened first: on NFS that asks the server, where the file's times may be cached.
+    """
     try:
         with (folder / NAME).open("rb") as file:
             return os.fstat(file.fileno()).st_mtime
@@ -152,7 +175,8 @@ def _beaten(folder: Path) -> float:
 
 
 def owner(folder: Path) -> Owner | None:
-    """Who held the folder last, dead or alive; one that somebody is just writing is waited for; None: there is none, or no record."""
+    """Who held the folder last, dead or alive; one that somebody is just writing is waited for; None: there is none, or
+    no record."""
     for _ in range(20):
         try:
             return Owner(**json.loads((folder / NAME).read_bytes()))

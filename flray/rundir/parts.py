@@ -1,4 +1,7 @@
-"""One Parquet file of a run's table. It holds the checksum of its own rows: the file is replaced whole, and so is the checksum."""
+"""One Parquet file of a run's table.
+
+It holds the checksum of its own rows: the file is replaced whole, and so is the checksum.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,8 @@ def _contents(table: pa.Table) -> str:
     parts: list[bytes] = []
     for name in table.column_names:
         column = table[name].combine_chunks()
-        kind = f"list of {column.type.value_type}" if pa.types.is_list(column.type) else column.type  # Parquet renames a list's element
+        # Parquet renames a list's element
+        kind = f"list of {column.type.value_type}" if pa.types.is_list(column.type) else column.type
         parts.append(f"{name}\0{kind}\0{len(column)}\0".encode())
         if pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
             zero = pa.scalar(0).cast(column.type)
@@ -63,7 +67,9 @@ def untested(folder: Path) -> set[int]:
 
     def nothing_found(table: pa.Table) -> list[bool]:
         found = [table[name].to_pylist() for name in ("test/acc", "val/acc") if name in table.column_names]
-        return [all(value is None for value in values) for values in zip(*found, strict=True)] or [True] * table.num_rows
+        return [all(value is None for value in values) for values in zip(*found, strict=True)] or [
+            True
+        ] * table.num_rows
 
     return _rounds(folder, nothing_found)
 

@@ -1,7 +1,8 @@
 """What a run began with, so that a resume goes on with the same experiment or says what is another now.
 
-`environment.json` keeps the complete configuration and a fingerprint of everything that decides the bits and lies outside the run
-folder: data, partition, proxy, starting weights, the initial model, and the source of the user's own modules.
+`environment.json` keeps the complete configuration and a fingerprint of everything that decides the bits and lies
+outside the run folder: data, partition, proxy, starting weights, the initial model, and the source of the user's own
+modules.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Changes = dict[str, tuple[Any, Any]]  # name -> (what it was, what it is)
 def module_fingerprints(experiment: Experiment) -> dict[str, str]:
     """`modules.NAME` -> hash of the source, for every module outside flray that the experiment's code comes from.
 
-    These are the modules that the configuration names (`imports`, `module:Name`), those that define the algorithm's class and
-    its bases, and what they import from their own folder or package.
+    These are the modules that the configuration names (`imports`, `module:Name`), those that define the algorithm's
+    class and its bases, and what they import from their own folder or package.
     """
     found: dict[str, str] = {}
     left = list(_named(experiment))
@@ -43,7 +44,11 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
             continue
         source = path.read_bytes()
         found[key] = checksum(source)
-        left += [other for name in _imports(source, module) if (other := sys.modules.get(name)) and _beside(other, module, path)]
+        left += [
+            other
+            for name in _imports(source, module)
+            if (other := sys.modules.get(name)) and _beside(other, module, path)
+        ]
     return dict(sorted(found.items()))
 
 
@@ -60,7 +65,8 @@ class Origin:
     def of(cls, experiment: Experiment, folder: Path | None, accept: Sequence[str] = ()) -> Origin:
         """The origin of a new run (`folder` None), or of the run in `folder` that is to go on as `experiment`.
 
-        Raises `ConfigError` and `CheckpointError` for a resume that would make it another experiment, unless that is accepted.
+        Raises `ConfigError` and `CheckpointError` for a resume that would make it another experiment, unless that is
+        accepted.
         """
         origin = cls(None if folder is None else _read(folder, accept), folder, accept)
         if folder is not None:
@@ -73,7 +79,10 @@ class Origin:
         return origin
 
     def compare(self, fingerprints: Mapping[str, Any]) -> None:
-        """Take these fingerprints into the record. Raises `DataError` or `ConfigError` for one that was another when the run began."""
+        """Take these fingerprints into the record.
+
+        Raises `DataError` or `ConfigError` for one that was another when the run began.
+        """
         self._fingerprints |= fingerprints
         known = self._before.get("fingerprints") if self._before else None
         if known is not None:
@@ -84,12 +93,15 @@ class Origin:
         return {"experiment": experiment.dump(), "fingerprints": self._fingerprints, "accepted": self._accepted}
 
     def _refuse(self, changes: Changes) -> None:
-        """Raises for the first change that is not accepted by name: `DataError` for data, `ConfigError` for anything else."""
+        """Raises for the first change that is not accepted by name: `DataError` for data, `ConfigError` for anything
+        else."""
         refused = [name for name in changes if name not in self._accept]
         if not refused:
             known = [(entry["what"], entry["is"]) for entry in self._accepted]
             self._accepted += [
-                {"what": name, "was": was, "is": now} for name, (was, now) in changes.items() if (name, now) not in known
+                {"what": name, "was": was, "is": now}
+                for name, (was, now) in changes.items()
+                if (name, now) not in known
             ]
             return
         name, also = refused[0], f" (changed as well: {', '.join(refused[1:4])})" if len(refused) > 1 else ""
@@ -102,8 +114,8 @@ class Origin:
             what = f"{name} is {now} in config.yaml and was {was} when the run began"
         flags = " ".join(f"--accept {name}" for name in refused)
         raise (DataError if name in ("data", "partition", "proxy") else ConfigError)(
-            f"{self._folder}: {what}{also}; restore it, start again with another --out, or go on all the same and have it on record: "
-            f"flray resume {self._folder} {flags}"
+            f"{self._folder}: {what}{also}; restore it, start again with another --out, or go on all the same and have "
+            f"it on record: flray resume {self._folder} {flags}"
         )
 
 
@@ -111,7 +123,11 @@ def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
     """The record in `environment.json`; an empty one where it is lost and `environment` is accepted."""
     try:
         found = unsealed(folder / "environment.json")
-        if isinstance(found["experiment"], dict) and isinstance(found["fingerprints"], dict) and isinstance(found["accepted"], list):
+        if (
+            isinstance(found["experiment"], dict)
+            and isinstance(found["fingerprints"], dict)
+            and isinstance(found["accepted"], list)
+        ):
             return found
         problem = "is damaged"
     except FileNotFoundError:
@@ -121,8 +137,9 @@ def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
     if LOST in accept:
         return {"accepted": [{"what": LOST, "was": None, "is": problem}]}
     raise CheckpointError(
-        f"{folder / 'environment.json'} {problem}: nobody can tell whether data and configuration are those that the run began with; "
-        f"restore it, or go on all the same and have it on record: flray resume {folder} --accept {LOST}"
+        f"{folder / 'environment.json'} {problem}: nobody can tell whether data and configuration are those that the "
+        f"run began with; restore it, or go on all the same and have it on record: flray resume {folder} --accept "
+        f"{LOST}"
     )
 
 
@@ -130,7 +147,11 @@ def _named(experiment: Experiment) -> Iterator[ModuleType]:
     """Modules that the configuration or the algorithm's class leads to."""
     paths = [experiment.model.name.partition(":")[0]] if ":" in experiment.model.name else []
     names = [*experiment.imports, *paths, *(base.__module__ for base in type(experiment.algorithm).__mro__)]
-    for table, name in ((MODELS, experiment.model.name), (SOURCES, experiment.data.source), (PARTITIONS, experiment.partition.name)):
+    for table, name in (
+        (MODELS, experiment.model.name),
+        (SOURCES, experiment.data.source),
+        (PARTITIONS, experiment.partition.name),
+    ):
         if name in table.names():
             names.append(table.get(name).__module__)
     for name in dict.fromkeys(names):
@@ -142,7 +163,11 @@ def _source_file(module: ModuleType) -> Path | None:
     """The file of a module that is neither flray's, nor the standard library's, nor one of flray's requirements."""
     path = getattr(module, "__file__", None)
     top = module.__name__.partition(".")[0]
-    if path is None or not path.endswith(".py") or top in (*sys.stdlib_module_names, "flray", "pydantic", "torch", "numpy"):
+    if (
+        path is None
+        or not path.endswith(".py")
+        or top in (*sys.stdlib_module_names, "flray", "pydantic", "torch", "numpy")
+    ):
         return None
     return Path(path)
 

@@ -62,11 +62,14 @@ class Run:
             changes = config_changes(before, now)
         except (OSError, ValueError, KeyError, ConfigError):  # who reads the one that is damaged tells of it
             return ""
-        return next((f"{key} is {now!r} in config.yaml and was {was!r} when it ran" for key, (was, now) in changes.items()), "")
+        return next(
+            (f"{key} is {now!r} in config.yaml and was {was!r} when it ran" for key, (was, now) in changes.items()), ""
+        )
 
     @property
     def status(self) -> str:
-        """`starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`, `failed: reason`; `unknown: why` if damaged."""
+        """`starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`, `failed: reason`; `unknown: why`
+        if damaged."""
         try:
             text = (self.folder / "STATUS").read_text(encoding="utf-8").strip()
         except FileNotFoundError:
@@ -102,7 +105,8 @@ class Run:
 
     @cached_property
     def tests(self) -> pandas.DataFrame:
-        """One row per test, test set and inference mode: counts, by class as well, and `acc`, `loss`, `acc_macro`, `acc_worst`.
+        """One row per test, test set and inference mode: counts, by class as well, and `acc`, `loss`, `acc_macro`,
+        `acc_worst`.
 
         The initial model's has `round` 0; the columns are those of `flray/rundir/tested.py`.
         """
@@ -111,7 +115,8 @@ class Run:
         return with_numbers(self._table("tests"))
 
     def initial(self, metric: str) -> float | None:
-        """`test/acc`, `test/loss` (or `val/...`) of the initial model, under the first inference mode; None where that was not tested."""
+        """`test/acc`, `test/loss` (or `val/...`) of the initial model, under the first inference mode; None where that
+        was not tested."""
         tested, _, name = metric.partition("/")
         if name not in ("acc", "loss") or not len(self.tests):
             return None
@@ -191,7 +196,11 @@ class Run:
             rounds, lost = self._rows("rounds")
         except CheckpointError:
             return f"Run({self.place!r}, {self.status.split(';')[0]}, damaged)"
-        facts = [repr(self.place), self.status.split(";")[0], f"{len(rounds)} rounds" + (f" (lost: {lost})" if lost else "")]
+        facts = [
+            repr(self.place),
+            self.status.split(";")[0],
+            f"{len(rounds)} rounds" + (f" (lost: {lost})" if lost else ""),
+        ]
         for name in ("test/acc", "val/acc"):
             tested = rounds[name].dropna() if name in rounds else rounds.iloc[:0, 0:0]
             if len(tested):

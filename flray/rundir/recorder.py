@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,19 +13,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flray.core.disk import sealed, whole
+from flray.core.disk import whole
 from flray.core.errors import CheckpointError
 from flray.rundir.parts import RowsMissingWarning, gaps, read_part, untested, without_clients, write_part
-from flray.whereabouts import whereabouts
 
 PART = 100  # rounds in one Parquet file
 FLUSH_S = 1.0  # longest time that finished rounds stay in memory
 
 
 class Table:
-    """A Parquet data set `FOLDER/part-0000.parquet ...`, `PART` rounds a file; the last file is written again and renamed over itself.
+    """A Parquet data set `FOLDER/part-0000.parquet ...`, `PART` rounds a file; the last file is written again and
+    renamed over itself.
 
-    What is damaged when a run goes on is moved aside (`_damaged-...`, which readers of Parquet folders leave alone), aloud.
+    What is damaged when a run goes on is moved aside (`_damaged-...`, which readers of Parquet folders leave alone),
+    aloud.
     """
 
     def __init__(self, folder: Path, key: str = "done") -> None:
@@ -95,7 +92,10 @@ class Table:
             return
         names = dict.fromkeys(name for row in self._rows for name in row)
         columns = {name: pa.array([row.get(name) for row in self._rows]) for name in names}
-        fields = [pa.field(n, pa.float64() if pa.types.is_null(c.type) and n not in self._schema else c.type) for n, c in columns.items()]
+        fields = [
+            pa.field(n, pa.float64() if pa.types.is_null(c.type) and n not in self._schema else c.type)
+            for n, c in columns.items()
+        ]
         if self._learn_schema(pa.schema([f for f in fields if not pa.types.is_null(f.type)])):
             for path in self._files():  # a new column, or one that changed its type: earlier files follow
                 write_part(path, self._conform(read_part(path)))
@@ -161,7 +161,8 @@ class Recorder:
         if rows:
             self.tests.drop(rows[0]["done"], rows[0]["phase"])
             self.tests.append(rows, rows[0]["done"])
-            if rows[0]["done"] == 0 and rows[0]["total"]:  # TensorBoard's curves begin here; later tests are in their round's row
+            # TensorBoard's curves begin here; later tests are in their round's row
+            if rows[0]["done"] == 0 and rows[0]["total"]:
                 self._pending.append((0, {f"{rows[0]['set']}/acc": rows[0]["right"] / rows[0]["total"]}))
 
     def task(self, row: Mapping[str, Any]) -> None:
@@ -173,7 +174,10 @@ class Recorder:
             self.personal.append(rows, rows[0]["done"])
 
     def flush(self) -> None:
-        """Everything to disk. Raises `CheckpointError` when that fails (full disk), or when the folder is no longer this run's."""
+        """Everything to disk.
+
+        Raises `CheckpointError` when that fails (full disk), or when the folder is no longer this run's.
+        """
         self.check()
         with _one_line(self.folder):
             for table in self._tables:
@@ -195,7 +199,8 @@ class Recorder:
             self._tensorboard.flush()
 
     def keep_until(self, done: int, task: int) -> None:
-        """Drop the rows after `done` rounds, and the ends of task `task` and later: a resume from there writes them again."""
+        """Drop the rows after `done` rounds, and the ends of task `task` and later: a resume from there writes them
+        again."""
         self.check()
         with _one_line(self.folder):
             self.rounds.keep(done)
@@ -205,9 +210,13 @@ class Recorder:
             self.personal.keep(task - 1)
 
     def missing(self, done: int, task: int, written: Sequence[str]) -> dict[str, str]:
-        """Which of the first `done` rounds and `task` tasks (from 1) have lost their rows, by table; only of those that are `written`."""
+        """Which of the first `done` rounds and `task` tasks (from 1) have lost their rows, by table; only of those that
+        are `written`."""
         tasks = {"tasks": self.tasks, "personal": self.personal}
-        found = {"rounds": gaps(self.rounds.kept, done), "clients": gaps(self.clients.kept | without_clients(self.rounds.folder), done)}
+        found = {
+            "rounds": gaps(self.rounds.kept, done),
+            "clients": gaps(self.clients.kept | without_clients(self.rounds.folder), done),
+        }
         found["tests"] = gaps(self.tests.kept | untested(self.rounds.folder), done)
         found |= {name: gaps({number + 1 for number in table.kept}, task) for name, table in tasks.items()}
         return {name: text for name, text in found.items() if text and name in written}
@@ -245,7 +254,10 @@ def _one_line(folder: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Written aside and renamed: a reader sees the old file or the new one. Raises `CheckpointError` when that fails."""
+    """Written aside and renamed: a reader sees the old file or the new one.
+
+    Raises `CheckpointError` when that fails.
+    """
     try:
         with whole(path) as aside:
             aside.write_text(text)
@@ -255,7 +267,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_status(folder: Path, text: str) -> None:
-    """One line in STATUS, also where the disk is so full that no file can be added: then over the old one, which has its block."""
+    """One line in STATUS, also where the disk is so full that no file can be added: then over the old one, which has
+    its block."""
     path = folder / "STATUS"
     try:
         write_text(path, text + "\n")
@@ -266,42 +279,3 @@ def write_status(folder: Path, text: str) -> None:
                 file.truncate()
         except OSError:
             raise error from None
-
-
-def environment(**more: Any) -> dict[str, Any]:
-    """What a reader needs to judge a number: versions, commit, hardware, and what the engine adds."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    def installed(name: str) -> str | None:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return None
-
-    packages = ("flray", "torch", "ray", "numpy", "pyarrow", "torchvision", "scikit-learn", "pandas", "pydantic")
-    return {
-        "python": sys.version.split()[0],
-        "packages": {name: installed(name) for name in packages},
-        "git": _git(),
-        "machine": {"platform": platform.platform(), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "command": sys.argv,
-        "started": whereabouts(),
-        "ray_auth_mode": os.environ.get("RAY_AUTH_MODE"),
-        **more,
-    }
-
-
-def _git() -> dict[str, Any] | None:
-    def ask(*words: str) -> str:
-        return subprocess.run(
-            ["git", *words], capture_output=True, text=True, check=True, timeout=5, cwd=Path(__file__).parent
-        ).stdout.strip()
-
-    try:
-        return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def write_environment(folder: Path, values: Mapping[str, Any]) -> None:
-    write_text(folder / "environment.json", sealed(values))

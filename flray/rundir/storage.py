@@ -1,7 +1,9 @@
-"""A run's mirror on any file system that pyarrow or fsspec knows: `storage=s3://bucket/exp` keeps `s3://bucket/exp/RUNNAME`.
+"""A run's mirror on any file system that pyarrow or fsspec knows: `storage=s3://bucket/exp` keeps
+`s3://bucket/exp/RUNNAME`.
 
-The run works in its local folder. The driver pushes what it writes and the server actor what that writes, each from its own node.
-A checkpoint's meta.json, which holds the checksums, goes up last and away first: what is torn never looks complete.
+The run works in its local folder. The driver pushes what it writes and the server actor what that writes, each from its
+own node. A checkpoint's meta.json, which holds the checksums, goes up last and away first: what is torn never looks
+complete.
 """
 
 from __future__ import annotations
@@ -21,21 +23,21 @@ from typing import Any, BinaryIO
 import yaml
 
 from flray.core.errors import CheckpointError, ConfigError
-from flray.experiment import RESUMABLE
+from flray.grid import difference
 from flray.rundir import checkpoint
+from flray.rundir.mirrored import DRIVER, FIXED, complete, files, hidden, is_meta, parent
 from flray.rundir.parts import read_part
 from flray.rundir.uri import join, open_uri, reason
 
-DRIVER = ("config.yaml", "environment.json", "partition", "rounds", "clients", "tests", "tasks", "personal", "tensorboard")  # in this order
-STATE = ("client_state", "checkpoints")  # in this order: a checkpoint counts on client states
-SERVER = (*STATE, "model.safetensors")
-FIXED = ("checkpoints", "client_state", "partition")  # a name in there has one content; checkpoints have checksums as well
 WHOLE = ("s3", "gcs", "abfs")  # a file appears there when it is complete; elsewhere it is written aside and renamed
 RETRY_S = (1.0, 4.0)  # waits before an upload is tried again
 PROBE_S = 60.0
 THREADS = 8
 CHUNK = 4 * 2**20
-HINT = "check the bucket or folder, the credentials (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS ...) and the network"
+HINT = (
+    "check the bucket or folder, the credentials (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS ...) and the "
+    "network"
+)
 
 
 class Storage:
@@ -48,15 +50,20 @@ class Storage:
         self.path = f"{self.root}/{name}"
         self.replaces = False  # another run is still there, until :meth:`clear`
         self.problem: str | None = None  # what the last :meth:`sync` could not bring up
-        self._there: dict[str, tuple[int, int] | None] = {}  # files of the storage: (size, mtime) of the local file that went there
+        # files of the storage: (size, mtime) of the local file that went there
+        self._there: dict[str, tuple[int, int] | None] = {}
         self._listed: set[str] = set()  # parts whose files are in `_there`
         self._healthy = True
         if self.fs.type_name == "local" and Path(self.path).resolve() == folder.resolve().with_name(name):
-            raise ConfigError(f"storage: {self.uri} is the run folder itself; resume it by this URI, or give another storage (null: none)")
+            raise ConfigError(
+                f"storage: {self.uri} is the run folder itself; resume it by this URI, or give another storage (null: "
+                "none)"
+            )
 
     @classmethod
     def of(cls, base: str | None, folder: Path, name: str = "") -> Storage | None:
-        """The mirror `base/NAME` of the run folder `.../NAME` (or of the run that is to have that name); None without a `base`."""
+        """The mirror `base/NAME` of the run folder `.../NAME` (or of the run that is to have that name); None without a
+        `base`."""
         return None if base is None else cls(base, name or folder.absolute().name, folder)
 
     def moved(self, folder: Path) -> None:
@@ -85,7 +92,8 @@ class Storage:
             raise CheckpointError(f"storage {self.uri} cannot be written: {why}; {HINT}, or leave storage out")
 
     def check(self, *, resume: bool, overwrite: bool) -> None:
-        """Raises `CheckpointError` rather than write over another run or a later state of this one, and where nothing can be written."""
+        """Raises `CheckpointError` rather than write over another run or a later state of this one, and where nothing
+        can be written."""
         self.probe()
         there = self.names()
         if resume and "config.yaml" in there:
@@ -94,18 +102,22 @@ class Storage:
             raise CheckpointError(f"{self.uri} is not empty and not a run; give another storage or --out")
         elif there and not overwrite:
             raise CheckpointError(
-                f"{self.uri} already holds a run; give another storage or --out, add --overwrite, or run: flray resume '{self.uri}'"
+                f"{self.uri} already holds a run; give another storage or --out, add --overwrite, or run: flray resume "
+                f"'{self.uri}'"
             )
         self.replaces = bool(there) and not resume
 
     def _check_same(self) -> None:
         with self._one_line("read"):
             theirs = yaml.safe_load(self._read("config.yaml"))
-            newest = max((checkpoint.rounds_done(Path(name)) for name in _complete(self._list(("checkpoints",)))), default=0)
-        key = _difference(yaml.safe_load((self.folder / "config.yaml").read_text()), theirs)
+            newest = max(
+                (checkpoint.rounds_done(Path(name)) for name in complete(self._list(("checkpoints",)))), default=0
+            )
+        key = difference(yaml.safe_load((self.folder / "config.yaml").read_text()), theirs)
         if key is not None:
             raise CheckpointError(
-                f"{self.uri} holds another experiment than {self.folder}: {key} differs; give another storage (null: none)"
+                f"{self.uri} holds another experiment than {self.folder}: {key} differs; give another storage (null: "
+                "none)"
             )
         done = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
         for part in (self.folder / "rounds").glob("part-*.parquet"):
@@ -131,21 +143,32 @@ class Storage:
 
     # up -----------------------------------------------------------------------------------------
     def sync(self, push_server: Callable[[], str | None]) -> None:
-        """The whole mirror: rows, then the checkpoints that count on them, then STATUS. A warning in place of an error."""
+        """The whole mirror: rows, then the checkpoints that count on them, then STATUS.
+
+        A warning in place of an error.
+        """
         self.problem = self.push(DRIVER) or push_server() or self.push(("STATUS",))
         if self.problem is not None:
-            warnings.warn(f"storage {self.uri}: {self.problem}; {self.folder} has everything, the next upload catches up", stacklevel=2)
+            warnings.warn(
+                f"storage {self.uri}: {self.problem}; {self.folder} has everything, the next upload catches up",
+                stacklevel=2,
+            )
 
     def check_complete(self) -> None:
         """Raises `CheckpointError` when the last :meth:`sync` failed."""
         if self.problem is not None:
             raise CheckpointError(
-                f"the run is complete in {self.folder}, but not in {self.uri}: {self.problem}; for the rest run: flray resume {self.folder}"
+                f"the run is complete in {self.folder}, but not in {self.uri}: {self.problem}; for the rest run: flray "
+                f"resume {self.folder}"
             )
 
     def push(self, kinds: Sequence[str]) -> str | None:
-        """Bring these parts of the folder up to date; in one line what hindered it, None when all is there. Raises nothing."""
-        for wait in (0.0, *(RETRY_S if self._healthy else ())):  # a run does not wait for a storage that was gone the last time
+        """Bring these parts of the folder up to date; in one line what hindered it, None when all is there.
+
+        Raises nothing.
+        """
+        # a run does not wait for a storage that was gone the last time
+        for wait in (0.0, *(RETRY_S if self._healthy else ())):
             time.sleep(wait)
             try:
                 for kind in kinds:
@@ -159,14 +182,26 @@ class Storage:
 
     def _push(self, kind: str) -> None:
         local = dict(files(self.folder, kind))
-        if kind not in self._listed:  # what this process did not bring up goes up again, unless it is known to be the same
+        # what this process did not bring up goes up again, unless it is known to be the same
+        if kind not in self._listed:
             there = self._list((kind,))
-            known = {folder for folder in _complete(there) if self._same_meta(f"{folder}/meta.json")} if kind == "checkpoints" else None
+            known = (
+                {folder for folder in complete(there) if self._same_meta(f"{folder}/meta.json")}
+                if kind == "checkpoints"
+                else None
+            )
             for name, info in there.items():
-                same = kind in FIXED and local.get(name, (None,))[0] == info.size and (known is None or _parent(name) in known)
+                same = (
+                    kind in FIXED
+                    and local.get(name, (None,))[0] == info.size
+                    and (known is None or parent(name) in known)
+                )
                 self._there[name] = local[name] if same else None
             self._listed.add(kind)
-        _each(lambda name: self._upload(name, local[name]), [name for name, stamp in local.items() if self._there.get(name) != stamp])
+        _each(
+            lambda name: self._upload(name, local[name]),
+            [name for name, stamp in local.items() if self._there.get(name) != stamp],
+        )
         self._remove({name for name in self._there if name.split("/")[0] == kind} - local.keys(), local)
 
     def _same_meta(self, name: str) -> bool:
@@ -190,8 +225,11 @@ class Storage:
             self.fs.move(aside, path)
 
     def _remove(self, gone: set[str], left: Iterable[str]) -> None:
-        folders = {_parent(name) for name in gone} - {_parent(name) for name in left} - {""}
-        for some in ([n for n in gone if _is_meta(n)], [n for n in gone if not _is_meta(n) and _parent(n) not in folders]):
+        folders = {parent(name) for name in gone} - {parent(name) for name in left} - {""}
+        for some in (
+            [n for n in gone if is_meta(n)],
+            [n for n in gone if not is_meta(n) and parent(n) not in folders],
+        ):
             _each(lambda name: self._delete(self.fs.delete_file, name), some)
         for folder in folders:
             self._delete(self.fs.delete_dir, folder)
@@ -207,9 +245,16 @@ class Storage:
         """Bring the folder what it lacks of these parts; the names of all that is there. Raises `CheckpointError`."""
         with self._one_line(f"copied to {self.folder}"):
             there = self._list(kinds)
-            whole = _complete(there)
-            there = {name: info for name, info in there.items() if name.split("/")[0] != "checkpoints" or _parent(name) in whole}
-            _each(lambda name: self._download(name, there[name]), [name for name, info in there.items() if not self._have(name, info)])
+            whole = complete(there)
+            there = {
+                name: info
+                for name, info in there.items()
+                if name.split("/")[0] != "checkpoints" or parent(name) in whole
+            }
+            _each(
+                lambda name: self._download(name, there[name]),
+                [name for name, info in there.items() if not self._have(name, info)],
+            )
         return set(there)
 
     def _have(self, name: str, info: Any) -> bool:
@@ -237,7 +282,7 @@ class Storage:
             if top.base_name in kinds:
                 found += [top] if top.is_file else self._children(top.path, recursive=True)
         names = {info.path.partition(f"{self.path.strip('/')}/")[2]: info for info in found if info.is_file}
-        return {name: info for name, info in names.items() if not _hidden(name)}
+        return {name: info for name, info in names.items() if not hidden(name)}
 
     def _read(self, name: str) -> bytes:
         with self.fs.open_input_stream(f"{self.path}/{name}") as file:
@@ -247,7 +292,11 @@ class Storage:
     def _children(self, path: str, recursive: bool = False) -> list[Any]:
         from pyarrow.fs import FileSelector
 
-        return [i for i in self.fs.get_file_info(FileSelector(path, recursive=recursive, allow_not_found=True)) if not _hidden(i.base_name)]
+        return [
+            i
+            for i in self.fs.get_file_info(FileSelector(path, recursive=recursive, allow_not_found=True))
+            if not hidden(i.base_name)
+        ]
 
     @contextlib.contextmanager
     def _one_line(self, what: str) -> Iterator[None]:
@@ -259,49 +308,9 @@ class Storage:
             raise CheckpointError(f"storage {self.uri} cannot be {what}: {reason(error)}; {HINT}") from error
 
 
-# names ------------------------------------------------------------------------------------------
-def files(folder: Path, kind: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(name, (size, mtime)) of the files that a part of the folder has; what is being written is hidden."""
-    root = folder / kind
-    for path in [root] if root.is_file() else root.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not _hidden(name):
-            found = path.stat()
-            yield name, (found.st_size, found.st_mtime_ns)
-
-
 def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
     """Several at a time, a checkpoint's meta.json after everything else; raises the first error."""
     names = sorted(names)
     with ThreadPoolExecutor(THREADS) as pool:
-        for some in ([n for n in names if not _is_meta(n)], [n for n in names if _is_meta(n)]):
+        for some in ([n for n in names if not is_meta(n)], [n for n in names if is_meta(n)]):
             list(pool.map(work, some))
-
-
-def _complete(names: Iterable[str]) -> set[str]:
-    """The checkpoint folders that have their meta.json."""
-    return {_parent(name) for name in names if _is_meta(name)}
-
-
-def _is_meta(name: str) -> bool:
-    return name.startswith("checkpoints/") and name.endswith("/meta.json")
-
-
-def _parent(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
-def _hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
-
-
-def _difference(ours: Any, theirs: Any, prefix: str = "") -> str | None:
-    """The first key that makes two configurations different experiments; a key that only one version of flray knows makes none."""
-    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
-        return None if ours == theirs else prefix
-    for key in ours:
-        if key in theirs and (prefix or key not in RESUMABLE):
-            found = _difference(ours[key], theirs[key], f"{prefix}.{key}" if prefix else str(key))
-            if found is not None:
-                return found
-    return None

@@ -43,7 +43,8 @@ def _columns(counts: Counts) -> dict[str, Any]:
 
 
 def with_numbers(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The table with what follows from its counts: `acc`, `loss` (mean over `covered`), `acc_macro` (mean over classes), `acc_worst`.
+    """The table with what follows from its counts: `acc`, `loss` (mean over `covered`), `acc_macro` (mean over
+    classes), `acc_worst`.
 
     NaN where there is nothing to divide by.
     """

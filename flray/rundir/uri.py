@@ -1,4 +1,5 @@
-"""Places on other file systems: `s3://bucket/exp`, `gs://...`, `hdfs://...`, `file:///...`, whatever pyarrow or fsspec knows."""
+"""Places on other file systems: `s3://bucket/exp`, `gs://...`, `hdfs://...`, `file:///...`, whatever pyarrow or fsspec
+knows."""
 
 from __future__ import annotations
 
@@ -29,13 +30,19 @@ def split(uri: str) -> tuple[str, str]:
 
 
 def open_uri(uri: str) -> tuple[Any, str]:
-    """(pyarrow file system, path on it). Raises `ConfigError` for what no file system takes, and for a password in the URI."""
+    """(pyarrow file system, path on it).
+
+    Raises `ConfigError` for what no file system takes, and for a password in the URI.
+    """
     if not is_uri(uri):
-        raise ConfigError(f"storage: {uri!r} is no URI; write e.g. s3://bucket/exp, or file://{Path(uri).absolute()} for a folder")
+        raise ConfigError(
+            f"storage: {uri!r} is no URI; write e.g. s3://bucket/exp, or file://{Path(uri).absolute()} for a folder"
+        )
     parts = urlsplit(uri)
     if parts.password:
         raise ConfigError(
-            f"storage: {parts.scheme}://... holds a secret, which config.yaml would hold too; set it in the environment instead"
+            f"storage: {parts.scheme}://... holds a secret, which config.yaml would hold too; set it in the "
+            "environment instead"
         )
     try:
         fs, path = _find(uri, parts.scheme)
@@ -61,7 +68,9 @@ def _find(uri: str, scheme: str) -> tuple[Any, str]:
 
     if scheme not in fsspec.available_protocols():
         known = ("file", "s3", "gs", "hdfs", "abfs")
-        raise ConfigError(f"storage: neither pyarrow nor fsspec knows a file system {scheme}://{nearest(scheme, known)}")
+        raise ConfigError(
+            f"storage: neither pyarrow nor fsspec knows a file system {scheme}://{nearest(scheme, known)}"
+        )
     inner, path = fsspec.core.url_to_fs(uri)
     return PyFileSystem(FSSpecHandler(inner)), path
 

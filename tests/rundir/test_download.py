@@ -14,8 +14,9 @@ from flray.core.errors import CheckpointError, ConfigError
 from flray.core.packed import Packed
 from flray.engine.ray.pool import Pool
 from flray.results import compare
-from flray.rundir import checkpoint, storage
+from flray.rundir import checkpoint
 from flray.rundir.download import download
+from flray.rundir.mirrored import DRIVER, SERVER, STATE
 from flray.rundir.reader import runs_below
 from flray.rundir.storage import Storage
 from flray.rundir.uri import join, split
@@ -34,7 +35,7 @@ def whole(ray_cluster, tmp_path_factory):
 def mirrored(base, folder):
     """The storage's copy, as a new machine would see it."""
     there = folder.with_name("copy")
-    Storage(*split(join(base, folder.name)), there).pull((*storage.DRIVER, *storage.SERVER, "STATUS"))
+    Storage(*split(join(base, folder.name)), there).pull((*DRIVER, *SERVER, "STATUS"))
     return content(there)
 
 
@@ -70,7 +71,7 @@ def test_checkpoints_that_are_damaged_here_come_from_the_storage(new_base, tmp_p
 
 def test_a_copy_in_the_cache_that_is_damaged_is_fetched_again(new_base, tmp_path, whole):
     base = new_base("file")
-    storage.Storage.of(base, whole.folder).push((*storage.DRIVER, "STATUS"))
+    Storage.of(base, whole.folder).push((*DRIVER, "STATUS"))
     place = join(base, whole.folder.name)
     good = flray.load(place)
     (part,) = (good.folder / "rounds").glob("part-*")
@@ -96,7 +97,7 @@ def test_a_server_actor_that_starts_on_an_empty_node_goes_on_from_the_storage(ne
     def start(self, name, *arguments, **options):
         if name != "load":
             return original(self, name, *arguments, **options)
-        for part in storage.STATE:
+        for part in STATE:
             shutil.rmtree(folder / part)
         ref = original(self, name, *arguments, **options)
         loads.append(ray_cluster.get(ref))
@@ -139,7 +140,7 @@ def test_a_storage_that_breaks_does_not_lose_the_run(new_base, ray_cluster, tmp_
         return original(self, task, round, done)
 
     monkeypatch.setattr(flray.engine.simulation.Simulation, "_round", _round)
-    monkeypatch.setattr(storage, "RETRY_S", (0.0,))
+    monkeypatch.setattr("flray.rundir.storage.RETRY_S", (0.0,))
     with (
         warnings.catch_warnings(record=True) as told,
         pytest.raises(CheckpointError, match=r"complete in .*/run, but not in .*flray resume"),
@@ -173,7 +174,7 @@ def run(base, tmp_path):
     record(folder, 2)
     (folder / "model.safetensors").write_bytes(b"model")
     checkpoint.write(folder, checkpoint.Position(0, 2, 2), Packed.of({}), Packed.of({}), 0)
-    assert Storage.of(base, folder).push((*storage.DRIVER, *storage.SERVER, "STATUS")) is None
+    assert Storage.of(base, folder).push((*DRIVER, *SERVER, "STATUS")) is None
     return join(base, "run"), folder
 
 
@@ -218,7 +219,7 @@ def test_reading_brings_results_and_no_checkpoints_and_follows_the_run(run, base
     assert not (there.folder / "checkpoints").exists() and (there.folder / "model.safetensors").read_bytes() == b"model"
     record(made, 3)
     (made / "rounds/part-0000.parquet").rename(made / "rounds/part-0001.parquet")
-    Storage.of(base, made).push((*storage.DRIVER, *storage.SERVER))
+    Storage.of(base, made).push((*DRIVER, *SERVER))
     again = flray.load(uri)
     assert again.rounds["done"].tolist() == [1, 2, 3], "a file that is gone there is gone here"
 
@@ -227,7 +228,7 @@ def test_the_runs_of_a_storage_are_found(run, base, tmp_path):
     uri, _ = run
     assert runs_below(uri) == [uri]
     record(tmp_path / "b", 1)
-    Storage.of(base, tmp_path / "b").push(storage.DRIVER)
+    Storage.of(base, tmp_path / "b").push(DRIVER)
     assert runs_below(base) == sorted([join(base, "b"), uri])
 
 

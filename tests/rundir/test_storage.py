@@ -14,7 +14,8 @@ from flray.core.errors import CheckpointError, ConfigError
 from flray.core.packed import Packed
 from flray.engine.server_actor import Server
 from flray.rundir import checkpoint, storage
-from flray.rundir.storage import DRIVER, SERVER, STATE, Storage
+from flray.rundir.mirrored import DRIVER, SERVER, STATE
+from flray.rundir.storage import Storage
 from tests.contracts.inprocess import bits
 from tests.engine.test_faults import config
 

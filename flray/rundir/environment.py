@@ -1,0 +1,61 @@
+"""`environment.json`: what a reader needs to judge a number, and a resume to know what the run began with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flray.core.disk import sealed
+from flray.rundir.recorder import write_text
+from flray.whereabouts import whereabouts
+
+
+def environment(**more: Any) -> dict[str, Any]:
+    """What a reader needs to judge a number: versions, commit, hardware, and what the engine adds."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    def installed(name: str) -> str | None:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return None
+
+    packages = ("flray", "torch", "ray", "numpy", "pyarrow", "torchvision", "scikit-learn", "pandas", "pydantic")
+    return {
+        "python": sys.version.split()[0],
+        "packages": {name: installed(name) for name in packages},
+        "git": _git(),
+        "machine": {
+            "platform": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+        },
+        "command": sys.argv,
+        "started": whereabouts(),
+        "ray_auth_mode": os.environ.get("RAY_AUTH_MODE"),
+        **more,
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    def ask(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], capture_output=True, text=True, check=True, timeout=5, cwd=Path(__file__).parent
+        ).stdout.strip()
+
+    try:
+        return {
+            "commit": ask("rev-parse", "HEAD"),
+            "changed": bool(ask("status", "--porcelain", "--untracked-files=no")),
+        }
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def write_environment(folder: Path, values: Mapping[str, Any]) -> None:
+    write_text(folder / "environment.json", sealed(values))

@@ -1,0 +1,50 @@
+"""What of a run folder its mirror in a storage holds, in which parts, and how a mirrored file's name is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+# in this order
+DRIVER = (
+    "config.yaml",
+    "environment.json",
+    "partition",
+    "rounds",
+    "clients",
+    "tests",
+    "tasks",
+    "personal",
+    "tensorboard",
+)
+STATE = ("client_state", "checkpoints")  # in this order: a checkpoint counts on client states
+SERVER = (*STATE, "model.safetensors")
+# a name in there has one content; checkpoints have checksums as well
+FIXED = ("checkpoints", "client_state", "partition")
+
+
+def files(folder: Path, kind: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(name, (size, mtime)) of the files that a part of the folder has; what is being written is hidden."""
+    root = folder / kind
+    for path in [root] if root.is_file() else root.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not hidden(name):
+            found = path.stat()
+            yield name, (found.st_size, found.st_mtime_ns)
+
+
+def complete(names: Iterable[str]) -> set[str]:
+    """The checkpoint folders that have their meta.json."""
+    return {parent(name) for name in names if is_meta(name)}
+
+
+def is_meta(name: str) -> bool:
+    return name.startswith("checkpoints/") and name.endswith("/meta.json")
+
+
+def parent(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
