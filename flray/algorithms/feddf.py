@@ -33,7 +33,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import Context, Pool
 from flray.core.hp import hp
 from flray.core.messages import Cohort, Metrics
-from flray.core.objective import Mode
+from flray.core.network_parts import ModuleMode
 from flray.ops.average import stacked_mean
 from flray.ops.distill import Ensemble, Teacher, distill, ensemble, proxy_logits
 from flray.ops.losses import Direction, kl
@@ -51,7 +51,7 @@ class ServerDistillation(FedAvg, frozen=True):
     distill_batch_size: int = hp(256, choice=(64, 128, 256), ge=1, doc="batch size on the proxy data")
     distill_clip: float | None = hp(None, gt=0, doc="largest norm of the server's gradient; none: no clipping")
     distill_weight_decay: float = hp(0.0, log=(1e-6, 1e-2), ge=0, doc="weight decay on the server, added to the gradient")
-    student_bn: Mode = hp("train", doc="batch norm of the student: batch statistics (kept out of b or not), or b")
+    student_bn: ModuleMode = hp("train", doc="batch norm of the student: batch statistics (kept out of b or not), or b")
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         average = stacked_mean(updates, cohort.weights)

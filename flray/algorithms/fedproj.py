@@ -37,7 +37,7 @@ from flray.core.algorithm import Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, Metrics, ServerState
-from flray.core.objective import Mode
+from flray.core.network_parts import ModuleMode
 from flray.ops.average import stacked_mean
 from flray.ops.distill import Ensemble, proxy_logits, pull
 from flray.ops.memory import Buffer, Kind, Tally, batch_of, memory_gradient
@@ -81,7 +81,7 @@ class FedProj(FedDF, frozen=True):
     memory_size: int | None = hp(None, ge=1, doc="size of the buffer M, resampled every round; none: the whole public set")
     memory_batch: Literal["minibatch", "full"] = hp("minibatch", doc="memory gradient on one mini-batch per step, or on the buffer")
     memory_batch_size: int | None = hp(None, ge=1, doc="size of that mini-batch; none: the local batch size")
-    memory_bn: Mode = hp("train_frozen", doc="batch norm in the memory pass: batch statistics (kept out of b or not), or b")
+    memory_bn: ModuleMode = hp("train_frozen", doc="batch norm in the memory pass: batch statistics (kept out of b or not), or b")
     alpha: float = hp(0.0, choice=(0.0, 0.1, 0.3, 0.5), ge=0, doc="weight of the divergence term R on the server")
     wd_anchor: Literal["previous_global", "average", "sum_clients", "per_client_mean"] = hp(
         "previous_global", doc="R: ||w - w_g||^2, to the average, summed over the clients' models, or their mean"

@@ -6,7 +6,7 @@ its gradient as one flat vector. Parameters that do not require a gradient stay 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -15,14 +15,11 @@ from torch import Tensor, nn
 from flray.core.errors import ConfigError
 from flray.core.kept import Kept
 from flray.core.layers import LAYERS, LayerInputs, inputs_of, watched
+from flray.core.network_parts import Flags, ModuleModes, NetworkParts
 from flray.core.params import Layout
 from flray.core.point import Model
 
-Mode = Literal["train", "train_frozen", "eval"]
 Precision = Literal["fp32", "bf16"]
-
-Modes = Mode | Mapping[str, Mode]  # one for the whole network, or one for each part: the others are in eval
-Flags = bool | tuple[bool, ...]  # one for all, or one each
 
 CACHED_POINTS = 6  # models kept: local, perturbed, global, and one or two teachers
 
@@ -49,11 +46,10 @@ class Objective:
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         if not trained and trains:
             raise ConfigError(f"model {type(module).__name__} has no trainable parameter: every requires_grad is False")
-        wrong = [n for n, p in trained.items() if p.dtype != torch.float32]
-        if wrong:
-            raise ConfigError(
-                f"model {type(module).__name__}: trainable parameter {wrong[0]} is {trained[wrong[0]].dtype}, not float32"
-            )
+        for name, parameter in trained.items():
+            if parameter.dtype != torch.float32:
+                wrong = f"trainable parameter {name} is {parameter.dtype}, not float32"
+                raise ConfigError(f"model {type(module).__name__}: {wrong}")
         buffers = {n: t for n, t in module.named_buffers() if t.is_floating_point() and _is_statistic(module, n)}
         self.layout = Layout({n: p.shape for n, p in trained.items()})
         self.buffer_layout = Layout({n: t.shape for n, t in buffers.items()})
@@ -78,15 +74,11 @@ class Objective:
         self._buffer_sites = [
             (module.get_submodule(n.rpartition(".")[0])._buffers, n.rpartition(".")[2]) for n in buffers
         ]
-        head = getattr(module, "head", None)
-        self._declared_head = head if isinstance(head, nn.Module) else None
-        in_head = {id(p) for p in self._declared_head.parameters()} if self._declared_head is not None else set()
-        self._head_names = {n for n, p in trained.items() if id(p) in in_head}
-        self.in_head = tuple(n in self._head_names for n in trained)  # of every tensor of `w`, in order
+        self.parts = NetworkParts(module, trained, buffers)
+        self.in_head = self.parts.in_head
         self._one = torch.ones((), device=self.device)  # d value / d value, which autograd would make at every step
         self._bound: Model | None = None
         self._training: Flags | None = None
-        self._parts: dict[tuple[tuple[str, Mode], ...], tuple[Flags, Flags]] = {}
         self._points: Kept[Model] = Kept(CACHED_POINTS)
         self._gradients: Kept[list[Tensor]] = Kept(CACHED_POINTS)
         self._scratch: dict[str, Tensor] = {}
@@ -103,19 +95,12 @@ class Objective:
         return self.layout.views(w)
 
     def mask(self, part: str) -> Tensor:
-        """Float `[P]`, 1 on `"head"`, `"body"` (all but the head), `"all"`, or on the tensors of one submodule's name.
+        """Float `[P]`, 1 on the tensors of a part: `"head"`, `"body"` (all but the head), `"all"`, or a submodule.
+
+        Raises `ConfigError` where the part has no trained tensor, or is the head or body of a network without a head.
         """
-        if part in ("head", "body"):
-            self._head(part)
-
-        def chosen(name: str) -> bool:
-            if part in ("head", "body"):
-                return (name in self._head_names) == (part == "head")
-            return part == "all" or name == part or name.startswith(part + ".")
-
-        if not any(chosen(entry.name) for entry in self.layout.entries):
-            raise ConfigError(f"model {type(self.module).__name__} has no trainable part {part!r}")
-        return self.layout.mask(chosen).to(self.device)
+        chosen = self.parts.tensors(part)
+        return self.layout.mask(lambda name: name in chosen).to(self.device)
 
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
         """Every name and logical shape of the module's own `state_dict`; a tied parameter under each of its names.
@@ -127,8 +112,9 @@ class Objective:
         return {**self._rest, **{n: t.detach().contiguous().clone() for n, t in named.items()}}
 
     def from_state_dict(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The inverse of :meth:`state_dict` for the trained part; raises `ConfigError` for a missing or misshapen
-        tensor.
+        """`(w [P], b [Q])` out of what :meth:`state_dict` gave.
+
+        Raises `ConfigError` for a missing or misshapen tensor.
         """
         for entry in (*self.layout.entries, *self.buffer_layout.entries):
             found = tensors.get(entry.name)
@@ -150,7 +136,7 @@ class Objective:
         return found
 
     # the function and its gradient ------------------------------------------------------------
-    def at(self, w: Tensor, b: Tensor, mode: Modes = "eval", grad: bool = False) -> Model:
+    def at(self, w: Tensor, b: Tensor, mode: ModuleModes = "eval", grad: bool = False) -> Model:
         """The model at `(w, b)`; `grad` where it will be differentiated.
 
         `train` uses batch statistics and updates `b` in place; `train_frozen` uses them and leaves `b` alone; `eval`
@@ -162,7 +148,7 @@ class Objective:
         if isinstance(mode, str):
             train, frozen = mode != "eval", mode == "train_frozen" and b.numel() > 0
         else:
-            train, frozen = self._by_part(tuple(mode.items()))
+            train, frozen = self.parts.flags(mode)
         still = self.scratch("frozen statistics", b).copy_(b) if frozen else b
         key = (w.data_ptr(), b.data_ptr(), train, frozen, grad)
         model = self._points.get(key)
@@ -176,35 +162,6 @@ class Objective:
             self._points.put(key, model, *(tensor for tensor in (w, b) if tensor.numel()))
         return model
 
-    def _by_part(self, modes: tuple[tuple[str, Mode], ...]) -> tuple[Flags, Flags]:
-        """Of every module whether it is in train mode, and of every statistic whether it is left alone though it is."""
-        if modes not in self._parts:
-            chosen: dict[nn.Module, Mode] = dict.fromkeys(self.module.modules(), "eval")
-            for part, mode in modes:
-                inside = self._modules(part)
-                chosen |= dict.fromkeys(inside, mode)
-            owners = (self.module.get_submodule(entry.name.rpartition(".")[0]) for entry in self.buffer_layout.entries)
-            frozen = tuple(chosen[owner] == "train_frozen" for owner in owners)
-            self._parts[modes] = tuple(mode != "eval" for mode in chosen.values()), frozen if any(frozen) else False
-        return self._parts[modes]
-
-    def _modules(self, part: str) -> list[nn.Module]:
-        """The modules of a part."""
-        if part in ("head", "body"):
-            head = set(self._head(part).modules())
-            return [module for module in self.module.modules() if (module in head) == (part == "head")]
-        try:
-            return list((self.module if part == "all" else self.module.get_submodule(part)).modules())
-        except AttributeError:
-            raise ConfigError(f"model {type(self.module).__name__} has no part {part!r}") from None
-
-    def _head(self, part: str) -> nn.Module:
-        if self._declared_head is None:
-            raise ConfigError(
-                f"model {type(self.module).__name__} declares no `head`: part {part!r} is undefined for it"
-            )
-        return self._declared_head
-
     def _switch(self, train: Flags) -> None:
         """Put the module's parts into train or eval mode."""
         if isinstance(train, bool):
@@ -216,7 +173,12 @@ class Objective:
         self._training = train
 
     def value_and_grad(
-        self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, mode: Modes = "train", out: Tensor | None = None
+        self,
+        loss: Callable[[Model], Tensor],
+        w: Tensor,
+        b: Tensor,
+        mode: ModuleModes = "train",
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Scalar `loss(model at (w, b))`, detached, and its gradient `[P]` with respect to `w`, written to `out` if
         given.
@@ -242,7 +204,9 @@ class Objective:
         torch._foreach_copy_(views, parts)
         return flat
 
-    def hvp(self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, v: Tensor, mode: Modes = "eval") -> Tensor:
+    def hvp(
+        self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, v: Tensor, mode: ModuleModes = "eval"
+    ) -> Tensor:
         """H v `[P]`: the Hessian at `w` of the scalar `loss(model at (w, b))`, times `v [P]`; 0 where the loss does not
         reach.
 
@@ -266,7 +230,7 @@ class Objective:
             torch._foreach_copy_([entry.view(product) for entry in self.layout.entries], second)
         return product
 
-    def layer_inputs(self, w: Tensor, b: Tensor, x: Tensor, mode: Modes = "eval") -> dict[str, LayerInputs]:
+    def layer_inputs(self, w: Tensor, b: Tensor, x: Tensor, mode: ModuleModes = "eval") -> dict[str, LayerInputs]:
         """What enters every trained linear layer and convolution of the network at `(w, b)`, from one forward pass of
         `x [B, ...]`.
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from flray.core.algorithm import Context, Proxy
 from flray.core.messages import Record
-from flray.core.objective import Mode, Objective
+from flray.core.network_parts import ModuleMode
+from flray.core.objective import Objective
 from flray.ops.losses import Direction, kl
 from flray.ops.optim import Moments, adam_direction_, clip_
 
@@ -74,7 +75,7 @@ def fit(
     cosine: bool = False,
     clip: float | None = None,
     weight_decay: float = 0.0,
-    mode: Mode = "train",
+    mode: ModuleMode = "train",
     penalty: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Student `(w [P], b [Q])` after Adam on loss + penalty over the proxy set, and the mean loss (0-dim).

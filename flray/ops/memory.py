@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flray.core.algorithm import Context
 from flray.core.messages import Record
-from flray.core.objective import Mode
+from flray.core.network_parts import ModuleMode
 from flray.ops.distill import blocks
 from flray.ops.losses import cross_entropy, kl
 from flray.ops.project import Conflict
@@ -32,7 +32,7 @@ def batch_of(order: np.ndarray, step: int, size: int) -> np.ndarray:
 
 
 def memory_gradient(
-    ctx: Context, w: Tensor, b: Tensor, buffer: Buffer, chosen: np.ndarray, kind: Kind, mode: Mode, block: int, out: Tensor
+    ctx: Context, w: Tensor, b: Tensor, buffer: Buffer, chosen: np.ndarray, kind: Kind, mode: ModuleMode, block: int, out: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(mean loss, its gradient `[P]`) of the model at `(w, b)` on the buffer's places `chosen [B]`, `block` at a time; `out` is scratch."""
     if len(chosen) <= block:
@@ -46,7 +46,7 @@ def memory_gradient(
 
 
 def _one_pass(
-    ctx: Context, w: Tensor, b: Tensor, buffer: Buffer, chosen: np.ndarray, kind: Kind, mode: Mode, out: Tensor
+    ctx: Context, w: Tensor, b: Tensor, buffer: Buffer, chosen: np.ndarray, kind: Kind, mode: ModuleMode, out: Tensor
 ) -> tuple[Tensor, Tensor]:
     proxy = ctx.require_proxy()
     index = chosen if buffer.memory is None else buffer.memory[torch.from_numpy(chosen).to(buffer.memory.device)].cpu().numpy()
