@@ -37,9 +37,11 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
     ctx = bench.context(0, 0, 0, scenario.population, cohort, scenario.total_examples(0))
     state = algorithm.init_server(ctx, *objective.initial())
-    down = nbytes(algorithm.broadcast(ctx, state))
+    down = algorithm.broadcast(ctx, state)
     vector = objective.layout.size * 4
-    server = vector * (cohort + 4 if algorithm.pool == "stack" else 4)
+    up, alone = _update(bench, down, scenario.population, cohort, scenario.total_examples(0))
+    traffic = [size(each * cohort) for each in (nbytes(down), sum(up.values()))]
+    server = vector * 4 + sum(up[name] for name in alone) * cohort
     memory = (len(dataset.train.x) + len(dataset.test.x)) * dataset.train.x[0].nbytes
     free = shutil.disk_usage(Path.cwd()).free
     rows = [
@@ -58,8 +60,8 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
             f"{experiment.model.name}: {objective.layout.count:,} parameters, {objective.buffer_layout.count:,} batch-norm statistics",
         ),
         ("batch norm", f"statistics: {getattr(algorithm, 'buffers', 'average')}" if objective.buffer_layout.count else "none"),
-        ("traffic", "none" if algorithm.centralized else f"{size(down * cohort)} down a round at first, {size(vector * cohort)} up"),
-        ("server memory", f"about {size(server)} for parameters ({algorithm.pool} of the updates)"),
+        ("traffic", "none" if algorithm.centralized else f"{traffic[0]} down a round at first, {traffic[1]} up"),
+        ("server memory", f"about {size(server)} for parameters" + (f", of each client {', '.join(alone)}" if alone else "")),
         ("checkpoint", f"about {size(vector)}, the last {experiment.checkpoint.keep or 'all'} kept; {size(free)} of disk free"),
         ("storage", "none" if storage is None else f"{storage.uri} can be written"),
         (
@@ -128,3 +130,19 @@ def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]
         where = f"{root} lies in the working directory: uploaded with every job, or ignored and then missing"
         rows.append(("data.root", f"{where}; name a folder that the nodes have"))
     return [{"check": name, "found": value} for name, value in rows]
+
+
+def _update(bench: Workbench, down: Any, population: int, cohort: int, total_examples: int) -> tuple[dict[str, int], list[str]]:
+    """(bytes of a client's update by field, the fields of which the server keeps every client's): that of one which makes no step."""
+    from flray.core.fields import pools
+    from flray.core.messages import Record, nbytes_by_field
+
+    algorithm = bench.algorithm
+    if algorithm.centralized:
+        return {}, []
+    where = {"client": 0, "num_steps": 1, "num_examples": 1, "weight": 1 / max(cohort, 1)}
+    ctx = bench.context(0, 0, 0, population, cohort, total_examples, **where)
+    client = algorithm.init_client(ctx)
+    update, _ = algorithm.end(ctx, down, client, algorithm.begin(ctx, down, client))
+    how = pools(type(update)) if isinstance(update, Record) else {}
+    return nbytes_by_field(update), [name for name, pool in how.items() if pool == "each"]

@@ -30,19 +30,18 @@ from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import Context, Pool
+from flray.core.algorithm import Context
 from flray.core.hp import hp
-from flray.core.messages import Cohort, Metrics
+from flray.core.messages import Cohort, EachUpdate, Metrics, Update
 from flray.core.network_parts import ModuleMode
-from flray.ops.average import stacked_mean
 from flray.ops.distill import Ensemble, Teacher, distill, ensemble, proxy_logits
 from flray.ops.losses import Direction, kl
+from flray.ops.pooling import mean_of_each
 
 
 class ServerDistillation(FedAvg, frozen=True):
     """FedAvg whose server, from the average on, learns from the client models' logits on the proxy data (Adam, new every round)."""
 
-    pool: ClassVar[Pool] = "stack"
     needs_proxy: ClassVar[bool] = True
 
     distill_lr: float = hp(1e-5, log=(1e-6, 1e-2), gt=0, doc="server learning rate (Adam)")
@@ -54,9 +53,13 @@ class ServerDistillation(FedAvg, frozen=True):
     student_bn: ModuleMode = hp("train", doc="batch norm of the student: batch statistics (kept out of b or not), or b")
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
-        average = stacked_mean(updates, cohort.weights)
+        average = Update.of(mean_of_each(updates, cohort.weights))
         average = average.replace(b=self.statistics(state, average.b))
         return self.distill(ctx, state, updates, average, self.ensemble(ctx, updates))
+
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+        update, client = super().end(ctx, down, client, carry)
+        return EachUpdate.of(update), client
 
     @abstractmethod
     def ensemble(self, ctx: Context, updates: Any) -> Any:

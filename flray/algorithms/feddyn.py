@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import Context, Exchange, Pool
+from flray.core.algorithm import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch, ClientState, Cohort, Metrics, ServerState, Update
-from flray.ops.average import stacked_mean
+from flray.core.messages import Batch, ClientState, Cohort, EachUpdate, Metrics, ServerState, Update
 from flray.ops.optim import clip_
+from flray.ops.pooling import mean_of_each
 
 
 class DynState(ServerState):
@@ -62,17 +62,13 @@ class FedDyn(FedAvg, frozen=True):
     weighting: Literal["examples", "uniform"] = hp("uniform", doc="mean of the local models: equal weights (paper), or by n_k (FedSOL)")
 
     # server -----------------------------------------------------------------------------------
-    def exchanges(self, ctx: Context, state: Any) -> list[Exchange]:
-        pool: Pool = "mean" if self.weighting == "uniform" else "stack"  # a weighted and a plain mean from the same updates
-        return [Exchange(self.broadcast, self.train, self.aggregate, pool)]
-
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
         return DynState(w, b, torch.zeros_like(w))
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         # h takes the plain sum over the cohort whatever the mean of the models
-        uniform = updates if self.weighting == "uniform" else stacked_mean(updates)
-        mean = updates if self.weighting == "uniform" else stacked_mean(updates, cohort.weights)
+        uniform = updates if self.weighting == "uniform" else mean_of_each(updates)
+        mean = updates if self.weighting == "uniform" else mean_of_each(updates, cohort.weights)
         count = len(cohort.client_ids)
         h = torch.sub(state.h, uniform.w - state.w, alpha=self.alpha * count / ctx.population)
         w = torch.sub(mean.w, h, alpha=1 / self.alpha)
@@ -114,4 +110,5 @@ class FedDyn(FedAvg, frozen=True):
         """`used`: the share of h_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         drift = torch.sub(carry.w, down.w, out=carry.linear)
         h = torch.mul(client.h, used).sub_(drift, alpha=self.strength(ctx))
-        return Update(carry.w, carry.b), DynClient(h, carry.b.clone() if self.buffers == "local" else None)
+        sent = Update if self.weighting == "uniform" else EachUpdate  # a weighted and a plain mean need the models themselves
+        return sent(carry.w, carry.b), DynClient(h, carry.b.clone() if self.buffers == "local" else None)

@@ -38,9 +38,9 @@ from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, Metrics, ServerState
 from flray.core.network_parts import ModuleMode
-from flray.ops.average import stacked_mean
 from flray.ops.distill import Ensemble, proxy_logits, pull
 from flray.ops.memory import Buffer, Kind, Tally, batch_of, memory_gradient
+from flray.ops.pooling import mean_of_each
 from flray.ops.project import Rule, project
 
 
@@ -116,7 +116,7 @@ class FedProj(FedDF, frozen=True):
         if self.wd_anchor in anchors:
             return pull(anchors[self.wd_anchor], self.alpha)
         # sum_k ||w - w_k||^2 = K ||w - mean||^2 + const
-        return pull(stacked_mean(updates).w, self.alpha * (len(updates.w) if self.wd_anchor == "sum_clients" else 1))
+        return pull(mean_of_each(updates).w, self.alpha * (len(updates.w) if self.wd_anchor == "sum_clients" else 1))
 
     # client -----------------------------------------------------------------------------------
     def begin(self, ctx: Context, down: Any, client: Any) -> Any:

@@ -47,7 +47,7 @@ from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.moon import Moon
 from flray.algorithms.scaffold import Scaffold
-from flray.core.algorithm import Context, Exchange
+from flray.core.algorithm import Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics
@@ -178,9 +178,6 @@ class FedSOL(FedAvg, frozen=True):
         return loss.detach(), objective.gradient(loss, leaves, carry.grad)
 
     # server and state: those of the method that L_p is taken from --------------------------------
-    def exchanges(self, ctx: Context, state: Any) -> list[Exchange]:
-        return [Exchange(self.broadcast, self.train, self.aggregate, self.base.exchanges(ctx, state)[0].pool)]
-
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
         if self.perturb != "all":
             check_head(ctx.objective)

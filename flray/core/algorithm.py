@@ -29,7 +29,6 @@ from flray.core.returned import check_returns
 from flray.core.section import Section
 from flray.core.seeding import Address, rng
 
-Pool = Literal["mean", "stack"]
 Predictor = Callable[[Tensor], Tensor]
 
 
@@ -119,14 +118,13 @@ class Exchange(NamedTuple):
     """Broadcast -> client work -> aggregate. A round is one or more exchanges.
 
     `broadcast(ctx, state)`, `client(ctx, down, client, batches)`, `server(ctx, state, updates, cohort)` are bound methods of the algorithm.
-    `pool` says what the server half gets: the weighted mean of the updates, or all of them stacked `[K, ...]`.
+    What `server` gets of the clients' updates is declared by the fields of the update (`core/fields.py`).
     `order="sequential"`: one client after the other; after each one the server half runs with that single update.
     """
 
     broadcast: Callable[..., Any]
     client: Callable[..., Any]
     server: Callable[..., Any]
-    pool: Pool = "mean"
     order: Literal["parallel", "sequential"] = "parallel"
 
 
@@ -134,7 +132,6 @@ class Algorithm(Section, ABC, frozen=True):
     """Both halves of a federated algorithm; the fields are its hyper-parameters."""
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
-    pool: ClassVar[Pool] = "mean"
     needs_proxy: ClassVar[bool] = False  # a public data set at the server
     proxy_on_clients: ClassVar[bool] = False  # the clients read it as well
     global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
@@ -151,7 +148,7 @@ class Algorithm(Section, ABC, frozen=True):
     # when -------------------------------------------------------------------------------------
     def exchanges(self, ctx: Context, state: Any) -> Sequence[Exchange]:
         """The exchanges of this round, in order."""
-        return [Exchange(self.broadcast, self.train, self.aggregate, self.pool)]
+        return [Exchange(self.broadcast, self.train, self.aggregate)]
 
     def task_end(self, ctx: Context, state: Any) -> Sequence[Exchange]:
         """The exchanges after the last round of a task, over every client with data in it."""
@@ -168,7 +165,7 @@ class Algorithm(Section, ABC, frozen=True):
 
     @abstractmethod
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
-        """The next server state from the updates (mean or stack, see `pool`)."""
+        """The next server state from the updates, pooled by field (`core/fields.py`)."""
 
     def published(self, ctx: Context, state: Any) -> Any:
         """All of the server's state that testing reads, a message: only this travels for a test. By default `w` and `b`."""

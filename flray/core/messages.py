@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flray.core import fields
 from flray.core.errors import AlgorithmError, shown
 
 Metrics = Mapping[str, float | Tensor]
 
 
-@dataclass_transform(frozen_default=True, eq_default=False)
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(fields.mean, fields.sum, fields.each, dataclasses.field))
 class Record:
     """The base of all messages: a class that inherits from it is a frozen dataclass of its own and its base's fields.
 
@@ -46,8 +47,8 @@ class Record:
         return type(self)(**{**vars(self), **changes})
 
     def __repr__(self) -> str:
-        fields = (f"{name}={_brief(value)}" for name, value in vars(self).items())
-        return f"{type(self).__qualname__}({', '.join(fields)})"
+        inside = (f"{name}={_brief(value)}" for name, value in vars(self).items())
+        return f"{type(self).__qualname__}({', '.join(inside)})"
 
 
 def _checked(make: Callable[..., None]) -> Callable[..., None]:
@@ -71,8 +72,8 @@ def _misuse(kind: type[Record], error: TypeError) -> AlgorithmError:
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     place = f" ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})" if frame is not None else ""
-    fields = ", ".join(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
-    return AlgorithmError(f"{kind.__name__}{place}: {error}; its fields: {fields or 'none'}")
+    names = ", ".join(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+    return AlgorithmError(f"{kind.__name__}{place}: {error}; its fields: {names or 'none'}")
 
 
 def _brief(value: Any) -> str:
@@ -100,6 +101,13 @@ class Update(Record):
 
     w: Tensor
     b: Tensor
+
+
+class EachUpdate(Update):
+    """An update of which the server half gets every client's model: `w` and `b` are tuples in cohort order."""
+
+    w: Tensor = fields.each()
+    b: Tensor = fields.each()
 
 
 class ClientState(Record):
@@ -209,6 +217,13 @@ def flatten(message: Any) -> dict[str, np.ndarray]:
 def nbytes(message: Any) -> int:
     """Bytes that are sent: those of the tensors, 8 for a number, 1 for a truth value, those of a text."""
     return sum(_nbytes(leaf) for _, leaf in leaves(message))
+
+
+def nbytes_by_field(message: Any) -> dict[str, int]:
+    """:func:`nbytes` of every field of a record, whose sum is that of the record; of another message under `value`."""
+    if not isinstance(message, Record):
+        return {"value": nbytes(message)} if children(message) != {} else {}
+    return {name: nbytes(part) for name, part in vars(message).items()}
 
 
 def _nbytes(leaf: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import shutil
 import time
 import traceback
@@ -17,7 +16,7 @@ import torch
 from flray.core.algorithm import Context, Exchange
 from flray.core.disk import array_checksum, whole
 from flray.core.errors import AlgorithmError, CheckpointError, FlrayError
-from flray.core.messages import Cohort, as_tensors, is_none, map_tensors, nbytes, to_numpy, to_torch
+from flray.core.messages import Cohort, is_none, map_tensors, nbytes, to_numpy, to_torch
 from flray.core.packed import Packed
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.counts import Tally
@@ -25,7 +24,7 @@ from flray.engine.health import model_is_finite, reported
 from flray.engine.workbench import Delivery, Moment, Workbench
 from flray.experiment import Experiment
 from flray.models.weights import save_weights
-from flray.ops.average import combine, scale, stack
+from flray.ops.pooling import pooled
 from flray.rundir import checkpoint
 from flray.rundir import lock as locks
 from flray.rundir.mirrored import SERVER, STATE
@@ -102,14 +101,13 @@ class Server:
         return self.store.gather(clients)
 
     def aggregate(self, moment: Moment, exchange: Exchange, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
-        """Complete the tree (or the stack), run the server half, then scatter the client states. Returns the metrics.
+        """Complete the tree, run the server half, then scatter the client states. Returns the metrics.
 
         `cohort` and the deliveries hold NumPy arrays. The state changes only when everything succeeded.
         """
         ctx = self._context(moment)
         self.bench.seed_modules(ctx)  # a student with dropout
         cohort = to_torch(cohort)
-        nodes = sorted(itertools.chain.from_iterable(d.nodes for d in deliveries), key=lambda n: n.place << n.level)
         new_states = [state for d in deliveries for state in d.states]
         delivered = torch.tensor([state is not None for state in new_states])
         share = float(cohort.weights[delivered].sum())
@@ -118,22 +116,11 @@ class Server:
             if not delivered.all():
                 cohort = map_tensors(lambda field: field[delivered], cohort)
                 cohort = cohort.replace(weights=cohort.weights / share)
-            device = self.bench.objective.device
-            if exchange.pool == "mean":
-                read = [n._replace(value=None if n.value is None else as_tensors(n.value, device), owned=False) for n in nodes]
-                pooled = combine(read, self._spare)
-                if not delivered.all():
-                    pooled = scale(pooled, 1 / share)
-                elif len(read) == 1:
-                    pooled = map_tensors(torch.clone, pooled)  # still in the object store
-                up_bytes = nbytes(pooled) * int(delivered.sum())
-            else:
-                updates = [to_torch(n.value, device) for n in nodes if n.value is not None]
-                up_bytes = sum(map(nbytes, updates))
-                pooled = stack(updates)
-                del updates
+            sent = [delivery.sent for delivery in deliveries]
+            up_bytes = sum(sum(run.nbytes.values()) for run in sent)
+            updates = pooled(sent, None if delivered.all() else share, self.bench.objective.device, self._spare)
             with self._half(getattr(exchange.server, "__name__", "server half"), moment):
-                state, extra = exchange.server(ctx, self.state, pooled, cohort)
+                state, extra = exchange.server(ctx, self.state, updates, cohort)
                 state = map_tensors(torch.Tensor.detach, state)
                 metrics.update(reported(extra), **{"comm/up_bytes": up_bytes})
             clients = cohort.client_ids.tolist()

@@ -18,7 +18,7 @@ from torch import Tensor
 from flray.core import seeding
 from flray.core.algorithm import Context, Exchange, Predictor
 from flray.core.errors import AlgorithmError, ClientError, ConfigError, DataError, NonFiniteError
-from flray.core.messages import map_tensors, to_numpy, to_torch
+from flray.core.messages import to_numpy, to_torch
 from flray.core.objective import Objective
 from flray.data import Batches, Normalizer, Proxy, load_dataset, load_proxy
 from flray.data.cache import Array
@@ -27,7 +27,7 @@ from flray.engine.counts import Evaluator, Tally
 from flray.engine.health import client_problem, reported
 from flray.experiment import Experiment
 from flray.models import build_model
-from flray.ops.average import Node, TreeSum
+from flray.ops.pooling import Collector, Sent
 from flray.scenario.local_test import local_test
 from flray.scenario.stage import TestSet
 
@@ -68,9 +68,9 @@ class Assignment(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """What a run of the cohort sends up: subtree sums, or single updates, by position; and the new client states."""
+    """What a run of the cohort sends up: its updates, pooled as far as they can be, and the new client states."""
 
-    nodes: list[Node]
+    sent: Sent
     states: list[Any]
 
 
@@ -139,25 +139,19 @@ class Workbench:
         Raises `ClientError` with the client's own traceback, `NonFiniteError` under `on_nonfinite: fail`.
         """
         down = to_torch(down, self.objective.device)
-        tree, singles, new_states, rows = TreeSum(), [], [], []
+        updates, new_states, rows = Collector(), [], []
         for i, client in enumerate(job.clients):
             started = time.perf_counter()
             state = self.client_state(job, client, states[i] if states else None)
             indices = job.indices[job.offsets[i] : job.offsets[i + 1]]
             update, state, row = self.train_client(job, exchange, down, state, client, job.weights[i], indices)
             position = job.first + i
-            if exchange.pool == "mean":
-                tree.add(position, update, job.weights[i])
-            else:
-                singles.append(Node(0, position, None if update is None else to_numpy(map_tensors(torch.clone, update))))
+            updates.add(position, update, job.weights[i])
             new_states.append(to_numpy(state) if update is not None else None)
             rows.append(
                 {"client": client, "exchange": job.exchange, "position": position, **row, "time/client_s": time.perf_counter() - started}
             )
-        nodes = (
-            singles if exchange.pool == "stack" else [n._replace(value=None if n.value is None else to_numpy(n.value)) for n in tree.nodes]
-        )
-        return Delivery(nodes, new_states), rows
+        return Delivery(updates.sent(), new_states), rows
 
     def train_client(
         self, job: Assignment, exchange: Exchange, down: Any, state: Any, client: int, weight: float, indices: np.ndarray

@@ -7,26 +7,31 @@ subtrees while it goes (a binary counter); the server completes the tree. The bi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from flray.core.errors import AlgorithmError
 from flray.core.messages import children, rebuilt
+
+# one number, one for each field, or None for a plain sum, in which integers stay integers
+Weight = float | None | dict[str, float | None]
 
 
 class Node(NamedTuple):
     """Partial sum of the whole subtree `place` at `level`; `value` is None when every client in it was skipped.
 
-    `weight` is what the value still has to be multiplied with: a right leaf waits for its sibling, and both become one operation.
+    `weight` is what the value still has to be multiplied with (None: nothing): a right leaf waits for its sibling, and both become
+    one operation.
     `owned`: its tensors may be overwritten; those in Ray's object store may not.
     """
 
     level: int
     place: int
     value: Any
-    weight: float = 1.0
+    weight: Weight = None
     owned: bool = True
 
 
@@ -37,7 +42,7 @@ class TreeSum:
         self.nodes: list[Node] = []
         self.spare = [] if spare is None else spare  # tensors that are free again: fresh memory costs page faults
 
-    def add(self, position: int, message: Any, weight: float) -> None:
+    def add(self, position: int, message: Any, weight: Weight) -> None:
         """Add `weight * message` at a position; `message=None` marks a client that was skipped. The message is copied."""
         if message is None:
             self.push(Node(0, position, None))
@@ -48,7 +53,7 @@ class TreeSum:
             return
         spare = self.spare.pop() if self.spare else None
         if position % 2:  # its sibling is in another run
-            self.push(Node(0, position, scale(message, 1.0, spare), weight))
+            self.push(Node(0, position, scale(message, None, spare), weight))
         else:
             self.push(Node(0, position, scale(message, weight, spare)))
 
@@ -61,14 +66,14 @@ class TreeSum:
                 return
             if left.value is None or right.value is None:
                 value, owned = (right.value, right.owned) if left.value is None else (left.value, left.owned)
-                if left.value is None and right.value is not None and not (right.owned and right.weight == 1.0):
+                if left.value is None and right.value is not None and not (right.owned and right.weight is None):
                     value, owned = scale(right.value, right.weight), True
             else:
                 spare = None if left.owned or not self.spare else self.spare.pop()
                 value, owned = _merge(left.value, right.value, right.weight, left.value if left.owned else spare), True
                 if right.owned and right.level:
                     self.spare.append(right.value)
-            self.nodes[-2:] = [Node(left.level + 1, left.place // 2, value, 1.0, owned)]
+            self.nodes[-2:] = [Node(left.level + 1, left.place // 2, value, None, owned)]
 
     def total(self) -> Any:
         """The root's value once every position is there; None when all were skipped."""
@@ -88,54 +93,65 @@ def combine(nodes: Iterable[Node], spare: list[Any] | None = None) -> Any:
     return tree.total()
 
 
-def scale(message: Any, weight: float, out: Any = None) -> Any:
-    """`weight * message`, a copy, in the tensors of `out` when given; `TypeError` for integer tensors: they have no weighted mean."""
-    if isinstance(message, Tensor):
-        if not message.is_floating_point():
-            raise TypeError(f"an update pooled by its mean holds float tensors, got {message.dtype}")
-        return torch.mul(message, weight, out=out if out is not None and out.shape == message.shape else None)
+def scale(message: Any, weight: Weight, out: Any = None) -> Any:
+    """`weight * message`, a copy, in the tensors of `out` when given."""
     parts = children(message)
     if parts is not None:
         spares = children(out) or {}
-        return rebuilt(message, {key: scale(part, weight, spares.get(key)) for key, part in parts.items()})
-    return None if message is None else float(message) * weight
+        return rebuilt(message, {key: scale(part, _of(weight, key), spares.get(key)) for key, part in parts.items()})
+    if message is None:
+        return None
+    assert not isinstance(weight, dict)
+    if not isinstance(message, Tensor):
+        return message if weight is None else float(message) * weight
+    out = out if isinstance(out, Tensor) and out.shape == message.shape and out.dtype == message.dtype else None
+    if weight is None:
+        return message.clone() if out is None else out.copy_(message)
+    return torch.mul(message, weight, out=out)
 
 
-def _merge(left: Any, right: Any, weight: float, out: Any) -> Any:
-    """left + weight * right, in the tensors of `out` (which may be `left`) or new ones."""
-    if isinstance(left, Tensor):
-        if not right.is_floating_point():
-            raise TypeError(f"an update pooled by its mean holds float tensors, got {right.dtype}")
-        return torch.add(left, right, alpha=weight, out=out if out is not None and out.shape == left.shape else None)
-    parts = children(left)
-    if parts is not None:
-        others, outs = children(right) or {}, children(out) or {}
-        return rebuilt(left, {key: _merge(part, others[key], weight, outs.get(key)) for key, part in parts.items()})
-    return None if left is None else left + weight * right
+def _merge(left: Any, right: Any, weight: Weight, out: Any, where: str = "") -> Any:
+    """left + weight * right, in the tensors of `out` (which may be `left`) or new ones; `where` names the field."""
+    parts, others = children(left), children(right)
+    if _form(left) != _form(right):
+        raise _differ(where, left, right)
+    if parts is not None and others is not None:
+        outs = children(out) or {}
+        merged = {key: _merge(part, others[key], _of(weight, key), outs.get(key), key) for key, part in parts.items()}
+        return rebuilt(left, merged)
+    if left is None:
+        return None
+    assert not isinstance(weight, dict)
+    if weight is None:  # as factor 1, and integers stay integers
+        weight = 1
+    if not isinstance(left, Tensor):
+        return left + weight * right
+    out = out if isinstance(out, Tensor) and out.shape == left.shape and out.dtype == left.dtype else None
+    return torch.add(left, right, alpha=int(weight) if weight == 1 else weight, out=out)
 
 
-def stacked_mean(stack: Any, weights: Tensor | None = None) -> Any:
-    """Mean over the leading client axis of a stacked update, weighted or plain, along the same tree as the engine's own."""
-    tree, count = TreeSum(), len(next(iter(vars(stack).values())))
+def _of(weight: Weight, key: Any) -> Weight:
+    return weight[key] if isinstance(weight, dict) else weight
+
+
+def _form(value: Any) -> Any:
+    """What two updates must have in common to be added: class, keys, shape."""
+    if isinstance(value, Tensor):
+        return value.shape
+    if isinstance(value, int | float):
+        return float
+    return type(value), tuple(children(value) or ())
+
+
+def _differ(where: str, left: Any, right: Any) -> AlgorithmError:
+    what = f"the field {where} of an update" if where else "an update"
+    one, other = (list(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in (left, right))
+    return AlgorithmError(f"{what} differs in form between clients ({one}, {other}): it has no mean and no sum; declare it each()")
+
+
+def tree_mean(messages: Sequence[Any], weights: Tensor | None = None) -> Any:
+    """Mean of one message a client, weighted or plain, along the same tree as the engine's own."""
+    tree, count = TreeSum(), len(messages)
     for position, weight in enumerate([1.0 / count] * count if weights is None else weights.tolist()):
-        tree.add(position, unstack(stack, position), weight)
+        tree.add(position, messages[position], weight)
     return tree.total()
-
-
-def unstack(stack: Any, position: int) -> Any:
-    """One client's update out of a stacked one."""
-    if isinstance(stack, Tensor):
-        return stack[position]
-    parts = children(stack)
-    return stack if parts is None else rebuilt(stack, {key: unstack(part, position) for key, part in parts.items()})
-
-
-def stack(messages: list[Any]) -> Any:
-    """Updates stacked along a new leading client axis; a number becomes a float64 tensor `[K]`."""
-    first = messages[0]
-    if isinstance(first, Tensor):
-        return torch.stack(messages)
-    parts = children(first)
-    if parts is not None:
-        return rebuilt(first, {key: stack([(children(message) or {})[key] for message in messages]) for key in parts})
-    return None if first is None else torch.tensor(messages, dtype=torch.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -37,15 +37,15 @@ class Ensemble(Record):
 
 def ensemble(
     objective: Objective,
-    w: Tensor,
-    b: Tensor,
+    w: Sequence[Tensor],
+    b: Sequence[Tensor],
     proxy: Proxy,
     batch_size: int,
     teacher: Teacher = "avg_logits",
     temperature: float = 1.0,
     direction: Direction = "forward",
 ) -> Ensemble:
-    """The ensemble of clients `w [K, P]`, `b [K, Q]` on the proxy set.
+    """The ensemble of the clients with parameters `w` (each `[P]`) and statistics `b` (each `[Q]`) on the proxy set.
 
     `avg_logits`: the teacher is the mean of logits. `avg_probs`: the mean of the clients' probabilities at temperature 1.
     `avg_losses`: what has the gradient of the mean of the clients' KL terms at the distillation temperature. Forward, sum_k KL(p_k || q),

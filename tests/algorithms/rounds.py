@@ -11,7 +11,7 @@ from torch import Tensor
 from flray.core.algorithm import Context
 from flray.core.messages import Batch, Cohort, map_tensors
 from flray.core.objective import Objective
-from flray.ops.average import TreeSum, stack
+from flray.ops.pooling import Collector, pooled
 
 Data = Sequence[tuple[Tensor, Tensor]]  # (x, y) of every client
 
@@ -48,15 +48,14 @@ def play(
         down = algorithm.broadcast(server, state)
         steps = algorithm.local_steps(sizes.numpy()).tolist()
         batches = [batches_of(x, y, *algorithm.local_batches)[:n] for (x, y), n in zip(data, steps, strict=True)]
-        updates, reports, tree = [], [], TreeSum()
+        updates, reports, sent = [], [], Collector()
         for k, ctx in enumerate(contexts(objective, round, data, weights, [len(b) for b in batches], proxy)):
             update, kept[k], metrics = algorithm.train(ctx, down, kept[k], batches[k])
             updates.append(map_tensors(torch.clone, update))
-            tree.add(k, update, float(weights[k]))
+            sent.add(k, update, float(weights[k]))
             reports.append({name: float(value) for name, value in metrics.items()})
         cohort = Cohort(torch.arange(len(data)), sizes, torch.tensor([len(b) for b in batches]), weights)
-        pooled = stack(updates) if algorithm.exchanges(server, state)[0].pool == "stack" else tree.total()
-        state, _ = algorithm.aggregate(server, state, pooled, cohort)
+        state, _ = algorithm.aggregate(server, state, pooled([sent.sent()]), cohort)
         states.append(state)
         updates_of.append(updates)
     return states, updates_of, reports

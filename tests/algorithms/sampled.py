@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from flray.core.algorithm import Context
-from flray.core.messages import Cohort, map_tensors
+from flray.core.messages import Cohort
 from flray.core.objective import Objective
-from flray.ops.average import TreeSum, scale, stack
+from flray.ops.pooling import Collector, pooled
 from tests.algorithms.rounds import Data, batches_of
 from tests.core.networks import Mlp, inputs
 
@@ -36,18 +36,15 @@ def play_sampled(
         down = algorithm.broadcast(server, state)
         sizes = torch.tensor([len(data[k][0]) for k in clients])
         weights, steps = algorithm.weights(sizes), torch.tensor(algorithm.local_steps(sizes.numpy()))
-        tree, singles, arrived = TreeSum(), [], torch.tensor([(round, k) not in lost for k in clients])
+        sent, arrived = Collector(), torch.tensor([(round, k) not in lost for k in clients])
         for i, k in enumerate(clients):
             batches = batches_of(*data[k], *algorithm.local_batches)
             ctx = replace(server, client=k, num_steps=len(batches), num_examples=int(sizes[i]), weight=float(weights[i]))
             update, after, _ = algorithm.train(ctx, down, kept[k], batches)
-            tree.add(i, update if arrived[i] else None, float(weights[i]))
-            singles += [map_tensors(torch.clone, update)] if arrived[i] else []
+            sent.add(i, update if arrived[i] else None, float(weights[i]))
             kept[k] = after if arrived[i] else kept[k]
         share = float(weights[arrived].sum())
         cohort = Cohort(torch.tensor(clients)[arrived], sizes[arrived], steps[arrived], weights[arrived] / share)
-        stacked = algorithm.exchanges(server, state)[0].pool == "stack"
-        pooled = stack(singles) if stacked else scale(tree.total(), 1 / share)
-        state, _ = algorithm.aggregate(server, state, pooled, cohort)
+        state, _ = algorithm.aggregate(server, state, pooled([sent.sent()], share), cohort)
         states.append(state)
     return states, kept

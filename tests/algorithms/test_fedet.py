@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from flray.algorithms.fedet import FedET
+from flray.core.messages import Update
 from flray.core.objective import Objective
 from flray.core.seeding import rng
 from tests.algorithms.rounds import play
@@ -147,10 +148,9 @@ def test_the_server_half_against_the_transcription(kind, options, numbers):
 def test_blocks_of_proxy_samples_do_not_change_the_consensus():
     objective, data, proxy = world(Norm)
     _, updates, _ = play(FedET(**LOCAL, **SERVER), objective, data, 1, proxy)
-    from flray.ops.average import stack
     from tests.ops.support import context
 
-    ctx, stacked = context(objective, proxy), stack(updates[0])
+    ctx, stacked = context(objective, proxy), Update(*zip(*((u.w, u.b) for u in updates[0]), strict=True))
     small, large = (FedET(distill_batch_size=size).ensemble(ctx, stacked) for size in (3, 100))
     assert torch.equal(small.labels, large.labels) and torch.equal(small.disputed, large.disputed)
     torch.testing.assert_close(small.diverse, large.diverse)

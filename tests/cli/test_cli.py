@@ -125,6 +125,18 @@ def test_doctor_says_whether_the_proxy_data_are_read(overrides, found):
     assert {row["check"]: row["found"] for row in rows}["proxy"] == found
 
 
+def test_doctor_counts_what_travels_by_the_fields_of_the_messages():
+    """SCAFFOLD: a model and a control variate each way. FedDF: the server holds the model of each of the 10 clients."""
+    rows = {}
+    for name, options in {"fedavg": (), "scaffold": (), "feddf": ("proxy.source=holdout", "proxy.size=20")}.items():
+        found, _ = examine(load_config(QUICK, [f"algorithm={name}", *options])[0])
+        rows[name] = {row["check"]: row["found"] for row in found}
+    assert rows["fedavg"]["traffic"] == rows["feddf"]["traffic"] == "193 kB down a round at first, 193 kB up"
+    assert rows["scaffold"]["traffic"] == "385 kB down a round at first, 385 kB up"
+    assert rows["fedavg"]["server memory"] == "about 77.1 kB for parameters"
+    assert rows["feddf"]["server memory"] == "about 270 kB for parameters, of each client w, b"
+
+
 def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():
     """A table of two clients without samples, and two of a class each."""
     partition = {"name": "table", "table": [[3, 0, 0], [0, 0, 0], [0, 2, 1], [0, 0, 0]]}

@@ -1,7 +1,7 @@
 """An algorithm of a user's own, registered from outside: it uses all that the engine offers and no built-in algorithm needs yet.
 
 * client state with a tensor and a number (SCAFFOLD-like control variates),
-* two exchanges in a round: training (mean), then a check of the new model (stack),
+* two exchanges in a round: training (mean), then a check of the new model (each client's own),
 * a sequential exchange at the task's end, in which every client sees what the one before it added.
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import Context, Exchange
+from flray.core.fields import each
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState, Update
 from flray.ops.losses import cross_entropy
@@ -42,8 +43,8 @@ class Up(Update):
 
 
 class Check(Record):
-    loss: Tensor
-    rounds: int
+    loss: Tensor = each()
+    rounds: int = each()
 
 
 class Chain(Record):
@@ -55,12 +56,12 @@ class Own(FedAvg, frozen=True):
 
     def exchanges(self, ctx: Context, state: Any) -> list[Exchange]:
         return [
-            Exchange(self.broadcast, self.train, self.aggregate, "mean"),
-            Exchange(self.show, self.check, self.note, "stack"),
+            Exchange(self.broadcast, self.train, self.aggregate),
+            Exchange(self.show, self.check, self.note),
         ]
 
     def task_end(self, ctx: Context, state: Any) -> list[Exchange]:
-        return [Exchange(self.pass_on, self.extend, self.receive, "mean", "sequential")]
+        return [Exchange(self.pass_on, self.extend, self.receive, "sequential")]
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
         return OwnState(w, b, torch.zeros_like(w), torch.zeros(0, device=w.device), torch.zeros(3, device=w.device), 0)
@@ -97,7 +98,7 @@ class Own(FedAvg, frozen=True):
         return Check(loss.reshape(1), client.rounds), client.replace(rounds=client.rounds + 100), {"own/check": loss}
 
     def note(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
-        return state.replace(checks=updates.loss.flatten()), {}
+        return state.replace(checks=torch.cat(updates.loss)), {}
 
     # the task's end
     def pass_on(self, ctx: Context, state: Any) -> Any:

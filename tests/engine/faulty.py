@@ -24,9 +24,9 @@ def fault(kind: str, at: str, ctx: Context, update: Any, metrics: Metrics) -> tu
         raise ZeroDivisionError("made up by the test")
     if kind == "nan loss":
         return update, {**metrics, "train/loss": torch.tensor(float("nan"))}
-    spoiled = update[0].clone()
+    spoiled = update.w.clone()
     spoiled[3] = float("inf")
-    return update.replace(**{next(iter(vars(update))): spoiled}), metrics
+    return update.replace(w=spoiled), metrics
 
 
 class Faulty(FedAvg, frozen=True):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flray.core.messages import Record
-from flray.ops.average import TreeSum, combine, scale, stack, stacked_mean, unstack
+from flray.ops.average import TreeSum, combine, tree_mean
 from tests.ops.support import normal
 
 
@@ -99,23 +99,15 @@ def test_adding_copies_the_message():
     assert torch.equal(tree.total(), torch.full((3,), 6.0))
 
 
-def test_integers_have_no_mean():
-    with pytest.raises(TypeError, match="int64"):
-        scale(torch.ones(2, dtype=torch.int64), 0.5)
-
-
-def test_stacked_mean_has_the_bits_of_the_engines_own_mean():
+def test_the_mean_of_messages_has_the_bits_of_the_engines_own_mean():
     messages = [Message(normal(5, seed=i), float(i)) for i in range(11)]
     weights = torch.rand(11, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    stacked = stack(messages)
-    assert stacked.w.shape == (11, 5) and stacked.loss.dtype == torch.float64
-    assert torch.equal(unstack(stacked, 3).w, messages[3].w)
     direct = in_runs(messages, weights.tolist(), [4, 9])
-    before = stacked.w.clone()
-    mean = stacked_mean(stacked, weights)
+    before = messages[3].w.clone()
+    mean = tree_mean(messages, weights)
     assert torch.equal(mean.w, direct.w)
     assert float(mean.loss) == pytest.approx(direct.loss, rel=1e-12)
-    assert torch.equal(stacked.w, before)
+    assert torch.equal(messages[3].w, before)
 
 
 def test_a_lone_right_leaf_of_weight_one_is_copied():

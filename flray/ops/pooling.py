@@ -1,0 +1,114 @@
+"""Updates on their way from the clients to the server half: pooled by field, as the update's class declares (`core/fields.py`).
+
+A process that trained a run of the cohort sends partial sums of the fields with a mean or a sum, along the tree of `ops/average.py`,
+and beside them, by position, every client's own values of the fields declared `each()`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from flray.core.errors import AlgorithmError
+from flray.core.fields import pools
+from flray.core.messages import Record, as_tensors, leaves, map_tensors, nbytes_by_field, to_numpy
+from flray.ops.average import Node, TreeSum, Weight, combine, scale, tree_mean
+
+
+class Sent(NamedTuple):
+    """What a run of the cohort sends up, all of it NumPy arrays.
+
+    `nodes`: partial sums, in which the fields declared `each()` are `()`; `each`: (position, those fields) of every client that
+    delivered; `nbytes`: of the clients' own updates, by field.
+    """
+
+    nodes: list[Node]
+    each: list[tuple[int, dict[str, Any]]]
+    nbytes: dict[str, int]
+
+
+class Collector:
+    """Takes a run's updates, in order of their positions, and keeps no more of them than is sent."""
+
+    def __init__(self) -> None:
+        self._tree, self._nbytes = TreeSum(), Counter[str]()
+        self._each: list[tuple[int, dict[str, Any]]] = []
+
+    def add(self, position: int, update: Any, weight: float) -> None:
+        """The update of the client at `position`, which is copied; None: the client was left out.
+
+        Raises `AlgorithmError` for a field that has no mean or no sum.
+        """
+        if update is None:
+            self._tree.add(position, None, weight)
+            return
+        self._nbytes.update(nbytes_by_field(update))
+        how = pools(type(update)) if isinstance(update, Record) else {}
+        own = {name: getattr(update, name) for name, pool in how.items() if pool == "each"}
+        if own:
+            self._each.append((position, {name: to_numpy(map_tensors(torch.clone, value)) for name, value in own.items()}))
+            update = update.replace(**dict.fromkeys(own, ()))
+        _check(update, how)
+        self._tree.add(position, update, _weights(how, weight))
+
+    def sent(self) -> Sent:
+        nodes = [node if node.value is None else node._replace(value=to_numpy(node.value)) for node in self._tree.nodes]
+        return Sent(nodes, self._each, dict(self._nbytes))
+
+
+def _weights(how: dict[str, Any], weight: float) -> Weight:
+    """The weight of each field; one number where every field has a mean."""
+    if "sum" not in how.values():
+        return weight
+    return {name: None if pool == "sum" else weight for name, pool in how.items()}
+
+
+def _check(update: Any, how: dict[str, Any]) -> None:
+    for name, leaf in leaves(update):
+        field = name.partition(".")[0].partition("[")[0]
+        whole = isinstance(leaf, torch.Tensor) and not leaf.is_floating_point()
+        if isinstance(leaf, str) or (whole and (how.get(field) != "sum" or leaf.dtype == torch.bool)):
+            what = leaf.dtype if isinstance(leaf, torch.Tensor) else "text"
+            raise AlgorithmError(
+                f"{type(update).__name__}.{name} holds {what}, which has no {how.get(field, 'mean')}; "
+                f"declare the field each()" + (", or sum()" if whole and leaf.dtype != torch.bool else "")
+            )
+
+
+def pooled(runs: Sequence[Sent], share: float | None = None, device: torch.device | str = "cpu", spare: list[Any] | None = None) -> Any:
+    """What the server half gets of all runs of an exchange, as tensors that it may keep; None when no client delivered.
+
+    `share`: the sum of the weights of those that delivered, where some did not: a mean is divided by it. `spare`: tensors of earlier
+    sums that are free, used and refilled.
+    """
+    nodes = sorted(itertools.chain.from_iterable(run.nodes for run in runs), key=lambda node: node.place << node.level)
+    read = [n if n.value is None else n._replace(value=as_tensors(n.value, device), owned=False) for n in nodes]
+    total = combine(read, spare)
+    if total is None:
+        return None
+    if share is not None:
+        how = pools(type(total)) if isinstance(total, Record) else {}
+        total = scale(total, _weights(how, 1 / share))
+    elif len(read) == 1:
+        total = map_tensors(torch.clone, total)  # still in the object store
+    each = [own for _, own in sorted((one for run in runs for one in run.each), key=lambda one: one[0])]
+    if not each:
+        return total
+    # clones: torch's own memory is aligned alike wherever the arrays came from, and the algorithm may keep it
+    own = [map_tensors(torch.clone, as_tensors(values, device)) for values in each]
+    return total.replace(**{name: tuple(values[name] for values in own) for name in own[0]})
+
+
+def separate(updates: Record) -> list[Any]:
+    """One update a client from pooled ones whose fields are all declared `each()`."""
+    rows = zip(*vars(updates).values(), strict=True)
+    return [type(updates)(**dict(zip(vars(updates), row, strict=True))) for row in rows]
+
+
+def mean_of_each(updates: Record, weights: torch.Tensor | None = None) -> Any:
+    """The mean, weighted or plain, of updates whose fields are all declared `each()`: the bits of the engine's own mean."""
+    return tree_mean(separate(updates), weights)
