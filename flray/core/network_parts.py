@@ -1,5 +1,4 @@
-"""Parts of a network by name, `"head"`, `"body"`, `"all"` or a submodule's: their tensors, and modes in which they run.
-"""
+"""Parts of a network by name (`"head"`, `"body"`, `"all"`, a submodule): their tensors, and modes in which they run."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ class Objective:
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         if not trained and trains:
             raise ConfigError(f"model {type(module).__name__} has no trainable parameter: every requires_grad is False")
-        for name, parameter in trained.items():
-            if parameter.dtype != torch.float32:
-                wrong = f"trainable parameter {name} is {parameter.dtype}, not float32"
+        for name, tensor in trained.items():
+            if tensor.dtype != torch.float32:
+                wrong = f"trainable parameter {name} is {tensor.dtype}, not float32"
                 raise ConfigError(f"model {type(module).__name__}: {wrong}")
         buffers = {n: t for n, t in module.named_buffers() if t.is_floating_point() and _is_statistic(module, n)}
         self.layout = Layout({n: p.shape for n, p in trained.items()})

@@ -14,8 +14,8 @@ from flray.core.errors import ConfigError
 class Classifier(nn.Module):
     """A network with a feature/head split; a subclass sets `head` (registered last) and writes `features`.
 
-    It may declare `levels(x)` for the algorithms that read more than the last representation: (representations `[B, F_l]` of the
-    network's levels, shallow to deep, before their activation and pooled over pixels; logits `[B, C]`).
+    It may declare `levels(x)` for the algorithms that read more than the last representation: (the network's levels,
+    shallow to deep, each `[B, F_l]`, before its activation and pooled over pixels; logits `[B, C]`).
     """
 
     head: nn.Module
@@ -30,17 +30,21 @@ class Classifier(nn.Module):
 
 
 def pooled(x: Tensor) -> Tensor:
-    """Mean over the pixels of `x [B, K, H, W]`, `[B, K]`; unlike `x.mean((2, 3))` its backward pass stays channels-last."""
+    """Mean over the pixels of `x [B, K, H, W]`, `[B, K]`; its backward pass stays channels-last, unlike a mean's."""
     return x.permute(0, 2, 3, 1).flatten(1, 2).mean(1)
 
 
 Projection = Annotated[
-    PositiveInt | None, Field(description="MOON's projection before the head: its width (256 in the paper); none: no such layers")
+    PositiveInt | None,
+    Field(description="MOON's projection before the head: its width (256 in the paper); none: no such layers"),
 ]
 
 
 def projected(width: int, projection: int | None) -> tuple[nn.Module, int]:
-    """(linear `width` -> `width`, ReLU, linear -> `projection`, or nothing; the width that the head reads). Li et al. 2021 (MOON), CVPR."""
+    """(linear `width` -> `width`, ReLU, linear -> `projection`, or nothing; the width that the head reads).
+
+    Li et al. 2021 (MOON), CVPR.
+    """
     if projection is None:
         return nn.Identity(), width
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, projection)), projection

@@ -18,9 +18,11 @@ SHAPE = {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512}  # bert-ti
 class Bert(Classifier):
     """BERT encoder, pooled first token, dropout, linear head: `BertForSequenceClassification`, with its initialisation.
 
-    Token ids `x [B, L]` (int64, padded on the right) -> `z [B, hidden]` -> logits `[B, C]`. Padding is masked; in a pair, the tokens after
-    the first separator are the second segment. Parameters without the head, at 30,522 tokens: 4,385,920 (bert-tiny, the default shape).
-    Devlin et al. 2019, NAACL; the small ones (`prajjwal1/bert-tiny`, -mini, -small): Turc et al. 2019 (arXiv:1908.08962).
+    Token ids `x [B, L]` (int64, padded on the right) -> `z [B, hidden]` -> logits `[B, C]`. Padding is masked; in a
+    pair, the tokens after the first separator are the second segment. Parameters without the head, at 30,522 tokens:
+    4,385,920 (bert-tiny, the default shape).
+    Devlin et al. 2019, NAACL; the small ones (`prajjwal1/bert-tiny`, -mini, -small): Turc et al. 2019
+    (arXiv:1908.08962).
     """
 
     def __init__(
@@ -32,23 +34,31 @@ class Bert(Classifier):
         separator_token: int,
         *,
         pretrained: Annotated[
-            str | None, Field(description="folder of a BERT, or its name in the local hub cache; none: random, of the shape below")
+            str | None,
+            Field(description="folder of a BERT, or its name in the local hub cache; none: random, of the shape below"),
         ] = None,
         layers: Annotated[int, Field(ge=1, description="blocks (pretrained: its own)")] = SHAPE["layers"],
         hidden: Annotated[int, Field(ge=1, description="width (pretrained: its own)")] = SHAPE["hidden"],
         heads: Annotated[int, Field(ge=1, description="attention heads (pretrained: its own)")] = SHAPE["heads"],
-        intermediate: Annotated[int, Field(ge=1, description="width inside a block (pretrained: its own)")] = SHAPE["intermediate"],
-        dropout: Annotated[float, Field(ge=0, lt=1, description="of embeddings, attention, blocks and the pooled token")] = 0.1,
+        intermediate: Annotated[
+            int, Field(ge=1, description="width inside a block (pretrained: its own)")
+        ] = SHAPE["intermediate"],
+        dropout: Annotated[
+            float, Field(ge=0, lt=1, description="of embeddings, attention, blocks and the pooled token")
+        ] = 0.1,
     ) -> None:
         super().__init__()
         self._pad, self._separator = pad_token, separator_token
         shape = {"layers": layers, "hidden": hidden, "heads": heads, "intermediate": intermediate}
-        self.bert = _load(pretrained, shape, num_tokens, dropout) if pretrained is not None else _new(shape, num_tokens, pad_token, dropout)
+        if pretrained is None:
+            self.bert = _new(shape, num_tokens, pad_token, dropout)
+        else:
+            self.bert = _load(pretrained, shape, num_tokens, dropout)
         config = self.bert.config
         if input_shape[0] > config.max_position_embeddings:
             raise ConfigError(
-                f"model 'bert' has {config.max_position_embeddings} positions and the data {input_shape[0]} tokens a sample; "
-                "lower data.max_length"
+                f"model 'bert' has {config.max_position_embeddings} positions and the data {input_shape[0]} tokens "
+                "a sample; lower data.max_length"
             )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(config.hidden_size, num_classes)
@@ -67,7 +77,7 @@ class Bert(Classifier):
 
     def _encode(self, x: Tensor, **options: Any) -> Any:
         real = x != self._pad
-        if x.device.type == "cpu":  # columns of padding alone are only work; on a GPU, to find them out is to wait for it
+        if x.device.type == "cpu":  # columns of padding alone are only work; on a GPU, to find them is to wait for it
             longest = int(real.any(0).nonzero()[-1]) + 1
             x, real = x[:, :longest], real[:, :longest]
         ends = x == self._separator
@@ -100,7 +110,9 @@ def _load(name: str, shape: dict[str, int], num_tokens: int, dropout: float) -> 
 
     for option, value in shape.items():
         if value != SHAPE[option]:
-            raise ConfigError(f"model 'bert': {option} is the pretrained network's own; leave it out, or set pretrained to null")
+            raise ConfigError(
+                f"model 'bert': {option} is the pretrained network's own; leave it out, or set pretrained to null"
+            )
     folder = Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     try:
@@ -109,13 +121,12 @@ def _load(name: str, shape: dict[str, int], num_tokens: int, dropout: float) -> 
             raise ConfigError(f"model 'bert': pretrained {name!r} is a {config.model_type} network; choose a BERT")
         if config.vocab_size != num_tokens:
             raise ConfigError(
-                f"model 'bert': pretrained {name!r} knows {config.vocab_size} tokens and the data's tokenizer has {num_tokens}; "
-                "set data.tokenizer to the network's own"
+                f"model 'bert': pretrained {name!r} knows {config.vocab_size} tokens and the data's tokenizer has "
+                f"{num_tokens}; set data.tokenizer to the network's own"
             )
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
         return BertModel.from_pretrained(place, config=config, local_files_only=True, dtype=torch.float32).train()
     except (OSError, ValueError) as error:
         text = (str(error).strip() or type(error).__name__).split("\n")[0]
-        raise ConfigError(
-            f"model 'bert': pretrained {name!r} cannot be loaded ({text}); give a folder that holds it, or fetch it: hf download {name}"
-        ) from error
+        hint = f"give a folder that holds it, or fetch it: hf download {name}"
+        raise ConfigError(f"model 'bert': pretrained {name!r} cannot be loaded ({text}); {hint}") from error

@@ -34,7 +34,10 @@ class FedAvgCNN(Classifier):
         return self.projection(torch.relu(self.linear(x.flatten(1))))  # type: ignore[no-any-return]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Both convolutions, averaged over pixels, and the linear layer, all before ReLU: `[B, 32]`, `[B, 64]`, `[B, 512]`."""
+        """Both convolutions, averaged over pixels, `[B, 32]`, `[B, 64]`, and the linear layer `[B, 512]`, before ReLU.
+
+        And logits `[B, C]`.
+        """
         first = self.conv1(x)
         second = self.conv2(torch.relu(F.max_pool2d(first, 2)))
         third = self.linear(torch.relu(F.max_pool2d(second, 2)).flatten(1))

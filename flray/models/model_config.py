@@ -1,9 +1,10 @@
 """From `model: {name: resnet18, norm: group}` to a module.
 
-A model's options are the parameters of its class (or function) besides those that the data give (`FROM_DATA`): names, types,
-bounds and defaults are read from that signature and stand nowhere else. The same holds for a network of the user's own,
-named by import path (`my_module:MyNet`) or added with `MODELS.add("mine", MyNet)`. Every model that has no option of that name takes
-`weights`, a file to start from, and `weights_head`: whether its head comes from there too (`load`) or stays as initialised (`fresh`).
+A model's options are the parameters of its class (or function) besides those that the data give (`FROM_DATA`): names,
+types, bounds and defaults are read from that signature and stand nowhere else. The same holds for a network of the
+user's own, named by import path (`my_module:MyNet`) or added with `MODELS.add("mine", MyNet)`. Every model that has no
+option of that name takes `weights`, a file to start from, and `weights_head`: whether its head comes from there too
+(`load`) or stays as initialised (`fresh`).
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ MODELS = Registry(
     },
 )
 
-TOKENS = {"num_tokens": "size", "pad_token": "pad", "separator_token": "separator"}  # argument of a model of text -> of the vocabulary
+# argument of a model of text -> field of the vocabulary
+TOKENS = {"num_tokens": "size", "pad_token": "pad", "separator_token": "separator"}
 FROM_DATA = ("input_shape", "num_classes", *TOKENS)
 START = ("weights", "weights_head")
 
 
 class ModelConfig(Section, frozen=True, extra="allow"):
-    """A model's `name` (registered, or `module:Name`) and its own options, all written out with their defaults; its starting weights."""
+    """A model's `name` (registered, or `module:Name`), its own options with all defaults, and its starting weights."""
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     name: str
@@ -92,27 +94,33 @@ class ModelConfig(Section, frozen=True, extra="allow"):
 def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
     """The network for inputs `[B, *input_shape]` and `num_classes` logits, on the CPU, initialised from `seed` alone.
 
-    The shape of text tells its `vocabulary` (`flray.data.dataset.TextShape`), from which a model gets `num_tokens`, `pad_token` and
-    `separator_token`.
-    The process-wide generators are left as they were. `head` is the module's own attribute, or else its last
-    registered child where that has parameters; a network of yours that declares `features` must satisfy
-    `head(features(x)) == forward(x)`.
+    The shape of text tells its `vocabulary` (`flray.data.dataset.TextShape`), from which a model gets `num_tokens`,
+    `pad_token` and `separator_token`. The process-wide generators are left as they were. `head` is the module's own
+    attribute, or else its last registered child where that has parameters; a network of yours that declares `features`
+    must satisfy `head(features(x)) == forward(x)`.
     """
     target = _target(config.name)
     checked = _check(config.name, config.options)
     # defaults that were not given stay the signature's own objects
     arguments = {key: getattr(checked, key) for key in checked.model_fields_set}
     parameters = inspect.signature(target).parameters
-    sizes = {"input_shape": tuple(input_shape), "num_classes": num_classes, **_tokens(config.name, input_shape, parameters)}
+    sizes = {
+        "input_shape": tuple(input_shape),
+        "num_classes": num_classes,
+        **_tokens(config.name, input_shape, parameters),
+    }
     arguments |= {key: value for key, value in sizes.items() if key in parameters}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs' generators as well
         try:
             module = target(**arguments)
         except (MemoryError, RuntimeError, TypeError) as error:  # TypeError: a size of more than 63 bits
-            if not isinstance(error, MemoryError) and "allocate memory" not in str(error) and "Overflow" not in str(error):
+            memory = isinstance(error, MemoryError) or "allocate memory" in str(error) or "Overflow" in str(error)
+            if not memory:
                 raise
-            raise ResourceError(f"model {config.name!r}: its parameters do not fit into memory; choose a smaller one") from error
+            raise ResourceError(
+                f"model {config.name!r}: its parameters do not fit into memory; choose a smaller one"
+            ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {config.name!r} gave a {type(module).__name__}, not a torch.nn.Module")
     _reject(config.name, module)
@@ -141,7 +149,9 @@ def _checked_start(given: Mapping[str, Any]) -> dict[str, Any]:
     weights, head = given.get("weights"), given.get("weights_head")
     if weights is None:
         if head is not None:
-            raise ConfigError("model.weights_head says what becomes of the head of model.weights, which is not given; leave it out")
+            raise ConfigError(
+                "model.weights_head says what becomes of the head of model.weights, which is not given; leave it out"
+            )
         return {}
     if not isinstance(weights, str | Path):
         raise ConfigError(f"model.weights: {weights!r} is no path; give a .safetensors file or a run folder")
@@ -155,15 +165,19 @@ def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, in
     vocabulary = getattr(input_shape, "vocabulary", None)
     if vocabulary is None:
         if "num_tokens" in parameters and parameters["num_tokens"].default is inspect.Parameter.empty:
-            raise ConfigError(f"model {name!r} reads text, the data have samples of shape {list(input_shape)}; choose another model")
+            raise ConfigError(
+                f"model {name!r} reads text, the data have samples of shape {list(input_shape)}; choose another model"
+            )
         return {}
     if "num_tokens" not in parameters:
-        raise ConfigError(f"model {name!r} does not read text: it declares no num_tokens; use 'bert', or a network of yours that does")
+        raise ConfigError(
+            f"model {name!r} does not read text: it declares no num_tokens; use 'bert', or a network of yours that does"
+        )
     return {argument: getattr(vocabulary, field) for argument, field in TOKENS.items()}
 
 
 def _target(name: str) -> Callable[..., Any]:
-    """What makes the model: registered by code, or named by import path, where a configuration calls nothing but makers of networks."""
+    """What makes the model: registered by code, or named by import path, and then a maker of networks, nothing else."""
     if ":" not in name:
         return MODELS.get(name)  # type: ignore[no-any-return]
     target = load(name, f"model {shown(name)}")

@@ -28,7 +28,12 @@ GROUPS = 2  # Seo et al. 2024 (FedRCL), CVPR, their ResNet-18
 
 
 def resnet8(
-    input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar_pool", norm: Norm = "batch", projection: Projection = None
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    stem: Stem = "cifar_pool",
+    norm: Norm = "batch",
+    projection: Projection = None,
 ) -> ResNet:
     """Four stages of one block, widths 64 to 512: 4,903,242 parameters, 64.7 M multiply-adds at 3x32x32, C=10.
 
@@ -38,14 +43,24 @@ def resnet8(
 
 
 def resnet8_3stage(
-    input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar_pool", norm: Norm = "batch", projection: Projection = None
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    stem: Stem = "cifar_pool",
+    norm: Norm = "batch",
+    projection: Projection = None,
 ) -> ResNet:
     """Three stages of one block, widths 64 to 256: 1,227,594 parameters at C=10. "resnet8" in the TAKFL code."""
     return ResNet("resnet8_3stage", input_shape, num_classes, (1, 1, 1), stem, norm, projection)
 
 
 def resnet18(
-    input_shape: tuple[int, ...], num_classes: int, *, stem: Stem = "cifar", norm: Norm = "batch", projection: Projection = None
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    stem: Stem = "cifar",
+    norm: Norm = "batch",
+    projection: Projection = None,
 ) -> ResNet:
     """Four stages of two blocks: 11,173,962 parameters at C=10.
 
@@ -99,7 +114,7 @@ class ResNet(Classifier):
         return self.projection(self.blocks(torch.relu(x)).mean((2, 3)))  # type: ignore[no-any-return]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Stem and the last block of every stage, before ReLU, averaged over pixels (FedRCL: layers 0 to 4); and logits `[B, C]`."""
+        """Stem and last block of every stage, before ReLU, averaged over pixels (FedRCL: layers 0 to 4); and logits."""
         x = self.stem_norm(self.stem(x))
         found = [pooled(x)]
         x = torch.relu(F.max_pool2d(x, 3, 2, 1) if self._pool else x)

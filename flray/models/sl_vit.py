@@ -17,14 +17,16 @@ SIDE = 32
 
 
 class SLViT(Classifier):
-    """Small vision transformer: shifted patches, class token, learned positions, nine pre-norm blocks of width 192 with 12 heads of 64.
+    """Small vision transformer: shifted patches, class token, learned positions, nine pre-norm blocks.
+
+    The blocks have width 192 and 12 heads of 64.
 
     `x [B, K, H, H]` -> `z [B, 192]`, the class token after the last block -> logits `[B, C]`. Patches have sides of
-    `min(H // 4, 16)`; the head is LayerNorm and a linear layer; no dropout. Token and positions start at N(0, 1), the rest at
-    PyTorch's default. Parameters at 3x32x32, C=10: 6,176,275.
-    Lee et al. 2021, "Vision Transformer for Small-Size Datasets" (arXiv:2112.13492), in the variant of vit-pytorch (shifts of one
-    pixel, one temperature for all heads); Lee et al. 2024 (FedSOL), CVPR, Table 3: the paper resizes 28x28 to 32x32, the code does
-    not and has patches of 7x7.
+    `min(H // 4, 16)`; the head is LayerNorm and a linear layer; no dropout. Token and positions start at N(0, 1), the
+    rest at PyTorch's default. Parameters at 3x32x32, C=10: 6,176,275.
+    Lee et al. 2021, "Vision Transformer for Small-Size Datasets" (arXiv:2112.13492), in the variant of vit-pytorch
+    (shifts of one pixel, one temperature for all heads); Lee et al. 2024 (FedSOL), CVPR, Table 3: the paper resizes
+    28x28 to 32x32, the code does not and has patches of 7x7.
     """
 
     def __init__(
@@ -41,8 +43,8 @@ class SLViT(Classifier):
         patch = min(side // 4, 16)
         if height != width or side % patch:
             raise ConfigError(
-                f"model 'sl_vit' needs square images with sides of a multiple of {patch} pixels, the data has {height}x{width}; "
-                "set the data's `resize`"
+                f"model 'sl_vit' needs square images with sides of a multiple of {patch} pixels, the data has "
+                f"{height}x{width}; set the data's `resize`"
             )
         self.positions = nn.Parameter(torch.randn(1, (side // patch) ** 2 + 1, WIDTH))
         self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
@@ -58,7 +60,7 @@ class SLViT(Classifier):
         return x[:, 0]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The class token after every block, nine of `[B, 192]` (what a head reads there; no activation follows); logits `[B, C]`."""
+        """The class token after every block, nine of `[B, 192]`, which no activation follows; and logits `[B, C]`."""
         x, found = self._embed(x), []
         for block in self.blocks:
             x = block(x)
@@ -71,7 +73,7 @@ class SLViT(Classifier):
 
 
 class ShiftedPatches(nn.Module):
-    """Shifted patch tokenisation: the image and its shifts by one pixel to the right, left, down and up, cut into patches."""
+    """Shifted patch tokenisation: the image and its shifts by a pixel right, left, down and up, cut into patches."""
 
     def __init__(self, channels: int, patch: int) -> None:
         super().__init__()

@@ -10,16 +10,19 @@ from torch.nn import functional as F
 
 from flray.models.base import Classifier, enlarge, image_shape, pooled
 
-STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # widths of the 3x3 convolutions, max-pool 2 after every stage
+# widths of the 3x3 convolutions, max-pool 2 after every stage
+STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 SIDE = 32  # halved five times
 
 
 class VGG11(Classifier):
-    """Eight 3x3 convolutions in five stages, max-pool 2 after each stage, two linear layers of 512; ReLU after every layer.
+    """Eight 3x3 convolutions in five stages, max-pool 2 after each, two linear layers of 512; ReLU after every layer.
 
-    `x [B, K, H, W]` -> `z [B, 512]` -> logits `[B, C]`. No normalisation, no dropout. Sides below 32 are upsampled to 32 (nearest).
-    Kernels start at N(0, 2 / (9 out)) and their biases at 0, linear layers at PyTorch's default. Parameters at K=3, C=10: 9,750,922.
-    Simonyan and Zisserman 2015, ICLR, configuration A, with the smaller linear layers of Lee et al. 2024 (FedSOL), CVPR, Table 3.
+    `x [B, K, H, W]` -> `z [B, 512]` -> logits `[B, C]`. No normalisation, no dropout. Sides below 32 are upsampled to
+    32 (nearest). Kernels start at N(0, 2 / (9 out)) and their biases at 0, linear layers at PyTorch's default.
+    Parameters at K=3, C=10: 9,750,922.
+    Simonyan and Zisserman 2015, ICLR, configuration A, with the smaller linear layers of Lee et al. 2024 (FedSOL),
+    CVPR, Table 3.
     """
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -40,7 +43,7 @@ class VGG11(Classifier):
         return torch.relu(self._before_relu(x)[-1])
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Every convolution, averaged over pixels, and both linear layers, all before ReLU: ten tensors; and logits `[B, C]`."""
+        """All convolutions, averaged over pixels, and both linear layers, before ReLU: ten tensors; and logits."""
         found = self._before_relu(x)
         return [pooled(z) if z.dim() == 4 else z for z in found], self.head(torch.relu(found[-1]))
 

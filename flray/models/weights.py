@@ -136,7 +136,9 @@ def _elsewhere(frozen: Mapping[str, Tensor], sources: Sequence[str]) -> dict[str
             files = [_found(place, source) for place in _files(source)]
         except ConfigError:  # deleted while the run went on: then this file has to be complete
             continue
-        tensors = [entry for file in files for entry in sorted(file.items(), key=itemgetter(0))]  # safetensors gives them in any order
+        tensors = [
+            entry for file in files for entry in sorted(file.items(), key=itemgetter(0))
+        ]  # safetensors gives them in any order
         known = {_identity(t, kind): origin for _, (t, origin) in reversed(tensors) for kind in kinds}
         for name in [name for name, identity in wanted.items() if identity in known]:
             origin = known[wanted.pop(name)]

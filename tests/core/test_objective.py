@@ -71,7 +71,8 @@ def test_integer_buffers_are_not_in_b():
 
 def test_tied_parameters_have_one_place_and_the_sum_of_both_gradients():
     objective = Objective(build(Tied))
-    assert [e.name for e in objective.layout.entries] == ["first.weight", "first.bias", "second.bias", "head.weight", "head.bias"]
+    names = ["first.weight", "first.bias", "second.bias", "head.weight", "head.bias"]
+    assert [e.name for e in objective.layout.entries] == names
     # moving the one place moves both uses: compare with a module whose shared matrix was moved by hand
     w, b = objective.initial()
     x, _ = inputs(Tied, 4)
@@ -240,7 +241,9 @@ def test_what_a_network_does_not_declare_is_named(name):
 
 
 def test_many_clients_at_once_are_a_functional_call_under_vmap():
-    """What `core/algorithm.py` says about a leading client axis: gradients of two clients in one pass, and `at` that cannot."""
+    """What `core/algorithm.py` says about a leading client axis: gradients of two clients in one pass, and `at` that
+    cannot.
+    """
     objective = Objective(build(Mlp))
     w, b = objective.initial()
     x, y = inputs(Mlp, 6)

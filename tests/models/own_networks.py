@@ -49,7 +49,8 @@ class Cumulative(nn.Module):
 
 
 class Backbone(Classifier):
-    """A frozen layer, a frozen one tied to it, a frozen random projection that no checkpoint has, and a trained head."""
+    """A frozen layer, a frozen one tied to it, a frozen random projection that no checkpoint has, and a trained head.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, projection: bool = False) -> None:
         super().__init__()
@@ -68,7 +69,13 @@ class FrozenBert(Bert):
     """Only the head of a pretrained network is trained."""
 
     def __init__(
-        self, input_shape: tuple[int, ...], num_classes: int, num_tokens: int, pad_token: int, separator_token: int, pretrained: str
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        num_tokens: int,
+        pad_token: int,
+        separator_token: int,
+        pretrained: str,
     ) -> None:
         super().__init__(input_shape, num_classes, num_tokens, pad_token, separator_token, pretrained=pretrained)
         self.bert.requires_grad_(False)

@@ -31,7 +31,12 @@ def folder(tmp_path):
     """A pretrained BERT of 40 tokens, weights larger than the initialisation's, saved by transformers itself."""
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=40, hidden_size=8, num_hidden_layers=3, num_attention_heads=4, intermediate_size=12, initializer_range=0.3
+        vocab_size=40,
+        hidden_size=8,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=12,
+        initializer_range=0.3,
     )
     BertModel(config).save_pretrained(tmp_path / "own")
     return tmp_path / "own"
@@ -39,7 +44,8 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize(("tokens", "parameters"), [(30_522, 4_385_920), (1000, 4_385_920 - 29_522 * 128)])
 def test_it_is_bert_tiny(tokens, parameters):
-    """4.4 M is what the spec gives for prajjwal1/bert-tiny; by hand 128 (30522 + 512 + 2) + 256 + 2 * 198272 + 16512."""
+    """4.4 M is what the spec gives for prajjwal1/bert-tiny; by hand 128 (30522 + 512 + 2) + 256 + 2 * 198272 + 16512.
+    """
     model = make(Vocabulary(tokens, 0, 102), 128)
     assert count_parameters(model.bert) == parameters
     assert count_parameters(model.head) == 129 * 3
@@ -86,7 +92,9 @@ def test_initialisation():
 
 
 def test_objective_has_every_parameter_and_no_statistics():
-    """Value and gradient through the flat vector are those of a plain backward pass; position indices are nobody's state."""
+    """Value and gradient through the flat vector are those of a plain backward pass; position indices are nobody's
+    state.
+    """
     y = torch.tensor([0, 2])
     plain, objective = make(**SMALL, dropout=0.0), Objective(make(**SMALL, dropout=0.0))
     w, b = objective.initial()
@@ -123,13 +131,22 @@ def test_pretrained_errors(folder, tmp_path):
     (tmp_path / "empty").mkdir()
     GPT2Config().save_pretrained(tmp_path / "gpt2")
     for options, says in [
-        ({"pretrained": str(tmp_path / "empty")}, r"pretrained '.*empty' cannot be loaded .*give a folder that holds it"),
-        ({"pretrained": "nobody/no-such-bert"}, r"'nobody/no-such-bert' cannot be loaded .*fetch it: hf download nobody/no-such-bert"),
+        (
+            {"pretrained": str(tmp_path / "empty")},
+            r"pretrained '.*empty' cannot be loaded .*give a folder that holds it",
+        ),
+        (
+            {"pretrained": "nobody/no-such-bert"},
+            r"'nobody/no-such-bert' cannot be loaded .*fetch it: hf download nobody/no-such-bert",
+        ),
         ({"pretrained": str(tmp_path / "gpt2")}, r"is a gpt2 network; choose a BERT"),
         ({"pretrained": str(folder), "layers": 4}, r"layers is the pretrained network's own; leave it out"),
         ({"hidden": 9, "heads": 2}, r"hidden 9 is not a multiple of heads 2"),
         ({**SMALL, "length": 513}, r"has 512 positions and the data 513 tokens a sample; lower data.max_length"),
-        ({"pretrained": str(folder), "vocabulary": Vocabulary(41, 0, 3)}, r"knows 40 tokens and the data's tokenizer has 41"),
+        (
+            {"pretrained": str(folder), "vocabulary": Vocabulary(41, 0, 3)},
+            r"knows 40 tokens and the data's tokenizer has 41",
+        ),
     ]:
         with pytest.raises(ConfigError, match=says) as caught:
             make(**options)

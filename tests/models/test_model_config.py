@@ -48,8 +48,14 @@ def test_a_config_is_complete_plain_and_frozen():
         ({"name": "mlp", "num_classes": 3}, r"model 'mlp': num_classes comes from the data; leave it out"),
         ({"name": f"{OWN}:Splat"}, r"unknown name 'Splat' in module .*own_networks' \(did you mean 'Split'"),
         ({"name": "no_such_module:Net"}, r"cannot import 'no_such_module'"),
-        ({"name": f"{OWN}:number"}, r"own_networks:number' is no torch.nn.Module class, and no function that says it returns one"),
-        ({"name": f"{OWN}:not_a_module", "x": 1}, r"is no torch.nn.Module class, and no function that says it returns one"),
+        (
+            {"name": f"{OWN}:number"},
+            r"own_networks:number' is no torch.nn.Module class, and no function that says it returns one",
+        ),
+        (
+            {"name": f"{OWN}:not_a_module", "x": 1},
+            r"is no torch.nn.Module class, and no function that says it returns one",
+        ),
         ({"name": "os:system", "command": "touch /tmp/called"}, r"'os:system' is no torch.nn.Module class"),
         ({"name": "subprocess:Popen", "args": "false"}, r"'subprocess:Popen' is no torch.nn.Module class"),
         ({"name": f"{OWN}:Split", "widht": 3}, r"did you mean 'width'"),

@@ -44,7 +44,13 @@ def make(name, shape=CIFAR, classes=10, seed=0, **options):
         ("vgg11", (3, 64, 64), 10, {}, 9_750_922 + 3 * 512 * 512),
         ("sl_vit", CIFAR, 10, {}, 6_176_275),
         ("sl_vit", RGB28, 10, {}, 6_176_275),
-        ("sl_vit", RGB28, 10, {"upsample": False}, 6_176_275 - (2 + 192) * 15 * (64 - 49)),  # patches of 7x7 instead of 8x8
+        (
+            "sl_vit",
+            RGB28,
+            10,
+            {"upsample": False},
+            6_176_275 - (2 + 192) * 15 * (64 - 49),
+        ),  # patches of 7x7 instead of 8x8
         ("sl_vit", CIFAR, 100, {}, 6_176_275 + 90 * 193),
         ("mlp", MNIST, 10, {}, 785 * 200 + 201 * 10),
         ("mlp", MNIST, 10, {"hidden": [200, 200]}, 199_210),
@@ -229,7 +235,9 @@ def test_vgg11_initialisation():
 
 
 def attended(attention, x):
-    """Locality self-attention of one sample `x [n, 192]`, head by head and token by token: softmax over the other tokens."""
+    """Locality self-attention of one sample `x [n, 192]`, head by head and token by token: softmax over the other
+    tokens.
+    """
     n, temperature = len(x), attention.temperature.exp()
     heads = []
     for h in range(12):
@@ -262,7 +270,9 @@ def test_sl_vit_is_its_formula():
                 tokens.append(model.patches.linear(model.patches.norm(flat)))
         z = torch.stack(tokens) + model.positions[0]
         for block in model.blocks:
-            z = z + attended(block.attention, F.layer_norm(z, (192,), block.attention_norm.weight, block.attention_norm.bias))
+            z = z + attended(
+                block.attention, F.layer_norm(z, (192,), block.attention_norm.weight, block.attention_norm.bias)
+            )
             hidden = F.gelu(block.mlp[0](F.layer_norm(z, (192,), block.mlp_norm.weight, block.mlp_norm.bias)))
             z = z + block.mlp[2](hidden)
         torch.testing.assert_close(model.features(x)[0], z[0])
@@ -347,7 +357,11 @@ def test_norm_variants(norm):
         ("resnet18", (12,), r"'resnet18' reads images"),
         ("fedavg_cnn", (1, 3, 9), r"needs 4x4 pixels or more, the data has 3x9"),
         ("vgg11", (12,), r"'vgg11' reads images"),
-        ("sl_vit", (3, 32, 40), r"needs square images with sides of a multiple of 8 pixels, the data has 32x40; set the data's `resize`"),
+        (
+            "sl_vit",
+            (3, 32, 40),
+            r"needs square images with sides of a multiple of 8 pixels, the data has 32x40; set the data's `resize`",
+        ),
         ("sl_vit", (3, 70, 70), r"a multiple of 16 pixels, the data has 70x70"),
     ],
 )
@@ -366,7 +380,9 @@ def test_sl_vit_of_small_images_as_they_are():
 @pytest.mark.parametrize("name", ["fedavg_cnn", "resnet8"])
 def test_moons_projection_stands_between_features_and_head(name):
     """linear F -> F, ReLU, linear F -> 7, and a head of 7 inputs: (F^2 + F) + (7 F + 7) + (7 - F) C parameters more."""
-    plain, own = (build_model(ModelConfig(name=name, **options), (3, 8, 8), 4, 0) for options in ({}, {"projection": 7}))
+    plain, own = (
+        build_model(ModelConfig(name=name, **options), (3, 8, 8), 4, 0) for options in ({}, {"projection": 7})
+    )
     width = 512
     assert count_parameters(own) - count_parameters(plain) == width**2 + width + 7 * width + 7 + (7 - width) * 4
     x = torch.randn(5, 3, 8, 8)

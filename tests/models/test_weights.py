@@ -1,4 +1,5 @@
-"""Starting weights: what a run wrote is what the next one begins with, in every process; what does not fit is one line."""
+"""Starting weights: what a run wrote is what the next one begins with, in every process; what does not fit is one line.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_a_fresh_head_is_the_one_of_the_seed_and_the_rest_is_the_file(run):
     module, written = build(run, "fresh", classes=7), load_file(run / "model.safetensors")
     alone = build_model(ModelConfig(name=NAME), (4,), 7, seed=2)
     assert torch.equal(module.head.weight, alone.head.weight) and torch.equal(module.head.bias, alone.head.bias)
-    assert torch.equal(module.hidden.weight, written["hidden.weight"]) and not torch.equal(module.hidden.weight, alone.hidden.weight)
+    assert torch.equal(module.hidden.weight, written["hidden.weight"]) and not torch.equal(
+        module.hidden.weight, alone.hidden.weight
+    )
 
 
 def test_an_alias_of_the_last_child_is_a_head(tmp_path):
@@ -75,7 +78,11 @@ def test_a_tensor_too_many_is_named(run):
 
 def test_files_that_are_none(run):
     (run / "text.safetensors").write_text("no weights")
-    for place, says in (("nowhere", "cannot be read"), ("text.safetensors", "is no .safetensors file"), ("checkpoints", "cannot be read")):
+    for place, says in (
+        ("nowhere", "cannot be read"),
+        ("text.safetensors", "is no .safetensors file"),
+        ("checkpoints", "cannot be read"),
+    ):
         (run / "checkpoints").mkdir(exist_ok=True)
         with pytest.raises(ConfigError, match=f"model.weights: {run / place} {says}"):
             build(run / place)
@@ -124,7 +131,10 @@ def test_a_networks_own_option_of_that_name_stays_its_own():
     ("options", "says"),
     [
         ({"weights_head": "fresh"}, "model.weights_head says what becomes of the head of model.weights"),
-        ({"weights": "x", "weights_head": "frsh"}, r"unknown value 'frsh' in model.weights_head \(did you mean 'fresh'\?\)"),
+        (
+            {"weights": "x", "weights_head": "frsh"},
+            r"unknown value 'frsh' in model.weights_head \(did you mean 'fresh'\?\)",
+        ),
         ({"weights": 3}, "model.weights: 3 is no path"),
         ({"wieghts": "x"}, r"unknown option 'wieghts' in model 'mlp' \(did you mean 'weights'\?\)"),
     ],
