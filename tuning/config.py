@@ -18,8 +18,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_jsonable_python
 
 from flray.core.errors import ConfigError, unknown
-from flray.core.section import one_line, section_at, spelled_out
-from flray.experiment import Experiment, FolderName, Section
+from flray.core.section import Section, one_line, section_at, spelled_out
+from flray.experiment import Experiment, FolderName
 from flray.loader import NAMED, read_yaml, self_contained
 from flray.metrics.names import METRICS
 from flray.overrides import pairs, scalar

@@ -72,7 +72,8 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     algorithms = sorted(finished["algorithm"].unique())
     colours = dict(zip(algorithms, palette(len(algorithms)), strict=True))
     for row, column in np.ndindex(size, size):
-        axis, x, y = axes[row, column], names[column], names[row + 1]
+        axis: Any = axes[row, column]
+        x, y = names[column], names[row + 1]
         if column > row:
             axis.set_axis_off()
             continue

@@ -19,6 +19,7 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 
@@ -28,6 +29,7 @@ from tuning.config import Sweep
 
 JOURNAL = "study.journal"
 FACTS = {"round": "round", "seeds": "seeds", "client_steps": "spent", "seconds": "seconds"}  # a trial's attribute -> in its results
+DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
 NEVER = "never started"  # the status of a trial that the driver was killed in the middle of asking for
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -126,7 +128,7 @@ class Studies:
         storage = open_storage(sweep.study, folder)
         groups: list[str | None] = list(sweep.search_space.algorithms) if sweep.budget_per == "algorithm" else [None]
         names = {group: sweep.name if group is None else f"{sweep.name}/{group}" for group in groups}
-        directions = [{"max": "maximize", "min": "minimize"}[way] for way in sweep.objective.values()]
+        directions = [DIRECTIONS[way] for way in sweep.objective.values()]
         with _one_line(sweep.study, folder):
             there = set(optuna.get_all_study_names(storage)) & set(names.values())
         if new and there:
@@ -286,7 +288,7 @@ class StudySearcher(Searcher):
         self._keys: dict[str, str] = {}  # Ray Tune's id of a trial -> its key
         self._last: dict[str, dict[str, Any]] = {}  # -> its last result
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]  # FINISHED is a word
         found = None
         if not self._stopping():
             with self.studies.keeping():

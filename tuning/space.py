@@ -156,7 +156,7 @@ def resolve(space: Mapping[str, Any], experiment: Mapping[str, Any] | Experiment
     return found
 
 
-def narrowed(space: Mapping[str, Any]) -> dict[str, Any]:
+def narrowed(space: Mapping[str, Any]) -> Mapping[str, Any]:
     """`space` without what it says of algorithms that its `algorithm` does not name: for a choice that became shorter."""
     if not isinstance(space, Mapping) or "algorithm" not in space:
         return space  # what is wrong with it is said where it is read

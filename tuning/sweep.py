@@ -213,7 +213,8 @@ def best(sweep: Sweep, studies: Studies) -> list[tuple[str | None, Any]]:
             continue
         complete = [t for g, t in studies.ended() if g == group and state(t) == "finished"]
         (mode,) = sweep.objective.values()
-        complete.sort(key=lambda t: (-t.value if mode == "max" else t.value, t.number))
+        sign = -1 if mode == "max" else 1
+        complete.sort(key=lambda t: (sign * t.values[0], t.number))
         found += [(group, trial) for trial in complete[: sweep.final.top]]
     return found
 

@@ -94,7 +94,8 @@ def _importance(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
     sign = -1 if list(sweep.objectives.values())[place] == "max" else 1
     wanted = None if target is None else (lambda trial: sign * target(trial))
     axes = plot_param_importances(study, evaluator=evaluator, params=names, target=wanted, target_name=objective)
-    axes.get_legend().remove()  # one objective, which the title has
+    if (legend := axes.get_legend()) is not None:
+        legend.remove()  # one objective, which the title has
     title = f"importance for the best {math.ceil(quantile * count)} of {count} trials by {objective}"
     return titled(axes.figure, sweep, title, algorithm, size=(8, 1.6 + 0.4 * len(names)))
 
@@ -105,9 +106,10 @@ def _slice(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
 
     names = _varied(study)
     objective, target = _target(sweep, place)
-    axes = plot_slice(study, params=names, target=target, target_name=objective)
-    figure = np.ravel(axes)[0].figure
-    for axis in np.ravel(axes):
+    drawn: Any = plot_slice(study, params=names, target=target, target_name=objective)
+    axes = np.ravel(drawn)
+    figure = axes[0].figure
+    for axis in axes:
         few_ticks(axis.xaxis)
     return titled(figure, sweep, f"{objective} over each parameter", algorithm, size=(2 + 3.2 * len(names), 4.4))
 

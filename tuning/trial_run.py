@@ -129,7 +129,7 @@ class TrialRun:
             raise CheckpointError(f"{self.folder / 'rounds'} has {len(rounds)} of {last} rounds; remove {self.folder} to train it again")
         # as play() yields it: Python's own numbers, and None where there is no value
         row = rounds.sort_values("done").iloc[-1:].to_dict("records")[0]
-        self.row = {name: None if value != value else value for name, value in row.items()}
+        self.row = {str(name): None if value != value else value for name, value in row.items()}
         for name, columns in CUMULATIVE.items():
             self.sums[name] = sum(rounds.reindex(columns=columns).fillna(0).sum(axis=1).tolist(), 0.0)
         tested = rounds.loc[rounds.reindex(columns=self._tests).notna().all(axis=1), "done"]

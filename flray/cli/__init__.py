@@ -45,9 +45,10 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         code = 2
     except Exception as error:
-        code = getattr(error, "exit_code", None)
-        if code is None:
+        exit_code = getattr(error, "exit_code", None)  # of typer's own errors
+        if exit_code is None:
             raise
+        code = int(exit_code)
         show = getattr(error, "show", None)
         if show is not None:
             show()

@@ -65,10 +65,8 @@ def _row(folder: Path) -> dict[str, Any]:
         if row["status"] == "running" and holder(folder) is None:
             row["status"] = "lost: its process is gone"
         config, rounds = settings(run), run.rounds
-        tested = next(
-            (rounds[name].dropna() for name in ("test/acc", "val/acc") if name in rounds), rounds.iloc[:0, :0].squeeze()
-        )
-        accuracy = f"{tested.iloc[-1]:.2%}" if len(tested) else ""
+        tested = next((rounds[name].dropna().tolist() for name in ("test/acc", "val/acc") if name in rounds), [])
+        accuracy = f"{tested[-1]:.2%}" if tested else ""
         row |= {
             "algorithm": config.get("algorithm.name"),
             "rounds": f"{len(rounds)}/{config.get('rounds', '?')}",

@@ -139,8 +139,8 @@ def _report(folder: Path, stopped: bool) -> None:
     if len(objectives) > 1:
         out.print(render_front(frame, objectives))
     if (folder / "final").exists():
-        runs, over = final_table(folder)
-        out.print(render(runs, "the best again: fresh seeds, all training data, test set"))
+        again, over = final_table(folder)
+        out.print(render(again, "the best again: fresh seeds, all training data, test set"))
         out.print(render(over, caption(over) if "reference" in over.attrs else "over seeds"))
     print((folder / "STATUS").read_text().strip())
     figures = sorted(path.stem for path in folder.glob("figures/*.png"))

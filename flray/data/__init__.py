@@ -1,6 +1,7 @@
 """Data: sources, cache, proxy sets and batches. Importing it reads no file and no heavy package."""
 
-from flray.data.batching import Batch, Batches, Normalizer, eval_batches
+from flray.core.messages import Batch
+from flray.data.batching import Batches, Normalizer, eval_batches
 from flray.data.checks import LabelWarning, check_classes
 from flray.data.data_config import Augment, Constants, DataConfig, ProxyConfig
 from flray.data.dataset import Dataset, LeakWarning, load_dataset

@@ -64,7 +64,8 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     train, test = unpack(entry, "train"), unpack(entry, "test")
     if train is None:
         raise DataError(f"data cache entry {key} has no train split; delete it from FLRAY_CACHE")
-    vocabulary = Vocabulary(*entry.meta["vocabulary"], tokenizer=entry.arrays["tokenizer"]) if "vocabulary" in entry.meta else None
+    known = entry.meta.get("vocabulary")
+    vocabulary = None if known is None else Vocabulary(known[0], known[1], known[2], entry.arrays["tokenizer"])
     return Splits(train, test, tuple(entry.meta["classes"]), key, vocabulary, tuple(entry.meta["notes"]), content_of(entry))
 
 

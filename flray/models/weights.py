@@ -222,7 +222,7 @@ def _content(place: str, what: str, hint: str) -> bytes:
             place = _hub().hf_hub_download(name, file, local_files_only=True)
         if "://" not in place:
             return Path(place).read_bytes()
-        from pyarrow.fs import FileSystem  # type: ignore[import-untyped]
+        from pyarrow.fs import FileSystem
 
         system, path = FileSystem.from_uri(place)
         with system.open_input_stream(path) as file:

@@ -124,7 +124,8 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
     if isinstance(reference, str):
         folder = frame[frame["folder"].isin([str(Path(reference)), reference.rstrip("/")])]
         if len(folder):
-            return folder.iloc[0][keys_of(frame)].to_dict()
+            row = folder.iloc[0]
+            return {key: row[key] for key in keys_of(frame)}
         if "=" not in reference:
             if reference not in set(frame["algorithm"]):
                 raise unknown(

@@ -235,7 +235,6 @@ def _measured(run: Run) -> dict[str, Any]:
         measured["val/acc"] = float(held_out.iloc[-1])
     if len(tasks):
         end = tasks.iloc[-1]
-        measured |= {
-            name: float(end[name]) for name in tasks if name.startswith(OPTIONAL) and name.endswith("acc_mean")
-        }
+        ours = [name for name in map(str, tasks) if name.startswith(OPTIONAL) and name.endswith("acc_mean")]
+        measured |= {name: float(end[name]) for name in ours}
     return measured

@@ -166,8 +166,8 @@ class Run:
         if not lost and (name == "rounds" or (name in ("clients", "tests") and len(frame))):
             done = set(frame["done"]) if "done" in frame else set()
             last = max(0, saved * (name == "rounds"), *done)
-            none = {"clients": without_clients, "tests": untested}.get(name, lambda folder: set())
-            lost = gaps(done, last) and gaps(done | none(self.folder / "rounds"), last)
+            none = {"clients": without_clients, "tests": untested}.get(name)  # the rounds that have no rows there
+            lost = gaps(done, last) and gaps(done | (none(self.folder / "rounds") if none else set()), last)
         if lost:
             return frame, f"{'tasks' if name in ('tasks', 'personal') else 'rounds'} {lost}"
         return frame, f"{least - len(frame)} of {least}" if len(frame) < least else ""

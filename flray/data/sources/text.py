@@ -15,7 +15,8 @@ from flray.data.data_config import DataConfig
 from flray.data.splits import Vocabulary
 
 if TYPE_CHECKING:
-    from flray.data.sources.readers import Columns, Table
+    from flray.data.sources.columns import Table
+    from flray.data.sources.readers import Columns
 
 PAIRS = (("question1", "question2"), ("sentence1", "sentence2"), ("question", "sentence"), ("question", "passage"))
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
