@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from flray.core import seeding
 from flray.data import load_dataset
+from flray.data.dataset import Split
 from flray.experiment import Experiment
 from flray.loader import load_config
 from flray.models import build_model
 from flray.scenario import Partition, make_partition
 
 WARM_UP = 2  # rounds of a run that are not counted, and the last one, which tests
+TEST_BATCH = 500  # samples that the bare loop tests at once
 
 
 class Workload(NamedTuple):
@@ -33,13 +35,16 @@ class Workload(NamedTuple):
     model: dict[str, Any]
     population: int | None = None
     epochs: int = 1
+    tested: int = 0  # test samples that the global model reads after every round
 
     def experiment(self, rounds: int, **sections: Any) -> Experiment:
-        data = {"source": "synthetic", "options": {"num_train": self.clients * self.images, "num_test": 100, "shape": list(self.shape)}}
+        options = {"num_train": self.clients * self.images, "num_test": max(100, self.tested), "shape": list(self.shape)}
+        data = {"source": "synthetic", "options": options}
         algorithm = {"name": "fedavg", "lr": 0.01, "momentum": 0.9, "local_epochs": self.epochs, "batch_size": self.batch}
         config = {
             "rounds": rounds, "data": data, "partition": {"name": "iid", "clients": self.clients}, "model": self.model,
-            "algorithm": algorithm, "cohort": {"size": self.cohort}, "evaluate": {"every": 0, "clients": False}, "checkpoint": {"every": 0},
+            "algorithm": algorithm, "cohort": {"size": self.cohort}, "checkpoint": {"every": 0},
+            "evaluate": {"every": int(self.tested > 0), "clients": False},
         }  # fmt: skip
         return load_config({**config, **sections})[0]
 
@@ -52,24 +57,61 @@ class Workload(NamedTuple):
         return Partition(indices, np.arange(self.population + 1, dtype=np.int64) * self.images)
 
 
+class Way(NamedTuple):
+    """One way to run the bare loop: so many processes of so many threads, a fused optimiser, channels-last convolutions."""
+
+    processes: int
+    threads: int
+    fused: bool = False
+    channels_last: bool = False
+
+    def __str__(self) -> str:
+        fused, last = " fused" * self.fused, " channels-last" * self.channels_last
+        return f"{self.processes} x {self.threads} threads{fused}{last}"
+
+
 class Bare:
     """Plain PyTorch FedAvg over a share of the cohort; the weighted sum of the clients' parameters is left in `total`."""
 
-    def __init__(self, experiment: Experiment, partition: Partition, fused: bool, addressed: bool = False) -> None:
+    def __init__(self, experiment: Experiment, partition: Partition, way: Way, addressed: bool = False) -> None:
         dataset, algorithm = load_dataset(experiment.data), experiment.algorithm
         self.seed, self.addressed, self.partition = experiment.seed, addressed, partition
         self.batch, self.epochs = algorithm.local_batches
-        self.x = torch.from_numpy(dataset.train.x.transpose(0, 3, 1, 2).copy())  # uint8 [n, C, H, W]
-        self.y = torch.from_numpy(dataset.train.y.copy())
+        self.x, self.y = self._held(dataset.train, way.channels_last)
+        self.tested = self._held(dataset.test, way.channels_last)
         std = torch.tensor(dataset.std).view(-1, 1, 1)
         self.scale, self.shift = 1 / (255 * std), -torch.tensor(dataset.mean).view(-1, 1, 1) / std
         seed = seeding.torch_seed(experiment.seed, "model")
         self.model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed).train()
+        if way.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = list(self.model.parameters())
         lr, momentum = algorithm.lr, algorithm.momentum  # type: ignore[attr-defined]
-        self.optimizer = torch.optim.SGD(self.parameters, lr=lr, momentum=momentum, fused=fused)
+        self.optimizer = torch.optim.SGD(self.parameters, lr=lr, momentum=momentum, fused=way.fused)
         self.loss = nn.CrossEntropyLoss()
         self.total = [torch.zeros_like(p) for p in self.parameters]
+
+    @staticmethod
+    def _held(split: Split, channels_last: bool) -> tuple[Tensor, Tensor]:
+        """Images uint8 `[n, C, H, W]` and labels in memory."""
+        x = torch.from_numpy(split.x.copy()).permute(0, 3, 1, 2)
+        return x if channels_last else x.contiguous(), torch.from_numpy(split.y.copy())
+
+    def test(self, weights: Sequence[Tensor], part: int, parts: int) -> tuple[int, float]:
+        """(right predictions, summed loss) of the global weights on this process's part of the test set."""
+        x, y = self.tested
+        right, loss = 0, 0.0
+        self.model.eval()
+        with torch.no_grad():
+            torch._foreach_copy_(self.parameters, weights)
+            batches = [range(i, min(i + TEST_BATCH, len(y))) for i in range(0, len(y), TEST_BATCH)][part::parts]
+            for rows in batches:
+                logits = self.model(x[rows.start : rows.stop].float().mul_(self.scale).add_(self.shift))
+                labels = y[rows.start : rows.stop]
+                right += int((logits.argmax(dim=1) == labels).sum())
+                loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        self.model.train()
+        return right, loss
 
     def train(self, weights: Sequence[Tensor], round: int, clients: Sequence[int], shares: Sequence[float]) -> int:
         """Gradient steps done."""
@@ -108,30 +150,31 @@ def _serve(pipe: Any, threads: int, weights: list[Tensor], total: list[Tensor], 
     bare.total = total  # shared memory
     pipe.send("ready")
     while (work := pipe.recv()) is not None:
-        pipe.send(bare.train(weights, *work))
+        method, *rest = work
+        pipe.send(getattr(bare, method)(weights, *rest))
 
 
 class BarePool:
     """Processes that live across rounds; global weights and partial sums lie in shared memory. `with BarePool(...) as pool`."""
 
-    def __init__(
-        self, experiment: Experiment, partition: Partition, workers: int, threads: int, fused: bool, addressed: bool = False
-    ) -> None:
+    def __init__(self, experiment: Experiment, partition: Partition, way: Way, addressed: bool = False) -> None:
         from flray.engine.cohort import sample
 
-        self.name = f"{workers} x {threads} threads{' fused' if fused else ''}"
+        self.way = way
         self.experiment, self.partition, self._sample = experiment, partition, sample
         dataset = load_dataset(experiment.data)
         seed = seeding.torch_seed(experiment.seed, "model")
         model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed)
         self.names = [name for name, _ in model.named_parameters()]
+        if way.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.weights = [p.detach().clone().share_memory_() for p in model.parameters()]
-        self.totals = [[torch.zeros_like(p).share_memory_() for p in self.weights] for _ in range(workers)]
+        self.totals = [[torch.zeros_like(p).share_memory_() for p in self.weights] for _ in range(way.processes)]
         context = torch.multiprocessing.get_context("spawn")
         self.workers = []
         for total in self.totals:
             here, there = context.Pipe()
-            arguments = (there, threads, self.weights, total, (experiment, partition, fused, addressed))
+            arguments = (there, way.threads, self.weights, total, (experiment, partition, way, addressed))
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             there.close()  # so that a worker that dies ends the wait for it
@@ -149,19 +192,28 @@ class BarePool:
             process.join()
 
     def round(self) -> int:
-        """One round of FedAvg; gradient steps done."""
+        """One round of FedAvg, and a test where the experiment tests every round; gradient steps done."""
         clients = self._sample(self.experiment.cohort, self.experiment.seed, 0, self.done, self.partition.num_clients)
         sizes = self.partition.offsets[clients + 1] - self.partition.offsets[clients]
         shares = sizes / sizes.sum()
         pieces = zip(np.array_split(clients, len(self.workers)), np.array_split(shares, len(self.workers)), strict=True)
         for (_, pipe), (members, part) in zip(self.workers, pieces, strict=True):
-            pipe.send((self.done, members.tolist(), part.tolist()))
+            pipe.send(("train", self.done, members.tolist(), part.tolist()))
         steps = sum(pipe.recv() for _, pipe in self.workers)
         for total in self.totals[1:]:
             torch._foreach_add_(self.totals[0], total)
         torch._foreach_copy_(self.weights, self.totals[0])
         self.done += 1
+        if self.experiment.evaluate.every:
+            self.test()
         return steps
+
+    def test(self) -> tuple[int, float]:
+        """(right predictions, summed loss) of the global weights on the test set."""
+        for number, (_, pipe) in enumerate(self.workers):
+            pipe.send(("test", number, len(self.workers)))
+        found = [pipe.recv() for _, pipe in self.workers]
+        return sum(right for right, _ in found), sum(loss for _, loss in found)
 
     def measure(self, rounds: int) -> tuple[float, int]:
         """(median seconds of a round, gradient steps of one)."""
@@ -183,20 +235,20 @@ class Measured(NamedTuple):
 
 
 def measure(experiment: Experiment, partition: Partition, folder: Path) -> Measured:
-    """A real run through Ray; the first rounds and the last one are left out."""
+    """A real run through Ray, from one round's end to the next's; the first rounds and the last one are left out."""
     from flray.engine.cohort import runs
-    from flray.engine.simulation import simulate
+    from flray.engine.simulation import play
     from flray.rundir.reader import load
 
-    simulate(experiment, folder, partition=partition, overwrite=True)
+    ends = [time.perf_counter() for _ in play(experiment, folder, partition=partition, overwrite=True)]
     run = load(folder)
-    rows = run.rounds.iloc[WARM_UP:-1]
+    rows, seconds = run.rounds.iloc[WARM_UP:-1], np.diff(ends)[WARM_UP - 1 : -1]
     actors = run.environment["actors"]["client_actors"]
     shares = []
-    for done, round_s in zip(rows["done"], rows["time/round_s"], strict=True):
+    for done, round_s in zip(rows["done"], seconds, strict=True):
         clients = run.clients[run.clients["done"] == done].sort_values("position")
-        seconds = clients["time/client_s"].to_numpy()
+        trained = clients["time/client_s"].to_numpy()
         # the engine's own split of the cohort: a contiguous run an actor
-        slowest = max(seconds[r.start : r.stop].sum() for r in runs(clients["num_steps"].to_numpy() + 1.0, actors))
+        slowest = max(trained[r.start : r.stop].sum() for r in runs(clients["num_steps"].to_numpy() + 1.0, actors))
         shares.append((round_s - slowest) / round_s)
-    return Measured(float(rows["time/round_s"].median()), int(rows["client_steps"].iloc[0]), median(shares))
+    return Measured(median(seconds.tolist()), int(rows["client_steps"].iloc[0]), median(shares))

@@ -11,26 +11,28 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flray import bench
 from flray.algorithms import built_in
-from flray.bench import BarePool, Workload
+from flray.bench import BarePool, Way, Workload
 from flray.bench.steps import local_training, step_cost
 from flray.core.errors import ConfigError
 from flray.core.seeding import torch_seed
 from flray.engine.simulation import simulate
 from flray.models import build_model
+from flray.rundir.reader import load
 
 TINY = Workload(6, 10, (8, 8, 1), 3, 4, {"name": "mlp", "hidden": [8]}, epochs=2)
 CONVOLUTIONS = Workload(1, 100, (16, 16, 3), 1, 20, {"name": "fedavg_cnn"})
 KEYS = {"name", "value", "unit", "must", "aim", "met", "detail"}
 
 
-def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Path):
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Path, channels_last: bool):
     """Two rounds of 3 clients x 2 epochs x ceil(10 / 4) = 3 batches: 18 steps a round; same order, so the same weights up to rounding."""
     experiment = TINY.experiment(rounds=2)
     partition = TINY.partition(experiment)
     simulate(experiment, tmp_path / "run", partition=partition)
     ours = load_file(tmp_path / "run" / "model.safetensors")
     model = build_model(experiment.model, (1, 8, 8), 10, torch_seed(0, "model"))
-    with BarePool(experiment, partition, workers=2, threads=1, fused=True, addressed=True) as pool:
+    with BarePool(experiment, partition, Way(2, 1, fused=True, channels_last=channels_last), addressed=True) as pool:
         assert [pool.round() for _ in range(2)] == [18, 18]
         moved = torch.cat([(w - p.detach()).flatten() for w, p in zip(pool.weights, model.parameters(), strict=True)])
         assert moved.abs().max() > 1e-3  # far more than the tolerance below
@@ -49,10 +51,24 @@ def test_rows_of_a_comparison(ray_cluster, tmp_path: Path):
     assert 0 < rows[1]["value"] < 1
 
 
+def test_the_bare_loop_tests_what_flray_tests(ray_cluster, tmp_path: Path):
+    """Two processes and all 130 samples: as many right and the same loss as `tests/` has after each of two rounds."""
+    workload = TINY._replace(tested=130)
+    experiment = workload.experiment(rounds=2)
+    partition = workload.partition(experiment)
+    simulate(experiment, tmp_path / "run", partition=partition)
+    with BarePool(experiment, partition, Way(2, 1), addressed=True) as pool:
+        found = [pool.test(), *((pool.round(), pool.test())[1] for _ in range(2))]
+    table = load(tmp_path / "run").tests
+    assert table["total"].tolist() == [130] * 3
+    assert table["right"].tolist() == [right for right, _ in found]
+    np.testing.assert_allclose(table["loss_sum"], [loss for _, loss in found], rtol=1e-4)
+
+
 def test_unlike_work_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Pool(BarePool):
         def __init__(self, *_: object):
-            self.name, self.workers = "no process", []
+            self.way, self.workers = Way(1, 1), []
 
         def measure(self, rounds: int) -> tuple[float, int]:
             return 1.0, 17
