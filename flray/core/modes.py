@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class Reading(NamedTuple):
-    """What a prediction may look at: its own sample, the `size` samples of its batch, or itself and the `size - 1` samples before it.
+    """What a prediction may look at: its sample, the `size` samples of its batch, or its own and the `size - 1` before.
 
-    The samples are those of one test set, in its order. A batch is one of the `size` consecutive samples from the first on, the last
-    one what is left; at the beginning of a test set a window holds what is there.
+    The samples are those of one test set, in its order. A batch is `size` consecutive samples, counted from the first,
+    and the last one what is left; at the beginning of a test set a window holds what is there.
     """
 
     kind: Literal["sample", "batch", "window"]
@@ -30,8 +30,8 @@ def batch(size: int) -> Reading:
 def window(size: int) -> Reading:
     """Each prediction from its sample and the `size - 1` before it.
 
-    The mode gets consecutive samples, among them the `size - 1` that precede the first one it is asked for, and answers for all of
-    them; answers whose window is cut off are not read.
+    The mode gets consecutive samples, among them the `size - 1` that precede the first one it is asked for, and answers
+    for all of them; answers whose window is cut off are not read.
     """
     return _reading("window", size)
 
@@ -45,9 +45,10 @@ def _reading(kind: Literal["batch", "window"], size: int) -> Reading:
 class Prediction(NamedTuple):
     """What a mode says about samples `[B]`; a mode that has only logits of all classes may return them as they are.
 
-    `logits [B, H]` over the classes of `classes`, `[H]` or, where each sample has its own head, `[B, H]`; None: the classes 0 to H - 1.
+    `logits [B, H]` over the classes of `classes`, `[H]` or, where each sample has its own head, `[B, H]`; None: the
+    classes 0 to H - 1.
     A sample has a loss where its label is among its classes; a logit of -inf takes its class out.
-    `label [B]` is the predicted class, where that is not the one of the largest logit, or there are no logits; -1: none.
+    `label [B]` is the predicted class, where that is not the one of the largest logit or there are none; -1: no class.
     `task [B]` is the predicted task.
     """
 
@@ -70,9 +71,9 @@ class Mode(NamedTuple):
     """One way to predict with a trained model, for testing: what it reads, and how it answers.
 
     `answer(ctx, published, x)` gives the logits `[B, C]` of all classes, or a `Prediction`, for inputs `x [B, ...]`.
-    With `forward`, `answer(ctx, published, z)` gets `z = forward(ctx, published, x)` instead: the modes of one reading that name the
-    same `forward` share it, and modes that read samples join those that read batches or windows. All three are bound methods of the
-    algorithm; `ctx.tested` is the task that the test set belongs to.
+    With `forward`, `answer(ctx, published, z)` gets `z = forward(ctx, published, x)` instead: the modes of one reading
+    that name the same `forward` share it, and modes that read samples join those that read batches or windows. Both are
+    bound methods of the algorithm; `ctx.tested` is the task that the test set belongs to.
     """
 
     answer: Callable[..., Tensor | Prediction]

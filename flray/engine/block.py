@@ -11,14 +11,16 @@ from torch import Tensor, nn
 from flray.core.errors import AlgorithmError
 
 ACTIVATION_BYTES = 16 * 2**20  # of the largest activation of a block: beyond it, it no longer stays in a CPU's cache
-LEAST, MOST = 16, 512  # more than 512 samples gain nothing, even with a small model, and a test set has to make blocks for all actors
+# more samples gain nothing, even with a small model, and a test set has to make blocks for all actors
+LEAST, MOST = 16, 512
 
 
 def samples_at_once(module: nn.Module, x: Tensor) -> int:
     """A power of two of samples whose largest activation takes 16 MiB at most, in 16 ... 512.
 
-    It follows from the module and the shape of its inputs `x [B, ...]`, on which the module runs once; never from the machine, because
-    a kernel may round otherwise for another number of samples. Measured on one core of a server CPU, microseconds a sample:
+    It follows from the module and the shape of its inputs `x [B, ...]`, on which the module runs once; never from the
+    machine, because a kernel may round otherwise for another number of samples. Measured on one core of a server CPU,
+    microseconds a sample:
 
     | samples at once | 16 | 50 | 64 | 128 | 256 | 512 | chosen |
     |---|---|---|---|---|---|---|---|
@@ -44,7 +46,9 @@ def samples_at_once(module: nn.Module, x: Tensor) -> int:
         with torch.no_grad():
             module.eval()(x)
     except Exception as error:
-        what = f"model {type(module).__name__} failed on inputs of shape {list(x.shape)}: {type(error).__name__}: {error}"
+        what = (
+            f"model {type(module).__name__} failed on inputs of shape {list(x.shape)}: {type(error).__name__}: {error}"
+        )
         raise AlgorithmError(f"{what}\n{traceback.format_exc()}".rstrip()) from None
     finally:
         module.train(training)

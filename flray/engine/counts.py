@@ -1,7 +1,7 @@
-"""Counting right predictions: one model on every test set in every inference mode, in parts that several processes share.
+"""Counting right predictions: one model on every test set in every inference mode, in parts for several processes.
 
-A test set is cut into blocks. Counts of blocks are added in their order, so that it does not matter who computed which; see
-`metrics/classification.py`.
+A test set is cut into blocks. Counts of blocks are added in their order, so that it does not matter who computed which;
+see `metrics/classification.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Evaluator:
         self.algorithm, self.dataset, self.normalizer, self.block = algorithm, dataset, normalizer, block
 
     def count(self, ctx: Context, published: Any, tests: Mapping[str, TestSet], part: int = 0, parts: int = 1) -> Tally:
-        """The counts of one of `parts` contiguous parts of all blocks; a test set and mode without a block in it has none.
+        """The counts of one of `parts` contiguous parts of all blocks; a test set without a block in it has none.
 
         `published`: what `Algorithm.published` gives, as tensors on the device.
         """
@@ -129,10 +129,14 @@ def counted(prediction: Prediction, y: Array, num_classes: int) -> Counts:
         losses = np.array([loss])
         label = _class_of_largest(logits, classes) if label is None else label
     if label is None:
-        raise AlgorithmError("an inference mode returned a Prediction without logits and without label; give one of them")
+        raise AlgorithmError(
+            "an inference mode returned a Prediction without logits and without label; give one of them"
+        )
     right = y[label.cpu().numpy() == y]
     tasks = None if task is None else np.bincount(task.cpu().numpy())
-    return Counts(np.bincount(right, minlength=num_classes), np.bincount(y, minlength=num_classes), losses, covered, tasks)
+    return Counts(
+        np.bincount(right, minlength=num_classes), np.bincount(y, minlength=num_classes), losses, covered, tasks
+    )
 
 
 def _class_of_largest(logits: Tensor, classes: Tensor | None) -> Tensor:
@@ -143,13 +147,14 @@ def _class_of_largest(logits: Tensor, classes: Tensor | None) -> Tensor:
 
 
 def _summed_loss(logits: Tensor, classes: Tensor | None, y: Tensor) -> tuple[float, int]:
-    """(summed cross-entropy in double precision, number of samples in it): of those whose label has a logit, which is not -inf."""
+    """(summed cross-entropy in float64, samples in it): of those whose label has a logit, and not one of -inf."""
     if classes is None:
         inside, place = y < logits.shape[1], y.clamp(max=logits.shape[1] - 1)
     else:
         match = classes == y[:, None]
         inside, place = match.any(dim=1), match.int().argmax(dim=1)
-    inside = inside & (logits.gather(1, place[:, None])[:, 0] != -torch.inf)  # not of a NaN: a model that diverged has its loss
+    # a NaN stays inside: a model that diverged has its loss
+    inside = inside & (logits.gather(1, place[:, None])[:, 0] != -torch.inf)
     covered = int(inside.sum())
     if covered < len(y):
         logits, place = logits[inside], place[inside]

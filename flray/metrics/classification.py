@@ -1,6 +1,7 @@
-"""Counts of a classifier's test, and what follows from them: accuracy, accuracy of each class, their mean and the worst, loss.
+"""Counts of a classifier's test, and what follows from them: accuracy, also by class, their mean and the worst, loss.
 
-Counts are added before anything is divided, so that no number depends on how a test set was cut or who computed which part.
+Counts are added before anything is divided, so that no number depends on how a test set was cut or who computed which
+part.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from numpy.typing import ArrayLike, NDArray
 class Counts:
     """What was counted while one model read (a part of) one test set in one inference mode.
 
-    Counts of parts are added in the order of the parts: the sums of the losses are kept apart, block by block, and added up last and
-    from the first on, so that the loss has the same bits whoever computed which blocks.
+    Counts of parts are added in the order of the parts: the sums of the losses are kept apart, block by block, and
+    added up last and from the first on, so that the loss has the same bits whoever computed which blocks.
     """
 
     right: NDArray[np.int64]  # [C] samples of each class that were predicted right
     total: NDArray[np.int64]  # [C] samples of each class
     losses: NDArray[np.float64]  # [blocks] summed cross-entropy of each block's samples that have one
     covered: int  # samples that have a cross-entropy: there are logits, and one of them is that of the label
-    tasks: NDArray[np.int64] | None = None  # [T] samples by the task that was predicted for them; None: the mode predicts none
+    tasks: NDArray[np.int64] | None = (
+        None  # [T] samples by predicted task; None: the mode predicts none
+    )
 
     @classmethod
     def nothing(cls, num_classes: int) -> Counts:
@@ -35,7 +38,13 @@ class Counts:
 
     def __add__(self, later: Counts) -> Counts:
         """Counts of this part and of the part behind it."""
-        tasks = self.tasks if later.tasks is None else later.tasks if self.tasks is None else _add_ragged(self.tasks, later.tasks)
+        tasks = (
+            self.tasks
+            if later.tasks is None
+            else later.tasks
+            if self.tasks is None
+            else _add_ragged(self.tasks, later.tasks)
+        )
         losses = np.concatenate([self.losses, later.losses])
         return Counts(self.right + later.right, self.total + later.total, losses, self.covered + later.covered, tasks)
 
@@ -74,21 +83,21 @@ def accuracy(right: ArrayLike, total: ArrayLike) -> float:
 
 
 def per_class(right: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
-    """Accuracy of each class `[C]` from its right predictions `[C]` and its samples `[C]`; NaN for a class without samples."""
+    """Accuracy of each class `[C]` from right predictions `[C]` and samples `[C]`; NaN for a class without samples."""
     samples = np.asarray(total, np.float64)
     with np.errstate(invalid="ignore"):
         return np.asarray(right, np.float64) / np.where(samples > 0, samples, np.nan)
 
 
 def macro_accuracy(right: ArrayLike, total: ArrayLike) -> float:
-    """Mean of the classes' accuracies, each class with the same weight, over the classes that have samples; NaN where none has."""
+    """Mean of the accuracies of the classes that have samples, each with the same weight; NaN where none has."""
     found = per_class(right, total)
     found = found[~np.isnan(found)]
     return float(found.mean()) if len(found) else math.nan
 
 
 def worst_class(right: ArrayLike, total: ArrayLike) -> tuple[int, float]:
-    """(class, accuracy) of the class with the lowest accuracy, the lowest number where several have it; (-1, NaN) without samples."""
+    """(class, accuracy) of the worst class, of several the one of the lowest number; (-1, NaN) without samples."""
     found = per_class(right, total)
     if np.isnan(found).all():
         return -1, math.nan
@@ -97,7 +106,10 @@ def worst_class(right: ArrayLike, total: ArrayLike) -> tuple[int, float]:
 
 
 def task_accuracy(tasks: ArrayLike, task: int) -> float:
-    """Share of a test set's samples for which its own task was predicted, from the counts `[T]` of predicted tasks; NaN without any."""
+    """Share of a test set's samples for which its own task was predicted, from the counts `[T]` of predicted tasks.
+
+    NaN where no task was predicted.
+    """
     counts: Sequence[Any] = np.asarray(tasks).tolist()
     samples = sum(counts)
     return (counts[task] if task < len(counts) else 0) / samples if samples else math.nan

@@ -43,10 +43,10 @@ def _columns(counts: Counts) -> dict[str, Any]:
 
 
 def with_numbers(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The table with what follows from its counts: `acc`, `loss` (mean over `covered`), `acc_macro` (mean over
-    classes), `acc_worst`.
+    """The table with what follows from its counts: `acc`, `loss` (mean over `covered`), `acc_macro`, `acc_worst`.
 
-    NaN where there is nothing to divide by.
+    `acc_macro` is the mean over the classes that have samples, `acc_worst` that of the worst of them. NaN where there
+    is nothing to divide by.
     """
     if not len(table):
         return table

@@ -1,4 +1,4 @@
-"""Right predictions, counted in blocks of several test sets and inference modes, against NumPy over the whole arrays at once."""
+"""Right predictions, counted in blocks of several test sets and inference modes, against NumPy over whole arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ passed = Counter()
 
 
 class Routed(FedAvg, frozen=True):
-    """Heads of two tasks, classes 0-1 and 2-3, on x itself: which head answers is known, guessed from the sample, or from ten samples."""
+    """Heads of two tasks, classes 0-1 and 2-3, on x itself.
+
+    Which head answers is known, or guessed from the sample, from ten samples, or from it and the two before.
+    """
 
     def modes(self, ctx):
         return {
@@ -99,7 +102,7 @@ def log_softmax(z):
 
 
 def expected(split, tested):
-    """mode -> (predicted class, predicted task or None, log-probability of the label or NaN where its head does not know it)."""
+    """mode -> (predicted class, predicted task or None, log-probability of the label, NaN outside its head)."""
     rows = np.arange(N) if tested.samples is None else tested.samples
     z, y = split.x[rows, :CLASSES], split.y[rows]
     every = log_softmax(z)[np.arange(len(y)), y]
@@ -109,11 +112,16 @@ def expected(split, tested):
         inside = y // 2 == task
         return heads.argmax(1) + 2 * task, task, np.where(inside, log_softmax(heads)[np.arange(len(y)), y % 2], np.nan)
 
-    batches = np.concatenate([np.full(len(b), b[:, :2].mean() < b[:, 2:].mean()) for b in np.split(z, range(10, len(z), 10))])
+    batches = np.concatenate(
+        [np.full(len(b), b[:, :2].mean() < b[:, 2:].mean()) for b in np.split(z, range(10, len(z), 10))]
+    )
     score = z[:, 2:].sum(1) - z[:, :2].sum(1)
     before = np.concatenate([np.zeros(2, np.float32), score])
     own = {"all": (z.argmax(1), None, every), "guess": routed((z[:, :2].max(1) < z[:, 2:].max(1)).astype(int))}
-    own |= {"batch": routed(batches.astype(int)), "window": routed((before[:-2] + before[1:-1] + before[2:] > 0).astype(int))}
+    own |= {
+        "batch": routed(batches.astype(int)),
+        "window": routed((before[:-2] + before[1:-1] + before[2:] > 0).astype(int)),
+    }
     own["aware"] = own["all"]
     if tested.task >= 0:
         label, _, loss = routed(np.full(len(y), tested.task))
@@ -149,7 +157,11 @@ def test_the_same_counts_and_bits_from_any_number_of_parts(evaluator, parts):
     assert list(together) == list(whole)
     for key, counts in whole.items():
         other = together[key]
-        assert (other.right.tolist(), other.total.tolist(), other.covered) == (counts.right.tolist(), counts.total.tolist(), counts.covered)
+        assert (other.right.tolist(), other.total.tolist(), other.covered) == (
+            counts.right.tolist(),
+            counts.total.tolist(),
+            counts.covered,
+        )
         assert other.loss_sum == counts.loss_sum and other.losses.tolist() == counts.losses.tolist()
     blocks = list(evaluator.blocks(ctx(), SETS))
     sizes = [sum(block.stop - block.start for block in share(blocks, part, parts)) for part in range(parts)]
@@ -159,7 +171,10 @@ def test_the_same_counts_and_bits_from_any_number_of_parts(evaluator, parts):
 def test_modes_that_share_a_forward_pass_read_a_block_once(evaluator):
     """One pass in blocks of the batch's 10 samples for four modes, none for the window, which reads x itself."""
     read = passes(evaluator.algorithm.modes(ctx()))
-    assert sorted((one.reads, *one.modes) for one in read) == [(batch(10), "all", "aware", "guess", "batch"), (window(3), "window")]
+    assert sorted((one.reads, *one.modes) for one in read) == [
+        (batch(10), "all", "aware", "guess", "batch"),
+        (window(3), "window"),
+    ]
     passed.clear()
     evaluator.count(ctx(), None, {"test": TestSet("test")})
     assert passed["scores"] == math.ceil(N / 10)
@@ -199,7 +214,9 @@ class Wide(torch.nn.Module):
         return self.drop(self.one(x))[:, :2]
 
 
-@pytest.mark.parametrize(("width", "block"), [(10, 512), (8192, 512), (8193, 256), (65536, 64), (100_000, 32), (2_000_000, 16)])
+@pytest.mark.parametrize(
+    ("width", "block"), [(10, 512), (8192, 512), (8193, 256), (65536, 64), (100_000, 32), (2_000_000, 16)]
+)
 def test_the_largest_activation_decides_how_many_samples_are_read_at_once(width, block):
     """16 MiB are 4,194,304 float32 numbers: 512 samples of 8192, 64 of 65536; at least 16 samples."""
     network = Wide(width).train()
@@ -210,5 +227,7 @@ def test_the_largest_activation_decides_how_many_samples_are_read_at_once(width,
 
 
 def test_a_network_that_cannot_read_the_data_says_so_with_its_own_line():
-    with pytest.raises(AlgorithmError, match=r"model Wide failed on inputs of shape \[2, 5\]: RuntimeError(.|\n)*self.one\(x\)"):
+    with pytest.raises(
+        AlgorithmError, match=r"model Wide failed on inputs of shape \[2, 5\]: RuntimeError(.|\n)*self.one\(x\)"
+    ):
         samples_at_once(Wide(4), torch.zeros(2, 5))

@@ -51,7 +51,7 @@ def test_the_loss_has_the_same_bits_however_the_blocks_were_shared_out():
 
 
 def test_predicted_tasks_are_added_by_task():
-    """The second part predicts a task that the first one has not seen: [2, 1] + [0, 1, 4] = [2, 2, 4], half of it task 2."""
+    """The second part predicts a task that the first does not: [2, 1] + [0, 1, 4] = [2, 2, 4], half of it task 2."""
     one = Counts(np.array([3]), np.array([3]), np.zeros(0), 0, np.array([2, 1]))
     two = Counts(np.array([2]), np.array([5]), np.zeros(0), 0, np.array([0, 1, 4]))
     both = one + two

@@ -19,7 +19,9 @@ from flray.rundir.recorder import Recorder
 
 
 def counts(right, total, losses=(), covered=0, tasks=None):
-    return Counts(np.array(right), np.array(total), np.array(losses, float), covered, None if tasks is None else np.array(tasks))
+    return Counts(
+        np.array(right), np.array(total), np.array(losses, float), covered, None if tasks is None else np.array(tasks)
+    )
 
 
 def when(done, phase="round"):
@@ -34,13 +36,15 @@ def write(folder, rounds, every=1):
         if due:
             record.tested(tested.rows({("test", "global"): counts([done + 1, 0], [9, 1], [2.5], 10)}, when(done)))
         if done:
-            record.round({**when(done), "test/acc": (done + 1) / 10 if due else None, "client_steps": 1}, [{"client": 0}])
+            record.round(
+                {**when(done), "test/acc": (done + 1) / 10 if due else None, "client_steps": 1}, [{"client": 0}]
+            )
     record.close()
     return record
 
 
 def test_a_row_has_the_counts_and_the_numbers_that_follow_from_them(tmp_path):
-    """Classes 3/4, 0/0, 1/4: accuracy 4/8, the mean over two classes (0.75 + 0.25) / 2, the worst 0.25; loss (1 + 2) / 6."""
+    """Classes 3/4, 0/0, 1/4: accuracy 4/8, the mean over two classes (0.75 + 0.25) / 2, the worst 0.25; loss 3 / 6."""
     record = Recorder(tmp_path)
     tally = {
         ("test", "aware"): counts([3, 0, 1], [4, 0, 4], [1.0, 2.0], 6),
