@@ -56,8 +56,10 @@ def dotted(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys that make `now` another experiment than the one that a run began with (plain values): name -> (what it was,
-    what it is)."""
+    """Keys that make `now` another experiment than the one that a run began with; both are plain values.
+
+    Returns name -> (what it was, what it is).
+    """
     old, new = dotted(before), dotted(now)
     return {
         key: (old.get(key), new.get(key))

@@ -1,5 +1,4 @@
-"""Every key of a configuration: what `flray list config` prints, and which section a key belongs to that is given
-without one."""
+"""Every key of a configuration: what `flray list config` prints, and where a key belongs that stands outside."""
 
 from __future__ import annotations
 
@@ -51,8 +50,10 @@ def places_of(key: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def grid_notes(overrides: Iterable[str]) -> list[str]:
-    """A line for each override that makes a grid of a key whose value is a list: one run with the list may be what is
-    meant."""
+    """Returns a line for each override that makes a grid of a key whose value is a list.
+
+    One run with the list may be what is meant.
+    """
     lists = {key.name for key in keys_of(Experiment) if key.declared.type.startswith("list")}
     given = [(text.partition("=")[0].strip(), text.partition("=")[2]) for text in overrides]
     return [

@@ -32,11 +32,14 @@ def load_config(
     overrides: Iterable[str] | Mapping[str, Any] = (),
     imports: Sequence[str] = (),
 ) -> list[Experiment]:
-    """Experiments of a YAML file (or mapping) and overrides `key.sub=value`; commas and `a..b` ranges make a grid.
+    """From a YAML file (or a mapping) and overrides `key.sub=value` to experiments.
 
-    Order: the file that it `extends`, the file, its `preset`, what its tables `algorithms`, `models`, `partitions`
-    say of the chosen ones, the overrides (a section before the keys inside it).
-    Raises `ConfigError` in one line.
+    What is said later goes before what is said earlier: the file that it `extends`, the file, its `preset`, what its
+    tables `algorithms`, `models`, `partitions` say of the chosen ones, the overrides (a section before the keys inside
+    it). `imports` are modules to import first: the user's own algorithms, models, sources.
+
+    Returns one experiment, or the cells of a grid in the order written, where an override has commas or a range `a..b`.
+    Raises `ConfigError`, in one line that says what is wrong, where, and what to write.
     """
     raw = _read(source)
     if isinstance(source, str | Path):
@@ -52,9 +55,9 @@ def self_contained(
     imports: Sequence[str] = (),
     folder: Path = Path(),
 ) -> dict[str, Any]:
-    """One configuration as values that need no other file: what it `extends` (from `folder`), its preset and the
-    overrides are laid in.
+    """Returns one configuration as values that need no other file.
 
+    What it `extends` (from `folder`), its preset and the overrides are laid in.
     The tables `algorithms`, `models`, `partitions` stay, less what an override says otherwise: an experiment made of
     the result with `load_config(..., {"algorithm": NAME})` is the one that all of it would have made. Raises
     `ConfigError`.
@@ -73,8 +76,7 @@ def self_contained(
 
 # reading --------------------------------------------------------------------------------------
 def _import(raw: dict[str, Any], *more: Sequence[Any]) -> None:
-    """Import the modules that `raw`, overrides and the command line name (one, or a list of them), and write all of
-    them into `raw`."""
+    """Import the modules that `raw`, overrides and the command line name, and write all of them into `raw`."""
     modules: dict[str, None] = {}
     for named in (raw.get("imports"), *itertools.chain(*more)):
         for module in named if isinstance(named, list | tuple) else [] if named is None else [named]:
@@ -208,8 +210,7 @@ def _table(values: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
 
 
 def _choose(values: dict[str, Any], section: str, table: Mapping[str, dict[str, Any]]) -> None:
-    """Lay what the table `algorithms: {NAME: {...}}` (or `models`, `partitions`) says of the chosen name over its
-    section."""
+    """Lay over a section what the table `algorithms: {NAME: {...}}` (`models`, `partitions`) says of its name."""
     for name in table:
         if ":" not in name:
             NAMED[section].check(name)  # a typo is an error, not an entry that nobody reads
@@ -244,8 +245,10 @@ def switch(section: str, current: Any, name: Any) -> dict[str, Any]:
 
 
 def _shared(key: str, new: type[BaseModel], old: type[BaseModel]) -> bool:
-    """Whether both algorithms have `key` from a common base: FedProj's `alpha` is not FedDyn's, and `local` has no
-    `weighting`."""
+    """Whether both algorithms have `key` from a common base.
+
+    FedProj's `alpha` is not FedDyn's, and `local` has no `weighting`.
+    """
     return key in new.model_fields and any(
         key in vars(base).get("__annotations__", {}) for base in new.__mro__ if base in old.__mro__
     )

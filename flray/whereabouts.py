@@ -1,5 +1,4 @@
-"""Where a run was started: its own modules and relative paths are found from there, whatever folder its results are
-read in.
+"""Where a run was started: its own modules and relative paths are found from there, whoever reads its results.
 
 `environment.json` keeps the working directory and Python's path; a folder that is gone, or on another machine, is
 passed over.
@@ -17,8 +16,7 @@ from typing import Any
 
 
 def whereabouts() -> dict[str, Any]:
-    """For `environment.json`: this process's working directory, and where Python finds modules besides its own
-    installation."""
+    """For `environment.json`: this process's working directory, and where Python finds the user's modules."""
     own = tuple({os.path.realpath(prefix) + os.sep for prefix in (sys.prefix, sys.base_prefix)})
     path = dict.fromkeys(os.path.realpath(entry) for entry in sys.path)
     return {

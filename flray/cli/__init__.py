@@ -56,8 +56,7 @@ def main() -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    """End this process without waiting for a Ray that it started: what a command does is on disk and on the terminal by
-    now.
+    """End this process without waiting for a Ray that it started: everything is on disk and on the terminal by now.
 
     What others have registered with `atexit` runs; for a thread that has to be waited for, Python's own exit waits.
     """

@@ -69,8 +69,10 @@ def own_modules() -> None:
 
 
 def kept(folder: Path, storage: str | None) -> Path:
-    """The folder of results; warns where Ray deletes it with the copy of the working directory that it made for a
-    job."""
+    """Returns the folder of results.
+
+    Warns where Ray deletes it, with the copy of the working directory that it made for a job.
+    """
     if storage is None and "working_dir_files" in folder.absolute().parts:
         warnings.warn(
             f"{folder} lies in Ray's copy of the job's working directory and goes with it; give --out on shared disk, "

@@ -1,5 +1,4 @@
-"""Figures of runs: a metric over a key of an ablation, the spread of personalised accuracy over clients; and what all
-figures share."""
+"""Figures of runs: a metric over a key of an ablation, personalised accuracy over clients; what all figures share."""
 
 from __future__ import annotations
 
@@ -115,8 +114,11 @@ def _scale(plot: Any, positive: Sequence[float], smallest: float) -> None:
 def ablation_cells(
     frame: pandas.DataFrame, axis: str | None, metric: str
 ) -> tuple[str, dict[str, dict[Any, list[float]]], str]:
-    """What `ablation` draws: the key, the values of the seeds by line and value of the key (None: it has none), and
-    what is left out."""
+    """What `ablation` draws.
+
+    Returns the key, the values of the seeds by line and value of the key (None: the line has none), and words on what
+    is left out. Raises `ConfigError` where no key varies, or several do and `axis` names none of them.
+    """
     keys = [key for key in keys_of(frame) if frame[key].nunique(dropna=False) > 1]
     if not keys:
         raise ConfigError("ablation: the runs differ in nothing but the seed; name runs of an ablation or a grid")
@@ -217,8 +219,7 @@ def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
 
 
 def spread_words(seeds: Sequence[int], metric: str, single: str, spread: str = "band") -> str:
-    """What a figure shows besides the mean of each setting, of which there are `seeds` runs: `single` ones, and their
-    spread."""
+    """In words, what a figure shows besides the mean of `seeds` runs a setting: `single` ones, and their spread."""
     if max(seeds) == 1:
         return "one seed each"
     parts = ["mean over seeds"]

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric lies in [0, 1] and is shown in per cent: an accuracy, over whatever it is a mean or a
-    percentile."""
+    """Whether a metric lies in [0, 1] and is shown in per cent: an accuracy, or a mean or percentile of some."""
     return "/acc" in metric
 
 
 def interval(
     values: Iterable[float], level: float = 0.95, *, share: bool = False, lowest: float = 0.0
 ) -> tuple[float, float, float, float]:
-    """(mean, std with ddof=1, low, high) of the t-interval of the mean at `level`; std and bounds are NaN for a single
-    value.
+    """The t-interval of the mean at `level`.
+
+    Returns (mean, std with ddof=1, low, high); std and bounds are NaN for a single value.
 
     Of a `share` the bounds are cut off at `lowest` (-1 for a difference of shares) and 1: the mean lies there, so the
     interval still holds it as often as it says.

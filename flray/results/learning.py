@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 
 class Axis(NamedTuple):
-    """What a learning curve is drawn over: the sum of columns of `rounds/` up to a round; no columns: the round
-    itself."""
+    """What a learning curve is drawn over: columns of `rounds/` summed up to a round, or the round itself."""
 
     label: str
     columns: tuple[str, ...]
@@ -66,8 +65,7 @@ class Curve(NamedTuple):
 def curves(
     folders: Iterable[str | Path | Run], metric: str = "test/acc", out: str | Path = "curves.png", x: str = "rounds"
 ) -> Path:
-    """A PNG of a column of `rounds/` over `x` (rounds, or bytes, time, steps summed from the first round): a line a
-    setting.
+    """Draw a column of `rounds/` over `x`, one line a setting: rounds, or bytes, time, steps summed from the first.
 
     Runs that differ in nothing but the seed share a line: the mean over seeds, drawn up to the last round that all of
     them have, with the 95 % t-interval of the mean as a band from 5 seeds on, and each seed as a thin line below that.
@@ -146,8 +144,7 @@ def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict
 
 
 def _points(run: Run, table: pandas.DataFrame, metric: str, axis: Axis) -> pandas.DataFrame:
-    """`x` and `y` by rounds done, where the metric was measured: from 0 on, the initial model, where that was
-    tested."""
+    """`x` and `y` by rounds done, where the metric was measured; 0 is the initial model, where that was tested."""
     missing = [name for name in axis.columns if name not in table]
     if missing:
         raise ConfigError(f"curves: {run.folder} has no column {missing[0]!r} in rounds/; draw it over rounds")

@@ -24,8 +24,7 @@ DIGITS = 12  # differences that agree to so many decimals are the same: 0.9 - 0.
 
 
 def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: str = "test/acc") -> pandas.DataFrame:
-    """`compare`'s table over seeds, and each setting's difference to a reference setting on the seeds that both
-    finished.
+    """`compare`'s table over seeds, with each setting's difference to a reference on the seeds that both finished.
 
     `reference` names one setting: a mapping (`{"algorithm": "fedavg"}`, `{"rho": 0}`), the same as text
     (`rho=0,algorithm=fedsol`), an algorithm, or the folder of one of its runs. It is the first row, without a
@@ -75,8 +74,7 @@ def caption(table: pandas.DataFrame) -> str:
 
 
 def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
-    """Mean, interval and p-values of paired differences `[pairs]` (of shares: the interval ends at -1 and 1); see
-    `paired`."""
+    """Mean, interval and p-values of paired differences `[pairs]`; of shares the interval ends at -1 and 1."""
     import numpy as np
     from scipy.stats import ttest_1samp, wilcoxon
 
@@ -138,8 +136,10 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
 
 
 def key_named(frame: pandas.DataFrame, name: str) -> str:
-    """The key of a setting by its whole name, or by its last part (`rho`) where that is one key's only; raises
-    `ConfigError`."""
+    """The key of a setting by its whole name, or by its last part (`rho`) where that is one key's only.
+
+    Raises `ConfigError` for a name that is no key's, or several keys'.
+    """
     keys = keys_of(frame)
     short = [key for key in keys if key.rpartition(".")[2] == name]
     if name not in keys and len(short) != 1:
@@ -159,8 +159,10 @@ def missing(value: Any) -> bool:
 
 
 def _same(there: Any, wanted: Any) -> bool:
-    """0, 0.0 and `0e0` (text to YAML) are the same, and so are a list and its text; `None` is a key that the setting
-    has not."""
+    """Whether two values of a key are the same: 0, 0.0 and `0e0` (text to YAML) are, and a list and its text.
+
+    `None` is a key that the setting has not.
+    """
     if missing(there) or missing(wanted):
         return missing(there) and missing(wanted)
     try:

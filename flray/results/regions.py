@@ -21,8 +21,7 @@ RESOLUTION = 150  # grid points along the first feature
 
 
 class Panel(NamedTuple):
-    """One model: its title, the class it predicts for points `[B, 2]`, and the training samples to highlight (None:
-    all)."""
+    """One model: its title, the class it predicts for points `[B, 2]`, the samples to highlight (None: all)."""
 
     title: str
     predict: Callable[[np.ndarray], np.ndarray]
@@ -35,8 +34,7 @@ def decision_regions(
     out: str | Path = "decision_regions.png",
     clients: Sequence[int] | None = None,
 ) -> Path:
-    """A PNG: one row a run; for each round the local models after local training, then the global model after that
-    round.
+    """Draw one row a run: for each round the local models after local training, then the global model after it.
 
     As in FedProj's Iris pilot (seed 000; spec 5.9). Needs 2-D tabular data. The models come from replaying the runs,
     which is fast with `checkpoint.every=1 checkpoint.keep=0`. `clients`: those shown, default the three lowest numbers
@@ -153,8 +151,10 @@ def _predictor(replay: Replay, logits: Callable[[Tensor], Tensor]) -> Callable[[
 def _draw(
     axis: Any, panel: Panel, samples: tuple[np.ndarray, np.ndarray], num_classes: int, limits: np.ndarray
 ) -> None:
-    """Regions, samples `(x [n, 2], y [n])` and accuracy of one model; `limits [2, 2]` are the lower and upper corner of
-    the plane."""
+    """Draw the regions, the samples `(x [n, 2], y [n])` and the accuracy of one model.
+
+    `limits [2, 2]` are the lower and the upper corner of the plane.
+    """
     from matplotlib.colors import ListedColormap, to_rgb
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.inspection import DecisionBoundaryDisplay

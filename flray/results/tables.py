@@ -31,7 +31,7 @@ _ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "storage", "
 
 # tables ------------------------------------------------------------------------------------------
 def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
-    """One row a run, also while it goes on or after it failed.
+    """Returns a table of runs, one row each, also while they go on or after they failed.
 
     Columns: `name`, `algorithm`, every configuration key whose value is not the same in all runs, `seed`, `done`
     (rounds), `status`, `test/acc` of the last tested round, `test/acc_best`, `test/acc_mean10` (mean over the last ten
@@ -75,8 +75,10 @@ def _table(
 
 
 def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFrame:
-    """`compare`'s table over seeds: `n` finished runs, `mean`, `std` (ddof=1), `low` and `high`, the 95 % t-interval of
-    the mean.
+    """`compare`'s table over seeds.
+
+    Returns one row a setting: `n` finished runs, `mean`, `std` (ddof=1), and the 95 % t-interval of the mean, `low` to
+    `high`. Raises `ConfigError` when the table has no such metric.
 
     The interval is mean +- t(0.975, n - 1) std / sqrt(n), of a share cut off at 0 and 1; NaN for n = 1. Runs that
     diverged, and those that did not finish or have no value, are counted in `diverged` and `unfinished` and left out.
@@ -92,10 +94,10 @@ def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFra
 
 
 def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str, Any], pandas.Series, int, int]]:
-    """Per setting of `compare`'s table: its keys, `metric` of the finished runs by seed, how many seeds diverged, how
-    many are unfinished.
+    """The settings of `compare`'s table, one after the other.
 
-    Raises `ConfigError` when the table has no such metric.
+    Yields the keys of a setting, `metric` of its finished runs by seed, how many seeds diverged, and how many are
+    unfinished. Raises `ConfigError` when the table has no such metric.
     """
     if metric not in frame.columns:
         known = [*MEASURED[2:], *(column for column in frame.columns if column.startswith(OPTIONAL))]
@@ -129,8 +131,9 @@ def about(frame: pandas.DataFrame, metric: str) -> pandas.DataFrame:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """A run's configuration as dotted keys and plain values (lists as JSON), without importing the user's modules; {}
-    before it is written.
+    """Returns a run's configuration as dotted keys and plain values (lists as JSON); {} before it is written.
+
+    None of the user's modules is imported.
 
     Raises `CheckpointError` for a folder that is no run, or a configuration that cannot be read.
     """

@@ -1,2 +1,1 @@
-"""A run on disk: its folder and lock, tables, checkpoints, the mirror in a storage, and the record that reads it all
-back."""
+"""A run on disk: its folder and lock, tables, checkpoints, its mirror in a storage, and `Run`, which reads it all."""

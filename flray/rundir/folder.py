@@ -1,5 +1,4 @@
-"""The folder that a run writes: taken before anything is written, and given to the run only when its first round is
-done.
+"""The folder that a run writes: held before anything is written, and the run's own once its first round is done.
 
 A run that replaces another one grows beside it, in `NAME.new`, and takes its place after the first round: until then a
 mistake of any kind costs the new run alone. What is removed is known by what this process made, never by a word in a
@@ -38,15 +37,15 @@ class RunFolder:
     """
 
     def __init__(self, target: Path, path: Path, locks: list[FolderLock], made: bool) -> None:
-        """`made`: the folder at `path` did not exist before; otherwise it was empty, or holds the run that is
-        resumed."""
+        """`made`: the folder at `path` did not exist before; otherwise it was empty, or holds the run to resume."""
         self.target, self.path, self._locks, self._made = target, path, locks, made
         self._begun = False  # the run's own files are in it
 
     @classmethod
     def claim(cls, folder: Path, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
-        """Take `folder` for a new run, to replace the run in it, or to resume that run.
+        """Take `folder` for a new run, to replace the run in it (`overwrite`), or to go on with that run (`resume`).
 
+        Returns the folder, held by this process until :meth:`release`.
         Raises `CheckpointError` rather than write over a run or into a folder that is something else, and where another
         process writes there.
         """
@@ -95,8 +94,10 @@ class RunFolder:
         return self._locks[-1].owner.id
 
     def begin(self) -> None:
-        """From here on the folder holds a run, which may fail or be interrupted and is resumed or replaced by the
-        user's own word."""
+        """From here on the folder holds a run.
+
+        It may fail or be interrupted, and is then resumed or replaced by the user's own word.
+        """
         self._begun = True
 
     def settle(self) -> None:

@@ -1,5 +1,4 @@
-"""One writer for a folder: a file `.lock` in it says who writes there, and every writer reads it again before it
-writes.
+"""One writer for a folder: a file `.lock` in it says who that is, and every writer reads it before it writes.
 
 A file and no advisory lock of the operating system, so that it also works on NFS and between machines. The owner is
 known by its process on its own machine, and by the time of its last sign of life elsewhere. A process that slept
@@ -56,8 +55,10 @@ class Owner(NamedTuple):
 
 
 class FolderLock:
-    """The right to write to a folder; made by :meth:`acquire`, given back by :meth:`release`, or left behind by a
-    process that dies."""
+    """The right to write to a folder: made by :meth:`acquire`, given back by :meth:`release`.
+
+    A process that dies leaves it behind; whoever wants the folder next finds that out.
+    """
 
     def __init__(self, folder: Path, owner: Owner) -> None:
         self.folder, self.owner = folder, owner
@@ -175,8 +176,10 @@ def _beaten(folder: Path) -> float:
 
 
 def owner(folder: Path) -> Owner | None:
-    """Who held the folder last, dead or alive; one that somebody is just writing is waited for; None: there is none, or
-    no record."""
+    """Returns who held the folder last, dead or alive, or None where there is no folder or no record.
+
+    A record that somebody is just writing is waited for.
+    """
     for _ in range(20):
         try:
             return Owner(**json.loads((folder / NAME).read_bytes()))

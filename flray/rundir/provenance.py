@@ -93,8 +93,7 @@ class Origin:
         return {"experiment": experiment.dump(), "fingerprints": self._fingerprints, "accepted": self._accepted}
 
     def _refuse(self, changes: Changes) -> None:
-        """Raises for the first change that is not accepted by name: `DataError` for data, `ConfigError` for anything
-        else."""
+        """Raises for the first change that is not accepted by name: `DataError` for data, else `ConfigError`."""
         refused = [name for name in changes if name not in self._accept]
         if not refused:
             known = [(entry["what"], entry["is"]) for entry in self._accepted]

@@ -68,8 +68,10 @@ class Run:
 
     @property
     def status(self) -> str:
-        """`starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`, `failed: reason`; `unknown: why`
-        if damaged."""
+        """What STATUS says: `starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`, `failed: reason`.
+
+        Returns `unknown: why` for a file that is missing or damaged.
+        """
         try:
             text = (self.folder / "STATUS").read_text(encoding="utf-8").strip()
         except FileNotFoundError:
@@ -105,8 +107,7 @@ class Run:
 
     @cached_property
     def tests(self) -> pandas.DataFrame:
-        """One row per test, test set and inference mode: counts, by class as well, and `acc`, `loss`, `acc_macro`,
-        `acc_worst`.
+        """One row per test, test set and inference mode: counts, by class as well, and the numbers made of them.
 
         The initial model's has `round` 0; the columns are those of `flray/rundir/tested.py`.
         """
@@ -115,8 +116,10 @@ class Run:
         return with_numbers(self._table("tests"))
 
     def initial(self, metric: str) -> float | None:
-        """`test/acc`, `test/loss` (or `val/...`) of the initial model, under the first inference mode; None where that
-        was not tested."""
+        """Returns `test/acc`, `test/loss` (or `val/...`) of the initial model, None where that was not tested.
+
+        The number is that of the first inference mode.
+        """
         tested, _, name = metric.partition("/")
         if name not in ("acc", "loss") or not len(self.tests):
             return None
@@ -209,7 +212,7 @@ class Run:
 
 
 def runs_below(folder: str | Path) -> list[str | Path]:
-    """The run folders in a folder, at any depth, by name; the folder itself where it is one."""
+    """Returns the run folders below a folder, at any depth and sorted by name; the folder itself where it is one."""
     if is_uri(folder):
         from flray.rundir.download import runs_at
 
@@ -222,7 +225,10 @@ def runs_below(folder: str | Path) -> list[str | Path]:
 
 
 def load(folder: str | Path) -> Run:
-    """The run in a folder; raises `CheckpointError` when there is none."""
+    """Returns the run in a folder, or at the URI of a storage.
+
+    Raises `CheckpointError` when there is none; the message names the runs that lie inside or beside that place.
+    """
     run = Run(folder)
     home = run.folder
     if not (home / "config.yaml").exists():

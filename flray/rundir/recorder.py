@@ -22,8 +22,9 @@ FLUSH_S = 1.0  # longest time that finished rounds stay in memory
 
 
 class Table:
-    """A Parquet data set `FOLDER/part-0000.parquet ...`, `PART` rounds a file; the last file is written again and
-    renamed over itself.
+    """A Parquet data set `FOLDER/part-0000.parquet ...`, `PART` rounds a file.
+
+    The last file is written again with every flush, and renamed over itself.
 
     What is damaged when a run goes on is moved aside (`_damaged-...`, which readers of Parquet folders leave alone),
     aloud.
@@ -199,8 +200,10 @@ class Recorder:
             self._tensorboard.flush()
 
     def keep_until(self, done: int, task: int) -> None:
-        """Drop the rows after `done` rounds, and the ends of task `task` and later: a resume from there writes them
-        again."""
+        """Drop the rows after `done` rounds, and the ends of task `task` and later.
+
+        A resume from there writes them again.
+        """
         self.check()
         with _one_line(self.folder):
             self.rounds.keep(done)
@@ -210,8 +213,10 @@ class Recorder:
             self.personal.keep(task - 1)
 
     def missing(self, done: int, task: int, written: Sequence[str]) -> dict[str, str]:
-        """Which of the first `done` rounds and `task` tasks (from 1) have lost their rows, by table; only of those that
-        are `written`."""
+        """Returns which of the first `done` rounds and `task` tasks (from 1) have lost their rows, by table.
+
+        Only tables that are `written` are looked at.
+        """
         tasks = {"tasks": self.tasks, "personal": self.personal}
         found = {
             "rounds": gaps(self.rounds.kept, done),
@@ -267,8 +272,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_status(folder: Path, text: str) -> None:
-    """One line in STATUS, also where the disk is so full that no file can be added: then over the old one, which has
-    its block."""
+    """One line in STATUS, also where the disk is full: then over the old one, which has its block."""
     path = folder / "STATUS"
     try:
         write_text(path, text + "\n")

@@ -62,8 +62,10 @@ class Storage:
 
     @classmethod
     def of(cls, base: str | None, folder: Path, name: str = "") -> Storage | None:
-        """The mirror `base/NAME` of the run folder `.../NAME` (or of the run that is to have that name); None without a
-        `base`."""
+        """Returns the mirror `base/NAME` of the run folder `.../NAME`, or None without a `base`.
+
+        `name` is that of the run where the folder has another one for now.
+        """
         return None if base is None else cls(base, name or folder.absolute().name, folder)
 
     def moved(self, folder: Path) -> None:
@@ -92,8 +94,11 @@ class Storage:
             raise CheckpointError(f"storage {self.uri} cannot be written: {why}; {HINT}, or leave storage out")
 
     def check(self, *, resume: bool, overwrite: bool) -> None:
-        """Raises `CheckpointError` rather than write over another run or a later state of this one, and where nothing
-        can be written."""
+        """Look before the first write whether this run may be mirrored here.
+
+        Raises `CheckpointError` rather than write over another run or a later state of this one, and where nothing can
+        be written.
+        """
         self.probe()
         there = self.names()
         if resume and "config.yaml" in there:

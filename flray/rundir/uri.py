@@ -1,5 +1,4 @@
-"""Places on other file systems: `s3://bucket/exp`, `gs://...`, `hdfs://...`, `file:///...`, whatever pyarrow or fsspec
-knows."""
+"""Places on other file systems: `s3://bucket/exp`, `gs://...`, `file:///...`, whatever pyarrow or fsspec knows."""
 
 from __future__ import annotations
 
