@@ -1,8 +1,9 @@
 """What travels between server, clients and store: frozen records of tensors, compared, copied and measured as values.
 
-An algorithm that sends or keeps more than the records below inherits from them: `class ScaffoldState(ServerState): c: Tensor`.
-A field holds a tensor (or a NumPy array), a number, a truth value, text, None, a record, a tuple of these, or a dict of them by
-name (of the layer). A shape may change from round to round, and None may become a tensor.
+An algorithm that sends or keeps more than the records below inherits from them:
+`class ScaffoldState(ServerState): c: Tensor`. A field holds a tensor (or a NumPy array), a number, a truth value, text,
+None, a record, a tuple of these, or a dict of them by name (of the layer). A shape may change from round to round, and
+None may become a tensor.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ from flray.core.errors import AlgorithmError, shown
 Metrics = Mapping[str, float | Tensor]
 
 
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(fields.mean, fields.sum, fields.each, dataclasses.field))
+@dataclass_transform(
+    frozen_default=True,
+    eq_default=False,
+    field_specifiers=(fields.mean, fields.sum, fields.each, fields.shared, dataclasses.field),
+)
 class Record:
     """The base of all messages: a class that inherits from it is a frozen dataclass of its own and its base's fields.
 
-    Two records are compared with :func:`equal`. Raises `AlgorithmError`, in one line that names the place, for a field that is missing
-    or that the class does not have.
+    Two records are compared with :func:`equal`. Raises `AlgorithmError`, in one line that names the place, for a field
+    that is missing or that the class does not have.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -52,7 +57,7 @@ class Record:
 
 
 def _checked(make: Callable[..., None]) -> Callable[..., None]:
-    """A dataclass's `__init__` whose complaint about arguments is one line that names the class, the place and the fields."""
+    """A dataclass's `__init__` whose complaint about arguments is one line with the class, the place and the fields."""
 
     def __init__(self: Record, *values: Any, **named: Any) -> None:
         try:
@@ -111,7 +116,7 @@ class EachUpdate(Update):
 
 
 class ClientState(Record):
-    """What a client keeps from one round to the next. A client without any has the state `()`, of which the store holds nothing."""
+    """What a client keeps from one round to the next. A client without any has the state `()`: nothing is stored."""
 
 
 class Published(Record):
@@ -131,7 +136,10 @@ class Cohort(Record):
 
 
 class Batch(Record):
-    """Inputs `x [B, ...]` float32 (images `[B, C, H, W]` in channels-last memory) and labels `y [B]` (int64), on the actor's device."""
+    """Inputs `x [B, ...]` float32 (images `[B, C, H, W]` in channels-last memory) and labels `y [B]` (int64).
+
+    Both are on the actor's device.
+    """
 
     x: Tensor
     y: Tensor
@@ -155,7 +163,7 @@ def rebuilt(message: Any, parts: Mapping[Any, Any]) -> Any:
 
 
 def leaves(message: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, leaf) in field order; names as in `inner.c`, `fisher[layer.weight]`, `blocks[0]`, and `value` for a bare leaf."""
+    """(name, leaf) in field order; named as in `inner.c`, `fisher[layer.weight]`, `blocks[0]`; a bare leaf: `value`."""
     parts = children(message)
     if parts is None:
         yield prefix or "value", message
@@ -179,8 +187,9 @@ def map_tensors(apply: Callable[[Any], Any], message: Any, where: str = "") -> A
         return message
     parts = children(message)
     if parts is None:
-        what = f"a message holds tensors, numbers, text, None, records, tuples and dicts by name, not {type(message).__name__}"
-        raise AlgorithmError(f"{f'{where}: ' if where else ''}{what}: {shown(message)}")
+        held = "a message holds tensors, numbers, text, None, records, tuples and dicts by name"
+        found = f"{type(message).__name__}: {shown(message)}"
+        raise AlgorithmError(f"{f'{where}: ' if where else ''}{held}, not {found}")
     where = where or type(message).__name__
     return rebuilt(message, {key: map_tensors(apply, part, _named(where, message, key)) for key, part in parts.items()})
 
@@ -197,13 +206,14 @@ def is_none(state: Any) -> bool:
 
 # copies and measures ----------------------------------------------------------------------------
 def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
-    """NumPy arrays -> tensors to **read only**: on the CPU they share the arrays' memory, which may be Ray's object store."""
+    """NumPy arrays -> tensors to **read only**: on the CPU they share the arrays' memory, maybe Ray's object store."""
 
     def view(array: Any) -> Tensor:
         if isinstance(array, Tensor):
             return array.to(device)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch warns that the array is not writable: nothing writes to it
+            # torch warns that the array is not writable: nothing writes to it
+            warnings.simplefilter("ignore", UserWarning)
             return torch.from_numpy(np.asarray(array)).to(device)
 
     return map_tensors(view, message)
@@ -235,12 +245,12 @@ def _nbytes(leaf: Any) -> int:
 
 
 def to_numpy(message: Any) -> Any:
-    """Tensors -> NumPy arrays on the CPU (Ray ships a flat array without a copy; a torch tensor costs 20 times as much)."""
+    """Tensors -> NumPy arrays on the CPU: Ray ships a flat array without a copy, a torch tensor costs 20 times more."""
     return map_tensors(lambda t: t.detach().cpu().numpy() if isinstance(t, Tensor) else t, message)
 
 
 def to_torch(message: Any, device: torch.device | str = "cpu") -> Any:
-    """NumPy arrays -> **copies** as tensors on `device`; an array from the object store is shared memory and read-only."""
+    """NumPy arrays -> **copies** as tensors on `device`; one in the object store is shared memory and read-only."""
 
     def copy(array: Any) -> Tensor:
         if isinstance(array, Tensor):

@@ -1,6 +1,7 @@
-"""A message as a file holds it: its arrays, and its structure as JSON. What comes back needs no template, only the classes.
+"""A message as a file holds it: its arrays, and its structure as JSON. Reading it takes no template, only the classes.
 
-The structure of a record names its class as `module:qualname`; a number, a truth value, a text and None stand in it as they are.
+The structure of a record names its class as `module:qualname`; a number, a truth value, a text and None stand in it as
+they are.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Packed:
     def message(self) -> Any:
         """The message again, of NumPy arrays; each of its values has the type, and each array the bits, that it had.
 
-        Raises `CheckpointError` for a class that is not loaded, a field that a class does not have or now needs, a missing array.
+        Raises `CheckpointError` for a class that is not loaded, a field that a class does not have or now needs, a
+        missing array.
         """
         return _message(self.structure, self.arrays, _classes())
 
@@ -55,7 +57,7 @@ class Packed:
 
     @classmethod
     def read(cls, path: Path) -> Packed:
-        """What :meth:`write` wrote. Raises `OSError`, `SafetensorError`, and `ValueError` for a file of something else."""
+        """What :meth:`write` wrote. Raises `OSError`, `SafetensorError`, `ValueError` for a file of something else."""
         from safetensors import safe_open
 
         with safe_open(path, framework="numpy") as file:
@@ -107,7 +109,9 @@ def _record(name: str, values: dict[str, Any], classes: dict[str, type[Record]])
             importlib.import_module(module)
         classes.update(_classes())
     if name not in classes:
-        raise CheckpointError(f"the class {own} of the module {module} is not loaded; import what defines it (--import {module})")
+        raise CheckpointError(
+            f"the class {own} of the module {module} is not loaded; import what defines it (--import {module})"
+        )
     kind = classes[name]
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(values.keys() - fields.keys())
@@ -124,7 +128,7 @@ def _name(kind: type) -> str:
 
 
 def _classes() -> dict[str, type[Record]]:
-    """Every record class by name, wherever it came from; of two with one name (a notebook's cell run again) the later one."""
+    """Every record class by name, wherever it came from; of two with one name (a notebook's cell run twice) the later."""
     found: dict[str, type[Record]] = {}
     open_ = [Record]
     while open_:

@@ -1,8 +1,9 @@
 """Weighted sums over a cohort along one fixed binary tree, whoever computed which part.
 
-Position p of the cohort is leaf (0, p); node (l, i) is the sum of (l-1, 2i) and (l-1, 2i+1), and a node whose sibling lies beyond the
-cohort's end moves up unchanged. A process that trained a contiguous run of positions reduces it to at most 2 log2(K) whole
-subtrees while it goes (a binary counter); the server completes the tree. The bits do not depend on the split.
+Position p of the cohort is leaf (0, p); node (l, i) is the sum of (l-1, 2i) and (l-1, 2i+1), and a node whose sibling
+lies beyond the cohort's end moves up unchanged. A process that trained a contiguous run of positions reduces it to at
+most 2 log2(K) whole subtrees while it goes (a binary counter); the server completes the tree. The bits do not depend on
+the split.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Weight = float | None | dict[str, float | None]
 class Node(NamedTuple):
     """Partial sum of the whole subtree `place` at `level`; `value` is None when every client in it was skipped.
 
-    `weight` is what the value still has to be multiplied with (None: nothing): a right leaf waits for its sibling, and both become
-    one operation.
+    `weight` is what the value still has to be multiplied with (None: nothing): a right leaf waits for its sibling, and
+    both become one operation.
     `owned`: its tensors may be overwritten; those in Ray's object store may not.
     """
 
@@ -43,7 +44,7 @@ class TreeSum:
         self.spare = [] if spare is None else spare  # tensors that are free again: fresh memory costs page faults
 
     def add(self, position: int, message: Any, weight: Weight) -> None:
-        """Add `weight * message` at a position; `message=None` marks a client that was skipped. The message is copied."""
+        """Add `weight * message`, a copy, at a position; `message=None` marks a client that was skipped."""
         if message is None:
             self.push(Node(0, position, None))
             return
@@ -58,7 +59,7 @@ class TreeSum:
             self.push(Node(0, position, scale(message, weight, spare)))
 
     def push(self, node: Node) -> None:
-        """Append a subtree right of all before it and merge finished siblings; the left one's tensors are overwritten."""
+        """Append a subtree right of all before it and merge finished siblings, in the left one's tensors."""
         self.nodes.append(node)
         while len(self.nodes) > 1:
             left, right = self.nodes[-2:]
@@ -80,13 +81,18 @@ class TreeSum:
         while len(self.nodes) > 1:
             last = self.nodes.pop()
             if last.place % 2:
-                raise RuntimeError(f"tree sum: subtree {last.place} of level {last.level} has no left sibling: a run is missing")
+                raise RuntimeError(
+                    f"tree sum: subtree {last.place} of level {last.level} has no left sibling: a run is missing"
+                )
             self.push(last._replace(level=last.level + 1, place=last.place // 2))
         return self.nodes[0].value if self.nodes else None
 
 
 def combine(nodes: Iterable[Node], spare: list[Any] | None = None) -> Any:
-    """The root of the tree from subtrees in order of position; owned tensors are overwritten. `spare`: free ones, used and refilled."""
+    """The root of the tree from subtrees in order of position; owned tensors are overwritten.
+
+    `spare`: free ones, used and refilled.
+    """
     tree = TreeSum(spare)
     for node in nodes:
         tree.push(node)
@@ -146,7 +152,9 @@ def _form(value: Any) -> Any:
 def _differ(where: str, left: Any, right: Any) -> AlgorithmError:
     what = f"the field {where} of an update" if where else "an update"
     one, other = (list(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in (left, right))
-    return AlgorithmError(f"{what} differs in form between clients ({one}, {other}): it has no mean and no sum; declare it each()")
+    return AlgorithmError(
+        f"{what} differs in form between clients ({one}, {other}): it has no mean and no sum; declare it each()"
+    )
 
 
 def tree_mean(messages: Sequence[Any], weights: Tensor | None = None) -> Any:

@@ -1,7 +1,7 @@
-"""Updates on their way from the clients to the server half: pooled by field, as the update's class declares (`core/fields.py`).
+"""Updates on their way from the clients to the server half: pooled by field as their class says (`core/fields.py`).
 
-A process that trained a run of the cohort sends partial sums of the fields with a mean or a sum, along the tree of `ops/average.py`,
-and beside them, by position, every client's own values of the fields declared `each()`.
+A process that trained a run of the cohort sends partial sums of the fields with a mean or a sum, along the tree of
+`ops/average.py`, and beside them, by position, every client's own values of the fields declared `each()`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from flray.ops.average import Node, TreeSum, Weight, combine, scale, tree_mean
 class Sent(NamedTuple):
     """What a run of the cohort sends up, all of it NumPy arrays.
 
-    `nodes`: partial sums, in which the fields declared `each()` are `()`; `each`: (position, those fields) of every client that
-    delivered; `nbytes`: of the clients' own updates, by field.
+    `nodes`: partial sums, in which the fields declared `each()` are `()`; `each`: (position, those fields) of every
+    client that delivered; `nbytes`: of the clients' own updates, by field.
     """
 
     nodes: list[Node]
@@ -50,7 +50,7 @@ class Collector:
         how = pools(type(update)) if isinstance(update, Record) else {}
         own = {name: getattr(update, name) for name, pool in how.items() if pool == "each"}
         if own:
-            self._each.append((position, {name: to_numpy(map_tensors(torch.clone, value)) for name, value in own.items()}))
+            self._each.append((position, to_numpy(map_tensors(torch.clone, own))))
             update = update.replace(**dict.fromkeys(own, ()))
         _check(update, how)
         self._tree.add(position, update, _weights(how, weight))
@@ -79,11 +79,13 @@ def _check(update: Any, how: dict[str, Any]) -> None:
             )
 
 
-def pooled(runs: Sequence[Sent], share: float | None = None, device: torch.device | str = "cpu", spare: list[Any] | None = None) -> Any:
+def pooled(
+    runs: Sequence[Sent], share: float | None = None, device: torch.device | str = "cpu", spare: list[Any] | None = None
+) -> Any:
     """What the server half gets of all runs of an exchange, as tensors that it may keep; None when no client delivered.
 
-    `share`: the sum of the weights of those that delivered, where some did not: a mean is divided by it. `spare`: tensors of earlier
-    sums that are free, used and refilled.
+    `share`: the sum of the weights of those that delivered, where some did not: a mean is divided by it. `spare`:
+    tensors of earlier sums that are free, used and refilled.
     """
     nodes = sorted(itertools.chain.from_iterable(run.nodes for run in runs), key=lambda node: node.place << node.level)
     read = [n if n.value is None else n._replace(value=as_tensors(n.value, device), owned=False) for n in nodes]
@@ -110,5 +112,5 @@ def separate(updates: Record) -> list[Any]:
 
 
 def mean_of_each(updates: Record, weights: torch.Tensor | None = None) -> Any:
-    """The mean, weighted or plain, of updates whose fields are all declared `each()`: the bits of the engine's own mean."""
+    """The mean, weighted or plain, of updates whose fields are all declared `each()`; the bits of the engine's mean."""
     return tree_mean(separate(updates), weights)

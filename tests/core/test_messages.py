@@ -14,7 +14,18 @@ import pytest
 import torch
 
 from flray.core.errors import AlgorithmError
-from flray.core.messages import Record, ServerState, Update, equal, flatten, map_tensors, nbytes, tensors, to_numpy, to_torch
+from flray.core.messages import (
+    Record,
+    ServerState,
+    Update,
+    equal,
+    flatten,
+    map_tensors,
+    nbytes,
+    tensors,
+    to_numpy,
+    to_torch,
+)
 
 
 class Inner(Record):
@@ -59,7 +70,10 @@ def test_a_class_that_inherits_has_the_fields_of_its_base_first_and_is_frozen():
     [
         (lambda: Control(torch.ones(2), torch.zeros(1), c=None), "missing a required argument: 'blocks'"),
         (lambda: control().replace(d=1), "got an unexpected keyword argument 'd'"),
-        (lambda: Control.of(Inner(torch.ones(1), 1), w=1, b=1, blocks={}), "got an unexpected keyword argument 'count'"),
+        (
+            lambda: Control.of(Inner(torch.ones(1), 1), w=1, b=1, blocks={}),
+            "got an unexpected keyword argument 'count'",
+        ),
         (lambda: ServerState(1, 2, 3), "too many positional arguments"),
     ],
 )
@@ -89,7 +103,8 @@ def test_a_record_is_pickled_with_its_class_by_name():
 
 
 def test_a_class_of_main_or_a_notebook_travels_to_another_process_by_value(tmp_path):
-    """As Ray sends it: cloudpickle makes the class anew, without its fields first, in a process that cannot import it."""
+    """As Ray sends it: cloudpickle makes the class anew, without its fields first, in a process that cannot import it.
+    """
     sender = textwrap.dedent(
         f"""
         import sys
@@ -107,7 +122,8 @@ def test_a_class_of_main_or_a_notebook_travels_to_another_process_by_value(tmp_p
             inner: Inner
             count: int = 3
 
-        open({str(tmp_path / "sent")!r}, "wb").write(ray.cloudpickle.dumps((State, State(torch.ones(2), None, torch.zeros(1), Inner()))))
+        state = State(torch.ones(2), None, torch.zeros(1), Inner())
+        open({str(tmp_path / "sent")!r}, "wb").write(ray.cloudpickle.dumps((State, state)))
         """
     )
     receiver = textwrap.dedent(
@@ -169,7 +185,14 @@ def test_a_list_in_a_message_is_refused():
 
 def test_tensors_are_named_by_field_layer_and_place():
     assert list(tensors(message())) == ["w", "inner.c"]
-    assert list(tensors((control(), torch.ones(1)))) == ["[0].w", "[0].b", "[0].c", "[0].blocks[body.0]", "[0].blocks[head]", "[1]"]
+    assert list(tensors((control(), torch.ones(1)))) == [
+        "[0].w",
+        "[0].b",
+        "[0].c",
+        "[0].blocks[body.0]",
+        "[0].blocks[head]",
+        "[1]",
+    ]
 
 
 NAN = float("nan")

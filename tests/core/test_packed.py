@@ -112,8 +112,14 @@ def packed(**fields: Any) -> Packed:
     ("saved", "what"),
     [
         (packed(basis={"array": "basis"}, name=None), "array basis is missing"),
-        (packed(basis=1, name=None, size=3), "tests.core.test_packed:Block has no field size any more (its fields: basis, name)"),
-        (packed(basis=1), "tests.core.test_packed:Block has a field name now, of which nothing was saved; give it a default"),
+        (
+            packed(basis=1, name=None, size=3),
+            "tests.core.test_packed:Block has no field size any more (its fields: basis, name)",
+        ),
+        (
+            packed(basis=1),
+            "tests.core.test_packed:Block has a field name now, of which nothing was saved; give it a default",
+        ),
         (
             Packed({"record": "my_module:Gone", "fields": {}}, {}),
             "the class Gone of the module my_module is not loaded; import what defines it (--import my_module)",

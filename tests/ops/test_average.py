@@ -111,7 +111,9 @@ def test_the_mean_of_messages_has_the_bits_of_the_engines_own_mean():
 
 
 def test_a_lone_right_leaf_of_weight_one_is_copied():
-    """The engine reuses a client's tensors: after a skipped left sibling the sum must not follow what is written to them next."""
+    """The engine reuses a client's tensors: after a skipped left sibling the sum must not follow what is written to
+    them next.
+    """
     tree, update = TreeSum(), torch.ones(3)
     tree.add(0, None, 1.0)
     tree.add(1, update, 1.0)

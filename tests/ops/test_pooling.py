@@ -45,7 +45,8 @@ def cohorts(draw: Any) -> Any:
 
 
 def through(updates: list[Any], weights: Any, cuts: list[int] = ()) -> Any:
-    """As the engine does it: a process for every run of the cohort, which trains in one scratch memory, and a server."""
+    """As the engine does it: a process for every run of the cohort, which trains in one scratch memory, and a server.
+    """
     runs = []
     for first, last in zip([0, *cuts], [*cuts, len(updates)], strict=True):
         collector, scratch = Collector(), torch.zeros(6)
@@ -155,10 +156,26 @@ WHOLE = torch.ones(2, dtype=torch.int64)
             "Loose.value holds torch.int64, which has no mean; declare the field each(), or sum()",
         ),
         (Loose("a"), None, "Loose.value holds text, which has no mean; declare the field each()"),
-        (Loose(None, torch.ones(2) > 0), None, "Loose.total holds torch.bool, which has no sum; declare the field each()"),
-        (Loose(torch.ones(2)), Loose(torch.ones(3)), "the field value of an update differs in form between clients ([2], [3])"),
-        (Loose(torch.ones(2)), Loose(None), "the field value of an update differs in form between clients ([2], NoneType)"),
-        (Loose({"a": 1.0}), Loose({"b": 1.0}), "the field value of an update differs in form between clients (dict, dict)"),
+        (
+            Loose(None, torch.ones(2) > 0),
+            None,
+            "Loose.total holds torch.bool, which has no sum; declare the field each()",
+        ),
+        (
+            Loose(torch.ones(2)),
+            Loose(torch.ones(3)),
+            "the field value of an update differs in form between clients ([2], [3])",
+        ),
+        (
+            Loose(torch.ones(2)),
+            Loose(None),
+            "the field value of an update differs in form between clients ([2], NoneType)",
+        ),
+        (
+            Loose({"a": 1.0}),
+            Loose({"b": 1.0}),
+            "the field value of an update differs in form between clients (dict, dict)",
+        ),
         (Loose(1.0), Update(torch.ones(1), torch.ones(1)), "an update differs in form between clients (Loose, Update)"),
     ],
 )

@@ -1,0 +1,91 @@
+"""Parts of a broadcast that travel by content: an array in a field declared `shared()` goes to a client once, then only
+its hash.
+
+    rest, parts = split(message)      # at the server: `rest` names the arrays that `parts` holds
+    message = join(rest, parts)       # at a client, which keeps the parts that it has seen
+
+What a client holds is counted (:func:`sent_bytes`), not remembered by the worker that plays it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flray.core.disk import array_checksum
+from flray.core.errors import AlgorithmError
+from flray.core.fields import shared_fields
+from flray.core.messages import Record, children, nbytes, rebuilt
+
+Holders = Mapping[str, np.ndarray]  # hash of a part -> numbers of the clients that have it, ascending int64: a message
+
+
+class Reference(Record):
+    """Stands in a message for the array with this content `hash` (of dtype, shape and bytes, 32 hex digits)."""
+
+    hash: str
+
+
+def content_hash(array: np.ndarray) -> str:
+    """The same for equal dtype, shape and bytes, wherever they come from (XXH3, 128 bits)."""
+    return array_checksum(array)
+
+
+def split(message: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """(`message` of NumPy arrays with a :class:`Reference` for every shared array, those arrays by hash)."""
+    parts: dict[str, np.ndarray] = {}
+    return _split(message, False, parts), parts
+
+
+def _split(message: Any, shared: bool, parts: dict[str, np.ndarray]) -> Any:
+    if isinstance(message, np.ndarray):
+        if not shared:
+            return message
+        found = content_hash(message)
+        parts[found] = message
+        return Reference(found)
+    inside = children(message)
+    if inside is None:
+        return message
+    declared = shared_fields(type(message)) if isinstance(message, Record) else frozenset()
+    return rebuilt(message, {key: _split(part, shared or key in declared, parts) for key, part in inside.items()})
+
+
+def join(rest: Any, parts: Mapping[str, np.ndarray]) -> Any:
+    """What :func:`split` took apart; the arrays are those of `parts`, not copies. Raises `AlgorithmError` for a missing
+    one.
+    """
+    if isinstance(rest, Reference):
+        if rest.hash not in parts:
+            raise AlgorithmError(f"the shared part {rest.hash} of a broadcast has not arrived")
+        return parts[rest.hash]
+    inside = children(rest)
+    return rest if inside is None else rebuilt(rest, {key: join(part, parts) for key, part in inside.items()})
+
+
+def references(rest: Any) -> set[str]:
+    """The hashes that `rest` names: what has to be there before :func:`join`."""
+    if isinstance(rest, Reference):
+        return {rest.hash}
+    return set().union(*(references(part) for part in (children(rest) or {}).values()))
+
+
+def sent_bytes(
+    rest: Any, parts: Mapping[str, np.ndarray], clients: Sequence[int], holders: Holders, kept: Collection[str] = ()
+) -> tuple[int, dict[str, np.ndarray]]:
+    """(bytes of this broadcast to all `clients` together, who holds which part after it).
+
+    A part counts for each client that did not hold it; one that neither this broadcast nor `kept` names is dropped by
+    everybody.
+    """
+    named = references(rest)
+    total = nbytes(join(rest, dict.fromkeys(named))) * len(clients)  # type: ignore[arg-type]
+    receivers = np.unique(np.asarray(clients, dtype=np.int64))
+    after = {found: held for found, held in holders.items() if found in named or found in kept}
+    for found in sorted(named):
+        held = after.get(found, receivers[:0])
+        total += parts[found].nbytes * len(np.setdiff1d(receivers, held, assume_unique=True))
+        after[found] = np.union1d(held, receivers)
+    return total, after
