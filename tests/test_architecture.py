@@ -56,7 +56,6 @@ UNTIL = {  # 2026-11-22: what still has to change; take the line out with it
         "flray/engine",
         "flray/engine/ray",
         "flray/engine/ray/train",
-        "flray/metrics",
         "flray/ops",
         "tuning",
     },
