@@ -128,7 +128,7 @@ def _name(kind: type) -> str:
 
 
 def _classes() -> dict[str, type[Record]]:
-    """Every record class by name, wherever it came from; of two with one name (a notebook's cell run twice) the later."""
+    """Every record class by name, wherever it came from; of two with one name (a cell run twice) the later."""
     found: dict[str, type[Record]] = {}
     open_ = [Record]
     while open_:
