@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -23,12 +24,14 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 def config(name, actors, store="memory", rounds=4):
     resources = {"client_actors": actors, "client": {"num_cpus": 1}, "server": {"threads": 1}, "store": store}
-    return experiment(name, resources=resources, rounds=rounds, checkpoint={"every": 2, "keep": 0}, evaluate={"finetune_epochs": [0, 1]})
+    evaluate = {"finetune_epochs": [0, 1], "batch_size": 7}  # of 30 test samples: every actor tests some
+    return experiment(name, resources=resources, rounds=rounds, checkpoint={"every": 2, "keep": 0}, evaluate=evaluate)
 
 
 def records(table):
     """Rows without the clocks; None where there is no value, so that equal rows compare equal."""
     kept = table[[c for c in table.columns if not c.startswith("time/")]]
+    kept = kept.map(lambda value: value.tolist() if isinstance(value, np.ndarray) else value)
     return kept.astype(object).where(kept.notna(), None).to_dict("records")
 
 
@@ -39,6 +42,7 @@ def contents(run):
         "model": {n: a.tobytes() for n, a in load_file(model).items()} if model.exists() else None,
         "rounds": records(run.rounds),
         "clients": records(run.clients),
+        "tests": records(run.tests),
         "personal": records(run.personal),
         "server": {n: a.tobytes() for n, a in flatten(last.server.message()).items()},
     }
@@ -83,6 +87,8 @@ def test_a_run_leaves_complete_tables(name, reference):
     assert len(run.clients) == 4 * 3 * (2 if name == "own" else 1)
     assert run.personal["finetune_epochs"].tolist() == [0, 1] * 5 and run.personal["test/acc"].between(0, 1).all()
     has_model = ALGORITHMS.get(name).global_model
+    tests = [(done, "round") for done in range(5)] + [(4, "task_end")] * (name == "own")
+    assert (list(zip(run.tests["done"], run.tests["phase"], strict=True)) == tests) if has_model else not len(run.tests)
     assert (run.folder / "model.safetensors").exists() == has_model
     assert run.rounds["test/acc"].between(0, 1).all() if has_model else run.rounds["test/acc"].isna().all()
 
