@@ -48,16 +48,16 @@ def watched(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor]]
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
     with ExitStack() as hooks:
         for name, layer in layers.items():
-            calls = seen[name]
-            hooks.callback(
-                layer.register_forward_pre_hook(lambda _, given, calls=calls: calls.append(given[0].detach())).remove
-            )
+
+            def keep(_: nn.Module, given: tuple[Tensor, ...], calls: list[Tensor] = seen[name]) -> None:
+                calls.append(given[0].detach().clone())  # a network may go on to change it in place
+
+            hooks.callback(layer.register_forward_pre_hook(keep).remove)
         yield seen
 
 
 def inputs_of(name: str, layer: nn.Module, calls: list[Tensor]) -> LayerInputs:
-    """What entered a layer, one call after the other. Raises `ConfigError` for images of two sizes in one convolution.
-    """
+    """What entered a layer, call after call. Raises `ConfigError` for images of two sizes in one convolution."""
     if isinstance(layer, nn.Linear):
         x = torch.cat([call.flatten(0, -2) if call.dim() > 1 else call[None] for call in calls])
         return LayerInputs(x[:, None], 1)

@@ -180,16 +180,19 @@ class Objective:
         mode: ModuleModes = "train",
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Scalar `loss(model at (w, b))`, detached, and its gradient `[P]` with respect to `w`, written to `out` if
-        given.
+        """The scalar `loss(model at (w, b))`, detached, and its gradient `[P]` with respect to `w`.
+
+        The gradient is written to `out [P]` where that is given. The modes are those of :meth:`at`.
         """
         model = self.at(w, b, mode, grad=True)
         value = loss(model)
         return value.detach(), self.gradient(value, model.leaves, out)
 
     def gradient(self, value: Tensor, leaves: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-        """Gradient `[P]` of the scalar `value` with respect to `leaves`, one for every tensor of `w` (those of a model,
-        or of two models where a part of the network ran at another point); tensors that it does not reach get 0.
+        """Gradient `[P]` of the scalar `value` with respect to `leaves`, one for every tensor of `w`, in their order.
+
+        They are those of a model, or of two models where a part of the network ran at another point. Tensors that the
+        gradient does not reach get 0. It is written to `out [P]` where that is given.
         """
         parts = torch.autograd.grad(value, list(leaves), self._one, allow_unused=True)
         flat = torch.zeros(self.layout.size, device=self.device) if out is None else out
@@ -207,11 +210,11 @@ class Objective:
     def hvp(
         self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, v: Tensor, mode: ModuleModes = "eval"
     ) -> Tensor:
-        """H v `[P]`: the Hessian at `w` of the scalar `loss(model at (w, b))`, times `v [P]`; 0 where the loss does not
-        reach.
+        """H v `[P]`: the Hessian at `w` of the scalar `loss(model at (w, b))`, times `v [P]`.
 
-        Two backward passes, about three times a gradient's cost and memory. Attention takes its plain formula here,
-        because the fused kernels have no second derivative. What `reached` says does not change.
+        It is 0 on the tensors that the loss does not reach. Takes three to four times as long as a gradient. Attention
+        takes its plain formula here, because the fused kernels have no second derivative. What `reached` says does not
+        change.
         """
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -231,11 +234,11 @@ class Objective:
         return product
 
     def layer_inputs(self, w: Tensor, b: Tensor, x: Tensor, mode: ModuleModes = "eval") -> dict[str, LayerInputs]:
-        """What enters every trained linear layer and convolution of the network at `(w, b)`, from one forward pass of
-        `x [B, ...]`.
+        """What enters every trained linear layer and convolution at `(w, b)`, from one forward pass of `x [B, ...]`.
 
-        By the layer's name, in the order of the layout; its weight is the view `NAME.weight` of `w`. A layer that did
-        not run is left out, and so is `nn.MultiheadAttention`'s, which runs none.
+        By the layer's name, in the order of the modules; its weight is the view `NAME.weight` of `w`. A layer that did
+        not run is left out; `nn.MultiheadAttention` runs no layer for its first projection. Raises `ConfigError` for a
+        convolution that ran on images of two sizes.
         """
         trained = {*(entry.name for entry in self.layout.entries), *self._aliases}
         modules = self.module.named_modules()
@@ -246,8 +249,7 @@ class Objective:
         return {name: inputs_of(name, layers[name], calls) for name, calls in seen.items() if calls}
 
     def reached(self) -> Tensor | None:
-        """Float `[P]`: 0 on the tensors that no gradient reached since this was asked last, 1 elsewhere; None: every
-        tensor was reached.
+        """Float `[P]`: 0 on the tensors that no gradient reached since this was asked last; None: all were reached.
 
         An optimiser asks at every step, for `torch.optim` passes over a parameter that has no gradient: weight decay
         does not shrink it.

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 class Model:
     """The network at a point `(w, b)`; its tensors are views, so it follows in-place changes of `w` and `b`.
 
-    It is called like the network itself. `leaves` are the views of `w`, one for every tensor, in the order of the
-    layout.
+    It is called like the network itself. `leaves` are the views of `w`, one for every tensor, in the layout's order.
     """
 
     __slots__ = ("_buffers", "_objective", "_train", "leaves")
@@ -27,9 +26,7 @@ class Model:
     def __init__(
         self, objective: Objective, w: Tensor, buffers: Sequence[Tensor], train: bool | tuple[bool, ...], grad: bool
     ) -> None:
-        """`buffers` are views of the statistics; `train` says which modules are in train mode, one answer for all or
-        one each.
-        """
+        """`buffers` are views of the statistics; `train` says whether all modules, or which, are in train mode."""
         self._objective, self._train, self._buffers = objective, train, buffers
         flat = w.detach()
         self.leaves = [entry.view(flat) for entry in objective.layout.entries]
@@ -56,9 +53,7 @@ class Model:
             return _single(called(*inputs))
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Logits `[B, C]` of inputs `x [B, ...]`, float32; what a network that is no classifier gives, of what it
-        takes.
-        """
+        """Logits `[B, C]`, float32, of inputs `x [B, ...]`; of another network what it gives for what it takes."""
         return self._give(self._bind(), inputs)  # type: ignore[no-any-return]
 
     def together(self, *batches: Tensor) -> tuple[Tensor, ...]:
@@ -92,8 +87,7 @@ class Model:
         return self.run("head", z)  # type: ignore[no-any-return]
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """(one representation `[B, F_l]` per level of the network, shallow to deep, before its activation; logits `[B,
-        C]`).
+        """(representations `[B, F_l]` of the network's levels, shallow to deep, before their activation; logits).
 
         Raises `ConfigError` where the network declares no levels.
         """

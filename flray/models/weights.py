@@ -24,8 +24,7 @@ GIVE = "give a .safetensors file or a finished run's folder"
 
 
 def load_weights(module: nn.Module, source: str, head: Head) -> None:
-    """Give `module` the tensors of `source`: a `.safetensors` file with the names of its `state_dict`, or a run folder;
-    path or URI.
+    """Give `module` the tensors of `source`: a run folder, or a `.safetensors` file with its names; path or URI.
 
     `head="fresh"` leaves the head as it was initialised, whatever the file's is. Raises `ConfigError` for a file that
     cannot be read, and for a tensor that is missing, left over or of another shape.
@@ -81,8 +80,7 @@ def save_weights(
 
 
 def read_weights(source: str) -> dict[str, Tensor]:
-    """All tensors of a `.safetensors` file or of a run folder (path or URI), with the frozen ones that it left
-    elsewhere.
+    """All tensors of a `.safetensors` file or of a run folder (path or URI), with those that it left elsewhere.
 
     Raises `ConfigError` for a file that cannot be read or is damaged, and where one that holds frozen tensors is gone
     or changed.
@@ -96,8 +94,7 @@ def weights_fingerprint(source: str | None) -> str | None:
 
 
 class _Stored(NamedTuple):
-    """A file's own tensors, its checksum, and where it left others: place -> {checksum, tensors: {name: name there}}.
-    """
+    """A file's own tensors, its checksum, and where it left others: {place: {checksum, tensors: {name: name there}}}"""
 
     tensors: dict[str, Tensor]
     checksum: str
@@ -153,9 +150,7 @@ def _identity(tensor: Tensor, kind: torch.dtype) -> tuple[torch.Size, torch.dtyp
 
 
 def _data(content: bytes) -> tuple[dict[str, str], memoryview]:
-    """(metadata, the tensors' bytes) of a `.safetensors` file: the length of a JSON header in eight bytes, header,
-    data.
-    """
+    """(metadata, the tensors' bytes) of a `.safetensors` file: eight bytes of a header's length, JSON header, data."""
     end = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:end]).get("__metadata__", {}), memoryview(content)[end:]
 
@@ -194,9 +189,7 @@ def _place(source: str) -> str:
 
 
 def _files(source: str) -> list[str]:
-    """The files of a named checkpoint: that of `model.weights`, or those of a pretrained network, a folder or a name on
-    the hub.
-    """
+    """The files of a named checkpoint: that of `model.weights`, or of a pretrained network, a folder or a name."""
     folder = Path(source).expanduser()
     if "://" in source or folder.is_file() or (folder / FILE).is_file():
         return [_place(source)]

@@ -106,6 +106,25 @@ def test_a_layer_that_runs_twice_has_the_columns_of_both_calls():
     torch.testing.assert_close(given["mix"].columns()[0], torch.cat([x.reshape(6, 4), second]).T)
 
 
+class InPlace(nn.Module):
+    """The shortcut's input is changed after the shortcut ran, as in networks that activate first."""
+
+    def __init__(self):
+        super().__init__()
+        self.shortcut = nn.Linear(4, 3)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        z = x.clone()
+        return self.shortcut(z) + self.layer(z.relu_())
+
+
+def test_what_entered_a_layer_is_not_what_became_of_it():
+    objective, x = Objective(build(InPlace)), torch.randn(5, 4)
+    given = objective.layer_inputs(*objective.initial(), x)
+    assert torch.equal(given["shortcut"].columns()[0], x.T) and torch.equal(given["layer"].columns()[0], x.relu().T)
+
+
 class Pyramid(nn.Module):
     def __init__(self):
         super().__init__()

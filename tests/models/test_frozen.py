@@ -188,3 +188,24 @@ def test_a_name_on_the_hub_is_found_in_the_local_cache(pretrained, tmp_path, mon
     (snapshot / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"which cannot be read .*; fetch it: hf download somebody/tiny"):
         read_weights(str(tuned))
+
+
+@pytest.mark.slow
+def test_a_run_on_a_frozen_body_saves_its_head_alone(tmp_path):
+    """From pretraining to a second run and on to a third, through the engine."""
+    import flray
+
+    config = {
+        "data": {"source": "iris"},
+        "rounds": 1,
+        "partition": {"name": "iid", "clients": 3},
+        "algorithm": {"name": "fedavg", "batch_size": 16, "local_epochs": 1},
+    }
+    runs = []
+    for i in range(3):
+        start = {"weights": str(runs[-1]), "weights_head": "fresh"} if runs else {}
+        runs.append(flray.run({**config, "model": {"name": NAME, **start}}, out=tmp_path / str(i)).folder)
+    written = [load_file(run / "model.safetensors").keys() for run in runs]
+    assert written == [module_of().state_dict().keys(), TRAINED, TRAINED]
+    bodies = [read_weights(str(run))["body.weight"] for run in runs]
+    assert torch.equal(bodies[0], bodies[1]) and torch.equal(bodies[0], bodies[2])
