@@ -49,7 +49,6 @@ UNTIL = {  # 2026-11-22: what still has to change; take the line out with it
     "circles": {"flray.engine.ray.train.driver flray.engine.simulation"},
     "lines": {"flray.engine.simulation", "tuning.search"},
     "readme": {
-        "flray/bench",
         "flray/core",
         "flray/data",
         "flray/data/sources",

@@ -38,7 +38,7 @@ TARGETS = {  # name: unit, must, aim
     "W2 round flray/bare": ("ratio", 1.15, 1.00),
     "W2 evaluated round flray/bare": ("ratio", 1.25, 1.00),
     "W3/W2 round": ("ratio", 1.10, 1.02),
-    "W3-W2 memory": ("MB", 300, 50),
+    "W3-W2 memory": ("MB", 100, 50),
     "FedProj/FedAvg step": ("ratio", 2.2, 2.0),
     "server share of a W1 round": ("share", 0.10, 0.03),
     "startup to the first round": ("s", 15, 8),
