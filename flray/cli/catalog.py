@@ -99,7 +99,7 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
 
         return inspect.getdoc(target) or "", [_row(hp) for hp in model_options(name)]
     if kind == "partitions":
-        from flray.scenario.partition import PartitionConfig
+        from flray.scenario.partition_config import PartitionConfig
 
         return inspect.getdoc(target) or "", _fields(PartitionConfig)
     from flray.data import DataConfig

@@ -1,17 +1,13 @@
-"""Who holds what, when, and what is tested: stages, partitions, held-out parts, test shares. Importing it reads no file."""
+"""Who holds what, when, and what is tested: stages, partitions, held-out parts.
+
+Importing it reads no file.
+"""
 
 from flray.scenario.build import build
 from flray.scenario.held_out import ValidationConfig
 from flray.scenario.local_test import local_test
-from flray.scenario.partition import (
-    PARTITIONS,
-    Partition,
-    PartitionConfig,
-    PartitionWarning,
-    load_partition,
-    make_partition,
-    partition_table,
-)
+from flray.scenario.partition import Partition, PartitionWarning, load_partition, make_partition, partition_table
+from flray.scenario.partition_config import PARTITIONS, PartitionConfig
 from flray.scenario.picture import partition_figure
 from flray.scenario.scenario import Scenario, Shares, clients_at
 from flray.scenario.stage import Stage, TestSet, num_outputs, relabelled

@@ -9,7 +9,8 @@ from flray.data.cache import Array
 from flray.data.dataset import Dataset
 from flray.scenario import held_out
 from flray.scenario.held_out import ValidationConfig
-from flray.scenario.partition import Partition, PartitionConfig, make_partition
+from flray.scenario.partition import Partition, make_partition
+from flray.scenario.partition_config import PartitionConfig
 from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet
 from flray.scenario.tasks import TasksConfig
@@ -88,5 +89,7 @@ def _tests(dataset: Dataset, groups: list[Array], parts: list[Partition], task: 
         found = {"test": TestSet("test", np.flatnonzero(np.isin(dataset.test.y, np.concatenate(groups[: task + 1]))))}
     for name, test in found.items():
         if test.samples is None or not len(test.samples):
-            raise DataError(f"task {task}: the {name} set has no sample of its classes; take fewer tasks or more samples")
+            raise DataError(
+                f"task {task}: the {name} set has no sample of its classes; take fewer tasks or more samples"
+            )
     return found

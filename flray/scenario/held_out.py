@@ -1,4 +1,7 @@
-"""The validation split: a share of the training data that no client trains on. A sweep reads it in the test set's place."""
+"""The validation split: a share of the training data that no client trains on.
+
+A sweep reads it in the test set's place.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class ValidationConfig(Section):
     fraction: float = Field(0.1, gt=0, lt=1, description="share of the training data")
     of: Literal["clients", "server"] = Field(
         "clients",
-        description="a share of each client's samples, or a stratified share of the train split, taken before the partition",
+        description="a share of each client's samples, or a stratified share of the train split before the partition",
     )
 
 
@@ -35,13 +38,15 @@ def of_server(labels: Array, private: Array | None, fraction: float, seed: int) 
     rows = np.arange(len(labels)) if private is None else np.asarray(private)
     size = round(fraction * len(rows))
     if not 0 < size < len(rows):
-        raise DataError(f"evaluate.validation.fraction: {fraction} of {len(rows)} training samples is {size}; choose another")
+        raise DataError(
+            f"evaluate.validation.fraction: {fraction} of {len(rows)} training samples is {size}; choose another"
+        )
     held = rows[stratified(np.asarray(labels)[rows], size, seed, "validation")]
     return held, np.setdiff1d(rows, held)
 
 
 def of_clients(partition: Partition, fraction: float, seed: int, task: int = 0) -> Partition:
-    """The partition with `floor(fraction n_k)` samples of every client in `held`, drawn at random, so at least one stays.
+    """The partition with `floor(fraction n_k)` samples of every client in `held`, drawn at random: at least one stays.
 
     Client k's draw is addressed by `(seed, k)`, in the tasks after the first by the task as well: it does not depend on
     the other clients. Raises `DataError` where nobody has enough samples to give one.
@@ -58,7 +63,8 @@ def of_clients(partition: Partition, fraction: float, seed: int, task: int = 0) 
     if not len(found):
         largest = int(partition.sizes.max())
         raise DataError(
-            f"evaluate.validation.fraction: {fraction} of the largest client's {largest} samples is none; raise it, or set of: server"
+            f"evaluate.validation.fraction: {fraction} of the largest client's {largest} samples is none; "
+            "raise it, or set of: server"
         )
     offsets = np.concatenate([[0], np.cumsum([len(share) for share in kept])]).astype(np.int64)
     indices = np.concatenate(kept)

@@ -1,4 +1,7 @@
-"""The share of the global test set on which one client is tested (spec 2.5). Shares of different clients may overlap."""
+"""The share of the global test set on which one client is tested (spec 2.5).
+
+Shares of different clients may overlap.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ def local_test(
     rng: np.random.Generator,
     size: int = 1000,
 ) -> Array:
-    """Ascending sample numbers (int64) of the test share of a client with training `labels [n_k]`; `test_labels [n_test]`.
+    """Ascending sample numbers (int64) of the test share of a client.
 
-    `proportional` (Lee-Gihun/FedSOL): of every class c, floor(size * n_kc / n_k) samples drawn without replacement, or all
-    there are. `classes` (FedZoo-Bench): every sample of every class the client holds; nothing is drawn.
+    `labels [n_k]` are those of its training samples, `test_labels [n_test]` those of the test set.
+
+    `proportional` (Lee-Gihun/FedSOL): of every class c, floor(size * n_kc / n_k) samples drawn without replacement,
+    or all there are. `classes` (FedZoo-Bench): every sample of every class the client holds; nothing is drawn.
     """
     held = np.bincount(labels, minlength=num_classes)
     if rule == "classes":

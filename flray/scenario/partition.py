@@ -1,126 +1,24 @@
-"""Which training samples each client holds: the configuration, the result, and its two files on disk."""
+"""Which training samples each client holds, and the files that say so."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
 
 from flray.core.disk import array_checksum, sealed, unsealed, whole
-from flray.core.errors import ConfigError, DataError, nearest
-from flray.core.registry import Registry
-from flray.core.section import Section
+from flray.core.errors import DataError
 from flray.core.seeding import rng as addressed
 from flray.data.cache import Array
+from flray.scenario.partition_config import PARTITIONS, PartitionConfig
 
 if TYPE_CHECKING:
     import pandas
 
 Draws = np.random.Generator | np.random.RandomState
-PARTITIONS = Registry(
-    "partition",
-    {
-        name: f"flray.scenario.partitioners:{name}"
-        for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural")
-    },
-)
-# what each partition reads, with its default; "" = must be given
-_READS: dict[str, dict[str, Any]] = {
-    "iid": {"clients": "", "variant": "fedzoo"},
-    "dirichlet": {"clients": "", "alpha": "", "variant": "fedzoo", "min_size": None, "max_retries": 10_000},
-    "dirichlet_client": {"clients": "", "alpha": ""},
-    "shards": {"clients": "", "shards_per_client": 2},
-    "label_skew": {"clients": "", "classes_per_client": 2, "max_retries": 10_000},
-    "table": {"table": "", "clients": None},
-    "natural": {"clients": None},
-}
-# smallest client of every variant, as in MMorafah/FedZoo-Bench, FedML (Lee-Gihun/FedSOL), Xtra-Computing/NIID-Bench,
-# hojinchangucsd/TAKFL, and the formula as printed
-MIN_SIZE = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "plain": 0}
-VARIANTS = {"iid": ("fedzoo", "fedsol"), "dirichlet": tuple(MIN_SIZE)}
-_OPTIONS = (
-    "clients",
-    "alpha",
-    "variant",
-    "min_size",
-    "max_retries",
-    "shards_per_client",
-    "classes_per_client",
-    "table",
-)
-
-
-class PartitionConfig(Section, frozen=True):
-    """A partition and the options it reads; defaults are filled in, options it does not read are an error."""
-
-    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
-    name: str
-    clients: int | None = Field(default=None, description="N; natural and table: default from the data")
-    alpha: float | None = Field(default=None, description="Dirichlet concentration (the papers also say beta), > 0")
-    variant: str | None = Field(default=None, description="dirichlet: fedzoo fedml niidbench takfl plain; iid: fedzoo fedsol")
-    min_size: int | None = Field(default=None, ge=0, description="dirichlet: draw again until every client has so many samples")
-    max_retries: int | None = Field(default=None, gt=0, description="dirichlet, label_skew: draws before giving up")
-    shards_per_client: int | None = Field(default=None, description="shards: s")
-    classes_per_client: int | None = Field(default=None, description="label_skew: q")
-    table: tuple[tuple[int, ...], ...] | None = Field(default=None, description="samples, one row a client, one column a class")
-    empty: Literal["left_out", "previous"] = Field(
-        default="left_out",
-        description="clients without samples take no part, or are given those of the client before (FedSOL's code)",
-    )
-    options: dict[str, Any] = Field(default={}, description="for a partition of your own")
-    seed: int | None = Field(default=None, description="default: the run's seed")
-    seed_mode: Literal["addressed", "numpy_legacy"] = Field(
-        default="addressed", description="numpy_legacy: RandomState(seed), as the authors' code; FedSOL: seed 19940817"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, data: Any) -> Any:
-        """Defaults of the named partition, before the record freezes: the saved configuration is complete."""
-        if not isinstance(data, dict) or not isinstance(data.get("name"), str) or data["name"] not in _READS:
-            return data
-        name = data["name"]
-        reads = _READS[name]
-        for option in _OPTIONS:
-            if data.get(option) is not None and option not in reads:
-                readers = [n for n, r in _READS.items() if option in r]
-                raise ConfigError(f"partition.{option}: {name} does not read it (read by {', '.join(readers)}); leave it out")
-        if data.get("options"):
-            raise ConfigError(f"partition.options: {name} reads {', '.join(reads)} and no options; leave it out")
-        filled = {k: v for k, v in reads.items() if v not in ("", None)} | {k: v for k, v in data.items() if v is not None}
-        for option, default in reads.items():
-            if default == "" and option not in filled:
-                raise ConfigError(f"partition.{option}: {name} needs it; set partition.{option}")
-        if name == "dirichlet":
-            filled.setdefault("min_size", MIN_SIZE.get(str(filled["variant"]), 0))
-        return filled
-
-    @model_validator(mode="after")
-    def _check(self) -> PartitionConfig:
-        if self.name not in _READS:
-            PARTITIONS.get(self.name)  # a user's own; raises with the nearest name
-        if self.alpha is not None and not 0 < self.alpha < float("inf"):
-            raise ConfigError(f"partition.alpha: {self.alpha} must be above 0; 0.1 is strongly, 100 hardly skewed")
-        for option in ("clients", "shards_per_client", "classes_per_client"):
-            value = getattr(self, option)
-            if value is not None and value < 1:
-                raise ConfigError(f"partition.{option}: {value} must be at least 1")
-        valid = VARIANTS.get(self.name)
-        if valid and self.variant not in valid:
-            raise ConfigError(f"partition.variant: {self.name} has no {self.variant!r}{nearest(str(self.variant), valid)}")
-        if self.table is not None:
-            widths = {len(row) for row in self.table}
-            if len(widths) != 1 or widths == {0} or min(map(min, self.table)) < 0:
-                raise ConfigError("partition.table: write one row a client with one number >= 0 for every class")
-            if self.clients not in (None, len(self.table)):
-                raise ConfigError(f"partition.clients: {self.clients}, but the table has {len(self.table)} rows; leave it out")
-        if self.seed_mode == "numpy_legacy" and (self.seed is None or not 0 <= self.seed < 2**32):
-            raise ConfigError(f"partition.seed: numpy_legacy needs one in 0..2^32-1, not {self.seed} (FedSOL: 19940817)")
-        return self
 
 
 class PartitionWarning(UserWarning):
@@ -166,14 +64,14 @@ class Partition(NamedTuple):
         return view
 
     def only(self, kept: Array) -> Partition:
-        """The same clients with those of their samples that are marked in `kept` (bool, one for every training sample)."""
+        """The same clients with those of their samples that are marked in `kept` (bool, one a training sample)."""
         stays = kept[self.indices]
         return Partition(self.indices[stays], np.concatenate([[0], np.cumsum(stays)])[self.offsets])
 
     def save(self, folder: Path | str, config: PartitionConfig | None = None) -> None:
-        """Writes `partition_indices.npy`, `..._offsets.npy`, `..._held.npy` and `partition.json` (hash, config), each renamed in."""
+        """Writes `partition_indices.npy`, `..._offsets.npy`, `..._held.npy` and `partition.json` (hash, config)."""
         folder = Path(folder)
-        note = {
+        note: dict[str, Any] = {
             "hash": self.hash,
             "clients": self.num_clients,
             "empty": int((self.sizes == 0).sum()),
@@ -181,16 +79,26 @@ class Partition(NamedTuple):
             "held": 0 if self.held is None else len(self.held),
             "config": config.model_dump(mode="json") if config else None,
         }
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, array in self.arrays.items():
-                with whole(folder / f"partition_{name}.npy", sync=True) as aside, aside.open("wb") as file:
-                    np.save(file, array, allow_pickle=False)
-            with whole(folder / "partition.json", sync=True) as aside:
-                aside.write_text(sealed(note))
-        except OSError as error:
-            why = error.strerror or error
-            raise DataError(f"cannot write the partition in {folder}: {why}; free some space, or remove what is in the way") from error
+        write(folder / "partition.json", note, {f"partition_{name}": array for name, array in self.arrays.items()})
+
+
+def write(path: Path, note: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Writes `NAME.npy` for every array beside `path`, then the note itself as sealed JSON, each renamed in.
+
+    Raises `DataError` where that is not possible.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for name, array in arrays.items():
+            with whole(path.with_name(f"{name}.npy"), sync=True) as aside, aside.open("wb") as file:
+                np.save(file, array, allow_pickle=False)
+        with whole(path, sync=True) as aside:
+            aside.write_text(sealed(note))
+    except OSError as error:
+        why = error.strerror or error
+        raise DataError(
+            f"cannot write the partition in {path.parent}: {why}; free some space, or remove what is in the way"
+        ) from error
 
 
 def load_partition(folder: Path | str, verify: bool = True) -> Partition:
@@ -203,9 +111,14 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
     try:
         note = unsealed(folder / "partition.json")
         names = ("indices", "offsets", *(["held"] if note["held"] else []))
-        arrays = {name: np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray) for name in names}
+        arrays = {
+            name: np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
+            for name in names
+        }
     except FileNotFoundError as error:
-        raise DataError(f"no partition in {folder}: {Path(error.filename).name} is missing; a resume of the run makes it again") from error
+        raise DataError(
+            f"no partition in {folder}: {Path(error.filename).name} is missing; a resume of the run makes it again"
+        ) from error
     except (ValueError, EOFError, OSError) as error:
         why = " ".join(str(error).split())
         raise DataError(f"partition in {folder} is damaged ({why}); a resume of the run makes it again") from error
@@ -219,7 +132,7 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
 
 
 def generator(config: PartitionConfig, run_seed: int, task: int = 0) -> Draws:
-    """The draws of a partition: addressed by its own seed or the run's, or NumPy's legacy generator; others in each task."""
+    """The draws of a partition: addressed by its own seed or the run's, or NumPy's legacy ones; others in each task."""
     seed = run_seed if config.seed is None else config.seed
     if config.seed_mode == "numpy_legacy":
         return np.random.RandomState([seed, task] if task else seed)
@@ -265,7 +178,9 @@ def _filled(partition: Partition, config: PartitionConfig, num_classes: int) -> 
     if len(empty) == partition.num_clients:
         raise DataError(f"partition {config.name}: no client has a sample; use fewer clients, or more samples")
     if config.empty == "previous":
-        warnings.warn(f"{text} and get those of the client before them, as in FedSOL's code", PartitionWarning, stacklevel=3)
+        warnings.warn(
+            f"{text} and get those of the client before them, as in FedSOL's code", PartitionWarning, stacklevel=3
+        )
         clients = [partition.client(k) for k in range(partition.num_clients)]
         for k in empty:
             clients[k] = clients[k - 1]
@@ -275,7 +190,11 @@ def _filled(partition: Partition, config: PartitionConfig, num_classes: int) -> 
         "table": "give every row a sample",
         "shards": f"make clients x shards_per_client a multiple of {num_classes}, the number of classes",
     }.get(config.name, "use fewer clients")
-    warnings.warn(f"{text} (the first is client {empty[0]}) and take no part; if they should, {way}", PartitionWarning, stacklevel=3)
+    warnings.warn(
+        f"{text} (the first is client {empty[0]}) and take no part; if they should, {way}",
+        PartitionWarning,
+        stacklevel=3,
+    )
     return partition
 
 
@@ -291,6 +210,8 @@ def partition_table(partition: Partition, labels: Array, num_classes: int) -> pa
     import pandas
 
     owner = np.repeat(np.arange(partition.num_clients), partition.sizes)
-    flat = np.bincount(owner * num_classes + np.asarray(labels)[partition.indices], minlength=partition.num_clients * num_classes)
+    flat = np.bincount(
+        owner * num_classes + np.asarray(labels)[partition.indices], minlength=partition.num_clients * num_classes
+    )
     frame = pandas.DataFrame(flat.reshape(partition.num_clients, num_classes))
     return frame.rename_axis(index="client", columns="class")

@@ -12,7 +12,8 @@ import numpy as np
 
 from flray.core.errors import ConfigError, DataError
 from flray.data.cache import Array
-from flray.scenario.partition import Draws, Partition, PartitionConfig
+from flray.scenario.partition import Draws, Partition
+from flray.scenario.partition_config import PartitionConfig
 
 
 def _by_owner(samples: Array, owner: Array, clients: int) -> Partition:
@@ -87,7 +88,9 @@ def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: D
     )
 
 
-def dirichlet_client(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
+def dirichlet_client(
+    labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None
+) -> Partition:
     """Client by client: class mix q ~ Dirichlet(alpha), then floor(n/N) samples with weight q[label] (Hsu et al. 2019).
 
     Where fewer samples with a weight above 0 are left than needed, all of them and a uniform draw of the rest.
@@ -112,7 +115,7 @@ def dirichlet_client(labels: Array, num_classes: int, config: PartitionConfig, d
 def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> list[Array]:
     """s shards of one class a client (McMahan et al. 2017; FedSOL with its padding loop): at most s classes each.
 
-    Where no shard is left for a client, it has none here; FedSOL's code hands it the samples of the client before it as well.
+    Where no shard is left for a client, it has none here; FedSOL's code hands it those of the client before it as well.
     """
     clients, s = _clients(config), config.shards_per_client or 1
     q = s * clients // num_classes
@@ -122,7 +125,10 @@ def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draw
             f"use at least {-(-num_classes // clients)} or more clients"
         )
     if s * clients > len(labels):
-        raise DataError(f"partition.shards_per_client: {s} x {clients} clients are more shards than {len(labels)} samples; set it lower")
+        raise DataError(
+            f"partition.shards_per_client: {s} x {clients} clients are more shards than {len(labels)} samples; "
+            "set it lower"
+        )
     heap: list[list[Array]] = []
     for c in range(num_classes):
         idx = np.flatnonzero(labels == c)
@@ -145,7 +151,9 @@ def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draw
     return out
 
 
-def label_skew(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
+def label_skew(
+    labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None
+) -> Partition:
     """Client j gets class j mod C and q-1 other random classes; a class is split equally among its holders (FedZoo).
 
     Drawn again until every class has a holder.
@@ -170,7 +178,8 @@ def label_skew(labels: Array, num_classes: int, config: PartitionConfig, draws: 
             break
     else:
         raise DataError(
-            f"partition label_skew: {config.max_retries} draws left a class without a client; use more clients or classes_per_client"
+            f"partition label_skew: {config.max_retries} draws left a class without a client; "
+            "use more clients or classes_per_client"
         )
     samples, owners = [], []
     for c in range(num_classes):
@@ -191,10 +200,15 @@ def table(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws
     over = np.flatnonzero(wanted.sum(axis=0) > have)
     if len(over):
         c = over[0]
-        raise DataError(f"partition.table: class {c} has {have[c]} samples and its column asks for {wanted[:, c].sum()}")
+        raise DataError(
+            f"partition.table: class {c} has {have[c]} samples and its column asks for {wanted[:, c].sum()}"
+        )
     order = [np.flatnonzero(labels == c) for c in range(num_classes)]
     ends = np.cumsum(wanted, axis=0)
-    return [np.concatenate([order[c][ends[k, c] - wanted[k, c] : ends[k, c]] for c in range(num_classes)]) for k in range(len(wanted))]
+    return [
+        np.concatenate([order[c][ends[k, c] - wanted[k, c] : ends[k, c]] for c in range(num_classes)])
+        for k in range(len(wanted))
+    ]
 
 
 def natural(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
@@ -210,7 +224,9 @@ def natural(labels: Array, num_classes: int, config: PartitionConfig, draws: Dra
     if clients == count:
         return _by_owner(np.arange(len(labels)), codes, clients)
     if clients < count:
-        raise ConfigError(f"partition.clients: {clients}, but the data set has {count} groups; leave it out, or set {count} or more")
+        raise ConfigError(
+            f"partition.clients: {clients}, but the data set has {count} groups; leave it out, or set {count} or more"
+        )
     samples, owners = [], []
     for g in range(count):
         idx = np.flatnonzero(codes == g)

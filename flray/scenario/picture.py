@@ -15,7 +15,10 @@ MOST_CLIENTS = 50
 
 
 def partition_figure(scenario: Scenario, labels: Array, classes: Sequence[str], path: Path | str) -> None:
-    """A PNG of what the first 50 clients hold in any task: bubble area = samples of a class, bars above = samples of the client."""
+    """A PNG of what the first 50 clients hold in any task.
+
+    The area of a bubble is the samples of a class, a bar above them those of the client.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from flray.core.disk import array_checksum, checksum, sealed, unsealed, whole
+from flray.core.disk import array_checksum, checksum, unsealed
 from flray.core.errors import DataError
 from flray.data.cache import Array
-from flray.scenario.partition import Partition, PartitionConfig, from_lists, load_partition
+from flray.scenario.partition import Partition, from_lists, load_partition, write
+from flray.scenario.partition_config import PartitionConfig
 from flray.scenario.stage import Stage, TestSet
 
 STAGES = "scenario.json"  # beside the partitions of several stages, or of one that is not the whole data set's
@@ -32,7 +33,7 @@ class Moment(Protocol):
 
 
 class Shares(NamedTuple):
-    """What a cohort holds: client `clients[i]` has the samples `indices[offsets[i] : offsets[i + 1]]` of the train split.
+    """What a cohort holds: client `clients[i]` the samples `indices[offsets[i] : offsets[i + 1]]` of the train split.
 
     `clients` (int64 `[K]`) are in the order in which they were asked for; `empty` others hold no sample at this moment
     and are left out.
@@ -69,7 +70,7 @@ class Scenario:
 
     @classmethod
     def ordinary(cls, partition: Partition, num_classes: int) -> Scenario:
-        """One stage of all classes, tested on the validation split where the partition holds one, else on the test set."""
+        """One stage of all classes, tested on the partition's validation split if there is one, else on the test set."""
         classes = np.arange(num_classes)
         held = partition.held
         tests = {"test": TestSet("test")} if held is None else {"val": TestSet("train", np.array(held, np.int64))}
@@ -139,7 +140,12 @@ class Scenario:
             }
             for name, test in stage.tests.items()
         }
-        return {"name": stage.name, "classes": stage.classes.tolist(), "outputs": stage.outputs.tolist(), "tests": tests}
+        return {
+            "name": stage.name,
+            "classes": stage.classes.tolist(),
+            "outputs": stage.outputs.tolist(),
+            "tests": tests,
+        }
 
     def folders(self, folder: Path | str) -> list[Path]:
         """Where the stages' partitions lie: `folder` itself in an ordinary experiment, else `task-0000` ... in it."""
@@ -149,17 +155,16 @@ class Scenario:
 
     def save(self, folder: Path | str, config: PartitionConfig | None = None) -> None:
         """Write everything below `folder`, each file renamed in. Raises `DataError` where that is not possible."""
-        folder = Path(folder)
-        for stage, partition, place in zip(self.stages, self.partitions, self.folders(folder), strict=True):
+        for partition, place in zip(self.partitions, self.folders(folder), strict=True):
             partition.save(place, config)
-            if place != folder:
-                for name, test in stage.tests.items():
-                    if test.samples is not None:
-                        with whole(place / f"samples_{name}.npy", sync=True) as aside, aside.open("wb") as file:
-                            np.save(file, test.samples, allow_pickle=False)
         if not self._is_ordinary:
-            with whole(folder / STAGES, sync=True) as aside:
-                aside.write_text(sealed({"stages": self._notes()}))
+            samples = {
+                _samples(stage.index, name): test.samples
+                for stage in self.stages
+                for name, test in stage.tests.items()
+                if test.samples is not None
+            }
+            write(Path(folder) / STAGES, {"stages": self._notes()}, samples)
 
     @classmethod
     def load(cls, folder: Path | str, num_classes: int, verify: bool = True) -> Scenario:
@@ -173,7 +178,7 @@ class Scenario:
             return cls.ordinary(load_partition(folder, verify), num_classes)
         try:
             notes = unsealed(folder / STAGES)["stages"]
-            stages = [_stage(_folder(folder, task), task, note, verify) for task, note in enumerate(notes)]
+            stages = [_stage(folder, task, note, verify) for task, note in enumerate(notes)]
         except (OSError, ValueError, EOFError, KeyError) as error:
             why = " ".join(str(error).split())
             raise DataError(f"scenario in {folder} is damaged ({why}); a resume of the run makes it again") from error
@@ -192,12 +197,18 @@ def _folder(folder: Path, task: int) -> Path:
     return folder / f"task-{task:04d}"
 
 
+def _samples(task: int, name: str) -> str:
+    """The file of a test set's sample numbers, without its ending."""
+    return f"test_{task:04d}_{name}"
+
+
 def _stage(folder: Path, index: int, note: dict[str, Any], verify: bool) -> Stage:
     tests = {}
     for name, test in note["tests"].items():
-        samples = None if test["samples"] is None else np.load(folder / f"samples_{name}.npy", allow_pickle=False)
+        file = f"{_samples(index, name)}.npy"
+        samples = None if test["samples"] is None else np.load(folder / file, allow_pickle=False)
         if verify and samples is not None and array_checksum(samples) != test["samples"]:
-            raise ValueError(f"samples_{name}.npy of task {index} was changed")
+            raise ValueError(f"{file} was changed")
         tests[name] = TestSet(test["split"], samples, test["task"])
     classes, outputs = (np.array(note[key], np.int64) for key in ("classes", "outputs"))
     return Stage(index, note["name"], classes, outputs, tests)

@@ -1,4 +1,7 @@
-"""One task in time as every process needs it: its classes, their outputs, its test sets. Small: it travels to the actors."""
+"""One task in time as every process needs it: its classes, their outputs, its test sets.
+
+Small: it travels to the actors.
+"""
 
 from __future__ import annotations
 

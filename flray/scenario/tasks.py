@@ -25,7 +25,7 @@ class TasksConfig(Section, frozen=True):
     )
     partition: Literal["anew", "once"] = Field(
         "anew",
-        description="each task's samples are shared out anew, or the partition of all samples, of which a task has its classes",
+        description="each task's samples are shared out anew, or all samples once, of which a task shows its classes",
     )
 
     @model_validator(mode="after")

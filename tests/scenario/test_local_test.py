@@ -45,7 +45,7 @@ def test_what_is_too_little_for_a_sample():
 
 
 def test_draws_are_the_clients_own_and_uniform():
-    """Each of 20 test samples of class 0 is in a share of 10 with probability 1/2: 200 of 400 clients, give or take 10."""
+    """Each of 20 test samples of class 0 is in a share of 10 with probability 1/2: 200 of 400, give or take 10."""
     assert share([0], size=10).tolist() == share([0], size=10).tolist()
     drawn = np.bincount(np.concatenate([share([0], size=10, client=k) for k in range(400)]), minlength=len(TEST))
     assert (drawn[TEST != 0] == 0).all()
@@ -90,4 +90,7 @@ def test_partitioned_clients_cover_their_classes_only(rule):
         if rule == "classes":
             assert len(found) == 50 * len(set(mine))
         else:
-            assert np.bincount(found, minlength=10).tolist() == np.minimum(50, 100 * np.bincount(mine, minlength=10) // len(mine)).tolist()
+            assert (
+                np.bincount(found, minlength=10).tolist()
+                == np.minimum(50, 100 * np.bincount(mine, minlength=10) // len(mine)).tolist()
+            )

@@ -29,7 +29,9 @@ def config(name, **kw):
 
 
 CONFIGS = st.one_of(
-    st.builds(lambda n, v: config("iid", clients=n, variant=v), st.integers(1, 60), st.sampled_from(["fedzoo", "fedsol"])),
+    st.builds(
+        lambda n, v: config("iid", clients=n, variant=v), st.integers(1, 60), st.sampled_from(["fedzoo", "fedsol"])
+    ),
     st.builds(
         lambda n, a, v: config("dirichlet", clients=n, alpha=a, variant=v, min_size=1),
         st.integers(1, 12),
@@ -38,7 +40,9 @@ CONFIGS = st.one_of(
     ),
     st.builds(lambda n, a: config("dirichlet_client", clients=n, alpha=a), st.integers(1, 30), st.floats(0.01, 50)),
     st.builds(lambda n, s: config("shards", clients=10 * n, shards_per_client=s), st.integers(1, 4), st.integers(2, 5)),
-    st.builds(lambda n, s: config("label_skew", clients=n, classes_per_client=s), st.integers(10, 40), st.integers(1, 5)),
+    st.builds(
+        lambda n, s: config("label_skew", clients=n, classes_per_client=s), st.integers(10, 40), st.integers(1, 5)
+    ),
 )
 
 
@@ -162,7 +166,7 @@ PATHMNIST = {"name": "shards", "clients": 200, "shards_per_client": 2}  # FedSOL
 
 
 def test_padded_shards_can_leave_clients_empty(tmp_path):
-    """The 4 padded places are those of clients 198 and 199, and no shard is left for them (FedSOL's code then copies client 197)."""
+    """No shard is left for the 4 padded places of clients 198 and 199 (FedSOL's code then copies client 197)."""
     labels = np.arange(9000) % 9
     cfg = PartitionConfig(**PATHMNIST, seed=0, seed_mode="numpy_legacy")
     want = sharding(labels, 200, 2, 9, np.random.RandomState(0))
@@ -182,7 +186,9 @@ def test_empty_clients_can_get_what_the_client_before_them_has():
     """FedSOL's code: `partition_map[i] = partition_map[i - 1]` for an empty one, in order."""
     cfg = PartitionConfig(**PATHMNIST, empty="previous", seed=0, seed_mode="numpy_legacy")
     want = sharding(np.arange(9000) % 9, 200, 2, 9, np.random.RandomState(0))
-    with pytest.warns(PartitionWarning, match="2 of 200 clients have no samples and get those of the client before them"):
+    with pytest.warns(
+        PartitionWarning, match="2 of 200 clients have no samples and get those of the client before them"
+    ):
         part = make_partition(cfg, np.arange(9000) % 9)
     assert [part.client(k).tolist() for k in range(200)] == [*want[:198], want[197], want[197]]
 
@@ -196,7 +202,9 @@ def test_a_partition_that_leaves_everybody_empty_is_an_error():
 def test_without_empty_clients_there_is_no_note():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        left, copied = (make_partition(config("shards", clients=100, empty=e), LABELS) for e in ("left_out", "previous"))
+        left, copied = (
+            make_partition(config("shards", clients=100, empty=e), LABELS) for e in ("left_out", "previous")
+        )
     assert left.hash == copied.hash
 
 
@@ -249,7 +257,9 @@ def label_skew(labels, clients, q, classes, rs):
 @pytest.mark.parametrize("clients, q, again", [(20, 3, False), (4, 4, True), (5, 2, True), (10, 1, False)])
 def test_label_skew_is_the_authors(clients, q, again):
     want, tries = label_skew(LABELS, clients, q, 10, np.random.RandomState(7))
-    got = make_partition(config("label_skew", clients=clients, classes_per_client=q, seed=7, seed_mode="numpy_legacy"), LABELS)
+    got = make_partition(
+        config("label_skew", clients=clients, classes_per_client=q, seed=7, seed_mode="numpy_legacy"), LABELS
+    )
     assert [got.client(k).tolist() for k in range(clients)] == want
     assert (tries > 1) is again
 

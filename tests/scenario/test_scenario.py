@@ -10,6 +10,7 @@ from flray.core.seeding import rng
 from flray.data import DataConfig, load_dataset
 from flray.scenario import Partition, Scenario, Stage, TestSet, clients_at, load_partition, num_outputs, relabelled
 from flray.scenario.partition import from_lists
+from flray.scenario.scenario import STAGES
 
 HELD = [[5, 6, 7], [0, 1], [], [9, 8, 2], []]
 
@@ -104,7 +105,10 @@ def test_stages_come_back_from_disk(tmp_path):
     for stage, before in zip(again.stages, scenario.stages, strict=True):
         assert (stage.index, stage.name, list(stage.tests)) == (before.index, before.name, list(before.tests))
         assert stage.classes.tolist() == before.classes.tolist() and stage.outputs.tolist() == before.outputs.tolist()
-    samples = {name: test.samples if test.samples is None else test.samples.tolist() for name, test in again.stages[1].tests.items()}
+    samples = {
+        name: test.samples if test.samples is None else test.samples.tolist()
+        for name, test in again.stages[1].tests.items()
+    }
     assert samples == {"test": None, "a": [0, 2], "b": [1]}
     assert [part.indices.tolist() for part in again.partitions] == [[0, 1, 2], [4, 5, 3]]
 
@@ -128,16 +132,26 @@ def test_the_fingerprint_says_who_holds_what_and_what_is_tested():
     assert len(others) == 6
 
 
-@pytest.mark.parametrize("harm", ["samples_b.npy", "scenario.json", "partition_indices.npy"])
+@pytest.mark.parametrize("harm", ["test_0001_b.npy", "scenario.json", "task-0001/partition_indices.npy"])
 def test_what_was_changed_on_disk_is_one_line(tmp_path, harm):
     two_stages().save(tmp_path)
-    path = tmp_path / harm if harm == "scenario.json" else tmp_path / "task-0001" / harm
+    path = tmp_path / harm
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match="a resume of the run makes it again") as error:
         Scenario.load(tmp_path, 4)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("place", ["scenario.json", "partition_indices.npy"])
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, place):
+    """A folder has the name of the file."""
+    (tmp_path / place if place == STAGES else tmp_path / "task-0001" / place).mkdir(parents=True)
+    with pytest.raises(
+        DataError, match=r"cannot write the partition in .*; free some space, or remove what is in the way"
+    ):
+        two_stages().save(tmp_path)
 
 
 def test_stages_and_partitions_that_do_not_fit_are_an_error():
@@ -172,7 +186,7 @@ def test_domains_share_a_head_by_a_label_map():
 
 
 def test_a_head_for_each_domain_is_larger_than_the_data_sets_classes():
-    """The same class in two stages with outputs of its own cannot be told by the label alone: each stage has its labels."""
+    """Each stage has labels of its own, and outputs that no other stage has; what lies between them is nobody's."""
     data = iris()
     stages = [Stage(0, "a", np.array([0, 2]), np.array([0, 1]), {}), Stage(1, "b", np.array([1]), np.array([4]), {})]
     assert num_outputs(stages) == 5

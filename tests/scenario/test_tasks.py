@@ -24,7 +24,11 @@ def labels_of(found: Scenario, task: int) -> set[int]:
 
 
 def test_the_first_tasks_get_one_class_more():
-    assert [group.tolist() for group in TasksConfig(num_tasks=3, class_order="natural").groups(7, 0)] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [group.tolist() for group in TasksConfig(num_tasks=3, class_order="natural").groups(7, 0)] == [
+        [0, 1, 2],
+        [3, 4],
+        [5, 6],
+    ]
 
 
 def test_the_class_order_is_drawn_from_the_runs_seed_or_written():
@@ -107,5 +111,7 @@ def test_one_task_is_the_ordinary_experiment_with_other_test_files():
     data = load_dataset(IRIS)
     ordinary = build(data, PARTS, seed=0)
     one = scenario(1, class_order="natural")
-    assert ordinary.partitions[0].hash == one.partitions[0].hash == make_partition(PARTS, data.train.y, num_classes=3).hash
+    assert (
+        ordinary.partitions[0].hash == one.partitions[0].hash == make_partition(PARTS, data.train.y, num_classes=3).hash
+    )
     assert one.stages[0].classes.tolist() == ordinary.stages[0].classes.tolist() == [0, 1, 2]

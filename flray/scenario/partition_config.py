@@ -1,0 +1,129 @@
+"""The section `partition` of a configuration, and the table of names that it may have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from flray.core.errors import ConfigError, nearest
+from flray.core.registry import Registry
+from flray.core.section import Section
+
+PARTITIONS = Registry(
+    "partition",
+    {
+        name: f"flray.scenario.partitioners:{name}"
+        for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural")
+    },
+)
+# what each partition reads, with its default; "" = must be given
+_READS: dict[str, dict[str, Any]] = {
+    "iid": {"clients": "", "variant": "fedzoo"},
+    "dirichlet": {"clients": "", "alpha": "", "variant": "fedzoo", "min_size": None, "max_retries": 10_000},
+    "dirichlet_client": {"clients": "", "alpha": ""},
+    "shards": {"clients": "", "shards_per_client": 2},
+    "label_skew": {"clients": "", "classes_per_client": 2, "max_retries": 10_000},
+    "table": {"table": "", "clients": None},
+    "natural": {"clients": None},
+}
+# smallest client of every variant, as in MMorafah/FedZoo-Bench, FedML (Lee-Gihun/FedSOL), Xtra-Computing/NIID-Bench,
+# hojinchangucsd/TAKFL, and the formula as printed
+MIN_SIZE = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "plain": 0}
+VARIANTS = {"iid": ("fedzoo", "fedsol"), "dirichlet": tuple(MIN_SIZE)}
+_OPTIONS = (
+    "clients",
+    "alpha",
+    "variant",
+    "min_size",
+    "max_retries",
+    "shards_per_client",
+    "classes_per_client",
+    "table",
+)
+
+
+class PartitionConfig(Section, frozen=True):
+    """A partition and the options it reads; defaults are filled in, options it does not read are an error."""
+
+    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
+    name: str
+    clients: int | None = Field(default=None, description="N; natural and table: default from the data")
+    alpha: float | None = Field(default=None, description="Dirichlet concentration (the papers also say beta), > 0")
+    variant: str | None = Field(
+        default=None, description="dirichlet: fedzoo fedml niidbench takfl plain; iid: fedzoo fedsol"
+    )
+    min_size: int | None = Field(
+        default=None, ge=0, description="dirichlet: draw again until every client has so many samples"
+    )
+    max_retries: int | None = Field(default=None, gt=0, description="dirichlet, label_skew: draws before giving up")
+    shards_per_client: int | None = Field(default=None, description="shards: s")
+    classes_per_client: int | None = Field(default=None, description="label_skew: q")
+    table: tuple[tuple[int, ...], ...] | None = Field(
+        default=None, description="samples, one row a client, one column a class"
+    )
+    empty: Literal["left_out", "previous"] = Field(
+        default="left_out",
+        description="clients without samples take no part, or are given those of the client before (FedSOL's code)",
+    )
+    options: dict[str, Any] = Field(default={}, description="for a partition of your own")
+    seed: int | None = Field(default=None, description="default: the run's seed")
+    seed_mode: Literal["addressed", "numpy_legacy"] = Field(
+        default="addressed", description="numpy_legacy: RandomState(seed), as the authors' code; FedSOL: seed 19940817"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        """Defaults of the named partition, before the record freezes: the saved configuration is complete."""
+        if not isinstance(data, dict) or not isinstance(data.get("name"), str) or data["name"] not in _READS:
+            return data
+        name = data["name"]
+        reads = _READS[name]
+        for option in _OPTIONS:
+            if data.get(option) is not None and option not in reads:
+                readers = [n for n, r in _READS.items() if option in r]
+                raise ConfigError(
+                    f"partition.{option}: {name} does not read it (read by {', '.join(readers)}); leave it out"
+                )
+        if data.get("options"):
+            raise ConfigError(f"partition.options: {name} reads {', '.join(reads)} and no options; leave it out")
+        filled = {k: v for k, v in reads.items() if v not in ("", None)} | {
+            k: v for k, v in data.items() if v is not None
+        }
+        for option, default in reads.items():
+            if default == "" and option not in filled:
+                raise ConfigError(f"partition.{option}: {name} needs it; set partition.{option}")
+        if name == "dirichlet":
+            filled.setdefault("min_size", MIN_SIZE.get(str(filled["variant"]), 0))
+        return filled
+
+    @model_validator(mode="after")
+    def _check(self) -> PartitionConfig:
+        if self.name not in _READS:
+            PARTITIONS.get(self.name)  # a user's own; raises with the nearest name
+        if self.alpha is not None and not 0 < self.alpha < float("inf"):
+            raise ConfigError(f"partition.alpha: {self.alpha} must be above 0; 0.1 is strongly, 100 hardly skewed")
+        for option in ("clients", "shards_per_client", "classes_per_client"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ConfigError(f"partition.{option}: {value} must be at least 1")
+        valid = VARIANTS.get(self.name)
+        if valid and self.variant not in valid:
+            raise ConfigError(
+                f"partition.variant: {self.name} has no {self.variant!r}{nearest(str(self.variant), valid)}"
+            )
+        if self.table is not None:
+            widths = {len(row) for row in self.table}
+            if len(widths) != 1 or widths == {0} or min(map(min, self.table)) < 0:
+                raise ConfigError("partition.table: write one row a client with one number >= 0 for every class")
+            if self.clients not in (None, len(self.table)):
+                raise ConfigError(
+                    f"partition.clients: {self.clients}, but the table has {len(self.table)} rows; leave it out"
+                )
+        if self.seed_mode == "numpy_legacy" and (self.seed is None or not 0 <= self.seed < 2**32):
+            raise ConfigError(
+                f"partition.seed: numpy_legacy needs one in 0..2^32-1, not {self.seed} (FedSOL: 19940817)"
+            )
+        return self
