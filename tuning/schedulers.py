@@ -19,7 +19,7 @@ from ray.tune.schedulers.pbt import _PBTTrialState
 from flray.core.errors import CheckpointError
 from flray.rundir.recorder import write_text
 from tuning.config import SchedulerConfig, Sweep
-from tuning.search import FACTS, Studies
+from tuning.studies import FACTS, Studies
 
 RUNGS = "rungs.json"
 Keeping = Callable[[], contextlib.AbstractContextManager[None]]

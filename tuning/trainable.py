@@ -18,7 +18,7 @@ from flray.engine.ray.pool import Pool
 from flray.experiment import Experiment
 from flray.loader import load_config
 from flray.rundir.reader import Run
-from tuning.search import disk_full
+from tuning.studies import disk_full
 from tuning.trial_run import TrialRun
 
 

@@ -42,7 +42,7 @@ def open_sweep(folder: str | Path) -> Opened:
     import optuna
     import yaml
 
-    from tuning.search import JOURNAL, open_storage
+    from tuning.studies import JOURNAL, open_storage
 
     folder = Path(folder)
     try:
@@ -76,7 +76,7 @@ def trials_table(folder: str | Path) -> pandas.DataFrame:
 def table_of(sweep: Opened) -> pandas.DataFrame:
     import pandas
 
-    from tuning.search import NEVER
+    from tuning.studies import NEVER
 
     every = [(name, trial) for name, study in sweep.studies.items() for trial in study.get_trials(deepcopy=False)]
     found = [(name, trial) for name, trial in every if trial.user_attrs.get("status") != NEVER]

@@ -12,7 +12,7 @@ from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
 from flray.rundir.recorder import Recorder
-from tuning.search import open_storage
+from tuning.studies import open_storage
 
 Suggest = Callable[[Trial], Any]
 

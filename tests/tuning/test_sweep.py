@@ -17,7 +17,7 @@ from flray.core.errors import CheckpointError, ConfigError, ResourceError
 from flray.engine.simulation import simulate
 from tests.tuning.iris import EXPERIMENT, SPACE
 from tuning.config import load_sweep
-from tuning.search import Studies
+from tuning.studies import Studies
 from tuning.sweep import resume_sweep, run_sweep
 from tuning.trials import trials_table
 

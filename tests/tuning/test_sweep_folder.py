@@ -13,7 +13,7 @@ import pytest
 from flray.core.errors import CheckpointError
 from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner
 from tests.tuning.iris import ended, iris_sweep
-from tuning.search import JOURNAL, Studies, StudySearcher
+from tuning.studies import JOURNAL, Studies, StudySearcher
 from tuning.sweep import CONFIG, _take, resume_sweep, run_sweep
 from tuning.trainable import Job
 
