@@ -47,7 +47,7 @@ UNTIL = {  # 2026-11-22: what still has to change; take the line out with it
     "ray": {"flray.engine.prepare"},
     "engine knows no Ray": {"flray.engine.evaluate", "flray.engine.prepare", "flray.engine.rounds"},
     "circles": {"flray.engine.ray.train.driver flray.engine.simulation"},
-    "lines": {"flray.engine.simulation", "tuning.studies"},
+    "lines": {"flray.engine.simulation"},
     "readme": {
         "flray/core",
         "flray/data",

@@ -1,4 +1,4 @@
-"""The trials of a sweep: Optuna studies that are asked and told, and the searcher through which Ray Tune reads them.
+"""The trials of a sweep: Optuna studies that are asked and told.
 
 A suggestion's randomness is addressed by (seed, study, trials before it), so a sweep that was killed and resumed suggests what an
 uninterrupted one would have, where trials run one at a time.
@@ -21,7 +21,6 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from ray.tune.search import Searcher
 
 from flray.core.errors import CheckpointError, FlrayError
 from flray.core.seeding import torch_seed
@@ -271,53 +270,3 @@ class Studies:
 
 def _facts(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: result[source] for name, source in FACTS.items() if source in result}
-
-
-class StudySearcher(Searcher):
-    """Ray Tune's view of the studies. Trials that `stopping()` ended early are not told of: a resume goes on with them."""
-
-    def __init__(
-        self,
-        studies: Studies,
-        config: Callable[[str, dict[str, Any], Path], dict[str, Any]],
-        stopping: Callable[[], bool],
-        spent: Callable[[], Collection[str | None]] = tuple,
-    ) -> None:
-        super().__init__()
-        self.studies, self._config, self._stopping, self._spent = studies, config, stopping, spent
-        self._keys: dict[str, str] = {}  # Ray Tune's id of a trial -> its key
-        self._last: dict[str, dict[str, Any]] = {}  # -> its last result
-
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]  # FINISHED is a word
-        found = None
-        if not self._stopping():
-            with self.studies.keeping():
-                found = self.studies.next(self._spent())
-        if found is None:
-            return Searcher.FINISHED
-        key, overrides, folder = found
-        self._keys[trial_id] = key
-        return self._config(key, overrides, folder)
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self._last[trial_id] = result
-        if self.studies.error is None:
-            with self.studies.keeping():
-                self.studies.report(self._keys[trial_id], result)
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        key = self._keys[trial_id]
-        if result and not error:
-            self.on_trial_result(trial_id, result)
-        last = self._last.pop(trial_id, {})  # Hyperband stops trials that are paused: they come without a result
-        if error:
-            last = {**last, "status": "failed: its processes were lost too often"}
-        if last and self.studies.error is None:
-            with self.studies.keeping():
-                self.studies.tell(key, last)
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing: the studies are on disk."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing: a resume makes a new searcher over the same studies."""

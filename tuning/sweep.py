@@ -30,7 +30,8 @@ from tuning.display import Show
 from tuning.drive import drive, place
 from tuning.report import write_report, write_table
 from tuning.schedulers import Asha, make_scheduler, rungs
-from tuning.studies import JOURNAL, Studies, StudySearcher
+from tuning.searcher import StudySearcher
+from tuning.studies import JOURNAL, Studies
 from tuning.trainable import Job
 from tuning.trials import state
 

@@ -55,10 +55,8 @@ class Storage:
         self._listed: set[str] = set()  # parts whose files are in `_there`
         self._healthy = True
         if self.fs.type_name == "local" and Path(self.path).resolve() == folder.resolve().with_name(name):
-            raise ConfigError(
-                f"storage: {self.uri} is the run folder itself; resume it by this URI, or give another storage (null: "
-                "none)"
-            )
+            what = "resume it by this URI, or give another storage (null: none)"
+            raise ConfigError(f"storage: {self.uri} is the run folder itself; {what}")
 
     @classmethod
     def of(cls, base: str | None, folder: Path, name: str = "") -> Storage | None:

@@ -22,7 +22,8 @@ from flray.core.errors import CheckpointError
 from tests.tuning.iris import ended, iris_sweep
 from tuning.config import SchedulerConfig
 from tuning.schedulers import RUNGS, Asha, make_scheduler, rungs
-from tuning.studies import Studies, StudySearcher
+from tuning.searcher import StudySearcher
+from tuning.studies import Studies
 from tuning.trainable import Job
 
 ROUNDS = 12

@@ -16,7 +16,8 @@ from ray.tune.search import Searcher
 from flray.core.errors import CheckpointError
 from tests.tuning.iris import ended, iris_sweep
 from tuning.config import Sweep
-from tuning.studies import JOURNAL, NEVER, Studies, StudySearcher, open_storage
+from tuning.searcher import StudySearcher
+from tuning.studies import JOURNAL, NEVER, Studies, open_storage
 from tuning.trials import trials_table
 
 # sampler -> trials that it draws at random before it learns from the others; None: it never learns

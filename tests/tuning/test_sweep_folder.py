@@ -13,7 +13,8 @@ import pytest
 from flray.core.errors import CheckpointError
 from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner
 from tests.tuning.iris import ended, iris_sweep
-from tuning.studies import JOURNAL, Studies, StudySearcher
+from tuning.searcher import StudySearcher
+from tuning.studies import JOURNAL, Studies
 from tuning.sweep import CONFIG, _take, resume_sweep, run_sweep
 from tuning.trainable import Job
 

@@ -1,0 +1,61 @@
+"""How Ray Tune sees the studies of a sweep: a searcher that asks them for trials and tells them what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from ray.tune.search import Searcher
+
+from tuning.studies import Studies
+
+
+class StudySearcher(Searcher):
+    """Ray Tune's view of the studies. Trials that `stopping()` ended early are not told of: a resume goes on with them."""
+
+    def __init__(
+        self,
+        studies: Studies,
+        config: Callable[[str, dict[str, Any], Path], dict[str, Any]],
+        stopping: Callable[[], bool],
+        spent: Callable[[], Collection[str | None]] = tuple,
+    ) -> None:
+        super().__init__()
+        self.studies, self._config, self._stopping, self._spent = studies, config, stopping, spent
+        self._keys: dict[str, str] = {}  # Ray Tune's id of a trial -> its key
+        self._last: dict[str, dict[str, Any]] = {}  # -> its last result
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]  # FINISHED is a word
+        found = None
+        if not self._stopping():
+            with self.studies.keeping():
+                found = self.studies.next(self._spent())
+        if found is None:
+            return Searcher.FINISHED
+        key, overrides, folder = found
+        self._keys[trial_id] = key
+        return self._config(key, overrides, folder)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self._last[trial_id] = result
+        if self.studies.error is None:
+            with self.studies.keeping():
+                self.studies.report(self._keys[trial_id], result)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        key = self._keys[trial_id]
+        if result and not error:
+            self.on_trial_result(trial_id, result)
+        last = self._last.pop(trial_id, {})  # Hyperband stops trials that are paused: they come without a result
+        if error:
+            last = {**last, "status": "failed: its processes were lost too often"}
+        if last and self.studies.error is None:
+            with self.studies.keeping():
+                self.studies.tell(key, last)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the studies are on disk."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing: a resume makes a new searcher over the same studies."""
