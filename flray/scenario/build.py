@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from flray.core.errors import ConfigError, DataError
@@ -9,13 +11,19 @@ from flray.data.cache import Array
 from flray.data.dataset import Dataset
 from flray.scenario import held_out
 from flray.scenario.held_out import ValidationConfig
-from flray.scenario.partition import Partition, make_partition
+from flray.scenario.partition import Partition, PartitionWarning, make_partition
 from flray.scenario.partition_config import PartitionConfig
 from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet
 from flray.scenario.tasks import TasksConfig
 
 OF_ALL_CLASSES = ("natural", "table")  # partitions that say who holds what of the whole data set
+
+HINTS = {
+    "dirichlet": "set partition.min_size to 1 or more, or a larger alpha",
+    "table": "give every row a sample",
+    "shards": "make clients x shards_per_client a multiple of the number of classes",
+}
 
 
 def build(
@@ -43,6 +51,7 @@ def build(
         elif server_held is not None:
             mine = server_held[np.isin(dataset.train.y[server_held], groups[task])]
             parts[task] = part._replace(held=mine.astype(part.indices.dtype))
+    _note_empty(parts, config, tasks)
     if tasks is None:
         return Scenario.ordinary(parts[0], dataset.num_classes)
     stages = [
@@ -74,10 +83,30 @@ def _parts(
         of_task = place[labels]  # as if there were no other classes
         mine = np.flatnonzero(of_task >= 0)
         rows = mine if private is None else np.intersect1d(mine, private)
-        parts.append(
-            make_partition(config, of_task, seed=seed, num_classes=len(classes), group=ids, subset=rows, task=task)
-        )
+        try:
+            parts.append(
+                make_partition(config, of_task, seed=seed, num_classes=len(classes), group=ids, subset=rows, task=task)
+            )
+        except DataError as error:
+            raise DataError(f"task {task}: {error}") from error
     return parts
+
+
+def _note_empty(parts: list[Partition], config: PartitionConfig, tasks: TasksConfig | None) -> None:
+    """Warns, in a line a task, of clients without samples. Raises `DataError` where a task has nobody else."""
+    for task, part in enumerate(parts):
+        empty = np.flatnonzero(part.sizes == 0)
+        where = f"partition {config.name}" if tasks is None else f"task {task}: partition {config.name}"
+        if len(empty) == part.num_clients:
+            raise DataError(f"{where}: no client has a sample of the task's classes; take fewer tasks")
+        if len(empty):
+            way = HINTS.get(config.name, "use fewer clients")
+            warnings.warn(
+                f"{where}: {len(empty)} of {part.num_clients} clients have no samples (the first is client {empty[0]}) "
+                f"and take no part; if they should, {way}",
+                PartitionWarning,
+                stacklevel=4,
+            )
 
 
 def _tests(dataset: Dataset, groups: list[Array], parts: list[Partition], task: int) -> dict[str, TestSet]:

@@ -163,39 +163,29 @@ def make_partition(
     num_classes = num_classes or (int(y.max()) + 1 if len(y) else 0)
     made = PARTITIONS.get(config.name)(y, num_classes, config, generator(config, seed, task), ids)
     partition = made if isinstance(made, Partition) else from_lists(made)
-    partition = _filled(partition, config, num_classes)
+    partition = _filled(partition, config)
     indices = partition.indices if rows is None else rows[partition.indices]
     small = np.int32 if len(labels) < 2**31 else np.int64
     return Partition(np.ascontiguousarray(indices, small), np.ascontiguousarray(partition.offsets, np.int64))
 
 
-def _filled(partition: Partition, config: PartitionConfig, num_classes: int) -> Partition:
-    """The partition with what `config.empty` says of clients without samples, and a warning that there are some."""
+def _filled(partition: Partition, config: PartitionConfig) -> Partition:
+    """The partition; with `empty: previous` clients without samples get those of the client before them."""
     empty = np.flatnonzero(partition.sizes == 0)
-    if not len(empty):
-        return partition
-    text = f"partition {config.name}: {len(empty)} of {partition.num_clients} clients have no samples"
     if len(empty) == partition.num_clients:
         raise DataError(f"partition {config.name}: no client has a sample; use fewer clients, or more samples")
-    if config.empty == "previous":
-        warnings.warn(
-            f"{text} and get those of the client before them, as in FedSOL's code", PartitionWarning, stacklevel=3
-        )
-        clients = [partition.client(k) for k in range(partition.num_clients)]
-        for k in empty:
-            clients[k] = clients[k - 1]
-        return from_lists(clients)
-    way = {
-        "dirichlet": "set partition.min_size to 1 or more, or a larger alpha",
-        "table": "give every row a sample",
-        "shards": f"make clients x shards_per_client a multiple of {num_classes}, the number of classes",
-    }.get(config.name, "use fewer clients")
+    if not len(empty) or config.empty == "left_out":
+        return partition
     warnings.warn(
-        f"{text} (the first is client {empty[0]}) and take no part; if they should, {way}",
+        f"partition {config.name}: {len(empty)} of {partition.num_clients} clients have no samples and get those of "
+        "the client before them, as in FedSOL's code",
         PartitionWarning,
         stacklevel=3,
     )
-    return partition
+    clients = [partition.client(k) for k in range(partition.num_clients)]
+    for k in empty:
+        clients[k] = clients[k - 1]
+    return from_lists(clients)
 
 
 def from_lists(clients: Sequence[Array]) -> Partition:

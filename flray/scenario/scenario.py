@@ -70,7 +70,7 @@ class Scenario:
 
     @classmethod
     def ordinary(cls, partition: Partition, num_classes: int) -> Scenario:
-        """One stage of all classes, tested on the partition's validation split if there is one, else on the test set."""
+        """One stage of all classes, tested on the partition's validation split, where there is none on the test set."""
         classes = np.arange(num_classes)
         held = partition.held
         tests = {"test": TestSet("test")} if held is None else {"val": TestSet("train", np.array(held, np.int64))}

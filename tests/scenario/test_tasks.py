@@ -5,10 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flray.core.errors import ConfigError
+from flray.core.errors import ConfigError, DataError
 from flray.core.seeding import rng
 from flray.data import DataConfig, load_dataset
-from flray.scenario import PartitionConfig, Scenario, TasksConfig, ValidationConfig, build, make_partition
+from flray.scenario import (
+    PartitionConfig,
+    PartitionWarning,
+    Scenario,
+    TasksConfig,
+    ValidationConfig,
+    build,
+    make_partition,
+)
 
 IRIS = DataConfig(source="iris")
 PARTS = PartitionConfig(name="dirichlet", clients=4, alpha=0.5, min_size=1)
@@ -105,6 +113,37 @@ def test_what_a_proxy_took_is_in_no_task():
     private = np.arange(0, 120, 2)
     found = scenario(private=private)
     assert sorted(np.concatenate([part.indices for part in found.partitions])) == private.tolist()
+
+
+def test_clients_without_samples_are_told_of_once_a_task():
+    """Client 0 holds classes 0 and 2, client 1 class 1, client 2 nothing; the order of classes is 2, 0, then 1."""
+    table = PartitionConfig(name="table", table=[[2, 0, 1], [0, 2, 0], [0, 0, 0]])
+    with pytest.warns(PartitionWarning) as told:
+        build(
+            load_dataset(IRIS), table, seed=0, tasks=TasksConfig(num_tasks=2, class_order=(2, 0, 1), partition="once")
+        )
+    assert [str(warning.message) for warning in told] == [
+        "task 0: partition table: 2 of 3 clients have no samples (the first is client 1) and take no part; "
+        "if they should, give every row a sample",
+        "task 1: partition table: 2 of 3 clients have no samples (the first is client 0) and take no part; "
+        "if they should, give every row a sample",
+    ]
+    with pytest.warns(
+        PartitionWarning, match="^partition table: 1 of 3 clients have no samples .the first is client 2"
+    ):
+        build(load_dataset(IRIS), table, seed=0)
+
+
+def test_a_task_that_nobody_has_samples_of_is_an_error():
+    table = PartitionConfig(name="table", table=[[2, 0, 1], [1, 0, 2]])
+    tasks = TasksConfig(num_tasks=2, class_order=(2, 0, 1), partition="once")
+    with pytest.raises(DataError, match="task 1: partition table: no client has a sample of the task's classes"):
+        build(load_dataset(IRIS), table, seed=0, tasks=tasks)
+
+
+def test_an_error_of_a_tasks_partition_names_the_task():
+    with pytest.raises(DataError, match=r"^task 0: partition\.clients: 50 clients for 40 training samples"):
+        scenario(3, PartitionConfig(name="iid", clients=50))
 
 
 def test_one_task_is_the_ordinary_experiment_with_other_test_files():
