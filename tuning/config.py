@@ -271,7 +271,11 @@ def _metric(name: str) -> None:
     """`ConfigError` where `name` is nothing that a run reports round by round, or tuning must not read it."""
     if name.startswith(("test/", "personal/")):
         raise ConfigError(f"objective: tuning never reads the test set, so not {name}; use val/acc")
-    hidden = [metric for metric, meaning in METRICS.items() if metric.startswith(("test/", "personal/")) or meaning.startswith("tasks/:")]
+    hidden = [
+        metric
+        for metric, meaning in METRICS.items()
+        if metric.startswith(("test/", "personal/")) or meaning.startswith(("tasks/:", "tests/:"))
+    ]
     valid = {*CUMULATIVE, *METRICS} - set(hidden)
     if name not in valid:
         raise unknown("metric", name, valid, "objective")

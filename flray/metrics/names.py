@@ -5,8 +5,8 @@ from __future__ import annotations
 LAST = 10  # tested rounds that `test/acc_mean10` is the mean of (spec 1.4)
 
 METRICS = {
-    "test/acc": "accuracy of the global model on the whole test set, after the server half",
-    "test/loss": "mean cross-entropy on the test set",
+    "test/acc": "accuracy of the global model on the test set, after the server half, in its first inference mode; by class: tests/",
+    "test/loss": "mean cross-entropy on the test set, of the samples whose label is in the head that answers",
     "val/acc": "accuracy on held-out training data (evaluate.validation); then the test set is not read",
     "val/loss": "mean cross-entropy on held-out training data",
     "train/loss": "mean of the local steps' losses, over clients by aggregation weight",
@@ -35,4 +35,11 @@ METRICS = {
     "time/client_s": "sum of the clients' times, each on its own actor",
     "time/server_s": "aggregation and distillation",
     "time/evaluate_s": "testing the global model",
+    "acc": "tests/: right / total, for each test set and inference mode; made when the table is read, as the next three",
+    "loss": "tests/: loss_sum / covered",
+    "acc_macro": "tests/: mean of the classes' accuracies, each class with the same weight",
+    "acc_worst": "tests/: accuracy of the worst class",
+    "class_right": "tests/: right predictions by class; class_total: samples by class",
+    "covered": "tests/: samples whose label is in the head that answered; loss_sum: their cross-entropy",
+    "predicted_tasks": "tests/: samples by the task that was predicted for them, where the mode predicts one",
 }
