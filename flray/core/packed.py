@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import json
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,12 +129,31 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+_settled: weakref.WeakSet[type] = weakref.WeakSet()  # classes of one name with another that are both in use
+
+
 def _classes() -> dict[str, type[Record]]:
-    """Every record class by name, wherever it came from; of two with one name (a cell run twice) the later."""
-    found: dict[str, type[Record]] = {}
-    open_ = [Record]
-    while open_:
-        kinds = [kind for parent in open_ for kind in parent.__subclasses__()]
-        found.update({_name(kind): kind for kind in kinds})
-        open_ = kinds
+    """Every record class by name, wherever it came from; of two with one name (a cell run twice) the later.
+
+    Where a class arrives by value again, cloudpickle makes an empty one of its name, and drops it for the one that it
+    knows: until it is collected it would be found here.
+    """
+    found = _by_name()
+    twice = {kind for kinds in found.values() if len(kinds) > 1 for kind in kinds}
+    if not twice <= set(_settled):
+        del twice
+        found.clear()
+        gc.collect()
+        found = _by_name()
+        _settled.update(kind for kinds in found.values() if len(kinds) > 1 for kind in kinds)
+    return {name: kinds[-1] for name, kinds in found.items()}
+
+
+def _by_name() -> dict[str, list[type[Record]]]:
+    found: dict[str, list[type[Record]]] = {}
+    parents: list[type[Record]] = [Record]
+    while parents:
+        parents = [kind for parent in parents for kind in parent.__subclasses__()]
+        for kind in parents:
+            found.setdefault(_name(kind), []).append(kind)
     return found

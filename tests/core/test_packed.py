@@ -155,7 +155,7 @@ def test_of_two_classes_with_one_name_the_later_one_is_taken():
 
 
 def test_a_class_that_came_by_value_is_found_again(tmp_path):
-    """As a notebook's class comes to the server's process."""
+    """As a notebook's class comes to the server's process, where it comes again with every message."""
     import subprocess
     import sys
 
@@ -164,14 +164,19 @@ import sys, ray.cloudpickle
 from flray.core.messages import ServerState
 class Mine(ServerState):
     c: float
-sys.stdout.buffer.write(ray.cloudpickle.dumps(Mine))
+    def twice(self):
+        return 2 * self.c
+for message in (Mine, Mine(1, None, 0.5)):
+    sys.stdout.buffer.write(ray.cloudpickle.dumps(message))
 """
     receiver = f"""
 import pickle
 from flray.core.packed import Packed
-Mine = pickle.load(open({str(tmp_path / "sent")!r}, "rb"))
+with open({str(tmp_path / "sent")!r}, "rb") as file:
+    Mine, message = pickle.load(file), pickle.load(file)
+assert type(message) is Mine
 back = Packed.of(Mine(1, None, 0.65)).message()
-assert type(back) is Mine and back.c == 0.65
+assert type(back) is Mine and back.twice() == 1.3
 """
     sent = subprocess.run([sys.executable, "-c", sender], check=True, capture_output=True).stdout
     (tmp_path / "sent").write_bytes(sent)
