@@ -8,18 +8,23 @@ flray.load("runs/quickstart/fedavg-seed0").rounds  # a DataFrame, one row a roun
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flray.core.errors import ConfigError
 from flray.experiment import RESUMABLE, Experiment
 from flray.loader import load_config
 from flray.overrides import pairs
-from flray.rundir.folder import default_folder
+from flray.rundir.folder import RunFolder, default_folder
 from flray.rundir.reader import Run, load
 from flray.rundir.uri import is_uri, split
 from flray.whereabouts import started_in
+
+if TYPE_CHECKING:
+    from flray.engine.ray.cluster import Background
+    from flray.engine.simulation import Launch
+    from flray.scenario import Scenario
 
 __all__ = ["Run", "load", "resume", "run"]
 
@@ -41,8 +46,6 @@ def run(
     cells = load_config(config, pairs(overrides, values), imports)
     if len(cells) != 1:
         raise ConfigError(f"flray.run takes one experiment, these overrides make {len(cells)}; loop over load_config(...)")
-    from flray.engine.simulation import simulate
-
     folder = Path(out) if out is not None else default_folder(cells[0])
     simulate(cells[0], folder, overwrite=overwrite, progress=progress)
     return load(folder)
@@ -62,7 +65,6 @@ def resume(
     error, unless `accept` names it; `environment.json` then says so for ever.
     The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one line.
     """
-    from flray.engine.simulation import simulate
     from flray.rundir.download import download
 
     changes = pairs(overrides, values)
@@ -83,3 +85,71 @@ def resume(
             raise ConfigError("resume continues one run: give one value for each key")
         simulate(cells[0], folder, resume=True, accept=accept, progress=progress)
     return load(shown)
+
+
+def simulate(experiment: Experiment, folder: Path, **options: Any) -> None:
+    """Run (or resume) an experiment into `folder`, with the options of :func:`play`. Raises `FlrayError` in one line; what is on disk stays
+    readable."""
+    for _ in play(experiment, folder, **options):
+        pass
+
+
+def play(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    scenario: Scenario | None = None,
+    accept: Sequence[str] = (),
+) -> Generator[dict[str, Any]]:
+    """The rows of the rounds as they complete, as in rounds/; the run is finished when there are no more.
+
+    Closing the iterator before that pauses the run: a checkpoint, and a STATUS that says how to go on. `overwrite`: a run that is
+    in the folder is replaced once the first round of this one is done. `accept` names what a resume may find changed since the run
+    began (a key of the configuration, `data`, `modules.NAME` ...); `environment.json` keeps that.
+    """
+    from flray.engine.prepare import build_data, build_scenario
+    from flray.engine.progress import stage
+    from flray.engine.simulation import Simulation
+    from flray.rundir.provenance import Origin
+    from flray.rundir.storage import Storage
+
+    home = RunFolder.claim(folder, resume=resume, overwrite=overwrite)
+    try:
+        storage = Storage.of(experiment.storage, home.path, home.target.name)
+        if storage is not None:
+            storage.check(resume=resume, overwrite=overwrite)
+        origin = Origin.of(experiment, home.path if resume else None, accept)
+        starting, launch = _executors(experiment)
+        with stage(f"reading data: {experiment.data.source}", progress):
+            data = build_data(experiment)
+            if scenario is None and not resume:
+                scenario = build_scenario(experiment, data[0], data[2])
+        kind: type[Simulation] = Simulation
+        if experiment.algorithm.centralized:
+            from flray.engine.ray.train.driver import Centralized as kind
+        run = kind(experiment, home, data, scenario, storage, origin, launch)
+        if starting is not None:
+            with stage("starting Ray", progress and not starting.ready):
+                starting.join()
+        yield from run.go(progress, resume)
+        if storage is not None:
+            storage.check_complete()
+    finally:
+        home.release()
+
+
+def _executors(experiment: Experiment) -> tuple[Background | None, Launch]:
+    """(Ray, on its way up; None where the run needs none; what makes the run's executor)."""
+    if experiment.resources.executor == "local":
+        from flray.engine.local import launch
+
+        return None, launch
+    from flray.engine.ray.cluster import Background, connect
+    from flray.engine.ray.launch import launch as launch_actors
+    from flray.engine.ray.room import cpus_needed
+
+    needed = cpus_needed(experiment)
+    return Background(lambda: connect(experiment.address, needed)), launch_actors  # Ray takes seconds to start

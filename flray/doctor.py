@@ -7,12 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from flray.core.clock import Clock
 from flray.core.errors import ResourceError
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import size
-from flray.engine.workbench import Workbench
+from flray.engine.workbench import Roll, Workbench
 from flray.experiment import Experiment, algorithm_name
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
@@ -24,22 +26,23 @@ SHOWN = 20  # clients in the table
 def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[dict[str, Any]], str]:
     """(rows of what was found, a text table of the partition). Raises the error that the run would raise."""
     from flray.core.messages import nbytes
-    from flray.engine.ray.cluster import auth_mode, cores
+    from flray.engine.ray.cluster import auth_mode
+    from flray.engine.threads import cores
 
     storage = Storage.of(experiment.storage, default_folder(experiment))
     if storage is not None:
         storage.probe()
     dataset, proxy, private = build_data(experiment)
     scenario = build_scenario(experiment, dataset, private)
-    bench = Workbench(experiment)
+    bench = Workbench(experiment, Roll.of(scenario))
     objective, algorithm = bench.objective, experiment.algorithm
     cohort = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
     dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
-    ctx = bench.context(0, 0, 0, scenario.population, cohort, scenario.total_examples(0))
+    ctx = bench.context(Clock())
     state = algorithm.init_server(ctx, *objective.initial())
     down = algorithm.broadcast(ctx, state)
     vector = objective.layout.size * 4
-    up, alone = _update(bench, down, scenario.population, cohort, scenario.total_examples(0))
+    up, alone = _update(bench, down, scenario)
     traffic = [size(each * cohort) for each in (nbytes(down), sum(up.values()))]
     server = vector * 4 + sum(up[name] for name in alone) * cohort
     memory = (len(dataset.train.x) + len(dataset.test.x)) * dataset.train.x[0].nbytes
@@ -132,17 +135,17 @@ def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]
     return [{"check": name, "found": value} for name, value in rows]
 
 
-def _update(bench: Workbench, down: Any, population: int, cohort: int, total_examples: int) -> tuple[dict[str, int], list[str]]:
+def _update(bench: Workbench, down: Any, scenario: Scenario) -> tuple[dict[str, int], list[str]]:
     """(bytes of a client's update by field, the fields of which the server keeps every client's): that of one which makes no step."""
     from flray.core.fields import pools
     from flray.core.messages import Record, nbytes_by_field
 
-    algorithm = bench.algorithm
+    algorithm, clock = bench.algorithm, Clock()
     if algorithm.centralized:
         return {}, []
-    where = {"client": 0, "num_steps": 1, "num_examples": 1, "weight": 1 / max(cohort, 1)}
-    ctx = bench.context(0, 0, 0, population, cohort, total_examples, **where)
-    client = algorithm.init_client(ctx)
-    update, _ = algorithm.end(ctx, down, client, algorithm.begin(ctx, down, client))
+    shares = scenario.shares(clock, np.array([scenario.members(0)[0]]))
+    ctx = bench.context(clock, client=int(shares.clients[0]), num_steps=1, num_examples=len(shares.indices), weight=1.0)
+    client, data = algorithm.init_client(ctx), bench.client_data(ctx, shares.indices)
+    update, _ = algorithm.end(ctx, down, client, algorithm.begin(ctx, down, client, data), data)
     how = pools(type(update)) if isinstance(update, Record) else {}
     return nbytes_by_field(update), [name for name, pool in how.items() if pool == "each"]

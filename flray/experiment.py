@@ -136,6 +136,9 @@ class ResourcesConfig(Section):
     client_actors: int | Literal["auto"] = Field("auto", description="client actors; auto: what the cluster's CPUs or GPUs hold")
     client: ClientResources = ClientResources()
     server: ServerResources = ServerResources()
+    executor: Literal["auto", "local", "calls"] = Field(
+        "auto", description="local: this process alone, without Ray; calls: Ray actors, one call a run of the cohort; auto: calls"
+    )
     store: Literal["memory", "files"] = Field("memory", description="where client state lives between rounds; files: in the run folder")
 
     @field_validator("client_actors")

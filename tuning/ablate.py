@@ -11,9 +11,10 @@ from ray.tune.search import Searcher
 
 from flray.core.errors import FlrayError
 from flray.engine.evaluate import personal_epochs
-from flray.engine.prepare import build_data, cpus_needed
+from flray.engine.prepare import build_data
 from flray.engine.progress import stage
 from flray.engine.ray.cluster import connect
+from flray.engine.ray.room import cpus_needed
 from flray.experiment import Experiment
 from flray.grid import cell_status, labels
 from flray.overrides import pair, several

@@ -13,9 +13,10 @@ from typing import Any
 import yaml
 
 from flray.core.errors import CheckpointError, ConfigError, FlrayError
-from flray.engine.prepare import build_data, build_partition, cpus_needed
+from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import stage
 from flray.engine.ray.cluster import connect
+from flray.engine.ray.room import cpus_needed
 from flray.experiment import Experiment
 from flray.grid import dotted
 from flray.rundir.lock import NAME as LOCK
@@ -102,7 +103,7 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
     try:
         with stage(f"reading data: {first.data.source}", progress):
             data = build_data(first)  # what is wrong with the data is said before anything starts, and this node decodes it once
-            build_partition(first, data[0], data[2])
+            build_scenario(first, data[0], data[2])
         with stage("starting Ray", progress):
             connect(first.address, cpus_needed(first))
         placement = place(first, sweep.concurrency)

@@ -11,8 +11,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from flray.api import play
 from flray.core.errors import CheckpointError
-from flray.engine.simulation import play
 from flray.experiment import Experiment
 from flray.rundir import checkpoint
 from flray.rundir.lock import holder
@@ -156,10 +156,11 @@ class TrialRun:
         Rounds that this run had not done come from there: its table has no gap.
         """
         (source,) = place.glob("round-*")
-        done = checkpoint.rounds_done(source)
+        position = checkpoint.read(source).position
+        done = position.done
         for name in ROWS:
             own = Table(self.folder / name)
-            own.keep(done)
+            own.keep(position)
             mine = max(own.kept, default=0)
             theirs = (row for part in sorted((place / name).glob("part-*.parquet")) for row in read_part(part).to_pylist())
             for at, rows in itertools.groupby(theirs, key=itemgetter("done")):

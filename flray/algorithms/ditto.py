@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import ClientData, Context, Predictor
+from flray.core.algorithm import ClientData, Context, FineTuning, Predictor
 from flray.core.hp import hp
 from flray.core.messages import Batch, ClientState, Metrics
 from flray.ops.optim import Moments
@@ -65,8 +65,8 @@ class Ditto(FedAvg, frozen=True):
         w, b = ctx.objective.initial()
         return DittoClient(w, b, b.clone() if self.buffers == "local" else b[:0].clone())
 
-    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
-        carry, scratch = super().begin(ctx, down, client), ctx.objective.scratch
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+        carry, scratch = super().begin(ctx, down, client, data), ctx.objective.scratch
         first = scratch("personal first moment", carry.moments.first).zero_()
         moments = Moments(first, scratch("personal second moment", carry.moments.second).zero_(), 0)
         # copies, not scratch: they become the client's state
@@ -90,8 +90,8 @@ class Ditto(FedAvg, frozen=True):
         personal.w.add_(self.direction(ctx, down, personal, g), alpha=-self.learning_rate(ctx))
         return personal.replace(moments=personal.moments.replace(steps=personal.moments.steps + 1))
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
-        update, _ = super().end(ctx, down, client, carry)
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+        update, _ = super().end(ctx, down, client, carry, data)
         return update, DittoClient(carry.personal.w, carry.personal.b, carry.b.clone() if self.buffers == "local" else client.b)
 
     def report(self, ctx: Context, carry: Any) -> Metrics:
@@ -99,5 +99,5 @@ class Ditto(FedAvg, frozen=True):
         return {**super().report(ctx, carry), "ditto/personal_loss": personal.loss / max(personal.moments.steps, 1)}
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
         return ctx.objective.at(*self.finetune(ctx, client.v, client.statistics, batches))

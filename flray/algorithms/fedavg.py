@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flray.core.algorithm import Algorithm, ClientData, Context, Predictor
+from flray.core.algorithm import Algorithm, ClientData, Context, FineTuning, Predictor
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState, Update
 from flray.ops.losses import cross_entropy
@@ -92,8 +92,12 @@ class FedAvg(Algorithm, frozen=True):
     def init_client(self, ctx: Context) -> Any:
         return LocalStatistics(ctx.objective.initial()[1]) if self.buffers == "local" else ()
 
-    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
-        return self.start(ctx, down.w, client.b if self.buffers == "local" else down.b)
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+        return self.start(ctx, down.w, self.statistics_before(down, client))
+
+    def statistics_before(self, down: Any, client: Any) -> Tensor:
+        """The batch-norm statistics `[Q]` with which a client begins: its own under `buffers: local`, else the global ones."""
+        return client.b if self.buffers == "local" else down.b  # type: ignore[no-any-return]
 
     def start(self, ctx: Context, w: Tensor, b: Tensor) -> Carry:
         """A client in training at copies of `(w, b)`, with a new optimiser."""
@@ -125,14 +129,14 @@ class FedAvg(Algorithm, frozen=True):
         return sgd_direction_(carry.w, g, carry.moments, self.momentum, self.weight_decay, reached)
 
     def learning_rate(self, ctx: Context) -> float:
-        return float(self.lr * self.lr_decay**ctx.round)
+        return float(self.lr * self.lr_decay**ctx.clock.round)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
         return Update(carry.w, carry.b), LocalStatistics(carry.b.clone()) if self.buffers == "local" else client
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
-        w, b = self.finetune(ctx, down.w, client.b if self.buffers == "local" else down.b, batches)
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
+        w, b = self.finetune(ctx, down.w, self.statistics_before(down, client), batches)
         return ctx.objective.at(w, b)
 
     def finetune(self, ctx: Context, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:

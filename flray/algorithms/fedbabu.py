@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import ClientData, Context, Predictor
+from flray.core.algorithm import ClientData, Context, FineTuning, Predictor
 from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.objective import Objective
 from flray.core.params import Entry
@@ -59,8 +59,8 @@ class FedBABU(FedAvg, frozen=True):
     def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor]:
         return self.whole(ctx, message.body), message.b
 
-    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
-        return super().begin(ctx, Broadcast(*self.point(ctx, down)), client)
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+        return super().begin(ctx, Broadcast(*self.point(ctx, down)), client, data)
 
     def direction(self, ctx: Context, down: Any, carry: Any, g: Tensor) -> Tensor:
         v = super().direction(ctx, down, carry, g)
@@ -68,12 +68,12 @@ class FedBABU(FedAvg, frozen=True):
             v.narrow(0, place.offset, place.numel).zero_()
         return v
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
-        update, client = super().end(ctx, down, client, carry)
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+        update, client = super().end(ctx, down, client, carry, data)
         return BodyMessage(body_of(ctx.objective, update.w), update.b), client
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
         return super().personalize(ctx, Broadcast(*self.point(ctx, down)), client, batches)  # finetune moves the head as well
 
 

@@ -30,7 +30,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import Context
+from flray.core.algorithm import ClientData, Context
 from flray.core.hp import hp
 from flray.core.messages import Cohort, EachUpdate, Metrics, Update
 from flray.core.network_parts import ModuleMode
@@ -57,8 +57,8 @@ class ServerDistillation(FedAvg, frozen=True):
         average = average.replace(b=self.statistics(state, average.b))
         return self.distill(ctx, state, updates, average, self.ensemble(ctx, updates))
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
-        update, client = super().end(ctx, down, client, carry)
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+        update, client = super().end(ctx, down, client, carry, data)
         return EachUpdate.of(update), client
 
     @abstractmethod

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import Context
+from flray.core.algorithm import ClientData, Context
 from flray.core.hp import hp
 from flray.core.messages import Batch, ClientState, Cohort, EachUpdate, Metrics, ServerState, Update
 from flray.ops.optim import clip_
@@ -85,8 +85,8 @@ class FedDyn(FedAvg, frozen=True):
             return self.alpha
         return self.alpha * ctx.mean_examples / max(ctx.num_examples, 1)
 
-    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
-        base: Carry = super().begin(ctx, down, client)
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+        base: Carry = super().begin(ctx, down, client, data)
         linear = torch.mul(down.w, -self.strength(ctx), out=ctx.objective.scratch("linear term", base.w)).sub_(client.h)
         return DynCarry.of(base, linear=linear)
 
@@ -106,7 +106,7 @@ class FedDyn(FedAvg, frozen=True):
         g = torch.mul(drift, self.strength(ctx), out=ctx.objective.scratch("proximal gradient", carry.w)).sub_(client.h)
         return 0.5 * self.strength(ctx) * torch.dot(drift, drift) - torch.dot(client.h, carry.w), g
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, used: float = 1.0) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0) -> tuple[Any, Any]:
         """`used`: the share of h_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         drift = torch.sub(carry.w, down.w, out=carry.linear)
         h = torch.mul(client.h, used).sub_(drift, alpha=self.strength(ctx))

@@ -35,7 +35,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import Context
+from flray.core.algorithm import ClientData, Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState
@@ -123,8 +123,8 @@ class FedNova(FedAvg, frozen=True):
         w, b = ctx.objective.initial()
         return NovaClient(torch.zeros_like(w), b if self.buffers == "local" else None)
 
-    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
-        base: Carry = super().begin(ctx, down, client)
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+        base: Carry = super().begin(ctx, down, client, data)
         if self.ccvr == "off":
             return NovaCarry.of(base, correction=None)
         correction = torch.neg(client.d, out=ctx.objective.scratch("correction", base.w))
@@ -151,7 +151,7 @@ class FedNova(FedAvg, frozen=True):
         shrink = self.mu * self.learning_rate(ctx) if sgd or self.nova_compat else 0.0
         return accumulation(steps, self.momentum if sgd else 0.0, shrink)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, used: float = 1.0) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0) -> tuple[Any, Any]:
         """`used`: the share of dbar - d_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         a = self.normalizer(ctx, carry.moments.steps)
         scale = a * self.learning_rate(ctx) or 1.0  # a client without a step sends 0
@@ -161,5 +161,5 @@ class FedNova(FedAvg, frozen=True):
             own = torch.sub(d, carry.correction, alpha=used) if a else client.d.clone()
         update = NovaUpdate(d, (down.b - carry.b).div_(scale), float(carry.moments.steps) if self.mu else a, own)
         if self.ccvr == "off":
-            return update, super().end(ctx, down, client, carry)[1]
+            return update, super().end(ctx, down, client, carry, data)[1]
         return update, NovaClient(d.clone() if own is None else own, carry.b.clone() if self.buffers == "local" else None)

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import Carry
 from flray.algorithms.feddf import FedDF
-from flray.core.algorithm import Context
+from flray.core.algorithm import ClientData, Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, Metrics, ServerState
@@ -119,8 +119,8 @@ class FedProj(FedDF, frozen=True):
         return pull(mean_of_each(updates).w, self.alpha * (len(updates.w) if self.wd_anchor == "sum_clients" else 1))
 
     # client -----------------------------------------------------------------------------------
-    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
-        base: Carry = super().begin(ctx, down, client)
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+        base: Carry = super().begin(ctx, down, client, data)
         order = ctx.rng("memory order").permutation(ctx.require_proxy().size if down.memory is None else len(down.memory))
         draws, tally = ctx.rng("projection").random(ctx.num_steps), Tally(*torch.zeros(5, device=base.w.device).unbind())
         memory_grad = ctx.objective.scratch("memory gradient", base.w)

@@ -47,7 +47,7 @@ from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.moon import Moon
 from flray.algorithms.scaffold import Scaffold
-from flray.core.algorithm import Context
+from flray.core.algorithm import ClientData, Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics
@@ -192,11 +192,11 @@ class FedSOL(FedAvg, frozen=True):
     def init_client(self, ctx: Context) -> Any:
         return self.base.init_client(ctx)
 
-    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
-        return self.base.begin(ctx, down, client)
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+        return self.base.begin(ctx, down, client, data)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
         base = self.base
         if isinstance(base, Scaffold | FedNova | FedDyn):  # their state is what the steps contained besides the correction
-            return base.end(ctx, down, client, carry, 0.0 if self.strategy in ("S0", "S1") else self.beta)
-        return base.end(ctx, down, client, carry)
+            return base.end(ctx, down, client, carry, data, 0.0 if self.strategy in ("S0", "S1") else self.beta)
+        return base.end(ctx, down, client, carry, data)

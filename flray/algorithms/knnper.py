@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import ClientData, Context, Predictor
+from flray.core.algorithm import Context, FineTuning, Predictor
 from flray.core.hp import hp
 from flray.core.point import Model
 
@@ -44,7 +44,7 @@ class KNNPer(FedAvg, frozen=True):
     mix: Literal["probabilities", "logits"] = hp("probabilities", doc="what of the model is mixed with q (h)")
     store_augment: bool = hp(False, doc="store augmented images, the first epoch of fine-tuning; plain ones where there is none")
 
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
         model = cast(Model, super().personalize(ctx, down, client, batches))
         keys, labels = self.store(ctx, model, batches)
 
@@ -58,7 +58,7 @@ class KNNPer(FedAvg, frozen=True):
 
         return predictor
 
-    def store(self, ctx: Context, model: Model, batches: ClientData) -> tuple[Tensor, Tensor]:
+    def store(self, ctx: Context, model: Model, batches: FineTuning) -> tuple[Tensor, Tensor]:
         """(features `[n, F]`, labels `[n]`) of at most `capacity` training samples of the client."""
         epoch = int(self.epoch_batches(np.array(ctx.num_examples)))
         source = itertools.islice(batches, epoch) if self.store_augment and len(batches) else batches.plain

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import Context
+from flray.core.algorithm import ClientData, Context
 from flray.core.messages import ClientState, Metrics
 from flray.ops.optim import Moments
 
@@ -35,13 +35,13 @@ class Lasting(FedAvg, frozen=True):
         first = torch.zeros_like(w) if self.optimizer == "adam" or self.momentum else none
         return Trained(w, b, Moments(first, torch.zeros_like(w) if self.optimizer == "adam" else none, 0))
 
-    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
         carry = self.start(ctx, client.w, client.b)
         for scratch, kept in self._pairs(carry, client):
             scratch[: len(kept)].copy_(kept)
         return carry.replace(moments=carry.moments.replace(steps=client.moments.steps))
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
         first, second = (scratch[: len(old)].clone() for scratch, old in self._pairs(carry, client))
         return (), Trained(carry.w.clone(), carry.b.clone(), Moments(first, second, carry.moments.steps))
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from flray.algorithms.lasting import Lasting
-from flray.core.algorithm import ClientData, Context, Predictor
+from flray.core.algorithm import Context, FineTuning, Predictor
 from flray.core.messages import Cohort, Metrics
 
 
@@ -47,5 +47,5 @@ class Local(Lasting, frozen=True):
         return self.untrained(ctx)
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
         return ctx.objective.at(*self.finetune(ctx, client.w, client.b, batches))

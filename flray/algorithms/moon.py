@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import Context
+from flray.core.algorithm import ClientData, Context
 from flray.core.hp import hp
 from flray.core.messages import Batch, ClientState, Update
 from flray.ops.contrast import model_contrast
@@ -67,7 +67,7 @@ class Moon(FedAvg, frozen=True):
         """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu (FedSOL Table 4, spec 6.6)."""
         out = ctx.objective.scratch("proximal gradient", carry.w)
         # z_p = z_g in round 1: a constant, of which autograd would leave rounding, and FedSOL blow that up to length rho
-        if ctx.task == ctx.round == 0 and torch.equal(client.w, down.w):
+        if ctx.clock.task == ctx.clock.round == 0 and torch.equal(client.w, down.w):
             return torch.full((), math.log(2.0), device=out.device), out.zero_()
         contrast = self.contrast(ctx, down, client, batch)
         return ctx.objective.value_and_grad(lambda f: contrast(f.features(batch.x)), carry.w, carry.b, out=out)
@@ -78,5 +78,5 @@ class Moon(FedAvg, frozen=True):
             z_global, *z_previous = (ctx.objective.at(model.w, model.b).features(batch.x) for model in (down, client))
         return lambda z: model_contrast(z, z_global, z_previous, self.tau)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
         return Update(carry.w, carry.b), MoonClient(carry.w.clone(), carry.b.clone())

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import ClientData, Context, Predictor
+from flray.core.algorithm import Context, FineTuning, Predictor
 from flray.core.hp import hp
 from flray.core.messages import Batch
 from flray.ops.optim import sgd_direction_
@@ -113,8 +113,8 @@ class PerFedAvg(FedAvg, frozen=True):
         v.add_(bend, alpha=-self.learning_rate(ctx) / (2 * self.delta))
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
-        carry = self.begin(ctx, down, client)
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
+        carry = self.start(ctx, down.w, self.statistics_before(down, client))
         if (self.adaptation or ("meta" if self.form == "code" else "step")) == "step":
             first = next(iter(batches), None)
             w = carry.w if first is None else self.adapt(ctx, carry, self.gradient(ctx, down, client, carry, first)[1])

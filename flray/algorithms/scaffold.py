@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import Context
+from flray.core.algorithm import ClientData, Context
 from flray.core.hp import hp
 from flray.core.messages import Batch, ClientState, Cohort, Metrics, ServerState, Update
 from flray.ops.control import accumulation, mass
@@ -89,8 +89,8 @@ class Scaffold(FedAvg, frozen=True):
         w, b = ctx.objective.initial()
         return ScaffoldClient(torch.zeros_like(w), b if self.buffers == "local" else None)
 
-    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
-        base: Carry = super().begin(ctx, down, client)
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+        base: Carry = super().begin(ctx, down, client, data)
         correction = torch.sub(down.c, client.c, out=ctx.objective.scratch("correction", base.w))
         full = ctx.objective.scratch("full gradient", base.w).zero_() if self.option == "I" else base.w[:0]
         return ScaffoldCarry.of(base, correction=correction, full=full)
@@ -114,7 +114,7 @@ class Scaffold(FedAvg, frozen=True):
         g = ctx.objective.scratch("proximal gradient", carry.w).copy_(carry.correction)
         return torch.dot(g, carry.w), g
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, used: float = 1.0) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0) -> tuple[Any, Any]:
         """`used`: the share of c - c_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         c = self.control(ctx, down, client, carry, used)
         # of sum_k p_k (c_k+ - c_k) / m_k the server makes the plain sum, whoever was skipped

@@ -109,7 +109,7 @@ def compare(
     They are against the channels-last loop, where there are convolutions, and the server's share. `ways` are (processes,
     threads) of the bare loop.
     """
-    from flray.engine.ray.cluster import cores
+    from flray.engine.threads import cores
 
     experiment = workload.experiment(rounds + WARM_UP + 1)
     partition = workload.partition(experiment)
@@ -169,7 +169,7 @@ import sys
 from pathlib import Path
 from flray import bench
 from flray.scenario import load_partition
-from flray.engine.simulation import simulate
+from flray.api import simulate
 name, partition, folder = sys.argv[1:]
 simulate(getattr(bench, name).experiment(12), Path(folder), partition=load_partition(partition, verify=False), overwrite=True)
 """

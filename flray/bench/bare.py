@@ -236,8 +236,8 @@ class Measured(NamedTuple):
 
 def measure(experiment: Experiment, partition: Partition, folder: Path) -> Measured:
     """A real run through Ray, from one round's end to the next's; the first rounds and the last one are left out."""
+    from flray.api import play
     from flray.engine.cohort import runs
-    from flray.engine.simulation import play
     from flray.rundir.reader import load
 
     ends = [time.perf_counter() for _ in play(experiment, folder, partition=partition, overwrite=True)]

@@ -46,7 +46,7 @@ def sweep(home: Path, repeats: int, rounds: int | None) -> tuple[float, str]:
     """
     import yaml
 
-    from flray.engine.ray.cluster import cores
+    from flray.engine.threads import cores
 
     values = [0.01 * (i + 1) for i in range(TRIALS)]
     experiment = {
@@ -60,7 +60,7 @@ def sweep(home: Path, repeats: int, rounds: int | None) -> tuple[float, str]:
     config.write_text(yaml.safe_dump({"name": "bench", "experiment": experiment, "space": {"algorithm.lr": values}, **budget}))
     in_a_row = (
         "import sys, yaml; from pathlib import Path\n"
-        "from flray.loader import load_config; from flray.engine.simulation import simulate\n"
+        "from flray.loader import load_config; from flray.api import simulate\n"
         "spec = yaml.safe_load(open(sys.argv[1]))\n"
         "for i, lr in enumerate(spec['space']['algorithm.lr']):\n"
         "    simulate(load_config(spec['experiment'], {'algorithm.lr': lr})[0], Path(sys.argv[2]) / str(i), overwrite=True)"

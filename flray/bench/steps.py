@@ -13,8 +13,13 @@ import torch
 
 from flray.algorithms import built_in
 from flray.bench.bare import Workload
-from flray.engine.workbench import Assignment, Workbench
+from flray.core.clock import Clock
+from flray.data import load_dataset
+from flray.engine.client import Client
+from flray.engine.local_loop import train
+from flray.engine.workbench import Roll, Workbench
 from flray.loader import load_config
+from flray.scenario import Partition, Scenario
 
 MOST = 1.3  # times its theory: beyond that an algorithm gets profiled
 BATCHES = 5  # steps of one measurement
@@ -55,20 +60,23 @@ def step_cost(name: str, workload: Workload) -> float:
 
 def local_training(name: str, workload: Workload) -> Callable[[], tuple[float, int]]:
     """Trains one client for a round each time it is called: (seconds of a local step, number of steps)."""
-    bench = Workbench(_experiment(name, workload))
+    experiment = _experiment(name, workload)
     index = np.arange(min(BATCHES * workload.batch, workload.images))
-    job = Assignment(0, 0, 0, 0, (0,), (1.0,), index, np.array([0, len(index)]), 1, 1, len(index))
-    ctx, algorithm = bench.context(0, 0, 0, 1, 1, len(index)), bench.algorithm
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *bench.objective.initial()))
+    everything = Partition(index, np.array([0, len(index)]))
+    scenario = Scenario.ordinary(everything, load_dataset(experiment.data).num_classes)
+    bench = Workbench(experiment, Roll.of(scenario))
+    clients, clock, algorithm = Client(bench), Clock(), bench.algorithm
+    server = bench.context(clock)
+    down = algorithm.broadcast(server, algorithm.init_server(server, *bench.objective.initial()))
 
-    def train() -> tuple[float, int]:
-        ctx, batches = bench.client_context(job, 0, 1.0, job.indices)
-        client = algorithm.init_client(ctx)
+    def training() -> tuple[float, int]:
+        ctx = clients.context(clock, 0, 1.0, index)
+        client, data = algorithm.init_client(ctx), bench.client_data(ctx, index)
         started = time.perf_counter()
-        algorithm.train(ctx, down, client, batches)
-        return (time.perf_counter() - started) / len(batches), len(batches)
+        steps = train(algorithm, ctx, down, client, data).steps
+        return (time.perf_counter() - started) / steps, steps
 
-    return train
+    return training
 
 
 def _experiment(name: str, workload: Workload) -> Any:

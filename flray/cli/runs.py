@@ -30,7 +30,7 @@ def run(
     with stage("loading torch" if dry_run else STARTING):
         if not dry_run:
             start_ray_early(config, overrides or [])
-        from flray.engine.simulation import simulate
+        from flray.api import simulate
         from flray.grid import grid_rows
         from flray.keys import grid_notes
         from flray.loader import load_config
@@ -75,8 +75,8 @@ def pretrain(
     own_modules()
     with stage(STARTING):
         start_ray_early(config, overrides or [])
+        from flray.api import simulate
         from flray.cli.pretrain import pretraining
-        from flray.engine.simulation import simulate
         from flray.rundir.folder import default_folder
     experiment = pretraining(config, overrides or [], imports or [])
     folder = kept(out or default_folder(experiment), experiment.storage)
@@ -112,6 +112,7 @@ def start_ray_early(config: Path, overrides: list[str]) -> None:
     text = config.read_text(errors="replace") if config.is_file() else "resources:"
     if any(f"{key}:" in text or any(o.startswith(key) for o in overrides) for key in ("resources", "address")):
         return
-    from flray.engine.ray.cluster import Background, connect, cores
+    from flray.engine.ray.cluster import Background, connect
+    from flray.engine.threads import cores
 
     Background(lambda: connect(None, cores()))

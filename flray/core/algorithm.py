@@ -10,16 +10,17 @@ another backend: `functional_call` over `views(W)` of `W [M, P]` under `vmap`, w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flray.core import cut
 from flray.core.classes import Classes
+from flray.core.clock import Clock
 from flray.core.cut import LastBatch
 from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics, Published
@@ -29,6 +30,7 @@ from flray.core.returned import check_returns
 from flray.core.section import Section
 from flray.core.seeding import Address, rng
 
+Who = Literal["cohort", "task", "stateful"] | int
 Predictor = Callable[[Tensor], Tensor]
 
 
@@ -50,12 +52,43 @@ class Proxy(Protocol):
         """Labels `[B]`, int64; `DataError` when there are none."""
 
 
-class ClientData(Protocol):
-    """The batches of one client's fine-tuning: E_ft epochs, cut, shuffled and augmented as in training."""
+class Sized(Protocol):
+    """Batches of known number."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Batch]: ...
+
+
+class ClientData(Protocol):
+    """What a client holds at this moment; every draw from it is addressed, so that the same call gives the same batches."""
+
+    @property
+    def num_examples(self) -> int:
+        """Samples of the client, n_k."""
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Their numbers in the training set, `[n_k]`: what an algorithm stores to keep exemplars."""
+
+    @property
+    def plain(self) -> Iterable[Batch]:
+        """The samples once, in their order, without augmentation."""
+
+    @property
+    def previous(self) -> ClientData | None:
+        """What the client held in the stage before, through its first round in a new one; None for an algorithm that does not declare
+        `keeps_exemplars`, and later."""
+
+    def batches(self, batch_size: int, epochs: int | None = None, steps: int | None = None) -> Sized:
+        """Shuffled and augmented batches: of `epochs`, or of as many epochs as `steps` need; with both, the first `steps` of the epochs."""
+
+    def with_samples(self, numbers: np.ndarray) -> ClientData:
+        """The client's samples and, behind them, those with these `numbers [m]` of the training set (exemplars)."""
+
+
+class FineTuning(Sized, Protocol):
+    """The batches of one client's fine-tuning: E_ft epochs, cut, shuffled and augmented as in training."""
 
     @property
     def plain(self) -> Iterable[Batch]:
@@ -66,28 +99,28 @@ class ClientData(Protocol):
 class Context:
     """What a method may read besides its arguments; everything here is read-only.
 
-    `client`, `num_steps`, `num_examples` and `weight` (the client's aggregation weight) are -1 on the server.
+    `client`, `num_steps` (local steps planned), `num_examples` and `weight` (the client's aggregation weight) are -1 on the server.
     `cohort_size`: the sampled clients (K); who delivers, fewer with `cohort.dropout`, is in the server half's `Cohort`.
-    `total_examples`: training samples of the whole population (n of the papers).
+    `total_examples`: training samples of the whole population (n of the papers) in this task.
     `classes`: those of the current task, which losses read, and of earlier ones; `None` when all are in use.
     `tested`: while testing, the task that the test set belongs to; -1: several, or not testing.
+    `net`: the networks that :meth:`Algorithm.networks` declares, by name.
     """
 
     objective: Objective
     seed: int
-    task: int
-    round: int
-    exchange: int
+    clock: Clock
     population: int
     cohort_size: int
+    total_examples: int = -1
     proxy: Proxy | None = None
     classes: Classes | None = None
     client: int = -1
     num_steps: int = -1
     num_examples: int = -1
     weight: float = -1.0
-    total_examples: int = -1
     tested: int = -1
+    net: Mapping[str, Objective] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -101,8 +134,8 @@ class Context:
         return self.total_examples / self.population
 
     def rng(self, *purpose: Address) -> np.random.Generator:
-        """The generator addressed by (seed, task, round, exchange, client, purpose)."""
-        return rng(self.seed, self.task, self.round, self.exchange, self.client, *purpose)
+        """The generator addressed by (seed, clock, client, purpose); see :attr:`Clock.address`."""
+        return rng(self.seed, *self.clock.address, self.client, *purpose)
 
     def mask(self, part: str) -> Tensor:
         """Float `[P]`: 1 on `"head"`, `"body"`, `"all"` or a submodule; see :meth:`Objective.mask`."""
@@ -115,16 +148,23 @@ class Context:
 
 
 class Exchange(NamedTuple):
-    """Broadcast -> client work -> aggregate. A round is one or more exchanges.
+    """Broadcast -> client work -> finish. A round, the beginning and the end of a task are any number of exchanges.
 
-    `broadcast(ctx, state)`, `client(ctx, down, client, batches)`, `server(ctx, state, updates, cohort)` are bound methods of the algorithm.
-    What `server` gets of the clients' updates is declared by the fields of the update (`core/fields.py`).
-    `order="sequential"`: one client after the other; after each one the server half runs with that single update.
+    `broadcast(ctx, state)` and `finish(ctx, state, updates, cohort)` are bound methods of the algorithm.
+    `client` is None for local training (`begin`, `step` for every batch, `end`), which the engine runs, or one function
+    `work(ctx, down, client, data)` that returns (update, client state, metrics).
+    `who` does it: the `cohort` (outside rounds: every client with data of the task), the clients with data of the `task`, those that
+    have a state (`stateful`), or so many drawn from the clients with data.
+    What `finish` gets of the clients' updates is declared by the fields of the update (`core/fields.py`).
+    `order="sequential"`: one client after the other, in the order of their numbers; after each hop `finish` runs with that update, and
+    the broadcast is asked anew.
     """
 
+    name: str
     broadcast: Callable[..., Any]
-    client: Callable[..., Any]
-    server: Callable[..., Any]
+    finish: Callable[..., Any]
+    client: Callable[..., Any] | None = None
+    who: Who = "cohort"
     order: Literal["parallel", "sequential"] = "parallel"
 
 
@@ -146,13 +186,28 @@ class Algorithm(Section, ABC, frozen=True):
             check_returns(cls)
 
     # when -------------------------------------------------------------------------------------
-    def exchanges(self, ctx: Context, state: Any) -> Sequence[Exchange]:
-        """The exchanges of this round, in order."""
-        return [Exchange(self.broadcast, self.train, self.aggregate)]
+    def next_exchange(self, ctx: Context, state: Any) -> Exchange | None:
+        """The exchange that comes now, `ctx.clock.exchange` of this phase; None: the phase is over.
 
-    def task_end(self, ctx: Context, state: Any) -> Sequence[Exchange]:
-        """The exchanges after the last round of a task, over every client with data in it."""
-        return []
+        It is asked before each exchange with the state that the one before left, so a later one may depend on it. By default a round is
+        the training exchange, and nothing happens at the beginning and at the end of a task.
+        """
+        return self.training if ctx.clock.phase == "round" and ctx.clock.exchange == 0 else None
+
+    @property
+    def training(self) -> Exchange:
+        """Local training of the cohort, and `aggregate`."""
+        return Exchange("train", self.broadcast, self.aggregate)
+
+    # networks ---------------------------------------------------------------------------------
+    def module(self, model: nn.Module) -> nn.Module:
+        """The network that is trained, before the layout of `w` is made: wrap or replace the configured `model` (extra heads,
+        projections, a list of students). Its initial values may be drawn from torch's generator, which is seeded by the experiment."""
+        return model
+
+    def networks(self, model: nn.Module) -> Mapping[str, nn.Module]:
+        """Networks besides `model`, which the server trains alone or freezes: `ctx.net[name]` is the objective of each."""
+        return {}
 
     # server -----------------------------------------------------------------------------------
     @abstractmethod
@@ -202,24 +257,23 @@ class Algorithm(Section, ABC, frozen=True):
         return cut.batches(num_examples, self.local_batches[0], self.last_batch)
 
     def local_steps(self, num_examples: np.ndarray) -> np.ndarray:
-        """Batches `[K]` that clients with `num_examples [K]` samples get; by default those of whole epochs."""
+        """Local steps `[K]` that are planned for clients with `num_examples [K]` samples; by default those of whole epochs.
+
+        The default of :meth:`batches` takes exactly so many, in as many epochs as that needs.
+        """
         return self.epoch_batches(num_examples) * self.local_batches[1]
 
     def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor] | None:
         """The model `(w [P], b [Q])` that a broadcast or an update carries, for testing it on the client; None: it carries none."""
         return (message.w, message.b) if hasattr(message, "w") and hasattr(message, "b") else None
 
-    def train(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
-        """One client's work: `begin`, `step` for every batch, `end`. Returns (update, client state, metrics)."""
-        carry = self.begin(ctx, down, client)
-        for batch in batches:
-            carry = self.step(ctx, down, client, carry, batch)
-        update, client = self.end(ctx, down, client, carry)
-        return update, client, self.report(ctx, carry)
-
     @abstractmethod
-    def begin(self, ctx: Context, down: Any, client: Any) -> Any:
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
         """The carry before the first local step."""
+
+    def batches(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> Iterable[Batch]:
+        """The batches of the local steps, one a step; by default `ctx.num_steps` of them from the client's own samples."""
+        return data.batches(self.local_batches[0], steps=ctx.num_steps)
 
     @abstractmethod
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -230,7 +284,7 @@ class Algorithm(Section, ABC, frozen=True):
         """One local step: what is done with the gradient."""
 
     @abstractmethod
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
         """(update, client state) after the last local step.
 
         The update may hold scratch, which the next client overwrites: copy it before. The client state must not.
@@ -241,9 +295,9 @@ class Algorithm(Section, ABC, frozen=True):
         return {}
 
     @abstractmethod
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: ClientData) -> Predictor:
+    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
         """The client's own predictor (inputs `[B, ...]` -> logits or probabilities `[B, C]`) after fine-tuning on `batches`.
 
-        `down` is a round's broadcast, `client` the client's stored state, `ctx.round` the number of rounds done. Without a batch: no
+        `down` is a round's broadcast, `client` the client's stored state, `ctx.clock.round` the number of rounds done. Without a batch: no
         fine-tuning. The predictor is used before the next call of any method, so it may read scratch tensors.
         """

@@ -35,6 +35,10 @@ class ResourceError(FlrayError):
     """More CPUs, GPUs, memory or disk than there is."""
 
 
+class ServerLostError(FlrayError):
+    """The server's process died; the driver goes on from the last checkpoint."""
+
+
 class TracedError(FlrayError):
     """The user's own code failed in another process: the first line says where, further ones are its own traceback."""
 

@@ -15,14 +15,12 @@ from flray.core.errors import AlgorithmError
 # by method: what it must return; a tuple of names is a plain tuple of so many values
 RETURNS: dict[str, str | tuple[str, ...]] = {
     "init_server": "the first server state",
-    "exchanges": "a list of exchanges",
-    "task_end": "a list of exchanges",
     "broadcast": "the message to the clients",
     "aggregate": ("state", "metrics"),
     "predict": "logits [B, C]",
     "init_client": "the client's first state, () for none",
-    "train": ("update", "client state", "metrics"),
     "begin": "the carry",
+    "batches": "the batches of the local steps",
     "gradient": ("loss", "gradient [P]"),
     "step": "the carry",
     "end": ("update", "client state"),

@@ -71,7 +71,7 @@ class Batches:
 
     Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`, or as they are when `rng` is None.
     The last batch of an epoch may be short: `last_batch` keeps it, drops it or merges it into the one before (an only batch stays, as
-    it is). `steps` ends it all earlier, within an epoch if need be.
+    it is). `epochs=None`: as many as `steps` need; with both, `steps` ends it all earlier, within an epoch if need be.
     Augmentation draws from `rng("augment", e)`, for the whole epoch at once: results do not depend on the chunk
     size. With `rows=(first, last)` only those rows of every batch are cut, where it has them (it may have none): what one of
     several workers computes. `x` and `y` may be read-only memory maps, or tensors already on the device (then nothing is copied from
@@ -85,7 +85,7 @@ class Batches:
         indices: Array,
         *,
         batch_size: int,
-        epochs: int,
+        epochs: int | None,
         rng: Rng | None,
         steps: int | None = None,
         last_batch: LastBatch = "keep",
@@ -94,25 +94,25 @@ class Batches:
         augment: Augment | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        if batch_size < 1 or epochs < 0:
+        if batch_size < 1 or (epochs or 0) < 0:
             raise ValueError(f"batch_size {batch_size} must be at least 1 and epochs {epochs} at least 0")
+        if epochs is None and steps is None:
+            raise ValueError("say how many epochs or how many steps")
         self.augment = augment if augment is not None and augment.active else None
         if self.augment is not None and rng is None:
             raise ValueError("augmentation needs a generator; pass rng, or augment=None")
         self.x, self.y, self.indices, self.rng, self.normalizer = x, y, indices, rng, normalizer
-        self.batch_size, self.epochs, self.rows = batch_size, epochs, rows
+        self.batch_size, self.rows = batch_size, rows
         self._edges = edges(len(indices), batch_size, last_batch)
-        whole = (len(self._edges) - 1) * epochs
+        an_epoch = len(self._edges) - 1
+        if epochs is None:  # of no samples there is no batch, however many steps are asked for
+            epochs = -(-steps // an_epoch) if an_epoch and steps else 0
+        self.epochs, whole = epochs, an_epoch * epochs
         self._steps = whole if steps is None else min(steps, whole)
         # the normalizer already stands on a device: a second opinion could only disagree
         self.device = normalizer.device
         if device is not None and torch.device(device).type != self.device.type:
             raise ValueError(f"normalizer is on {self.device} and batches on {device}; give both one device")
-
-    @property
-    def num_examples(self) -> int:
-        """Samples of the client, n_k."""
-        return len(self.indices)
 
     @property
     def plain(self) -> Batches:

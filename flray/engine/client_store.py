@@ -32,6 +32,9 @@ class ClientStore(Protocol):
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
         """Replace the states of these clients; None and `()` leave the old one. `stamp` counts the rounds done."""
 
+    def clients(self) -> list[int]:
+        """Numbers of the clients that have a state, ascending."""
+
     def commit(self) -> None:
         """The round is complete."""
 
@@ -70,6 +73,9 @@ class MemoryStore:
                 self._undo.setdefault(client, self._states.get(client))
                 # a copy: one array from the object store would pin the whole delivery that it came in
                 self._states[client] = map_tensors(np.array, state)
+
+    def clients(self) -> list[int]:
+        return sorted(self._states)
 
     def commit(self) -> None:
         self._undo = {}
@@ -148,6 +154,9 @@ class FileStore:
                     found = bytes.fromhex(file_checksum(aside))
             self._undo.setdefault(client, self._index.get(client))
             self._index[client] = _File(stamp, found)
+
+    def clients(self) -> list[int]:
+        return sorted(self._index)
 
     def commit(self) -> None:
         self._undo = {}

@@ -1,44 +1,49 @@
-"""Who takes part in a round, and which actor trains whom."""
+"""Who takes part at a moment, and which process trains whom."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from flray.core.algorithm import Algorithm
+from flray.core.algorithm import Algorithm, Exchange
+from flray.core.clock import Clock
 from flray.core.messages import Cohort
 from flray.core.seeding import rng
-from flray.engine.workbench import Assignment, Moment
-from flray.experiment import CohortConfig
-from flray.scenario import Partition
+from flray.engine.client import Assignment
+from flray.experiment import CohortConfig, Experiment
+from flray.scenario import Scenario, clients_at
 
 
-def sample(config: CohortConfig, seed: int, task: int, round: int, population: int) -> np.ndarray:
-    """Client ids `[K]` of a round, without replacement, in cohort order; cost does not grow with the population.
+def sample(config: CohortConfig, seed: int, clock: Clock, members: range | np.ndarray) -> np.ndarray:
+    """Client ids `[K]` of a round, drawn from the `members` of the stage without replacement, in cohort order.
 
-    `numpy_round_seed` gives the sets of FedSOL's code: `numpy.random.seed(round)`, `choice(N, K, replace=False)` (spec 1.1).
+    Cost does not grow with the population. `numpy_round_seed` gives the sets of FedSOL's code: `numpy.random.seed(round)`,
+    `choice(N, K, replace=False)` (spec 1.1), where the rounds of later tasks count on.
     """
-    size = config.count(population)
+    size, count = config.count(len(members)), len(members)
     if config.sampling == "numpy_round_seed":
-        return np.random.RandomState(round).choice(population, size, replace=False).astype(np.int64)
-    return rng(seed, "cohort", task, round).choice(population, size, replace=False).astype(np.int64)
+        places = np.random.RandomState(clock.done).choice(count, size, replace=False)
+    else:
+        places = rng(seed, "cohort", clock.task, clock.round).choice(count, size, replace=False)
+    return clients_at(members, places.astype(np.int64))
 
 
-def delivering(config: CohortConfig, seed: int, task: int, round: int, clients: np.ndarray) -> np.ndarray:
+def draw(experiment: Experiment, clock: Clock, members: range | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(client ids of a round's sample `[K]`, those of them that deliver), in cohort order."""
+    sampled = sample(experiment.cohort, experiment.seed, clock, members)
+    return sampled, delivering(experiment.cohort, experiment.seed, clock, sampled)
+
+
+def delivering(config: CohortConfig, seed: int, clock: Clock, clients: np.ndarray) -> np.ndarray:
     """Those of a round's sampled clients that deliver (`cohort.dropout`), in their order; each draw is addressed by its client."""
     if not config.dropout:
         return clients
-    draws = [rng(seed, "dropout", task, round, client).random() for client in clients.tolist()]
+    draws = [rng(seed, "dropout", clock.task, clock.round, client).random() for client in clients.tolist()]
     return clients[np.array(draws) >= config.dropout]
-
-
-def sizes_of(partition: Partition, clients: np.ndarray) -> np.ndarray:
-    """n_k of these clients, int64 `[K]`."""
-    return np.asarray(partition.offsets[clients + 1] - partition.offsets[clients], dtype=np.int64)
 
 
 def runs(costs: Sequence[float] | np.ndarray, pieces: int) -> list[range]:
@@ -52,40 +57,71 @@ def runs(costs: Sequence[float] | np.ndarray, pieces: int) -> list[range]:
     return [range(a, b) for a, b in itertools.pairwise(cuts)]
 
 
-class Work(NamedTuple):
-    """One group of clients in one exchange: who they are, and the contiguous runs that actors take."""
+class Hop(NamedTuple):
+    """Those who work at one moment: their clock, who they are, and the contiguous runs that processes take."""
 
+    clock: Clock
     cohort: Cohort
     jobs: list[Assignment]
 
 
-def work(partition: Partition, algorithm: Algorithm, clients: np.ndarray, moment: Moment, pieces: int) -> Work:
-    """The group's sizes, steps and weights, and its runs (at most `pieces`) with the sample numbers of their clients."""
-    sizes = sizes_of(partition, clients)
-    steps = algorithm.local_steps(sizes)
-    weights = algorithm.weights(torch.from_numpy(sizes))
-    jobs = []
-    for run in runs(steps + 1.0, pieces):
-        members = clients[run.start : run.stop]
-        shares = [partition.client(int(k)) for k in members]
-        jobs.append(
-            Assignment(
-                task=moment.task,
-                round=moment.round,
-                exchange=moment.address,
-                first=run.start,
-                clients=tuple(members.tolist()),
-                weights=tuple(weights[run.start : run.stop].tolist()),
-                indices=np.concatenate(shares),
-                offsets=np.concatenate([[0], np.cumsum([len(share) for share in shares])]).astype(np.int64),
-                cohort_size=moment.cohort_size,
-                population=moment.population,
-                total_examples=moment.total_examples,
-            )
+def hops(
+    scenario: Scenario, algorithm: Algorithm, clients: np.ndarray, clock: Clock, exchange: Exchange, pieces: int = 1
+) -> tuple[list[Hop], int]:
+    """(the moments of an exchange over `clients`, how many of them hold no sample now): one moment for all, cut into at most `pieces`
+    runs, or one for each client, by number.
+
+    Who holds no sample takes no part, unless the exchange asks for those with state. A client's aggregation weight is its weight among
+    all who take part, also where they work one after the other. Of nobody there is no moment.
+    """
+    sequential = exchange.order == "sequential"
+    shares = scenario.shares(clock, np.sort(clients) if sequential else clients, everyone=exchange.who == "stateful")
+    if not len(shares.clients):
+        return [], shares.empty
+    steps, weights = algorithm.local_steps(shares.sizes), _weights(algorithm, shares.sizes)
+    found = []
+    for hop, part in enumerate([slice(i, i + 1) for i in range(len(shares.clients))] if sequential else [slice(None)]):
+        now, first = clock._replace(hop=hop), part.start or 0
+        cohort = Cohort(
+            client_ids=torch.from_numpy(shares.clients[part]),
+            num_examples=torch.from_numpy(shares.sizes[part]),
+            num_steps=torch.from_numpy(steps[part]),
+            weights=weights[part],
         )
-    return Work(Cohort(torch.from_numpy(clients), torch.from_numpy(sizes), torch.from_numpy(steps), weights), jobs)
+        jobs = []
+        for run in runs(steps[part] + 1.0, pieces):
+            a, b = first + run.start, first + run.stop
+            bounds = shares.offsets[a : b + 1]
+            samples = shares.indices[bounds[0] : bounds[-1]]
+            members = tuple(shares.clients[a:b].tolist())
+            jobs.append(Assignment(now, run.start, members, tuple(weights[a:b].tolist()), samples, bounds - bounds[0]))
+        found.append(Hop(now, cohort, jobs))
+    return found, shares.empty
 
 
-def groups(clients: np.ndarray, order: str) -> list[np.ndarray]:
-    """`parallel`: all at once; `sequential`: one after the other, each seeing what the last one added. Of nobody there is none."""
-    return [clients] * bool(len(clients)) if order == "parallel" else [clients[i : i + 1] for i in range(len(clients))]
+def _weights(algorithm: Algorithm, sizes: np.ndarray) -> torch.Tensor:
+    """Aggregation weights `[K]` over those who hold samples; 0 for the others, and equal ones where nobody holds any."""
+    there = sizes > 0
+    weights = torch.zeros(len(sizes), dtype=torch.float64)
+    if not there.any():
+        return weights + 1.0 / len(sizes)
+    weights[torch.from_numpy(there)] = algorithm.weights(torch.from_numpy(sizes[there]))
+    return weights
+
+
+def participants(
+    exchange: Exchange,
+    clock: Clock,
+    cohort: np.ndarray,
+    members: range | np.ndarray,
+    stateful: Callable[[], Sequence[int]],
+    seed: int,
+) -> np.ndarray:
+    """Client ids of those whom an exchange names: the drawn `cohort`, all `members` of the task, those with state, or a sample."""
+    if isinstance(exchange.who, int):
+        size = min(exchange.who, len(members))
+        places = rng(seed, "who", *clock.address).choice(len(members), size, replace=False)
+        return clients_at(members, places.astype(np.int64))
+    if exchange.who == "stateful":
+        return np.array(stateful(), dtype=np.int64)
+    return cohort if exchange.who == "cohort" else np.asarray(members, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Tests over the actors: the global model on the whole test set, and every client's own model on its own share of it."""
+"""Tests of every client's own model on its own share of the test set."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from flray.core.clock import Clock
 from flray.engine import cohort as cohorts
-from flray.engine.counts import Tally, merged
-from flray.engine.ray.pool import Piece, Pool
-from flray.engine.workbench import PERSONAL, Moment
+from flray.engine.rounds import Executor
 from flray.experiment import Experiment
-from flray.scenario import Partition
+from flray.scenario import Scenario
 
 PIECES = 4  # of the personalised evaluation per actor: unequal clients even out
 
 
-def evaluate_global(pool: Pool, experiment: Experiment, moment: Moment) -> Tally:
-    """The counts of every test set in every inference mode; those of its blocks are added in order, whoever computed them."""
-    if experiment.evaluate.on == "server" or not pool.clients:
-        found: Tally = pool.call("evaluate", moment)
-        return found
-    published, parts = pool.start("published", moment), len(pool.clients)
-    work: list[Piece] = [
-        lambda actor, part=part: actor.evaluate.options(num_returns=2).remote(published, moment, part, parts)  # type: ignore[misc]
-        for part in range(parts)
-    ]
-    return merged(report for _, report in pool.execute(work))
 
 
 def personal_epochs(experiment: Experiment) -> tuple[int, ...]:
@@ -35,19 +23,16 @@ def personal_epochs(experiment: Experiment) -> tuple[int, ...]:
     return experiment.evaluate.finetune_epochs or (() if experiment.algorithm.global_model else (0,))
 
 
-def evaluate_personal(pool: Pool, experiment: Experiment, partition: Partition, moment: Moment) -> list[dict[str, Any]]:
+def evaluate_personal(executor: Executor, experiment: Experiment, scenario: Scenario, clock: Clock) -> list[dict[str, Any]]:
     """One row per client and number of fine-tuning epochs: samples, size of its local test share, accuracy on it (spec 6.9, 11)."""
-    count = min(experiment.evaluate.personal_clients or partition.num_clients, partition.num_clients)
-    down, planned = pool.start("plan", moment._replace(exchange=0), returns=2)
-    pool.wait(planned)
-    moment = moment._replace(exchange=PERSONAL)
-    jobs = cohorts.work(partition, experiment.algorithm, np.arange(count), moment, PIECES * len(pool.clients)).jobs
-    epochs = personal_epochs(experiment)
-    work: list[Piece] = [
-        lambda actor, job=job: actor.personal.options(num_returns=2).remote(job, down, pool.start("states", job.clients), epochs)
-        for job in jobs  # type: ignore[misc]
+    members = scenario.members(clock.task)
+    clients = np.asarray(members[: experiment.evaluate.personal_clients], dtype=np.int64)
+    algorithm, now, pieces = experiment.algorithm, clock._replace(phase="personal"), PIECES * executor.pieces
+    return [
+        row
+        for hop in cohorts.hops(scenario, algorithm, clients, now, algorithm.training, pieces)[0]
+        for row in executor.personal(hop.clock, hop.jobs, personal_epochs(experiment))
     ]
-    return [row for _, rows in pool.execute(work) for row in rows]
 
 
 def spread(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -1,21 +1,15 @@
-"""Before the first round: the run folder, the data, the partition, and how many actors fit."""
+"""Before the first round: the data, the proxy data and the partition of an experiment."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from ray._common.utils import get_system_memory  # of the container, where there is one
 
-from flray.core.errors import ConfigError, ResourceError
+from flray.core.errors import ResourceError
 from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy
-from flray.engine.ray.cluster import cores, ray, starts_here
 from flray.experiment import Experiment
-from flray.scenario import Partition, Scenario, build
-
-PROCESS_BYTES = 2**28  # of one that has imported torch, at least
+from flray.scenario import Scenario, build
 
 
 def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]:
@@ -55,71 +49,3 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
     for stage in scenario.stages:
         experiment.cohort.count(len(scenario.members(stage.index)))
     return scenario
-
-
-def build_partition(experiment: Experiment, dataset: Dataset, private: np.ndarray | None) -> Partition:
-    """The partition of an experiment of one stage in which every client holds samples, for rounds that read no scenario yet.
-
-    Raises `ConfigError` for another experiment.
-    """
-    scenario = build_scenario(experiment, dataset, private)
-    if len(scenario.stages) > 1 or len(scenario.members(0)) < scenario.population:
-        raise ConfigError("tasks, and clients without samples: no run reads them yet; leave tasks out, or use fewer clients")
-    return scenario.partitions[0]
-
-
-def how_many(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:
-    """Client actors of this run. Raises `ResourceError` when the cluster cannot hold them; an actor lies on one node."""
-    nodes = [(n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in ray.nodes() if n["Alive"]]
-    cpus, gpus = (sum(column) for column in zip(*nodes, strict=True))
-    for who, need in (("client", client), ("server", server)):
-        if need["num_gpus"] > gpus:
-            raise ResourceError(
-                f"resources.{who}.num_gpus: {need['num_gpus']:g} asked for, but the cluster has {gpus:g}; "
-                f"set it to {gpus:g} or use another machine"
-            )
-    most = max((_held(rest, client) for rest in _beside(nodes, server)), default=0)
-    if most < 1:
-        largest = "" if len(nodes) == 1 else f" on {len(nodes)} nodes (the largest: {max(nodes)[0]:g} CPUs, {max(nodes)[1]:g} GPUs)"
-        raise ResourceError(
-            f"no client actor fits: each needs {client}, the server {server}, and the cluster has {cpus:g} CPUs and {gpus:g} GPUs{largest}"
-        )
-    if wanted == "auto":
-        return min(most, cohort_size)
-    if int(wanted) > most:
-        raise ResourceError(f"resources.client_actors: {wanted} of {client} do not fit {cpus:g} CPUs and {gpus:g} GPUs; at most {most}")
-    return min(int(wanted), cohort_size)
-
-
-def _held(nodes: list[tuple[float, float]], need: dict[str, float]) -> int:
-    """How many actors of a kind the nodes' (CPUs, GPUs) hold; one a CPU where it asks for nothing."""
-    wanted = (need["num_cpus"], need["num_gpus"])
-    if not any(wanted):
-        return max(int(sum(cpus for cpus, _ in nodes)), 1)
-    return sum(int(min(have // each for have, each in zip(node, wanted, strict=True) if each > 0)) for node in nodes)
-
-
-def _beside(nodes: list[tuple[float, float]], server: dict[str, float]) -> Iterator[list[tuple[float, float]]]:
-    """What is left of the nodes' (CPUs, GPUs), for every node that can hold the server."""
-    for i, (cpus, gpus) in enumerate(nodes):
-        left = (cpus - server["num_cpus"], gpus - server["num_gpus"])
-        if min(left) >= 0:
-            yield [*nodes[:i], left, *nodes[i + 1 :]]
-
-
-def cpus_needed(experiment: Experiment) -> int:
-    """CPUs of a cluster that flray starts: the cores, or what the actors that were asked for need (then they share cores).
-
-    Raises `ResourceError` before anything starts when this machine's memory cannot hold as many processes.
-    """
-    resources = experiment.resources
-    wanted = resources.client_actors if isinstance(resources.client_actors, int) else 0
-    asked = wanted * resources.client.num_cpus + resources.server.num_cpus
-    most = int(get_system_memory() // PROCESS_BYTES)
-    if max(asked, wanted) > most and starts_here(experiment.address):
-        raise ResourceError(
-            f"resources: {wanted or 'automatic'} client actors of {resources.client.num_cpus:g} CPUs and a server of "
-            f"{resources.server.num_cpus:g} ask for {asked:g} CPUs; Ray starts a process for each, and the memory of this machine "
-            f"({cores()} cores) holds {most}: lower resources.client_actors or num_cpus"
-        )
-    return max(cores(), math.ceil(asked))

@@ -1,30 +1,32 @@
-"""The driver: for every task, for every round (`rounds.py`): record, save, restart what died; pause, stop, finish."""
+"""The driver: for every transaction of the schedule (`rounds.py`): record, save, restart what died; pause, stop, finish."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flray.core.errors import CheckpointError, ClientError, DataError, NonFiniteError, ResourceError
+from flray.core.algorithm import Exchange
+from flray.core.clock import PHASES, START, Clock, Position, schedule
+from flray.core.errors import CheckpointError, ClientError, DataError, NonFiniteError, ResourceError, ServerLostError
 from flray.data import Dataset
+from flray.engine import cohort as cohorts
+from flray.engine.client import in_folder
+from flray.engine.counts import Tally
 from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
-from flray.engine.prepare import build_data, build_partition, cpus_needed
+from flray.engine.prepare import build_scenario
 from flray.engine.progress import Progress, stage
-from flray.engine.ray import alive
-from flray.engine.ray.cluster import Background, connect
-from flray.engine.ray.launch import launch
-from flray.engine.ray.pool import Pool, ServerLostError
-from flray.engine.rounds import Rounds
+from flray.engine.rounds import Executor, transact
 from flray.engine.summary import collapsed, untrained
-from flray.engine.workbench import in_folder
 from flray.experiment import Experiment, algorithm_name
 from flray.models.weights import weights_fingerprint
-from flray.rundir import checkpoint
+from flray.rundir import checkpoint, tested
 from flray.rundir.environment import environment, write_environment
 from flray.rundir.folder import RunFolder
 from flray.rundir.lock import FolderLostError
@@ -33,62 +35,15 @@ from flray.rundir.provenance import Origin
 from flray.rundir.reader import Run
 from flray.rundir.recorder import Recorder, write_text
 from flray.rundir.storage import Storage
-from flray.scenario import Partition, load_partition, partition_table
+from flray.scenario import Scenario, partition_table
 
-TASKS = 1  # task sequences build on this loop
 RESTARTS = 3  # of the server actor in one run
 
 
-def simulate(experiment: Experiment, folder: Path, **options: Any) -> None:
-    """Run (or resume) an experiment into `folder`, with the options of :func:`play`. Raises `FlrayError` in one line; what is on disk stays
-    readable."""
-    for _ in play(experiment, folder, **options):
-        pass
+Launch = Callable[[Experiment, Path, Scenario, dict[str, Any], str], tuple[Executor, Experiment]]
 
 
-def play(
-    experiment: Experiment,
-    folder: Path,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: bool = False,
-    partition: Partition | None = None,
-    accept: Sequence[str] = (),
-) -> Generator[dict[str, Any]]:
-    """The rows of the rounds as they complete, as in rounds/; the run is finished when there are no more.
-
-    Closing the iterator before that pauses the run: a checkpoint, and a STATUS that says how to go on. `overwrite`: a run that is
-    in the folder is replaced once the first round of this one is done. `accept` names what a resume may find changed since the run
-    began (a key of the configuration, `data`, `modules.NAME` ...); `environment.json` keeps that.
-    """
-    home = RunFolder.claim(folder, resume=resume, overwrite=overwrite)
-    try:
-        storage = Storage.of(experiment.storage, home.path, home.target.name)
-        if storage is not None:
-            storage.check(resume=resume, overwrite=overwrite)
-        origin = Origin.of(experiment, home.path if resume else None, accept)
-        needed = cpus_needed(experiment)
-        starting = Background(lambda: connect(experiment.address, needed))  # Ray takes seconds to start
-        with stage(f"reading data: {experiment.data.source}", progress):
-            data = build_data(experiment)
-            if partition is None and not resume:
-                partition = build_partition(experiment, data[0], data[2])
-                experiment.cohort.count(partition.num_clients)
-        kind = Simulation
-        if experiment.algorithm.centralized:
-            from flray.engine.ray.train.driver import Centralized as kind
-        run = kind(experiment, home, data, partition, storage, origin)
-        with stage("starting Ray", progress and not starting.ready):
-            starting.join()
-        yield from run.go(progress, resume)
-        if storage is not None:
-            storage.check_complete()
-    finally:
-        home.release()
-
-
-class Simulation(Rounds):
+class Simulation:
     """One run: its data, partition, actors, recorder."""
 
     def __init__(
@@ -96,34 +51,36 @@ class Simulation(Rounds):
         experiment: Experiment,
         home: RunFolder,
         data: tuple[Dataset, Any, Any],
-        partition: Partition | None,
+        scenario: Scenario | None,
         storage: Storage | None,
         origin: Origin,
+        launch: Launch,
     ) -> None:
         """Raises `DataError` when a resume would go on with other data than the run began with."""
-        self.experiment, self.home, self.storage, self.origin = experiment, home, storage, origin
+        self.experiment, self.home, self.storage, self.origin, self.launch = experiment, home, storage, origin, launch
         self.dataset, proxy, _ = data
-        where = self.folder / "partition"
-        if partition is None:
+        where, classes = self.folder / "partition", self.dataset.num_classes
+        if scenario is None:
             try:
-                load_partition(where)
+                Scenario.load(where, classes)
             except DataError as error:  # it is what the configuration gives; the fingerprints tell whether it still is
                 warnings.warn(f"{error}; made again from the configuration", stacklevel=2)
-                partition = build_partition(experiment, self.dataset, data[2])
-        if partition is not None:
-            partition.save(where, experiment.partition)
-            if partition.num_clients <= 10_000:  # a table of a million clients helps nobody
-                table = partition_table(partition, self.dataset.train.y, self.dataset.num_classes)
-                write_text(where / "table.csv", table.to_csv())
-        self.partition = load_partition(where, verify=False)  # memory-mapped from here on
-        self.population = self.partition.num_clients
+                scenario = build_scenario(experiment, self.dataset, data[2])
+        if scenario is not None:
+            scenario.save(where, experiment.partition)
+            if scenario.population <= 10_000:  # a table of a million clients helps nobody
+                for partition, place in zip(scenario.partitions, scenario.folders(where), strict=True):
+                    table = partition_table(partition, self.dataset.train.y, classes)
+                    write_text(place / "table.csv", table.to_csv())
+        self.scenario = Scenario.load(where, classes, verify=False)  # memory-mapped from here on
         self.fingerprints = {
             "data": self.dataset.fingerprint,
-            "partition": self.partition.hash,
+            "partition": self.scenario.fingerprint,
             "proxy": proxy.fingerprint if proxy else None,
             "weights": weights_fingerprint(experiment.model.start.get("weights")),
         }
         origin.compare(self.fingerprints)
+        self.recorder: Recorder | None = None
 
     @property
     def folder(self) -> Path:
@@ -132,19 +89,20 @@ class Simulation(Rounds):
 
     # the run ----------------------------------------------------------------------------------
     def go(self, progress: bool, resume: bool) -> Generator[dict[str, Any]]:
-        """The rows of all rounds; restarts from the last checkpoint when the server actor dies; saves on Ctrl-C and when closed."""
+        """The rows of all rounds; restarts from the last checkpoint when the server dies; saves on Ctrl-C and when closed."""
         label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
         told = 0
         for attempt in range(RESTARTS + 1):
             with stage("starting the actors", progress):
-                self.pool, self.facts, self.experiment = self._launch()
+                self.executor, self.experiment = self._launch()
+            self.facts = dict(self.executor.facts)
             self.origin.compare({"initial_weights": self.facts.pop("initial_weights")})
             if attempt == 0 and self.storage is not None:
-                self.pool.call("probe_storage")  # its node may lack what this one has
+                self.executor.call("probe_storage")  # its node may lack what this one has
             position = self._restore(resume or attempt > 0)
-            with Progress(label, self.experiment.rounds, position[2], enabled=progress) as show:
+            with Progress(label, self.experiment.rounds * len(self.scenario.stages), position.done, enabled=progress) as show:
                 try:
-                    with alive.told(self.home.target):
+                    with self.executor.told(self.home.target):
                         for row in self._run(position, show):
                             if row["done"] > told:  # after a restart some rounds come again
                                 told = row["done"]
@@ -156,7 +114,7 @@ class Simulation(Rounds):
                         raise ResourceError(
                             f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray resume {self.folder}"
                         ) from error
-                    self.pool.kill()
+                    self.executor.kill()
                 except FolderLostError:  # whatever is there now is another's
                     raise
                 except (KeyboardInterrupt, SystemExit):  # Ctrl-C; a stopped Ray job
@@ -173,46 +131,47 @@ class Simulation(Rounds):
                     self._fail(error)
                     raise
 
-    def _launch(self) -> tuple[Pool, dict[str, Any], Experiment]:
-        """(actors set up, facts about them, the experiment with what decides its bits written out)."""
-        return launch(self.experiment, self.folder, self.partition, self.fingerprints, self.home.lock_id)
+    def _launch(self) -> tuple[Executor, Experiment]:
+        """(an executor, ready; the experiment with what decides its bits written out)."""
+        return self.launch(self.experiment, self.folder, self.scenario, self.fingerprints, self.home.lock_id)
 
-    def _restore(self, wanted: bool) -> tuple[int, int, int]:
-        """(task, next round, rounds done), from the last good checkpoint when there is one; the recorder follows."""
-        self._ahead, task_end = None, True
-        position = self.pool.call("load") if wanted else None
-        if position is not None and position[0] >= TASKS and position[2] < self.experiment.rounds * TASKS:
+    def _restore(self, wanted: bool) -> Position:
+        """How far the run is, by its last good checkpoint when there is one; the recorder follows."""
+        rounds, after = self.experiment.rounds, PHASES
+        position: Position | None = self.executor.call("load") if wanted else None
+        if position is not None and position.phase == "task_end" and position.round < rounds:
             # more rounds after the last task had ended: go on from before its end
-            position, task_end = self.pool.call("load", None, False), False
+            after = ("round",)
+            position = self.executor.call("load", None, after)
             if position is None:
                 raise CheckpointError(f"{self.folder} keeps no checkpoint from before its task ended; start again with more rounds")
-        task, round, done = position or (0, 0, 0)
-        loaded = checkpoint.Position(task, round, done, task_end=task > 0).name
-        passed = [p.name for p in checkpoint.checkpoints(self.folder, task_end=task_end) if p.name > loaded] if wanted else []
+        position = position or START
+        there = checkpoint.checkpoints(self.folder, after=after) if wanted else []
+        passed = [path.name for path in there if checkpoint.order(path) > position.order]
         if passed:  # the server actor cannot be heard: its own warning stays in a log file
-            warnings.warn(f"{self.folder}/checkpoints: {', '.join(passed)} damaged; going on after round {done}", stacklevel=2)
+            warnings.warn(f"{self.folder}/checkpoints: {', '.join(passed)} damaged; going on after round {position.done}", stacklevel=2)
         if self.recorder is not None:
             self.recorder.close()
         self.recorder = Recorder(self.folder, self.home.check)
-        if wanted and position is None:
+        if wanted and position == START:
             before, rows = Run(self.folder), max(self.recorder.rounds.kept, default=0)  # as it was: `every` may change now
             checkpoint.check_none_lost(self.folder, before.status, rows, before.experiment.checkpoint.every)
-        self.recorder.keep_until(done, task)
-        self._note_missing(done, task)
+        self.recorder.keep_until(position)
+        self._note_missing(position)
         self._write_environment()  # before config.yaml: what has one can be resumed
         write_text(self.folder / "config.yaml", self.experiment.yaml())
         self.recorder.status("running")
         self.home.begin()  # a full disk before this leaves nothing of a new run
         self._mirror()
-        return task, round, done
+        return position
 
-    def _note_missing(self, done: int, task: int) -> None:
+    def _note_missing(self, position: Position) -> None:
         """What the tables have lost stays lost: it is told now, and environment.json says so from here on."""
         assert self.recorder is not None
         written = ["rounds", "tasks"] + ["clients"] * (not self.experiment.algorithm.centralized)
         written += ["tests"] * self.experiment.algorithm.global_model
         written += ["personal"] * bool(personal_epochs(self.experiment))
-        self._lost = self.recorder.missing(done, task, written)
+        self._lost = self.recorder.missing(position, written)
         for name, text in self._lost.items():
             what = f"{self.folder / name} has lost the rows of {text}; the run goes on without them"
             warnings.warn(what, RowsMissingWarning, stacklevel=2)
@@ -220,55 +179,151 @@ class Simulation(Rounds):
     def _write_environment(self) -> None:
         assert self.recorder is not None
         self.home.check()
-        facts = {**self.facts, "repeated_work": self.pool.retries}
+        facts = {**self.facts, "repeated_work": self.executor.retries}
         rows = {"rows": self.recorder.counts(), "missing_rows": self._lost}
         write_environment(self.folder, environment(actors=facts, **rows, **self.origin.record(self.experiment)))
 
-    def _run(self, position: tuple[int, int, int], show: Progress) -> Generator[dict[str, Any]]:
+    def _run(self, position: Position, show: Progress) -> Generator[dict[str, Any]]:
         assert self.recorder is not None
-        first_task, first_round, done = position
-        rounds, every = self.experiment.rounds, self.experiment.checkpoint.every
-        if done == 0 and self.experiment.evaluate.every and 0 not in self.recorder.tests.kept:
-            cohort_size = self.experiment.cohort.count(self.population)
-            self._test(self._moment(0, 0, cohort_size), {"done": 0, "round": 0})  # the initial model: where learning curves begin
-        for task in range(first_task, TASKS):
-            for round in range(first_round if task == first_task else 0, rounds):
-                try:
-                    row, clients = self._round(task, round, done + 1)
-                except NonFiniteError as error:
-                    if self.experiment.on_nonfinite != "stop":
-                        raise
-                    row, clients = {"done": done + 1, "task": task, "round": round + 1, "diverged": True}, []
-                    who, _, where = str(error).splitlines()[0].partition(" failed in ")
-                    self._diverged(row, clients, f"{who}: {where.partition(': ')[2]}")
-                    yield row
-                    return
-                if row["diverged"] and self.experiment.on_nonfinite == "stop":
-                    self._diverged(row, clients, "the server's state is not finite after aggregation; lower algorithm.lr")
-                    yield row
-                    return
-                done += 1
-                self.recorder.round(row, clients)
-                # nothing waits for it: the server works its calls off in order
-                self.pool.start("commit", task, round + 1, done)
-                self._settle()
-                show(row)
-                if every and done % every == 0 and round + 1 < rounds:
+        every, rounds = self.experiment.checkpoint.every, self.experiment.rounds
+        evaluate = self.experiment.evaluate.every and self.experiment.algorithm.global_model
+        if position == START and evaluate and 0 not in self.recorder.tests.kept:
+            self._tested(self.executor.test(Clock()), START, {})  # the initial model: where learning curves begin
+        for clock, following in itertools.pairwise([*schedule(position, rounds, len(self.scenario.stages)), None]):
+            assert clock is not None
+            if clock.phase != "round":
+                if clock.phase == "task_end":
+                    self._save()  # more rounds may follow one day, from before the task's end
+                if self._task(clock, show):
+                    self.executor.start("commit", clock.complete)
                     self._save()
+                continue
+            ahead = following if following is not None and following.phase == "round" else None
+            try:
+                row, clients = self._round(clock, ahead)
+            except NonFiniteError as error:
+                if self.experiment.on_nonfinite != "stop":
+                    raise
+                row, clients = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1, "diverged": True}, []
+                who, _, where = str(error).splitlines()[0].partition(" failed in ")
+                self._diverged(row, clients, f"{who}: {where.partition(': ')[2]}")
                 yield row
-            self._save()
-            if self._task_end(task, rounds, done, show):
-                self.pool.start("commit", task + 1, 0, done)
-                self._save(task_end=True)
-        labels = self.dataset.test.y if self.partition.held is None else self.dataset.train.y[self.partition.held]
-        rows = Run(self.folder).rounds
-        self._finish(untrained(rows) or collapsed(rows, labels, self.experiment.evaluate.split) or "finished")
+                return
+            if row["diverged"] and self.experiment.on_nonfinite == "stop":
+                self._diverged(row, clients, "the server's state is not finite after aggregation; lower algorithm.lr")
+                yield row
+                return
+            position = clock.complete
+            self.recorder.round(row, clients)
+            # nothing waits for it: the server works its calls off in order
+            self.executor.start("commit", position)
+            self._settle()
+            show(row)
+            if every and position.done % every == 0 and position.round < rounds:
+                self._save()
+            yield row
+        labels = self.scenario.stages[-1].tests[self.experiment.evaluate.split].of(self.dataset).y
+        found = Run(self.folder).rounds
+        self._finish(untrained(found) or collapsed(found, labels, self.experiment.evaluate.split) or "finished")
 
+    # transactions -----------------------------------------------------------------------------
+    def _round(self, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """(the round's row, those of its clients); `ahead`: the round after it, which is planned on the way."""
+        started = time.perf_counter()
+        sampled, clients = cohorts.draw(self.experiment, clock, self.scenario.members(clock.task))
+        row = self._blank(clock, len(sampled))
+        if self.experiment.cohort.dropout:
+            row["clients_dropped"] = len(sampled) - len(clients)
+        client_rows = self._transact(clock, clients, row, len(sampled) - len(clients), ahead)
+        row.setdefault("clients_skipped", 0)
+        row.setdefault("diverged", False)
+        if self.experiment.evaluate.due(clock.round, self.experiment.rounds):
+            self._test(clock, row)
+        row["time/client_s"] = float(sum(c["time/client_s"] for c in client_rows))
+        row["time/round_s"] = time.perf_counter() - started
+        return row, client_rows
+
+    def _task(self, clock: Clock, show: Progress) -> bool:
+        """The beginning or the end of a task, over the clients that its exchanges name, and at its end the personalised test.
+
+        False when there is no exchange: then nothing has changed.
+        """
+        assert self.recorder is not None
+        row: dict[str, Any] = {"done": clock.done, "task": clock.task, "phase": clock.phase, **self._costs()}
+        started = time.perf_counter()
+        client_rows = self._transact(clock, None, row)
+        if "exchanges" in row:
+            self._test(clock, row)
+        if clock.phase == "task_end" and personal_epochs(self.experiment):
+            show.note("testing every client on its own data")
+            began = time.perf_counter()
+            people = evaluate_personal(self.executor, self.experiment, self.scenario, clock)
+            row.update(spread(people), **{"time/personal_s": time.perf_counter() - began})
+            self.recorder.clients_tested([{"done": clock.done, "task": clock.task, "phase": clock.phase, **p} for p in people])
+        row[f"time/{clock.phase}_s"] = time.perf_counter() - started
+        if clock.phase == "task_end" or "exchanges" in row:
+            self.recorder.task(row, client_rows)
+        return "exchanges" in row
+
+    def _transact(
+        self, clock: Clock, cohort: np.ndarray | None, row: dict[str, Any], dropped: int = 0, ahead: Clock | None = None
+    ) -> list[dict[str, Any]]:
+        """All exchanges of a transaction, added up in `row`; the clients' rows. The `dropped` got the first broadcast and are gone.
+
+        `cohort`: who was drawn; None: every client with samples in the task.
+        """
+        members = self.scenario.members(clock.task)
+
+        def hops(exchange: Exchange, now: Clock) -> list[cohorts.Hop]:
+            drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
+            stateful = functools.partial(self.executor.call, "stateful")
+            clients = cohorts.participants(exchange, now, drawn, members, stateful, self.experiment.seed)
+            found, empty = cohorts.hops(self.scenario, self.experiment.algorithm, clients, now, exchange, self.executor.pieces)
+            if empty:
+                row["clients_empty"] = row.get("clients_empty", 0) + empty
+            return found
+
+        client_rows: list[dict[str, Any]] = []
+        for exchanged in transact(self.executor, clock, hops, ahead):
+            if exchanged.plan.clock.exchange == 0:
+                row["comm/down_bytes"] += exchanged.plan.down_bytes * dropped
+            exchanged.add_to(row)
+            client_rows += exchanged.rows
+        return client_rows
+
+    def _blank(self, clock: Clock, cohort_size: int) -> dict[str, Any]:
+        """A round's row before anything is known."""
+        row: dict[str, Any] = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1}
+        row.update(**self._untested(), **{"train/loss": None}, cohort_size=cohort_size)
+        return {**row, **self._costs(), "proxy_examples": 0.0}
+
+    @staticmethod
+    def _costs() -> dict[str, float]:
+        return {"comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "time/server_s": 0.0}
+
+    def _untested(self) -> dict[str, None]:
+        return {f"{self.experiment.evaluate.split}/{name}": None for name in ("acc", "loss")}
+
+    def _test(self, clock: Clock, row: dict[str, Any]) -> None:
+        """Test the global model on the test set or the validation split, where the algorithm has one."""
+        if self.experiment.algorithm.global_model:
+            began = time.perf_counter()
+            self._tested(self.executor.test(clock), clock.complete, row)
+            row["time/evaluate_s"] = time.perf_counter() - began
+
+    def _tested(self, tally: Tally, at: Position, row: dict[str, Any]) -> None:
+        """The counts of a test into `tests/`, and what the first test set and mode make of them into `row`."""
+        assert self.recorder is not None
+        self.recorder.tested(tested.rows(tally, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase}))
+        first = next(iter(tally.values()))
+        row.update(zip(self._untested(), (first.accuracy, first.loss), strict=True))
+
+    # the end ----------------------------------------------------------------------------------
     def _finish(self, status: str) -> None:
         assert self.recorder is not None
         self._settle()
         if self.experiment.algorithm.global_model:
-            self.pool.call("save_model")
+            self.executor.call("save_model")
         self.recorder.close()
         self._write_environment()
         self.recorder.status(status)
@@ -281,40 +336,13 @@ class Simulation(Rounds):
         self.recorder.round(row, clients)
         self._finish(f"diverged in round {row['round']}: {why}")
 
-    def _task_end(self, task: int, rounds: int, done: int, show: Progress) -> bool:
-        """The exchanges at the end of a task and the personalised test, over every client; False when there is no exchange."""
-        assert self.recorder is not None
-        row: dict[str, Any] = {
-            "done": done,
-            "task": task,
-            "comm/up_bytes": 0,
-            "comm/down_bytes": 0,
-            "client_steps": 0,
-            "time/server_s": 0.0,
-        }
-        started = time.perf_counter()
-        everyone = np.arange(self.population)
-        self._exchanges(task, rounds, True, everyone, row, self.population)
-        if "exchanges" in row:
-            self._test(self._moment(task, rounds, self.population, task_end=True), row)
-        if personal_epochs(self.experiment):
-            show.note("testing every client on its own data")
-            began = time.perf_counter()
-            people = evaluate_personal(self.pool, self.experiment, self.partition, self._moment(task, rounds, self.population))
-            row.update(spread(people), **{"time/personal_s": time.perf_counter() - began})
-            self.recorder.clients_tested([{"done": done, "task": task, **person} for person in people])
-        row["time/task_end_s"] = time.perf_counter() - started
-        self.recorder.task(row)
-        return "exchanges" in row
-
-    # the end ----------------------------------------------------------------------------------
-    def _save(self, task_end: bool = False) -> int:
-        """Checkpoint of the last complete round, and its rows; returns the rounds done in it."""
+    def _save(self) -> Position:
+        """Checkpoint of the last commit, and its rows; returns the position in it."""
         assert self.recorder is not None
         self.recorder.flush()  # first: a resume drops rows behind the checkpoint, and could not make up for missing ones
-        done: int = self.pool.call("save", self.experiment.checkpoint.keep, task_end)
+        position: Position = self.executor.call("save", self.experiment.checkpoint.keep)
         self._mirror()
-        return done
+        return position
 
     def _settle(self) -> None:
         """The first round is done: this run takes the place of the one that it replaces, here and in the storage."""
@@ -322,7 +350,7 @@ class Simulation(Rounds):
             assert self.recorder is not None
             self.home.settle()
             self.recorder.moved(self.folder)
-            self.pool.call("moved", str(self.folder.absolute()))
+            self.executor.call("moved", self.folder.absolute())
             if self.storage is not None:
                 self.storage.moved(self.folder)
         if self.storage is not None and self.storage.replaces:
@@ -335,7 +363,7 @@ class Simulation(Rounds):
 
     def _push_server(self) -> str | None:
         try:
-            problem: str | None = self.pool.call("push")
+            problem: str | None = self.executor.call("push")
         except ServerLostError as error:  # whatever comes next finds it out as well
             return str(error)
         return problem
@@ -346,10 +374,10 @@ class Simulation(Rounds):
         if self.home.replaces:
             self.home.give_up()
             return
-        done = self._save()
-        self.recorder.keep_until(done, TASKS)
+        position = self._save()
+        self.recorder.keep_until(position)
         self.recorder.close()
-        self.recorder.status(f"{why} after round {done}; continue with: flray resume {self.folder}")
+        self.recorder.status(f"{why} after round {position.done}; continue with: flray resume {self.folder}")
         self._mirror()
 
     def _fail(self, error: BaseException) -> None:

@@ -117,7 +117,6 @@ def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[P
     bench = replay.bench
     panels = []
     replay.goto(round - 1)
-    population = replay.partition.num_clients
     for client in clients or sorted(replay.cohort().tolist())[:3]:
         _, update, _ = next(replay.clients(client))
         if not (hasattr(update, "w") and hasattr(update, "b")):
@@ -127,11 +126,11 @@ def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[P
             )
         # the next client reuses the engine's own buffers
         model = bench.objective.at(update.w.clone(), update.b.clone())
-        panels.append(Panel(f"client {client}", _predictor(replay, model), np.array(replay.partition.client(client))))
+        shares = replay.scenario.shares(replay.next_round(), np.array([client]))
+        panels.append(Panel(f"client {client}", _predictor(replay, model), shares.indices))
+    clock = replay.next_round()
     replay.goto(round)
-    ctx = bench.context(
-        0, round - 1, 0, population, replay.experiment.cohort.count(population), len(replay.partition.indices)
-    )
+    ctx = bench.context(clock)
     published = map_tensors(torch.clone, bench.algorithm.published(ctx, replay.state))
     panels.append(Panel("global", _predictor(replay, lambda x: bench.algorithm.predict(ctx, published, x)), None))
     return panels

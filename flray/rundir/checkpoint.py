@@ -12,35 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flray.core.clock import PHASES, Phase, Position
 from flray.core.disk import file_checksum, sealed, unsealed, whole
 from flray.core.errors import CheckpointError
 from flray.core.packed import Packed
 
 FILES = ("server.safetensors", "clients.safetensors")
 FORMAT = 2  # of a checkpoint; 1 had no structure beside its arrays and did not say its format
-NAME = re.compile(r"round-(\d{6,})(-task-end)?")
-
-
-class Position(NamedTuple):
-    """After `done` rounds in all, the next one being round `round` (0-based) of task `task`; `task_end`: after a task's last exchange."""
-
-    task: int
-    round: int
-    done: int
-    task_end: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"round-{self.done:06d}" + ("-task-end" if self.task_end else "")
+NAME = re.compile(r"round-(\d{6,})(-task-end|-task-begin)?")
 
 
 class Saved(NamedTuple):
     """A checkpoint as read back."""
 
     path: Path
-    task: int
-    round: int
-    done: int
+    position: Position
     server: Packed
     clients: Packed
 
@@ -102,11 +88,11 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def checkpoints(folder: Path, at_most: int | None = None, task_end: bool = True) -> list[Path]:
-    """What has a checkpoint's name, oldest first; of those after at most `at_most` rounds; `task_end=False`: none after a task's end."""
+def checkpoints(folder: Path, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> list[Path]:
+    """What has a checkpoint's name, oldest first; of those after at most `at_most` rounds and after one of these phases."""
     root = folder / "checkpoints"
-    found = sorted(p for p in root.glob("round-*") if NAME.fullmatch(p.name)) if root.is_dir() else []
-    return [p for p in found if (at_most is None or rounds_done(p) <= at_most) and (task_end or not p.name.endswith("-task-end"))]
+    found = sorted((p for p in root.glob("round-*") if NAME.fullmatch(p.name)), key=order) if root.is_dir() else []
+    return [p for p in found if (at_most is None or rounds_done(p) <= at_most) and _phase(p) in after]
 
 
 def rounds_done(path: Path) -> int:
@@ -114,10 +100,19 @@ def rounds_done(path: Path) -> int:
     return int(path.name.split("-")[1])
 
 
+def _phase(path: Path) -> Phase:
+    return next(phase for phase in PHASES[::-1] if phase == "round" or path.name.endswith(phase.replace("_", "-")))
+
+
+def order(path: Path) -> int:
+    """`Position.order` of a checkpoint folder."""
+    return Position(0, 0, rounds_done(path), _phase(path)).order
+
+
 def read(path: Path) -> Saved:
     """Raises `CheckpointError` for a file that is missing or damaged, and for a checkpoint under another's name."""
     meta, server, clients = _open(path, FILES)
-    return Saved(path, meta["task"], meta["round"], meta["done"], server, clients)
+    return Saved(path, Position(*(meta[field] for field in Position._fields)), server, clients)
 
 
 def read_clients(path: Path) -> Packed:
@@ -150,13 +145,15 @@ def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
         raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {why}") from error
 
 
-def latest(folder: Path, at_most: int | None = None, task_end: bool = True, check: Callable[[Packed], None] | None = None) -> Saved | None:
+def latest(
+    folder: Path, at_most: int | None = None, after: Sequence[Phase] = PHASES, check: Callable[[Packed], None] | None = None
+) -> Saved | None:
     """The newest good checkpoint of :func:`checkpoints`; damaged ones are passed over with a warning. None: there are none.
 
     `check` raises `CheckpointError` when what the client store wrote into a checkpoint needs files that are damaged.
     Raises `CheckpointError` when there are some and none is good, `FormatError` for the newest one of another version of flray.
     """
-    found = checkpoints(folder, at_most, task_end)
+    found = checkpoints(folder, at_most, after)
     why = ""
     for path in reversed(found):
         try:

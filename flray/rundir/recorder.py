@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from flray.core.clock import PHASES, Position
 from flray.core.disk import whole
 from flray.core.errors import CheckpointError
 from flray.rundir.parts import RowsMissingWarning, gaps, read_part, untested, without_clients, write_part
@@ -30,10 +31,9 @@ class Table:
     aloud.
     """
 
-    def __init__(self, folder: Path, key: str = "done") -> None:
-        """`key`: the column that :meth:`keep` compares."""
-        self.folder, self.key = folder, key
-        self._there: dict[str, set[int]] = {}  # which values of the key each file holds
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._there: dict[str, set[int]] = {}  # `Position.order` of the rows in each file
         self._schema: dict[str, pa.DataType] = {}
         self._rows: list[Mapping[str, Any]] = []
         self._part = 0
@@ -42,12 +42,12 @@ class Table:
         for path in self._files():
             try:
                 table = read_part(path)
-                self._there[path.name] = set(pc.unique(table[key]).to_pylist())
+                self._there[path.name] = set(_orders(table).tolist())
                 self._learn_schema(table.schema)
             except ValueError as error:
                 self._move_aside(path, str(error))
             except KeyError:
-                self._move_aside(path, f"{path} has no column {key!r}")
+                self._move_aside(path, f"{path} has no column 'done'")
 
     @staticmethod
     def _move_aside(path: Path, why: str) -> None:
@@ -60,7 +60,15 @@ class Table:
 
     @property
     def kept(self) -> set[int]:
-        """Values of the key in all files."""
+        """`done` of the rounds whose rows are there."""
+        return {order // len(PHASES) for order in self._orders() if order % len(PHASES) == 0}
+
+    @property
+    def ended(self) -> set[int]:
+        """`done` of the tasks' ends whose rows are there."""
+        return {order // len(PHASES) for order in self._orders() if order % len(PHASES) == PHASES.index("task_end")}
+
+    def _orders(self) -> set[int]:
         return set().union(*self._there.values())
 
     def count(self) -> int:
@@ -102,7 +110,7 @@ class Table:
                 write_part(path, self._conform(read_part(path)))
         path = self.folder / f"part-{self._part:04d}.parquet"
         write_part(path, self._conform(pa.table(columns)))
-        self._there[path.name] = {row[self.key] for row in self._rows}
+        self._there[path.name] = {Position(0, 0, row["done"], row.get("phase") or "round").order for row in self._rows}
 
     def _conform(self, table: pa.Table) -> pa.Table:
         return pa.table(
@@ -112,17 +120,17 @@ class Table:
             }
         )
 
-    def keep(self, last: int) -> None:
-        """Drop every row whose key is above `last`; the next rows go behind what is left."""
+    def keep(self, last: Position) -> None:
+        """Drop every row of what comes after `last`; the next rows go behind what is left."""
         for path in self._files():
             values = self._there[path.name]
-            self._there[path.name] = {value for value in values if value <= last}
+            self._there[path.name] = {value for value in values if value <= last.order}
             if not self._there[path.name]:
                 del self._there[path.name]
                 path.unlink()
             elif self._there[path.name] < values:
                 table = read_part(path)
-                write_part(path, table.filter(pc.less_equal(table[self.key], last)))
+                write_part(path, table.filter(_orders(table) <= last.order))
         left = self._files()
         self._part = int(left[-1].stem.removeprefix("part-")) if left else 0
         self._rows = read_part(left[-1]).to_pylist() if left else []
@@ -139,7 +147,7 @@ class Recorder:
         self.folder, self.check = folder, check
         with _one_line(folder):
             self.rounds, self.clients = Table(folder / "rounds"), Table(folder / "clients")
-            self.tasks, self.personal = Table(folder / "tasks", "task"), Table(folder / "personal", "task")
+            self.tasks, self.personal = Table(folder / "tasks"), Table(folder / "personal")
             self.tests = Table(folder / "tests")
         self._flushed = 0.0
         self._tensorboard: Any = None
@@ -152,7 +160,7 @@ class Recorder:
     def round(self, row: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
         done = row["done"]
         self.rounds.append([row], done)
-        self.clients.append([{"done": done, "task": row["task"], "round": row["round"], **c} for c in clients], done)
+        self._of_clients({"done": done, "task": row["task"], "round": row["round"], "phase": "round"}, clients)
         self._pending.append((done, row))
         if time.monotonic() - self._flushed > FLUSH_S:
             self.flush()
@@ -166,8 +174,13 @@ class Recorder:
             if rows[0]["done"] == 0 and rows[0]["total"]:
                 self._pending.append((0, {f"{rows[0]['set']}/acc": rows[0]["right"] / rows[0]["total"]}))
 
-    def task(self, row: Mapping[str, Any]) -> None:
+    def task(self, row: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
+        """The beginning or the end of a task (`phase`), and the rows of the clients that took part in its exchanges."""
         self.tasks.append([row], row["done"])
+        self._of_clients({name: row[name] for name in ("done", "task", "phase")}, clients)
+
+    def _of_clients(self, when: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
+        self.clients.append([{**when, **client} for client in clients], when["done"])
 
     def clients_tested(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The personalised test at a task's end: one row per client and number of fine-tuning epochs."""
@@ -199,31 +212,27 @@ class Recorder:
         if self._tensorboard is not None:
             self._tensorboard.flush()
 
-    def keep_until(self, done: int, task: int) -> None:
-        """Drop the rows after `done` rounds, and the ends of task `task` and later.
-
-        A resume from there writes them again.
-        """
+    def keep_until(self, position: Position) -> None:
+        """Drop the rows of what comes after `position`: a resume from there writes them again."""
         self.check()
         with _one_line(self.folder):
-            self.rounds.keep(done)
-            self.clients.keep(done)
-            self.tests.keep(done)
-            self.tasks.keep(task - 1)
-            self.personal.keep(task - 1)
+            for table in (self.rounds, self.clients, self.tests, self.tasks, self.personal):
+                table.keep(position)
 
-    def missing(self, done: int, task: int, written: Sequence[str]) -> dict[str, str]:
-        """Returns which of the first `done` rounds and `task` tasks (from 1) have lost their rows, by table.
+    def missing(self, position: Position, written: Sequence[str]) -> dict[str, str]:
+        """Returns which rounds and tasks (from 1) up to `position` have lost their rows, by table.
 
         Only tables that are `written` are looked at.
         """
-        tasks = {"tasks": self.tasks, "personal": self.personal}
+        done, ended = position.done, position.task + (position.phase == "task_end")
+        rounds = (done - position.round) // position.task if position.task else position.round  # of each task
         found = {
             "rounds": gaps(self.rounds.kept, done),
             "clients": gaps(self.clients.kept | without_clients(self.rounds.folder), done),
         }
         found["tests"] = gaps(self.tests.kept | untested(self.rounds.folder), done)
-        found |= {name: gaps({number + 1 for number in table.kept}, task) for name, table in tasks.items()}
+        for name, table in {"tasks": self.tasks, "personal": self.personal}.items():
+            found[name] = gaps({task + 1 for task in range(ended) if (task + 1) * rounds in table.ended}, ended)
         return {name: text for name, text in found.items() if text and name in written}
 
     def counts(self) -> dict[str, int]:
@@ -244,6 +253,14 @@ class Recorder:
         self.flush()
         if self._tensorboard is not None:
             self._tensorboard.close()
+
+
+def _orders(table: pa.Table) -> np.ndarray:
+    """`Position.order` of every row; a table without `phase` holds rounds. Raises `KeyError` without a column `done`."""
+    phases = table["phase"].to_pylist() if "phase" in table.column_names else ["round"] * table.num_rows
+    ranks = np.array([PHASES.index(phase or "round") for phase in phases], dtype=np.int64)
+    done: np.ndarray = table["done"].to_numpy().astype(np.int64)
+    return done * len(PHASES) + ranks
 
 
 @contextlib.contextmanager

@@ -11,11 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flray import bench
 from flray.algorithms import built_in
+from flray.api import simulate
 from flray.bench import BarePool, Way, Workload
 from flray.bench.steps import local_training, step_cost
 from flray.core.errors import ConfigError
 from flray.core.seeding import torch_seed
-from flray.engine.simulation import simulate
 from flray.models import build_model
 from flray.rundir.reader import load
 

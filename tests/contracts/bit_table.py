@@ -66,10 +66,9 @@ def _numbers(local: Any) -> str:
     rows = [{**row, **sent} for row, sent in zip(local.rows, local.sent, strict=True)]
     bench, experiment = local.server.bench, local.experiment
     if experiment.algorithm.global_model:
-        from flray.engine.workbench import Moment
+        from flray.core.clock import Clock
 
-        moment = Moment(0, ROUNDS - 1, 0, False, local.partition.num_clients, 3, len(local.partition.indices))
-        (counts,) = local.server.evaluate(moment).values()
+        (counts,) = local.server.evaluate(Clock(0, ROUNDS - 1, done=ROUNDS - 1)).values()
         rows.append({"loss": counts.loss, "right": counts.right.sum(), "parameters": bench.objective.layout.count})
     plain = [{name: value if isinstance(value, str | bool) else f"{float(value):.9g}" for name, value in row.items()} for row in rows]
     return json.dumps(plain, sort_keys=True)

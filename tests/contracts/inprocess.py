@@ -1,30 +1,70 @@
-"""The rounds of an experiment in this process, without Ray: the engine's `Server` and `Workbench`, driven step by step."""
+"""The rounds of an experiment in this process, without Ray: the engine's own protocol on its local executor, with someone watching."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from flray.core.messages import Record, flatten, to_numpy, to_torch
+from flray.core.algorithm import Exchange
+from flray.core.clock import START, Clock, schedule
+from flray.core.messages import Record, flatten, to_torch
 from flray.engine import cohort as cohorts
-from flray.engine.prepare import build_data, build_partition
-from flray.engine.server_actor import Server
-from flray.engine.workbench import PERSONAL, Moment
+from flray.engine import local
+from flray.engine.client import Client
+from flray.engine.local_loop import Trained
+from flray.engine.prepare import build_data, build_scenario
+from flray.engine.rounds import Ran, transact
+from flray.engine.server import Plan, Server
+from flray.engine.workbench import Roll, Workbench
+
+Watch = Callable[..., Any]
+
+
+class Watched(Client):
+    """Clients whose every exchange is shown, and whose updates are measured as they are."""
+
+    def __init__(self, bench: Workbench, watch: Watch, sent: dict[str, int]) -> None:
+        super().__init__(bench)
+        self.watch, self.sent = watch, sent
+
+    def exchange(self, ctx: Any, exchange: Exchange, down: Any, state: Any, numbers: np.ndarray) -> Trained:
+        done: Trained = self.watch("client", super().exchange, ctx, exchange, down, state, numbers)
+        self.sent["up"] += size(done.update)
+        return done
+
+
+class Executor(local.Local):
+    """The local executor, watched; `sent` counts the bytes of what is in its hands."""
+
+    def __init__(self, server: Server, watch: Watch) -> None:
+        super().__init__(server)
+        self.watch, self.sent = watch, {"up": 0, "down": 0}
+        self.client = Watched(server.bench, watch, self.sent)
+
+    def run(self, plan: Plan, hop: cohorts.Hop, ahead: Sequence[Clock] = ()) -> Ran:
+        assert self._down is not None
+        self.sent["down"] += size(self._down[1]) * len(hop.cohort.client_ids)
+        finish = plan.exchange.finish
+        exchange = plan.exchange._replace(finish=lambda *arguments: self.watch("server", finish, *arguments))
+        return super().run(plan._replace(exchange=exchange), hop, ahead)
 
 
 class Local:
-    """A server, a workbench for the clients, and what travelled between them."""
+    """An experiment that is played transaction by transaction, and what travelled in it."""
 
-    def __init__(self, experiment: Any, folder: Path, watch: Callable[..., Any] | None = None) -> None:
+    def __init__(self, experiment: Any, folder: Path, watch: Watch | None = None) -> None:
         self.experiment = experiment
         dataset, _, private = build_data(experiment)
-        self.partition = build_partition(experiment, dataset, private)
-        self.server = Server(experiment, folder, "cpu")
+        self.scenario = build_scenario(experiment, dataset, private)
+        self.server = Server(Workbench(experiment, Roll.of(self.scenario)), folder)
         self.watch = watch or (lambda name, function, *arguments: function(*arguments))
+        self.executor = Executor(self.server, self.watch)
+        self.position = START
         self.rows: list[dict[str, Any]] = []
         self.sent: list[dict[str, int]] = []
 
@@ -33,74 +73,81 @@ class Local:
         return self.server.state
 
     def play(self, rounds: int) -> Any:
+        """So many rounds more, and what lies between them."""
         for _ in range(rounds):
-            round = len(self.rows)
-            population = self.partition.num_clients
-            config, seed = self.experiment.cohort, self.experiment.seed
-            clients = cohorts.delivering(config, seed, 0, round, cohorts.sample(config, seed, 0, round, population))
-            self.exchanges(clients, round, False)
+            while self.transaction().phase != "round":
+                pass
         return self.state
 
     def task_end(self) -> Any:
-        self.exchanges(np.arange(self.partition.num_clients), len(self.rows), True)
+        """The end of the present task, from wherever in it."""
+        clock = Clock(self.position.task, self.position.round, "task_end", done=self.position.done)
+        self.exchanges(clock)
         return self.state
 
-    def exchanges(self, clients: np.ndarray, round: int, task_end: bool) -> None:
-        number, last, row, sent = 0, False, {"up": 0, "down": 0}, {"up": 0, "down": 0}
-        while not last:
-            population = self.partition.num_clients
-            sampled = population if task_end else self.experiment.cohort.count(population)
-            moment = Moment(0, round, number, task_end, population, sampled, len(self.partition.indices))
-            down, plan = self.server.plan(moment)
-            if plan is None:
-                break
-            together = plan.exchange.order == "parallel" and len(clients)
-            groups = [clients] if together else [clients[i : i + 1] for i in range(len(clients))]
-            for i, group in enumerate(groups):
-                if i:
-                    down, plan = self.server.plan(moment)
-                self.exchange(moment, plan, down, group, row, sent)
-            number, last = number + 1, plan.last
-        self.rows.append(row)
-        self.sent.append(sent)
+    def transaction(self) -> Clock:
+        """The next one of the schedule, committed."""
+        clock = next(schedule(self.position, 10**6, 1) if len(self.scenario.stages) == 1 else self.schedule())
+        self.exchanges(clock)
+        return clock
 
-    def exchange(self, moment: Moment, plan: Any, down: Any, clients: np.ndarray, row: dict[str, Any], sent: dict[str, int]) -> None:
-        bench = self.server.bench
-        cohort, (job,) = cohorts.work(self.partition, self.experiment.algorithm, clients, moment, 1)
-        sent["down"] += sum(array.nbytes for array in flatten(down).values()) * len(clients)
+    def schedule(self) -> Any:
+        return schedule(self.position, self.experiment.rounds, len(self.scenario.stages))
 
-        def client(ctx: Any, message: Any, state: Any, batches: Any) -> Any:
-            update, state, metrics = self.watch("client", plan.exchange.client, ctx, message, state, batches)
-            sent["up"] += sum(array.nbytes for array in flatten(update).values())
-            return update, state, metrics
+    def exchanges(self, clock: Clock) -> None:
+        members = self.scenario.members(clock.task)
+        drawn = np.asarray(members, dtype=np.int64)
+        if clock.phase == "round":
+            drawn = cohorts.draw(self.experiment, clock, members)[1]
+        row: dict[str, Any] = {"down": 0, "up": 0}
+        self.executor.sent.update(up=0, down=0)
 
-        watched = plan.exchange._replace(client=client, server=lambda *a: self.watch("server", plan.exchange.server, *a))
-        states = self.server.states(job.clients)
-        delivery, _ = bench.train_run(job, watched, down, states)
-        metrics = self.server.aggregate(moment, watched, to_numpy(cohort), delivery)
-        row["down"] += plan.down_bytes * len(clients)
-        row["up"] += metrics["comm/up_bytes"]
-        row.update({name: value for name, value in metrics.items() if name != "comm/up_bytes"})
+        def hops(exchange: Exchange, now: Clock) -> list[cohorts.Hop]:
+            clients = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
+            return cohorts.hops(self.scenario, self.experiment.algorithm, clients, now, exchange)[0]
+
+        played = False
+        for exchanged in transact(self.executor, clock, hops):
+            counted: dict[str, Any] = {"comm/down_bytes": 0, "client_steps": 0, "time/server_s": 0.0}
+            exchanged.add_to(counted)
+            row["down"] += counted["comm/down_bytes"]
+            row["up"] += counted["comm/up_bytes"]
+            row.update({name: value for name, value in exchanged.metrics.items() if name != "comm/up_bytes"})
+            played = True
+        self.position = clock.complete
+        self.server.commit(self.position)
+        if played:
+            self.rows.append(row)
+            self.sent.append(dict(self.executor.sent))
 
     def personal(self, finetune_epochs: int = 1) -> Any:
         """Scores of every client's own predictor on the whole test set, `[N, n, C]`, as the engine's personalised evaluation makes it."""
-        bench, clients = self.server.bench, np.arange(self.partition.num_clients)
-        moment = Moment(0, len(self.rows), PERSONAL, False, len(clients), len(clients), len(self.partition.indices))
-        (job,) = cohorts.work(self.partition, self.experiment.algorithm, clients, moment, 1).jobs
-        down, _ = self.server.plan(moment._replace(exchange=0))
+        bench, client = self.server.bench, self.executor.client
+        clock = Clock(self.position.task, self.position.round, "personal", done=self.position.done)
+        algorithm, clients = self.experiment.algorithm, np.arange(self.scenario.population)
+        ((hop,), _) = cohorts.hops(self.scenario, algorithm, clients, clock, algorithm.training)
+        down = to_torch(self.server.broadcast(clock, algorithm.training)[0])
         x, scores = torch.from_numpy(np.array(bench.dataset.test.x)), []
-        for client, stored in enumerate(self.server.states(job.clients)):
-            indices = self.partition.client(client)
-            ctx, batches = bench.client_context(job, client, job.weights[client], indices, finetune_epochs)
-            state = bench.client_state(job, client, stored)
-            predictor = self.watch("personalize", self.experiment.algorithm.personalize, ctx, to_torch(down), state, batches)
-            with torch.no_grad():
-                scores.append(predictor(x))
+        for job in hop.jobs:
+            for i, (number, stored) in enumerate(zip(job.clients, self.server.states(job.clients), strict=True)):
+                state = client.state(clock, number, stored)
+                ctx = client.context(clock, number, job.weights[i], job.samples(i))
+                batches = bench.client_data(ctx, job.samples(i)).batches(algorithm.local_batches[0], finetune_epochs)
+                ctx = replace(ctx, num_steps=len(batches))
+                bench.seed_modules(ctx)
+                predictor = self.watch("personalize", algorithm.personalize, ctx, down, state, batches)
+                with torch.no_grad():
+                    scores.append(predictor(x))
         return torch.stack(scores)
 
     def client_states(self) -> dict[int, Any]:
-        everyone = range(self.partition.num_clients)
+        everyone = range(self.scenario.population)
         return {k: to_torch(s) for k, s in zip(everyone, self.server.store.gather(everyone), strict=True) if isinstance(s, Record)}
+
+
+def size(message: Any) -> int:
+    """Bytes of everything in a message that a checkpoint would keep."""
+    return sum(array.nbytes for array in flatten(message).values())
 
 
 def bits(message: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

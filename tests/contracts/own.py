@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import Context, Exchange
+from flray.core.algorithm import ClientData, Context, Exchange
 from flray.core.fields import each
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState, Update
@@ -54,14 +53,11 @@ class Chain(Record):
 class Own(FedAvg, frozen=True):
     strength: float = hp(1.0, linear=(0.0, 1.0), ge=0, doc="how much of the correction is applied; 0: FedAvg's client")
 
-    def exchanges(self, ctx: Context, state: Any) -> list[Exchange]:
-        return [
-            Exchange(self.broadcast, self.train, self.aggregate),
-            Exchange(self.show, self.check, self.note),
-        ]
-
-    def task_end(self, ctx: Context, state: Any) -> list[Exchange]:
-        return [Exchange(self.pass_on, self.extend, self.receive, "sequential")]
+    def next_exchange(self, ctx: Context, state: Any) -> Exchange | None:
+        check = Exchange("check", self.show, self.note, self.check)
+        chain = Exchange("chain", self.pass_on, self.receive, self.extend, order="sequential")
+        planned = {"task_begin": [], "round": [self.training, check], "task_end": [chain]}[ctx.clock.phase]
+        return planned[ctx.clock.exchange] if ctx.clock.exchange < len(planned) else None
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
         return OwnState(w, b, torch.zeros_like(w), torch.zeros(0, device=w.device), torch.zeros(3, device=w.device), 0)
@@ -77,7 +73,7 @@ class Own(FedAvg, frozen=True):
         loss, g = super().gradient(ctx, down, client, carry, batch)
         return loss, g.add_(down.control - client.control, alpha=self.strength)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
         control = client.control - down.control + (down.w - carry.w) / (ctx.num_steps * self.learning_rate(ctx))
         return Up(carry.w, carry.b, control - client.control), OwnClient(control, client.rounds + 1)
 
@@ -90,9 +86,9 @@ class Own(FedAvg, frozen=True):
     def show(self, ctx: Context, state: Any) -> Any:
         return Down(state.w, state.b, state.control)
 
-    def check(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
+    def check(self, ctx: Context, down: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
         model = ctx.objective.at(down.w, down.b)
-        batch = next(iter(batches))
+        batch = next(iter(data.batches(self.batch_size, self.local_epochs)))
         with torch.no_grad():
             loss = cross_entropy(model(batch.x), batch.y)
         return Check(loss.reshape(1), client.rounds), client.replace(rounds=client.rounds + 100), {"own/check": loss}
@@ -104,7 +100,7 @@ class Own(FedAvg, frozen=True):
     def pass_on(self, ctx: Context, state: Any) -> Any:
         return Chain(state.chain)
 
-    def extend(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
+    def extend(self, ctx: Context, down: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
         draw = float(ctx.rng("chain").random())
         added = torch.tensor([float(ctx.client), float(client.rounds), draw], device=down.chain.device)
         return Chain(0.5 * down.chain + added), client.replace(rounds=client.rounds + 10_000), {}

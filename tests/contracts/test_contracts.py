@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from flray.algorithms import ALGORITHMS, built_in
+from flray.core.clock import Clock, Position
 from flray.core.hp import hyperparameters
 from flray.core.messages import Record, flatten, tensors, to_torch
 from flray.core.packed import Packed
@@ -78,15 +79,15 @@ def test_no_method_changes_what_it_was_given(name, tmp_path):
     assert {"client", "server", "personalize"} <= set(calls)
     state = local.state
     before = bits(state)
-    ctx = local.server.bench.context(0, 2, 0, 5, 3, len(local.partition.indices))
+    ctx = local.server.bench.context(Clock(0, 2, done=2))
     x = torch.from_numpy(np.array(local.server.bench.dataset.test.x[:7]))
     kept = x.clone()
     if algorithm.global_model:
         published = algorithm.published(ctx, state)
         for mode in algorithm.modes(ctx).values():
             mode.answer(ctx, published, x if mode.forward is None else mode.forward(ctx, published, x))
-    for exchange in algorithm.exchanges(ctx, state):
-        exchange.broadcast(ctx, state)
+    exchange = algorithm.next_exchange(ctx, state)
+    exchange.broadcast(ctx, state)
     assert bits(state) == before and torch.equal(x, kept)
     assert algorithm.model_dump() == settings
 
@@ -158,18 +159,17 @@ def test_configuration_state_and_checkpoint_come_back_equal(name, tmp_path):
     local = Local(config, tmp_path)
     local.play(2)
     assert bits(to_torch(Packed.of(local.state).message())) == bits(local.state)
-    local.server.commit(0, 2, 2)
     local.server.save(1)
-    saved = checkpoint.latest(tmp_path)
-    assert (saved.task, saved.round, saved.done) == (0, 2, 2)
+    position = Position(0, 2, 2, "round")
+    assert checkpoint.latest(tmp_path).position == position
     again = Local(config, tmp_path)
-    assert again.server.load() == (0, 2, 2)
+    assert again.server.load() == position
     assert bits(again.state) == bits(local.state)
     assert type(again.state) is type(local.state)
     before, after = local.client_states(), again.client_states()
     assert before.keys() == after.keys() and all(bits(before[k]) == bits(after[k]) for k in before)
     # and it goes on the same
-    again.rows = list(local.rows)
+    again.position = position
     assert bits(again.play(1)) == bits(local.play(1))
 
 
@@ -185,7 +185,8 @@ def test_sequential_exchange_shows_every_client_what_the_one_before_added(store,
     assert set(rounds.values()) <= {101, 202, 303} and sum(rounds.values()) == 3 * 3 * 101
     chain = np.zeros(3)
     for k in range(5):
-        chain = 0.5 * chain + np.array([k, rounds.get(k, 0), rng(3, 0, 3, 1000, k, "chain").random()])
+        address = (0, 3, "task_end", 0) if k == 0 else (0, 3, "task_end", 0, "hop", k)  # of its hop in the chain
+        chain = 0.5 * chain + np.array([k, rounds.get(k, 0), rng(3, *address, k, "chain").random()])
     state = local.task_end()
     np.testing.assert_allclose(state.chain.numpy(), chain, rtol=1e-6)
     assert state.visits == 5

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 import flray
+from flray.api import play, simulate
 from flray.core.messages import to_torch
 from flray.data import load_dataset
 from flray.engine.evaluate import spread
 from flray.engine.replay import Replay
-from flray.engine.simulation import play, simulate
 from flray.engine.summary import collapsed, untrained
 from flray.models import build_model
 from flray.rundir import checkpoint

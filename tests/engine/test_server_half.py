@@ -1,11 +1,11 @@
 """An error in the server half of a user's algorithm: which method, in which round, and the line of the user's own code."""
 
 import pytest
+from flray.engine.server_actor import Server
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.core.errors import AlgorithmError
-from flray.engine.server_actor import Server
 from flray.engine.workbench import Moment
 from flray.loader import load_config
 

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 import flray
+from flray.api import play
 from flray.core.disk import sealed, unsealed
 from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, ResourceError
-from flray.engine.simulation import play
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock, FolderLostError
 from tests.contracts.faults import interrupted

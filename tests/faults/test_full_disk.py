@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import flray
+from flray.api import play
 from flray.core.errors import FlrayError
-from flray.engine.simulation import play
 from tests.engine.test_faults import config, model
 
 Disk = tuple[Path, Callable[[], None], Callable[[], None]]

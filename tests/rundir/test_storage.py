@@ -9,10 +9,10 @@ import numpy as np
 import pandas
 import pytest
 import yaml
+from flray.engine.server_actor import Server
 
 from flray.core.errors import CheckpointError, ConfigError
 from flray.core.packed import Packed
-from flray.engine.server_actor import Server
 from flray.rundir import checkpoint, storage
 from flray.rundir.mirrored import DRIVER, SERVER, STATE
 from flray.rundir.storage import Storage

@@ -9,8 +9,8 @@ from typing import Any
 import pandas
 import pytest
 
+from flray.api import play, simulate
 from flray.core.errors import CheckpointError, FlrayError
-from flray.engine.simulation import play, simulate
 from flray.experiment import Experiment
 from flray.grid import labels
 from flray.loader import load_config

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 import flray
+from flray.api import simulate
 from flray.core.errors import CheckpointError, ConfigError, ResourceError
-from flray.engine.simulation import simulate
 from tests.tuning.iris import EXPERIMENT, SPACE
 from tuning.config import load_sweep
 from tuning.studies import Studies

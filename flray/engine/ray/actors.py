@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from flray.core.algorithm import Exchange
+from flray.core.clock import PHASES, Clock, Phase, Position
+from flray.engine.client import Assignment, Client, Delivery
 from flray.engine.counts import Tally
-from flray.engine.server_actor import Plan, Server
-from flray.engine.workbench import Assignment, Delivery, Moment, Workbench
+from flray.engine.server import Plan, Server
+from flray.engine.workbench import Roll, Workbench
 from flray.experiment import Experiment
+from flray.scenario import Scenario
 
 
 class Recipe(NamedTuple):
@@ -30,11 +31,11 @@ class Recipe(NamedTuple):
     imports: tuple[str, ...]
     path: tuple[str, ...]
     folder: str  # where relative paths begin
-    held: np.ndarray | None  # the validation split
+    roll: Roll
 
     @classmethod
-    def of(cls, experiment: Experiment, held: np.ndarray | None = None) -> Recipe:
-        return cls(pickle.dumps(experiment), experiment.imports, tuple(sys.path), os.getcwd(), held)
+    def of(cls, experiment: Experiment, scenario: Scenario) -> Recipe:
+        return cls(pickle.dumps(experiment), experiment.imports, tuple(sys.path), os.getcwd(), Roll.of(scenario))
 
     def read(self) -> Experiment:
         """The experiment, in the driver's working directory, its module path behind this process's own and the user's modules imported."""
@@ -66,48 +67,48 @@ class FreshActorError(Exception):
 
 
 class ClientActor:
-    """Trains runs of the cohort. Holds data, model and algorithm; nothing about a client."""
+    """Runs clients. Holds data, model and algorithm; nothing about a client."""
 
     def __init__(self) -> None:
-        self._bench: Workbench | None = None
+        self._client: Client | None = None
         self._key = ""
 
     def setup(self, recipe: Recipe, key: str, threads: int) -> int:
         """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns the process id."""
         if key != self._key:
-            self._bench = Workbench(recipe.read(), prepare(threads), recipe.held)
+            self._client = Client(Workbench(recipe.read(), recipe.roll, prepare(threads)))
             self._key = key
         return os.getpid()
 
     @property
-    def bench(self) -> Workbench:
-        if self._bench is None:
+    def client(self) -> Client:
+        if self._client is None:
             raise FreshActorError
-        return self._bench
+        return self._client
 
-    def train(self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None) -> tuple[Delivery, list[dict[str, Any]]]:
-        return self.bench.train_run(job, exchange, down, states)
+    def work(self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None) -> tuple[Delivery, list[dict[str, Any]]]:
+        return self.client.work(job, exchange, down, states)
 
-    def evaluate(self, published: Any, moment: Moment, part: int, parts: int) -> tuple[None, Tally]:
+    def evaluate(self, published: Any, clock: Clock, part: int, parts: int) -> tuple[None, Tally]:
         """One of `parts` parts of all tests of what the server published, a message of NumPy arrays."""
-        return None, self.bench.evaluate(published, self.bench.server_context(moment), part, parts)
+        bench = self.client.bench
+        return None, bench.evaluate(published, bench.context(clock), part, parts)
 
     def personal(
         self, job: Assignment, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int]
     ) -> tuple[None, list[dict[str, Any]]]:
-        return None, self.bench.personal(job, down, states, finetune_epochs)
+        return None, self.client.personal(job, down, states, finetune_epochs)
 
     def peak_gpu_memory(self, job: Assignment) -> tuple[int, int]:
         """(bytes that training the job's client took, bytes of the GPU); needs a GPU."""
         import torch
 
-        bench = self.bench
+        algorithm, bench = self.client.algorithm, self.client.bench
         free, total = torch.cuda.mem_get_info()
-        ctx = bench.context(0, 0, 0, job.population, job.cohort_size, job.total_examples)
-        state = bench.algorithm.init_server(ctx, *bench.objective.initial())
-        exchange = bench.algorithm.exchanges(ctx, state)[0]
+        ctx = bench.context(job.clock)
+        state = algorithm.init_server(ctx, *bench.objective.initial())
         torch.cuda.reset_peak_memory_stats()
-        bench.train_run(job, exchange, exchange.broadcast(ctx, state), None)
+        self.client.work(job, algorithm.training, algorithm.training.broadcast(ctx, state), None)
         context = total - free - torch.cuda.memory_reserved()  # the CUDA context itself, and other processes
         return torch.cuda.max_memory_reserved() + max(context, 0), total
 
@@ -119,7 +120,7 @@ class ServerActor:
         self._server: Server | None = None
 
     def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
-        self._server = Server(recipe.read(), Path(folder), prepare(threads), held=recipe.held, lock=lock)
+        self._server = Server(Workbench(recipe.read(), recipe.roll, prepare(threads)), Path(folder), lock=lock)
         return self._server.facts()
 
     @property
@@ -127,37 +128,48 @@ class ServerActor:
         assert self._server is not None
         return self._server
 
-    def plan(self, moment: Moment) -> tuple[Any, Plan | None]:
-        return self.server.plan(moment)
+    def plan(self, clock: Clock) -> tuple[Any, Plan | None]:
+        return self.server.plan(clock)
+
+    def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Any, Plan]:
+        return self.server.broadcast(clock, exchange)
 
     def states(self, clients: Sequence[int]) -> list[Any]:
         return self.server.states(clients)
 
-    def aggregate(
-        self, moment: Moment, exchange: Exchange, cohort: Any, ahead: Moment | None, *deliveries: Delivery
-    ) -> tuple[Any, tuple[dict[str, Any], Plan | None]]:
-        """Aggregate, and plan the moment `ahead` in the same call: (its message down, (metrics, its plan))."""
-        metrics = self.server.aggregate(moment, exchange, cohort, *deliveries)
-        down, plan = (None, None) if ahead is None else self.server.plan(ahead)
-        return down, (metrics, plan)
+    def stateful(self) -> list[int]:
+        return self.server.stateful()
 
-    def published(self, moment: Moment) -> Any:
-        return self.server.published(moment)
+    def finish(
+        self, clock: Clock, exchange: Exchange, cohort: Any, ahead: Sequence[Clock], *deliveries: Delivery
+    ) -> tuple[Any, tuple[dict[str, Any], list[Plan | None]]]:
+        """Finish the exchange, and plan the moments `ahead` in the same call, until one has a plan: (its broadcast, (metrics, plans))."""
+        metrics = self.server.finish(clock, exchange, cohort, *deliveries)
+        down, plans = None, []
+        for moment in ahead:
+            down, plan = self.server.plan(moment)
+            plans.append(plan)
+            if plan is not None:
+                break
+        return down, (metrics, plans)
 
-    def evaluate(self, moment: Moment) -> Tally:
-        return self.server.evaluate(moment)
+    def published(self, clock: Clock) -> Any:
+        return self.server.published(clock)
 
-    def commit(self, task: int, round: int, done: int) -> None:
-        self.server.commit(task, round, done)
+    def evaluate(self, clock: Clock) -> Tally:
+        return self.server.evaluate(clock)
 
-    def save(self, keep: int, task_end: bool = False) -> int:
-        return self.server.save(keep, task_end)
+    def commit(self, position: Position) -> None:
+        self.server.commit(position)
 
-    def load(self, at_most: int | None = None, task_end: bool = True) -> tuple[int, int, int] | None:
-        return self.server.load(at_most, task_end)
+    def save(self, keep: int) -> Position:
+        return self.server.save(keep)
 
-    def moved(self, folder: str) -> None:
-        self.server.moved(Path(folder))
+    def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
+        return self.server.load(at_most, after)
+
+    def moved(self, folder: Path) -> None:
+        self.server.moved(folder)
 
     def save_model(self) -> str:
         return self.server.save_model()

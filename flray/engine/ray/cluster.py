@@ -148,11 +148,6 @@ def started() -> bool:
     return bool(_ours["cpus"])
 
 
-def cores() -> int:
-    """CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Background:
     """Work in a thread that then stays: Ray's processes are tied to the thread that started them, and die with it."""
 

@@ -7,22 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from flray.core.clock import Clock
 from flray.core.disk import checksum
-from flray.core.errors import ResourceError
+from flray.core.errors import ResourceError, ServerLostError
 from flray.engine import cohort as cohorts
-from flray.engine.prepare import how_many
 from flray.engine.ray.actors import Recipe
-from flray.engine.ray.cluster import cores, ray
-from flray.engine.ray.pool import LESS, Pool, ServerLostError, reserved
-from flray.engine.workbench import Moment
+from flray.engine.ray.calls import Calls
+from flray.engine.ray.cluster import ray
+from flray.engine.ray.pool import LESS, Pool, reserved
+from flray.engine.ray.room import how_many
+from flray.engine.threads import cores
 from flray.experiment import Experiment
-from flray.scenario import Partition
+from flray.scenario import Scenario
 
 
 def launch(
-    experiment: Experiment, folder: Path, partition: Partition, fingerprints: dict[str, Any], lock: str
-) -> tuple[Pool, dict[str, Any], Experiment]:
-    """(actors set up, facts about them, the experiment with the thread counts that decide its bits written out).
+    experiment: Experiment, folder: Path, scenario: Scenario, fingerprints: dict[str, Any], lock: str
+) -> tuple[Calls, Experiment]:
+    """(the executor, its actors set up; the experiment with the thread counts that decide its bits written out).
 
     `lock`: the id under which this process holds the folder, in which the server actor writes as well.
     Raises `ResourceError` when the cluster cannot hold them.
@@ -33,16 +35,17 @@ def launch(
     gpus = resources.client.num_gpus
     key = checksum((experiment.yaml() + str(fingerprints)).encode())
     if gpus == "auto":
-        gpus = _measured_gpu_share(experiment, partition, key, client_threads)
+        gpus = _measured_gpu_share(experiment, scenario, key, client_threads)
     client = {"num_cpus": resources.client.num_cpus, "num_gpus": gpus}
     server = {"num_cpus": resources.server.num_cpus, "num_gpus": resources.server.num_gpus}
-    cohort_size = experiment.cohort.count(partition.num_clients)
+    cohort_size = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
     places = reserved()
     actors = how_many(resources.client_actors, client, server, cohort_size) if places is None else min(places, cohort_size)
+    recipe = Recipe.of(experiment, scenario)
     for attempt in range(2):
         pool = Pool.acquire(actors, client, server)
         try:
-            facts = pool.setup(experiment, partition.held, key, client_threads, threads, str(folder.absolute()), lock)
+            facts = pool.setup(recipe, key, client_threads, threads, str(folder.absolute()), lock)
             break
         except ServerLostError as error:  # of a pool whose server died with the run before
             if attempt:
@@ -50,20 +53,21 @@ def launch(
             pool.kill()
     facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
     fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": threads})})
-    return pool, facts, experiment.model_copy(update={"resources": fixed})
+    experiment = experiment.model_copy(update={"resources": fixed})
+    return Calls(pool, experiment, facts), experiment
 
 
-def _measured_gpu_share(experiment: Experiment, partition: Partition, key: str, threads: int) -> float:
+def _measured_gpu_share(experiment: Experiment, scenario: Scenario, key: str, threads: int) -> float:
     """GPU share of one client actor: how many of the costliest client fit a GPU, at 90 % of its memory."""
     if not ray.cluster_resources().get("GPU"):
         return 0.0
-    largest = int(np.argmax(partition.sizes))
-    moment = Moment(0, 0, 0, False, partition.num_clients, 1, len(partition.indices))
-    job = cohorts.work(partition, experiment.algorithm, np.array([largest]), moment, 1).jobs[0]
+    task = int(np.argmax([partition.sizes.max() for partition in scenario.partitions]))
+    largest, algorithm = int(np.argmax(scenario.partitions[task].sizes)), experiment.algorithm
+    job = cohorts.hops(scenario, algorithm, np.array([largest]), Clock(task), algorithm.training)[0][0].jobs[0]
     probe = Pool(1, {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0})
     actor = probe.clients[0]
     try:
-        ray.get(actor.setup.remote(Recipe.of(experiment), key, threads))
+        ray.get(actor.setup.remote(Recipe.of(experiment, scenario), key, threads))
         peak, total = ray.get(actor.peak_gpu_memory.remote(job))
     finally:
         probe.kill()

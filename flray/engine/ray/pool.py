@@ -6,9 +6,8 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from ray.exceptions import (
     ActorUnavailableError,
     NodeDiedError,
@@ -19,10 +18,12 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from flray.core.errors import FlrayError, ResourceError
+from flray.core.errors import ResourceError, ServerLostError
 from flray.engine.ray import alive
 from flray.engine.ray.cluster import ray
-from flray.experiment import Experiment
+
+if TYPE_CHECKING:
+    from flray.engine.ray.actors import Recipe
 
 LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, ObjectLostError, WorkerCrashedError)
 ATTEMPTS = 4  # per piece of work
@@ -36,10 +37,6 @@ NO_MEMORY = "memory ran out"
 LESS = "lower resources.client_actors or algorithm.batch_size"
 
 Piece = Callable[[Any], Sequence[Any]]  # actor -> (payload ref, report ref)
-
-
-class ServerLostError(FlrayError):
-    """The server actor died; the driver goes on from the last checkpoint."""
 
 
 class Pool:
@@ -84,12 +81,10 @@ class Pool:
             Pool.current = None
 
     def setup(
-        self, experiment: Experiment, held: np.ndarray | None, key: str, client_threads: int, server_threads: int, folder: str, lock: str
+        self, recipe: Recipe, key: str, client_threads: int, server_threads: int, folder: str, lock: str
     ) -> dict[str, Any]:
         """Make every actor ready; returns the server's facts. Raises the first error of an actor as it is."""
-        from flray.engine.ray.actors import Recipe
-
-        shared = ray.put(Recipe.of(experiment, None if held is None else np.array(held)))
+        shared = ray.put(recipe)
         self._setup = (shared, key, client_threads)
         self.retries, self._told, self._oom_kills = 0, False, alive.oom_kills()
         self._away, self.clients, self._asked = dict.fromkeys((*self.clients, *self._away)), [], 0.0

@@ -11,11 +11,11 @@ import ray
 from ray.exceptions import RayActorError
 
 import flray
+from flray.api import play
 from flray.core.errors import ResourceError
 from flray.engine.ray import pool as pools
 from flray.engine.ray.actors import ClientActor
 from flray.engine.ray.pool import Pool
-from flray.engine.simulation import play
 from tests.engine.test_faults import config, model
 
 

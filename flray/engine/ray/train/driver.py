@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from flray.core.clock import Clock
 from flray.core.errors import ConfigError, NonFiniteError
 from flray.engine.evaluate import personal_epochs
-from flray.engine.prepare import how_many
 from flray.engine.progress import Progress
 from flray.engine.ray.actors import Recipe
-from flray.engine.ray.cluster import cores, ray
-from flray.engine.ray.launch import launch
-from flray.engine.ray.pool import Pool, reserved
+from flray.engine.ray.calls import Calls
+from flray.engine.ray.cluster import ray
+from flray.engine.ray.pool import reserved
+from flray.engine.ray.room import how_many
 from flray.engine.ray.train.trainers import Trainers
+from flray.engine.rounds import Executor
 from flray.engine.simulation import Simulation
+from flray.engine.threads import cores
 from flray.experiment import Experiment
 
 
@@ -37,7 +40,7 @@ class Centralized(Simulation):
             self.trainers.kill()
             self.trainers = None
 
-    def _launch(self) -> tuple[Pool, dict[str, Any], Experiment]:
+    def _launch(self) -> tuple[Executor, Experiment]:
         """The conductor, ready; the workers start with the first round."""
         again = self.trainers is not None
         self._end()
@@ -48,31 +51,34 @@ class Centralized(Simulation):
         workers, share = _workers(self.experiment, server, again)
         threads = max(1, int(resources.client.num_cpus))
         self.trainers = Trainers(workers, share, server)
-        held = None if self.partition.held is None else np.array(self.partition.held)
-        recipe = Recipe.of(self.experiment, held)
-        self.trainers.prepare(recipe, np.unique(self.partition.indices), self.population, threads)
+        recipe = Recipe.of(self.experiment, self.scenario)
+        self.trainers.prepare(recipe, np.unique(self.scenario.partitions[0].indices), threads)
         facts = self.trainers.call("setup", recipe, str(self.folder.absolute()), cores(), self.home.lock_id)
         facts.update(client_actors=workers, client_resources=share, server_resources=server, client_threads=threads)
-        return self.trainers, facts, self.experiment
+        return Calls(self.trainers, self.experiment, facts), self.experiment
 
-    def _round(self, task: int, round: int, done: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def _round(self, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         assert self.trainers is not None
-        row = self._blank(task, round, done, self.population)
-        found = self.trainers.round(task, round, round + 1 == self.experiment.rounds)
+        row = self._blank(clock, self.scenario.population)
+        found = self.trainers.round(clock, clock.round + 1 == self.experiment.rounds)
         tally = found.pop("tally", None)
         row.update(found)
         if tally is not None:
-            self._tested(tally, {"done": done, "task": task, "round": round + 1, "phase": "round"}, row)
+            self._tested(tally, clock.complete, row)
         if row["diverged"] and self.experiment.on_nonfinite == "fail":
-            raise NonFiniteError(f"round {round + 1}: the parameters are not finite; lower algorithm.lr, or set on_nonfinite: stop")
+            raise NonFiniteError(f"round {clock.round + 1}: the parameters are not finite; lower algorithm.lr, or set on_nonfinite: stop")
         return row, []
 
-    def _task_end(self, task: int, rounds: int, done: int, show: Progress) -> bool:
-        if personal_epochs(self.experiment):  # clients fine-tune: they need their actors, in the workers' place
-            self._end()
-            self.pool, _, _ = launch(self.experiment, self.folder, self.partition, self.fingerprints, self.home.lock_id)
-            self.pool.call("load")
-        return super()._task_end(task, rounds, done, show)
+    def _transact(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
+        """Without clients there is no exchange at the beginning or at the end of a task."""
+        return []
+
+    def _task(self, clock: Clock, show: Progress) -> bool:
+        if clock.phase == "task_end" and personal_epochs(self.experiment):
+            self._end()  # clients fine-tune: they need their actors, in the workers' place
+            self.executor, _ = super()._launch()
+            self.executor.call("load")
+        return super()._task(clock, show)
 
 
 def _workers(experiment: Experiment, server: dict[str, float], again: bool) -> tuple[int, dict[str, float]]:

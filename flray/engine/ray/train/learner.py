@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flray.core import seeding
 from flray.core.algorithm import Context
+from flray.core.clock import Clock
 from flray.core.messages import Batch, Metrics, Record
 from flray.data import Batches
 from flray.data.cache import Array
@@ -38,10 +39,10 @@ class Learner:
     """Worker `rank` of `world`. All workers call the same methods with the same arguments, and get the same results."""
 
     def __init__(
-        self, bench: Workbench, indices: Array, population: int, rank: int = 0, world: int = 1, gather: Gather | None = None
+        self, bench: Workbench, indices: Array, rank: int = 0, world: int = 1, gather: Gather | None = None
     ) -> None:
         """`indices`: the training samples, in an order that all workers share; `gather` is needed where `world > 1`."""
-        self.bench, self.algorithm, self.indices, self.population = bench, bench.algorithm, indices, population
+        self.bench, self.algorithm, self.indices = bench, bench.algorithm, indices
         self.rank, self.world, self._gather = rank, world, gather
         self.batch_size, self.epochs = self.algorithm.local_batches
         self.part = -(-self.batch_size // self.algorithm.shards)  # samples of a part; a short batch has fewer parts
@@ -51,16 +52,15 @@ class Learner:
         self._spare: list[Slope] = []
         self._plans: dict[int, list[list[Node]]] = {}
 
-    def context(self, task: int, round: int, num_steps: int = -1) -> Context:
-        where = (task, round, 0, self.population, self.population, len(self.indices))
-        return self.bench.context(*where, num_steps=num_steps, num_examples=len(self.indices))
+    def context(self, clock: Clock, num_steps: int = -1) -> Context:
+        return self.bench.context(clock, num_steps=num_steps, num_examples=len(self.indices))
 
     # training -----------------------------------------------------------------------------------
-    def round(self, state: Any, task: int, round: int) -> tuple[Any, Metrics, int]:
+    def round(self, state: Any, clock: Clock) -> tuple[Any, Metrics, int]:
         """(state after a round, metrics, gradient steps)."""
-        batches = self._batches(task, round)
-        ctx = self.context(task, round, len(batches))
-        carry = self.algorithm.begin(ctx, None, state)
+        batches = self._batches(clock)
+        ctx = self.context(clock, len(batches))
+        carry = self.algorithm.begin(ctx, None, state, None)
         for step, batch in enumerate(batches):
             left = len(self.indices) - step % (len(batches) // self.epochs) * self.batch_size
             mean = self._mean(ctx, state, carry, batch, step, min(self.batch_size, left))
@@ -68,12 +68,12 @@ class Learner:
             carry = self.algorithm.descend(ctx, None, carry, mean.loss[0], mean.g)
             if self.world == 1:
                 self._spare.append(mean)
-        _, state = self.algorithm.end(ctx, None, state, carry)
+        _, state = self.algorithm.end(ctx, None, state, carry, None)
         return state, self.algorithm.report(ctx, carry), len(batches)
 
-    def _batches(self, task: int, round: int) -> Batches:
+    def _batches(self, clock: Clock) -> Batches:
         data, mine = self.bench.dataset, self._mine(self.rank)
-        address = (self.bench.experiment.seed, task, round, 0, -1)  # a client's, with the number that no client has
+        address = (self.bench.experiment.seed, *clock.address, -1)  # a client's, with the number that no client has
         return Batches(
             data.train.x,
             data.train.y,
@@ -106,7 +106,7 @@ class Learner:
         for part in self._mine(self.rank):
             size = self._size(part, count)
             if size:
-                self.bench.seed_modules(replace(ctx, exchange=step, client=part))  # what a module draws: dropout
+                self.bench.seed_modules(replace(ctx, clock=ctx.clock._replace(exchange=step), client=part))  # what a module draws: dropout
                 some = Batch(batch.x[first : first + size], batch.y[first : first + size])
                 loss, g = self.algorithm.gradient(ctx, None, state, carry.replace(b=b.copy_(carry.b)), some)
                 tree.add(part, Slope(g, b, loss.reshape(1)), size / count)
@@ -145,9 +145,9 @@ class Learner:
         return self._plans[count]
 
     # testing ------------------------------------------------------------------------------------
-    def test(self, state: Any, task: int, round: int) -> Tally:
+    def test(self, state: Any, clock: Clock) -> Tally:
         """The counts of every test set in every mode; those of its blocks are added in order, whoever computed them."""
-        ctx = self.context(task, round)
+        ctx = self.context(clock)
         own = self.bench.evaluate(self.algorithm.published(ctx, state), ctx, self.rank, self.world)
         return own if self.world == 1 else merged(map(pickle.loads, self._gather_bytes(pickle.dumps(own))))
 

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.errors import ClientError, FlrayError
+from flray.core.clock import Clock
+from flray.core.errors import ClientError, FlrayError, ServerLostError
 from flray.core.messages import to_numpy, to_torch
 from flray.engine.health import model_is_finite, reported
 from flray.engine.ray import alive
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.pool import CHECK_S, LOST, Pool, ServerLostError, places
+from flray.engine.ray.pool import CHECK_S, LOST, Pool, places
 from flray.engine.ray.train.learner import Gather, Learner
 from flray.engine.workbench import Workbench
 
@@ -46,16 +47,16 @@ class Conductor(ServerActor):
     def __init__(self) -> None:
         super().__init__()
         self._changed = threading.Condition()
-        self._next: tuple[int, int] | None = None  # task and round that the driver waits for
+        self._next: Clock | None = None  # the round that the driver waits for
         self._offer: tuple[dict[str, Any], Any] | None = None
         self._error: FlrayError | None = None
         self._group = 0  # number of the present group of workers
 
     @ray.method(concurrency_group="workers")
-    def take(self, task: int, round: int) -> tuple[dict[str, Any], int]:
+    def take(self, clock: Clock) -> tuple[dict[str, Any], int]:
         """(row of this round, groups of workers so far), as soon as it is there; the state moves on. Raises a worker's own error."""
         with self._changed:
-            self._next = task, round
+            self._next = clock
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._offer is not None or self._error is not None)
             if self._error is not None:
@@ -63,20 +64,20 @@ class Conductor(ServerActor):
             assert self._offer is not None
             row, state = self._offer
             self.server.state = to_torch(state)
-            self._next, self._offer = (task, round + 1), None
+            self._next, self._offer = clock._replace(round=clock.round + 1, done=clock.done + 1), None
             self._changed.notify_all()
             return row, self._group
 
     @ray.method(concurrency_group="workers")
-    def begin(self) -> tuple[int, int, int, Any]:
-        """(number of the new group, task, round, state before it); what an earlier group offered and no one took is dropped."""
+    def begin(self) -> tuple[int, Clock, Any]:
+        """(number of the new group, its first round, the state before it); what an earlier group offered and no one took is dropped."""
         with self._changed:
             self._group += 1
             self._offer = None
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._next is not None)
             assert self._next is not None
-            return self._group, *self._next, to_numpy(self.server.state)
+            return self._group, self._next, to_numpy(self.server.state)
 
     @ray.method(concurrency_group="workers")
     def offer(self, group: int, row: dict[str, Any], state: Any) -> bool:
@@ -106,13 +107,14 @@ def learn(config: dict[str, Any]) -> None:
     rank, world, gather = (dist.get_rank(), dist.get_world_size(), _gatherer()) if dist.is_initialized() else (0, 1, None)
     try:
         experiment = config["recipe"].read()
-        bench = Workbench(experiment, _device(config["threads"]), config["recipe"].held)
-        learner = Learner(bench, config["indices"], config["population"], rank, world, gather)
-        group, task, first, state = _begin(conductor, rank, world, bench.objective.device)
+        bench = Workbench(experiment, config["recipe"].roll, _device(config["threads"]))
+        learner = Learner(bench, config["indices"], rank, world, gather)
+        group, first, state = _begin(conductor, rank, world, bench.objective.device)
         state = to_torch(state, bench.objective.device)
-        for round in range(first, experiment.rounds):
-            at = round
-            state, row = _round(learner, state, task, round)
+        for ahead in range(experiment.rounds - first.round):
+            clock = first._replace(round=first.round + ahead, done=first.done + ahead)
+            at = clock.round
+            state, row = _round(learner, state, clock)
             if rank == 0 and not ray.get(conductor.offer.remote(group, row, to_numpy(state))):
                 raise PeerLostError("this group of workers was replaced")
     except (PeerLostError, *LOST):
@@ -127,15 +129,15 @@ def learn(config: dict[str, Any]) -> None:
         raise
 
 
-def _round(learner: Learner, state: Any, task: int, round: int) -> tuple[Any, dict[str, Any]]:
+def _round(learner: Learner, state: Any, clock: Clock) -> tuple[Any, dict[str, Any]]:
     """(state after the round, what its row says, and under `tally` the counts of its test)."""
     started = time.perf_counter()
     evaluate, rounds = learner.bench.experiment.evaluate, learner.bench.experiment.rounds
-    state, metrics, steps = learner.round(state, task, round)
+    state, metrics, steps = learner.round(state, clock)
     row: dict[str, Any] = reported(metrics)
     trained = time.perf_counter()
-    if evaluate.due(round, rounds):
-        row["tally"] = learner.test(state, task, round)
+    if evaluate.due(clock.round, rounds):
+        row["tally"] = learner.test(state, clock)
         row["time/evaluate_s"] = time.perf_counter() - trained
     row |= {"client_steps": steps, "diverged": not model_is_finite(state), "time/client_s": (trained - started) * learner.world}
     return state, {**row, "time/round_s": time.perf_counter() - started}
@@ -151,7 +153,7 @@ def _device(threads: int) -> torch.device:
     return get_device() if device.type == "cuda" and dist.is_initialized() else device
 
 
-def _begin(conductor: Any, rank: int, world: int, device: torch.device) -> tuple[int, int, int, Any]:
+def _begin(conductor: Any, rank: int, world: int, device: torch.device) -> tuple[int, Clock, Any]:
     """Where to begin, as the conductor tells rank 0: between two workers' questions the driver may take a round."""
     import torch.distributed as dist
 
@@ -240,13 +242,13 @@ class Trainers(Pool):
         self._fit: Any = None
         self._last = False
 
-    def prepare(self, recipe: Recipe, indices: np.ndarray, population: int, threads: int) -> None:
+    def prepare(self, recipe: Recipe, indices: np.ndarray, threads: int) -> None:
         """What the workers need; they start when the first round is asked for."""
-        self._loop = {"conductor": self.server, "recipe": recipe, "indices": indices, "population": population, "threads": threads}
+        self._loop = {"conductor": self.server, "recipe": recipe, "indices": indices, "threads": threads}
 
-    def round(self, task: int, round: int, last: bool) -> dict[str, Any]:
+    def round(self, clock: Clock, last: bool) -> dict[str, Any]:
         """The row of a round. Raises `ServerLostError` where the trainer ended, a worker's own error."""
-        row = self.start("take", task, round)
+        row = self.start("take", clock)
         if self._fit is None:
             self._fit = self._task.remote(self._loop, self.workers, self.share)
         alive.check()

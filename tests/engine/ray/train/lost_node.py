@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+from flray.api import play
 from flray.engine.ray.cluster import ray
-from flray.engine.simulation import play
 from tests.engine.ray.train.test_driver import config
 
 

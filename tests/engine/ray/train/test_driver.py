@@ -13,12 +13,12 @@ import pytest
 from safetensors.numpy import load_file
 
 import flray
+from flray.api import play, simulate
 from flray.core.errors import ClientError, ConfigError, NonFiniteError
 from flray.core.messages import equal, flatten, to_numpy
 from flray.engine.prepare import build_data, build_partition
 from flray.engine.ray.pool import Pool
 from flray.engine.ray.train.learner import Learner
-from flray.engine.simulation import play, simulate
 from flray.engine.workbench import Workbench
 from flray.loader import load_config
 from flray.results import compare

@@ -1,4 +1,8 @@
-"""The server: holds the global state and the client store; broadcasts, aggregates, tests, saves."""
+"""The server: holds the global state and the client store; plans exchanges, finishes them, tests, saves. A plain object without Ray.
+
+A round, the beginning and the end of a task are transactions: what their exchanges change is staged, read by the later exchanges of the
+same transaction, and committed together.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from flray.core.algorithm import Context, Exchange
+from flray.core.algorithm import Exchange
+from flray.core.clock import PHASES, START, Clock, Phase, Position
 from flray.core.disk import array_checksum, whole
 from flray.core.errors import AlgorithmError, CheckpointError, FlrayError
 from flray.core.messages import Cohort, is_none, map_tensors, nbytes, to_numpy, to_torch
 from flray.core.packed import Packed
+from flray.engine.client import Delivery
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.counts import Tally
 from flray.engine.health import model_is_finite, reported
-from flray.engine.workbench import Delivery, Moment, Workbench
-from flray.experiment import Experiment
+from flray.engine.workbench import Workbench
 from flray.models.weights import save_weights
 from flray.ops.pooling import pooled
 from flray.rundir import checkpoint
@@ -32,44 +36,38 @@ from flray.rundir.storage import Storage
 
 
 class Plan(NamedTuple):
-    """One exchange as the driver needs it; `last` is true for the round's last one."""
+    """One exchange as the driver needs it: when, what, and the bytes of its broadcast for one client."""
 
+    clock: Clock
     exchange: Exchange
-    last: bool
     down_bytes: int
 
 
 class Server:
-    """The server actor's body; a plain object, so that it is tested without Ray."""
+    """The server half of an experiment."""
 
     def __init__(
         self,
-        experiment: Experiment,
+        bench: Workbench,
         folder: Path,
-        device: torch.device | str = "cpu",
         scratch: Path | None = None,
-        held: np.ndarray | None = None,
         lock: str | None = None,
     ) -> None:
         """`scratch`: where client states are written instead of the run folder (a replay must not touch it).
 
-        `held`: training samples to test on, instead of the test set. `lock`: the id under which the driver holds the folder; on a node
+        `lock`: the id under which the driver holds the folder; on a node
         that does not share the driver's disk the folder is this actor's own, and nobody holds it.
         """
-        self.bench = Workbench(experiment, device, held)
+        self.bench, experiment = bench, bench.experiment
         self.folder, self._replay = folder, scratch is not None
         self._lock = lock if lock is not None and (folder / locks.NAME).exists() else None
         self.storage = Storage.of(experiment.storage, folder) if scratch is None else None
         self.store: ClientStore = FileStore(folder / "client_state", scratch) if experiment.resources.store == "files" else MemoryStore()
         self.algorithm = experiment.algorithm
-        ctx = self._context(Moment(0, 0, 0, False, 0, 0, 0))
-        self.state = self.algorithm.init_server(ctx, *self.bench.objective.initial())
-
-        self._committed = (0, 0, 0, self.state)
+        self.state = self.algorithm.init_server(self.bench.context(Clock()), *self.bench.objective.initial())
+        self._committed = (START, self.state)
+        self._finished: dict[Clock, dict[str, Any]] = {}  # of the running transaction: the answers of `finish`
         self._spare: list[Any] = []  # tensors that the sums of a round leave, for the next one
-
-    def _context(self, moment: Moment) -> Context:
-        return self.bench.server_context(moment)
 
     def facts(self) -> dict[str, Any]:
         """What the driver prints and records about the model and the data."""
@@ -81,118 +79,131 @@ class Server:
             "device": str(self.bench.objective.device),
             "evaluation_batch": self.bench.block,
             "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.bench.objective.initial())),
-            "stateful": not is_none(self.algorithm.init_client(self._context(Moment(0, 0, 0, False, 0, 0, 0)))),
+            "stateful": not is_none(self.algorithm.init_client(self.bench.context(Clock()))),
         }
 
     # one exchange -----------------------------------------------------------------------------
-    def plan(self, moment: Moment) -> tuple[Any, Plan | None]:
-        """(message down as NumPy arrays, the exchange) of this moment; None for both when there is none (a task's end without any)."""
-        ctx = self._context(moment)
-        with self._half("task_end" if moment.task_end else "exchanges", moment):
-            exchanges = list((self.algorithm.task_end if moment.task_end else self.algorithm.exchanges)(ctx, self.state))
-        if moment.exchange >= len(exchanges):
-            return None, None
-        exchange = exchanges[moment.exchange]
-        with self._half("broadcast", moment):
-            down = exchange.broadcast(ctx, self.state)
-        return to_numpy(down), Plan(exchange, moment.exchange == len(exchanges) - 1, nbytes(down))
+    def plan(self, clock: Clock) -> tuple[Any, Plan | None]:
+        """(broadcast as NumPy arrays, the exchange) of this moment; None for both when the transaction is over."""
+        ctx = self.bench.context(clock)
+        with self._half("next_exchange", clock):
+            exchange = self.algorithm.next_exchange(ctx, self.state)
+            if exchange is not None and not isinstance(exchange, Exchange):
+                raise TypeError(f"it returned a {type(exchange).__name__}; it must return an Exchange, or None when the phase is over")
+        return (None, None) if exchange is None else self.broadcast(clock, exchange)
+
+    def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Any, Plan]:
+        """(the exchange's broadcast as NumPy arrays, its plan): in a sequential exchange it is asked anew for every hop."""
+        with self._half("broadcast", clock):
+            down = exchange.broadcast(self.bench.context(clock), self.state)
+        return to_numpy(down), Plan(clock, exchange, nbytes(down))
 
     def states(self, clients: Sequence[int]) -> list[Any]:
         return self.store.gather(clients)
 
-    def aggregate(self, moment: Moment, exchange: Exchange, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
+    def stateful(self) -> list[int]:
+        """Numbers of the clients that have a state, ascending."""
+        return self.store.clients()
+
+    def finish(self, clock: Clock, exchange: Exchange, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
         """Complete the tree, run the server half, then scatter the client states. Returns the metrics.
 
-        `cohort` and the deliveries hold NumPy arrays. The state changes only when everything succeeded.
+        `cohort` and the deliveries hold NumPy arrays. The state changes only when everything succeeded, and once: asked again at a
+        moment that is finished (the answer got lost with an actor) it returns the same answer.
         """
-        ctx = self._context(moment)
+        if clock not in self._finished:
+            self._finished[clock] = self._finish(clock, exchange, to_torch(cohort), deliveries)
+        return dict(self._finished[clock])
+
+    def _finish(self, clock: Clock, exchange: Exchange, cohort: Cohort, deliveries: Sequence[Delivery]) -> dict[str, Any]:
+        ctx = self.bench.context(clock)
         self.bench.seed_modules(ctx)  # a student with dropout
-        cohort = to_torch(cohort)
         new_states = [state for d in deliveries for state in d.states]
-        delivered = torch.tensor([state is not None for state in new_states])
-        share = float(cohort.weights[delivered].sum())
-        metrics: dict[str, Any] = {"clients_skipped": int((~delivered).sum())}
+        delivered = torch.tensor([state is not None for state in new_states], dtype=torch.bool)
+        metrics: dict[str, Any] = {"clients_skipped": int((~delivered).sum()), "comm/up_bytes": 0}
         if delivered.any():
-            if not delivered.all():
-                cohort = map_tensors(lambda field: field[delivered], cohort)
-                cohort = cohort.replace(weights=cohort.weights / share)
-            sent = [delivery.sent for delivery in deliveries]
-            up_bytes = sum(sum(run.nbytes.values()) for run in sent)
+            share, sent = float(cohort.weights[delivered].sum()), [delivery.sent for delivery in deliveries]
+            metrics["comm/up_bytes"] = sum(sum(run.nbytes.values()) for run in sent)
             updates = pooled(sent, None if delivered.all() else share, self.bench.objective.device, self._spare)
-            with self._half(getattr(exchange.server, "__name__", "server half"), moment):
-                state, extra = exchange.server(ctx, self.state, updates, cohort)
+            steps = torch.tensor([taken for d in deliveries for taken in d.steps])
+            cohort = Cohort(cohort.client_ids, cohort.num_examples, steps, cohort.weights)
+            if not delivered.all():
+                cohort = map_tensors(lambda part: part[delivered], cohort)
+                cohort = cohort.replace(weights=cohort.weights / share)
+            with self._half(getattr(exchange.finish, "__name__", "server half"), clock):
+                state, extra = exchange.finish(ctx, self.state, updates, cohort)
                 state = map_tensors(torch.Tensor.detach, state)
-                metrics.update(reported(extra), **{"comm/up_bytes": up_bytes})
-            clients = cohort.client_ids.tolist()
+                metrics.update(reported(extra))
             if isinstance(self.store, FileStore):
                 self.check_folder()
-            self.store.scatter(clients, [s for s in new_states if s is not None], moment.round + 1 + 1_000_000 * moment.task)
+            kept = [state for state in new_states if state is not None]
+            self.store.scatter(cohort.client_ids.tolist(), kept, clock.complete.order)
             self.state = state
-        else:
-            metrics["comm/up_bytes"] = 0
         metrics["diverged"] = not model_is_finite(self.state)
         return metrics
 
     # testing ----------------------------------------------------------------------------------
-    def published(self, moment: Moment) -> Any:
+    def published(self, clock: Clock) -> Any:
         """All that testing reads, as NumPy arrays, for the client actors."""
-        with self._half("published", moment):
-            return to_numpy(self.algorithm.published(self._context(moment), self.state))
+        with self._half("published", clock):
+            return to_numpy(self.algorithm.published(self.bench.context(clock), self.state))
 
-    def evaluate(self, moment: Moment) -> Tally:
+    def evaluate(self, clock: Clock) -> Tally:
         """All tests of the global model, on the server."""
-        published = self.published(moment)
-        with self._half("predict", moment):
-            return self.bench.evaluate(published, self._context(moment))
+        published = self.published(clock)
+        with self._half("predict", clock):
+            return self.bench.evaluate(published, self.bench.context(clock))
 
     @contextlib.contextmanager
-    def _half(self, method: str, moment: Moment) -> Iterator[None]:
+    def _half(self, method: str, clock: Clock) -> Iterator[None]:
         """An error in the algorithm's server half says where it happened and brings its traceback, which ends at this process."""
         try:
             yield
         except FlrayError:
             raise
         except Exception as error:
-            where = f"{type(self.algorithm).__name__}.{method} failed in task {moment.task}, round {moment.round + 1}"
+            where = f"{type(self.algorithm).__name__}.{method} failed in {clock}"
             text = f"{where}: {type(error).__name__}: {error}\n{traceback.format_exc()}"
             raise AlgorithmError(text.rstrip()) from None
 
     # disk -------------------------------------------------------------------------------------
-    def commit(self, task: int, round: int, done: int) -> None:
-        """The round is complete: from here a checkpoint, or an interrupted round, goes back no further. `round` is the next one."""
-        self._committed = (task, round, done, self.state)
+    def commit(self, position: Position) -> None:
+        """The transaction is complete: from here a checkpoint, or an interrupted round, goes back no further."""
+        self._committed = (position, self.state)
+        self._finished = {}
         self.store.commit()
 
     def rollback(self) -> None:
-        """Back to the last complete round: a round that was interrupted between two exchanges leaves no trace."""
-        self.state = self._committed[3]
+        """Back to the last commit: a round that was interrupted between two exchanges leaves no trace."""
+        self.state = self._committed[1]
+        self._finished = {}
         self.store.rollback()
 
-    def save(self, keep: int, task_end: bool = False) -> int:
-        """Write a checkpoint of the last complete round; returns the number of rounds done in it."""
+    def save(self, keep: int) -> Position:
+        """Write a checkpoint of the last commit; returns its position."""
         self.check_folder()
         self.rollback()
-        task, round, done, state = self._committed
-        checkpoint.write(self.folder, checkpoint.Position(task, round, done, task_end), Packed.of(state), self.store.save(), keep)
+        position, state = self._committed
+        checkpoint.write(self.folder, position, Packed.of(state), self.store.save(), keep)
         if isinstance(self.store, FileStore):
             kept = []
             for path in checkpoint.checkpoints(self.folder):
                 with contextlib.suppress(CheckpointError):  # a damaged one is of no use, and no reason to end the run
                     kept.append(checkpoint.read_clients(path))
             self.store.prune(kept)
-        return done
+        return position
 
-    def load(self, at_most: int | None = None, task_end: bool = True) -> tuple[int, int, int] | None:
-        """Restore the newest good checkpoint: (task, next round, rounds done); None when there is none.
+    def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
+        """Restore the newest good checkpoint, of those after at most `at_most` rounds and after one of these phases; None: there is none.
 
-        `task_end=False` passes over those from after a task's last exchange. Where this node has no good one, they come from the storage.
+        Where this node has no good one, they come from the storage.
         """
         if self.storage is not None and not checkpoint.checkpoints(self.folder):
             self.storage.pull(STATE)
         # a replay compares the states that it reads, a resume all that it counts on: it can still go back to an earlier checkpoint
         check = None if self._replay else self.store.check
         try:
-            saved = checkpoint.latest(self.folder, at_most, task_end, check)
+            saved = checkpoint.latest(self.folder, at_most, after, check)
         except checkpoint.FormatError:
             raise
         except CheckpointError:
@@ -202,7 +213,7 @@ class Server:
                 with contextlib.suppress(FileNotFoundError):
                     (self.folder / name).rename(self.folder / f".damaged-{time.time_ns()}-{name}")
             self.storage.pull(STATE)
-            saved = checkpoint.latest(self.folder, at_most, task_end, check)
+            saved = checkpoint.latest(self.folder, at_most, after, check)
         if saved is None:
             return None
         try:
@@ -210,8 +221,8 @@ class Server:
             self.store.load(saved.clients)
         except CheckpointError as error:
             raise CheckpointError(f"{saved.path}: {error}") from error
-        self.commit(saved.task, saved.round, saved.done)
-        return saved.task, saved.round, saved.done
+        self.commit(saved.position)
+        return saved.position
 
     def save_model(self) -> str:
         """`DIR/model.safetensors`: names and shapes of the module's own state_dict, without what a named checkpoint holds."""

@@ -1,0 +1,64 @@
+"""One client's samples at one moment, as an algorithm sees them (`core.algorithm.ClientData`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flray.core.cut import LastBatch
+from flray.data.batching import Batches, Normalizer, Rng
+from flray.data.cache import Array
+from flray.data.data_config import Augment
+from flray.data.splits import Split
+
+
+@dataclass(frozen=True)
+class ClientSamples:
+    """The samples `numbers [n_k]` of a training split; `rng(purpose, epoch)` is the client's addressed generator.
+
+    `previous`: what the client held in the stage before, where the algorithm may see it.
+    """
+
+    split: Split
+    numbers: Array
+    rng: Rng
+    normalizer: Normalizer
+    augment: Augment | None
+    last_batch: LastBatch
+    plain_batch: int
+    previous: ClientSamples | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """Samples of the client, n_k."""
+        return len(self.numbers)
+
+    def batches(self, batch_size: int, epochs: int | None = None, steps: int | None = None) -> Batches:
+        """Shuffled and augmented batches; see `core.algorithm.ClientData.batches`."""
+        return Batches(
+            self.split.x,
+            self.split.y,
+            self.numbers,
+            batch_size=batch_size,
+            epochs=epochs,
+            steps=steps,
+            last_batch=self.last_batch,
+            rng=self.rng,
+            normalizer=self.normalizer,
+            augment=self.augment,
+        )
+
+    @property
+    def plain(self) -> Batches:
+        """The samples once, in their order, without augmentation, in batches of `plain_batch`."""
+        return Batches(
+            self.split.x, self.split.y, self.numbers, batch_size=self.plain_batch, epochs=1, rng=None, normalizer=self.normalizer
+        )
+
+    def with_samples(self, numbers: Array) -> ClientSamples:
+        """The client's samples and, behind them, those with these numbers (exemplars). Raises `IndexError` for one that does not exist."""
+        added = np.asarray(numbers, dtype=self.numbers.dtype)
+        if len(added) and (added.min() < 0 or added.max() >= len(self.split.x)):
+            raise IndexError(f"samples are numbered 0 to {len(self.split.x) - 1}; got {added.min()} to {added.max()}")
+        return replace(self, numbers=np.concatenate([self.numbers, added]))

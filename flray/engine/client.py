@@ -1,0 +1,206 @@
+"""The clients' half of an exchange: local training or other work, one client after the other, and the test of their own models.
+
+Any process can run any client: nothing about one stays here between two calls.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.core import seeding
+from flray.core.algorithm import Context, Exchange, Predictor
+from flray.core.clock import Clock
+from flray.core.errors import AlgorithmError, ClientError, ConfigError, NonFiniteError
+from flray.core.messages import to_numpy, to_torch
+from flray.data import Batches
+from flray.data.cache import Array
+from flray.engine.health import client_problem, reported
+from flray.engine.local_loop import Trained, train
+from flray.engine.workbench import Workbench
+from flray.experiment import Experiment
+from flray.ops.pooling import Collector, Sent
+from flray.scenario.local_test import local_test
+
+
+class Assignment(NamedTuple):
+    """A contiguous run of those who take part at a moment: positions `first ...`, their clients, aggregation weights and samples."""
+
+    clock: Clock
+    first: int
+    clients: tuple[int, ...]
+    weights: tuple[float, ...]
+    indices: np.ndarray  # sample numbers of all clients, one after the other
+    offsets: np.ndarray  # client i holds indices[offsets[i] : offsets[i + 1]]
+
+    def samples(self, i: int) -> np.ndarray:
+        """Sample numbers of the i-th client of the run."""
+        return self.indices[self.offsets[i] : self.offsets[i + 1]]
+
+
+class Delivery(NamedTuple):
+    """What a run sends up: its updates, pooled as far as they can be; by client the new state (None: it was left out) and its steps."""
+
+    sent: Sent
+    states: list[Any]
+    steps: list[int]
+
+
+class Client:
+    """The clients of one experiment, in whichever process."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self.bench, self.algorithm, self.experiment = bench, bench.algorithm, bench.experiment
+
+    def work(
+        self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None
+    ) -> tuple[Delivery, list[dict[str, Any]]]:
+        """The run's clients one after the other; `down` and the delivery are messages of NumPy arrays, `states` None: none has one.
+
+        Returns the delivery and one row of metrics a client. Raises `ClientError` with the client's own traceback, `NonFiniteError`
+        under `on_nonfinite: fail` and `stop`.
+        """
+        down = to_torch(down, self.bench.objective.device)
+        updates, new_states, rows = Collector(), [], []
+        for i, client in enumerate(job.clients):
+            started = time.perf_counter()
+            stored = states[i] if states else None
+            update, state, row = self.one(job.clock, exchange, down, stored, client, job.weights[i], job.samples(i))
+            position = job.first + i
+            updates.add(position, update, 1.0 if exchange.order == "sequential" else job.weights[i])
+            new_states.append(to_numpy(state) if update is not None else None)
+            place = {"client": client, "exchange": job.clock.exchange, "position": position}
+            rows.append({**place, **row, "time/client_s": time.perf_counter() - started})
+        return Delivery(updates.sent(), new_states, [row["num_steps"] for row in rows]), rows
+
+    def one(
+        self, clock: Clock, exchange: Exchange, down: Any, stored: Any, client: int, weight: float, numbers: np.ndarray
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """One client's exchange: (update or None when it was left out, its state, its row of metrics).
+
+        `down` is a message of tensors, `stored` the client's state as the store keeps it, `numbers` its samples.
+        """
+        state = self.state(clock, client, stored)
+        ctx = self.context(clock, client, weight, numbers)
+        self.bench.seed_modules(ctx)
+        row: dict[str, Any] = {"num_examples": len(numbers)}
+        before = self.algorithm.point(ctx, down) if self.experiment.evaluate.clients else None
+        try:
+            if before is not None:
+                row["client/acc_before"] = self.accuracy(*before, numbers)
+            done = self.exchange(ctx, exchange, down, state, numbers)
+            row.update(num_steps=done.steps, **reported(done.metrics))
+            problem = client_problem(done.update, done.client, row)
+            if problem and self.experiment.on_nonfinite != "skip":
+                raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
+            after = None if problem or before is None else self.algorithm.point(ctx, done.update)
+            if after is not None:
+                row["client/acc_after"] = self.accuracy(*after, numbers)
+        except (AlgorithmError, ConfigError):  # one line that says what to do; where it happened does not matter
+            raise
+        except Exception as error:
+            self.check_batch_norm(error, client, numbers)
+            raise client_error(error, self.experiment, clock, client) from None
+        row["skipped"] = bool(problem)
+        return None if problem else done.update, done.client, row
+
+    def exchange(self, ctx: Context, exchange: Exchange, down: Any, state: Any, numbers: np.ndarray) -> Trained:
+        """Local training, or the exchange's own work, which takes no local steps."""
+        data = self.bench.client_data(ctx, numbers)
+        if exchange.client is None:
+            return train(self.algorithm, ctx, down, state, data)
+        return Trained(*exchange.client(ctx, down, state, data), steps=0, examples=0)
+
+    def context(self, clock: Clock, client: int, weight: float, numbers: np.ndarray) -> Context:
+        """The client's context, with the local steps that are planned for it."""
+        planned = int(self.algorithm.local_steps(np.array([len(numbers)]))[0])
+        return self.bench.context(clock, client=client, num_steps=planned, num_examples=len(numbers), weight=weight)
+
+    def state(self, clock: Clock, client: int, stored: Any) -> Any:
+        """The state that a client begins with: the stored one (NumPy) as tensors, or the algorithm's first one."""
+        if stored is not None:
+            return to_torch(stored, self.bench.objective.device)
+        return self.algorithm.init_client(self.bench.context(clock, client=client))
+
+    def check_batch_norm(self, error: Exception, client: int, numbers: np.ndarray) -> None:
+        """Raises `ConfigError` where an error says that batch norm was to train on one sample: which setting leaves that."""
+        if not (isinstance(error, ValueError) and "more than 1 value per channel" in str(error)):
+            return
+        size, _ = self.algorithm.local_batches
+        if size == 1:
+            what = "algorithm.batch_size is 1; raise it"
+        elif len(numbers) == 1:
+            what = "it is all the client has; set partition.min_size=2, where the partition has that"
+        else:
+            what = f"the last of {len(numbers)} in batches of {size}; set algorithm.last_batch=merge or drop, or another batch_size"
+        raise ConfigError(f"client {client}: batch norm cannot train on a batch of one sample: {what}") from None
+
+    # testing ----------------------------------------------------------------------------------
+    def personal(self, job: Assignment, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
+        """Every client of the run, fine-tuned for each number of epochs from the same start, on its own share of the test set."""
+        bench, rule = self.bench, self.experiment.evaluate
+        down, dataset = to_torch(down, bench.objective.device), bench.dataset
+        rows = []
+        for i, client in enumerate(job.clients):
+            numbers = job.samples(i)
+            state = self.state(job.clock, client, states[i])
+            draws = seeding.rng(self.experiment.seed, "local test", client)
+            labels = dataset.train.y[numbers]
+            share = local_test(labels, dataset.test.y, dataset.num_classes, rule.local_test, draws, rule.local_test_size)
+            for epochs in finetune_epochs:
+                try:
+                    predictor = self.predictor(job.clock, client, job.weights[i], numbers, down, state, epochs)
+                    right = self.right(predictor, dataset.test.x, dataset.test.y, share)
+                except (AlgorithmError, ConfigError):
+                    raise
+                except Exception as error:
+                    self.check_batch_norm(error, client, numbers)
+                    raise client_error(error, self.experiment, job.clock, client) from None
+                row = {"client": client, "finetune_epochs": epochs, "num_examples": len(numbers), "num_test": len(share)}
+                rows.append({**row, "test/acc": right / len(share) if len(share) else None})
+        return rows
+
+    def predictor(
+        self, clock: Clock, client: int, weight: float, numbers: np.ndarray, down: Any, state: Any, finetune_epochs: int
+    ) -> Predictor:
+        """The client's own predictor after fine-tuning for so many epochs; it may read scratch tensors."""
+        ctx = self.context(clock, client, weight, numbers)
+        batches = self.bench.client_data(ctx, numbers).batches(self.algorithm.local_batches[0], finetune_epochs)
+        ctx = replace(ctx, num_steps=len(batches))
+        self.bench.seed_modules(ctx)
+        return self.algorithm.personalize(ctx, down, state, batches)
+
+    def accuracy(self, w: Tensor, b: Tensor, numbers: np.ndarray) -> float:
+        """Share of right predictions on training samples `numbers`, without augmentation."""
+        train = self.bench.dataset.train
+        return self.right(self.bench.objective.at(w, b), train.x, train.y, numbers) / max(len(numbers), 1)
+
+    def right(self, predictor: Predictor, x: Array, y: Array, numbers: np.ndarray) -> float:
+        """Number of right predictions on samples `numbers`."""
+        size, normalizer = self.bench.block, self.bench.normalizer
+        batches = Batches(x, y, numbers, batch_size=size, epochs=1, rng=None, normalizer=normalizer)
+        with torch.no_grad():
+            return float(sum((predictor(batch.x).argmax(dim=1) == batch.y).sum() for batch in batches))
+
+
+def client_error(error: Exception, experiment: Experiment, clock: Clock, client: int) -> ClientError:
+    """The error of one client: where, its seed, its own traceback, and the command that repeats just this client."""
+    kind = NonFiniteError if isinstance(error, NonFiniteError) else ClientError
+    text = str(error) if isinstance(error, NonFiniteError) else f"{type(error).__name__}: {error}\n{traceback.format_exc()}".rstrip()
+    return kind(
+        f"client {client} failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}: {text}\n"
+        f"repeat just this client: flray replay RUN_FOLDER --client {client}"
+    )
+
+
+def in_folder(error: ClientError, folder: Path) -> ClientError:
+    """The same error with the run's folder in the command that it names: an actor does not know it."""
+    return type(error)(str(error).replace("RUN_FOLDER", str(folder)))

@@ -1,0 +1,96 @@
+"""The local executor: server and clients in this process, without Ray. For tests, replay, debugging, and runs with `executor: local`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flray.core.algorithm import Exchange
+from flray.core.clock import Clock
+from flray.core.messages import to_numpy
+from flray.engine.client import Assignment, Client
+from flray.engine.cohort import Hop
+from flray.engine.counts import Tally
+from flray.engine.rounds import Ran
+from flray.engine.server import Plan, Server
+from flray.engine.threads import cores, threads
+from flray.engine.workbench import Roll, Workbench
+from flray.experiment import Experiment
+from flray.scenario import Scenario
+
+
+class Local:
+    """An executor (`rounds.Executor`) over one server and its own workbench; each half runs with its number of torch threads."""
+
+    pieces = 1
+    retries = 0
+
+    def __init__(self, server: Server, client_threads: int | None = None, server_threads: int | None = None) -> None:
+        """The numbers of threads decide the bits; None: as many as this process has."""
+        self.server, self.client = server, Client(server.bench)
+        self.client_threads, self.server_threads = client_threads, server_threads
+        self.facts = server.facts()
+        self._down: tuple[Clock, Any] | None = None
+
+    def plan(self, clock: Clock) -> Plan | None:
+        down, plan = self.server.plan(clock)
+        self._down = (clock, down)
+        return plan
+
+    def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
+        down, plan = self.server.broadcast(clock, exchange)
+        self._down = (clock, down)
+        return plan
+
+    def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock] = ()) -> Ran:
+        assert self._down is not None and self._down[0] == plan.clock
+        deliveries, rows = [], []
+        with threads(self.client_threads):
+            for job in hop.jobs:
+                delivery, more = self.client.work(job, plan.exchange, self._down[1], self.server.states(job.clients))
+                deliveries.append(delivery)
+                rows += more
+        began = time.perf_counter()
+        with threads(self.server_threads):
+            metrics = self.server.finish(hop.clock, plan.exchange, to_numpy(hop.cohort), *deliveries)
+        return Ran(rows, metrics, time.perf_counter() - began)
+
+    def test(self, clock: Clock) -> Tally:
+        with threads(self.client_threads):
+            return self.server.evaluate(clock)
+
+    def personal(self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
+        down, _ = self.server.broadcast(clock, self.server.algorithm.training)
+        with threads(self.client_threads):
+            rows = [self.client.personal(job, down, self.server.states(job.clients), finetune_epochs) for job in jobs]
+        return [row for found in rows for row in found]
+
+    def call(self, method: str, *args: Any) -> Any:
+        return getattr(self.server, method)(*args)
+
+    def start(self, method: str, *args: Any) -> None:
+        self.call(method, *args)
+
+    def kill(self) -> None:
+        """There is no process to end."""
+
+    def told(self, folder: Path) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def launch(
+    experiment: Experiment, folder: Path, scenario: Scenario, fingerprints: dict[str, Any], lock: str
+) -> tuple[Local, Experiment]:
+    """(an executor in this process; the experiment with the thread counts that decide its bits written out)."""
+    resources = experiment.resources
+    server_threads = cores() if resources.server.threads == "auto" else resources.server.threads
+    client_threads = max(1, int(resources.client.num_cpus))
+    with threads(server_threads):
+        server = Server(Workbench(experiment, Roll.of(scenario)), folder.absolute(), lock=lock)
+    executor = Local(server, client_threads, server_threads)
+    executor.facts.update(client_actors=0, client_threads=client_threads, threads=server_threads)
+    fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": server_threads})})
+    return executor, experiment.model_copy(update={"resources": fixed})

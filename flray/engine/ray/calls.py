@@ -1,0 +1,121 @@
+"""The executor by ordinary calls of Ray actors: one call a run of the cohort, repeated where an actor died.
+
+The driver holds references only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flray.core.algorithm import Exchange
+from flray.core.clock import Clock
+from flray.core.messages import to_numpy
+from flray.engine.client import Assignment
+from flray.engine.cohort import Hop
+from flray.engine.counts import Tally, merged
+from flray.engine.ray import alive
+from flray.engine.ray.pool import ObjectLostError, Piece, Pool
+from flray.engine.rounds import Ran
+from flray.engine.server import Plan
+from flray.experiment import Experiment
+
+LOST_RESULTS = 3  # times that one piece of work is computed
+
+T = TypeVar("T")
+
+
+class Calls:
+    """An executor (`rounds.Executor`) over a pool of actors that are set up."""
+
+    def __init__(self, pool: Pool, experiment: Experiment, facts: dict[str, Any]) -> None:
+        self.pool, self.experiment, self.facts = pool, experiment, facts
+        self._down: dict[Clock, tuple[Any, Plan | None]] = {}  # references to broadcasts, and their plans
+
+    @property
+    def pieces(self) -> int:
+        return len(self.pool.clients)
+
+    @property
+    def retries(self) -> int:
+        return self.pool.retries
+
+    def plan(self, clock: Clock) -> Plan | None:
+        if clock not in self._down:  # else it came with the exchange before
+            down, asked = self.pool.start("plan", clock, returns=2)
+            self._down = {clock: (down, self.pool.wait(asked))}
+        return self._down[clock][1]
+
+    def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
+        down, asked = self.pool.start("broadcast", clock, exchange, returns=2)
+        plan: Plan = self.pool.wait(asked)
+        self._down = {clock: (down, plan)}
+        return plan
+
+    def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
+        return self._again(lambda: self._run(plan, hop, ahead), lambda: self.broadcast(plan.clock, plan.exchange))
+
+    def _run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
+        down = self._down[plan.clock][0]
+        results = self.pool.execute([self._work(job, plan.exchange, down) for job in hop.jobs])
+        began = time.perf_counter()
+        payloads = [payload for payload, _ in results]
+        next_down, report = self.pool.start("finish", hop.clock, plan.exchange, to_numpy(hop.cohort), ahead, *payloads, returns=2)
+        metrics, plans = self.pool.wait(report)
+        self._down = {clock: (next_down, found) for clock, found in zip(ahead, plans, strict=False)}
+        return Ran([row for _, rows in results for row in rows], metrics, time.perf_counter() - began)
+
+    def _work(self, job: Assignment, exchange: Exchange, down: Any) -> Piece:
+        states = self.pool.start("states", job.clients) if self.facts["stateful"] else None
+        return lambda actor: actor.work.options(num_returns=2).remote(job, exchange, down, states)
+
+    def test(self, clock: Clock) -> Tally:
+        if self.experiment.evaluate.on == "server":
+            found: Tally = self.pool.call("evaluate", clock)
+            return found
+        return self._again(lambda: self._test(clock), lambda: None)
+
+    def _test(self, clock: Clock) -> Tally:
+        published, parts = self.pool.start("published", clock), self.pieces
+        work: list[Piece] = [
+            lambda actor, part=part: actor.evaluate.options(num_returns=2).remote(published, clock, part, parts)  # type: ignore[misc]
+            for part in range(parts)
+        ]
+        return merged(report for _, report in self.pool.execute(work))
+
+    def personal(self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
+        self.broadcast(clock, self.experiment.algorithm.training)
+        down = self._down[clock][0]
+        work: list[Piece] = [
+            lambda actor, job=job: actor.personal.options(num_returns=2).remote(
+                job, down, self.pool.start("states", job.clients), finetune_epochs
+            )
+            for job in jobs  # type: ignore[misc]
+        ]
+        return [row for _, rows in self.pool.execute(work) for row in rows]
+
+    def call(self, method: str, *args: Any) -> Any:
+        return self.pool.call(method, *args)
+
+    def start(self, method: str, *args: Any) -> None:
+        self.pool.start(method, *args)
+
+    def kill(self) -> None:
+        self.pool.kill()
+
+    def told(self, folder: Path) -> AbstractContextManager[None]:
+        return alive.told(folder)
+
+    def _again(self, compute: Callable[[], T], restore: Callable[[], Any]) -> T:
+        """What a node took away with results that no one had fetched is computed again."""
+        for attempt in range(LOST_RESULTS):
+            try:
+                return compute()
+            except ObjectLostError:
+                if attempt == LOST_RESULTS - 1:
+                    raise
+                restore()
+        raise AssertionError
