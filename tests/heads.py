@@ -157,7 +157,7 @@ def run(*words: str | Path, cwd: Path | None = None, **environment: str) -> subp
 def flray(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """`flray WORDS` as from a shell that knows no cluster, but for what `environment` says; the token is the session's."""
     known = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
-    return run(BIN / "python", "-m", "flray.cli", *words, **{**known, **environment})
+    return run(BIN / "python", "-m", "flray", *words, **{**known, **environment})
 
 
 def _ports(count: int) -> list[int]:

@@ -27,7 +27,7 @@ FAST = ["rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epo
 
 
 def flray(*words: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "flray.cli", *words], capture_output=True, text=True, timeout=timeout)
+    return subprocess.run([sys.executable, "-m", "flray", *words], capture_output=True, text=True, timeout=timeout)
 
 
 def test_grid_makes_a_folder_per_cell_and_a_second_call_keeps_them(ray_cluster, tmp_path):
@@ -159,7 +159,7 @@ def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():
 @pytest.mark.slow
 def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_path):
     """SIGINT after some rounds, `flray resume`, against the run that was left alone."""
-    words = [sys.executable, "-m", "flray.cli", "run", QUICK, *FAST[1:], "rounds=400", "checkpoint.every=0", "--out", str(tmp_path / "a")]
+    words = [sys.executable, "-m", "flray", "run", QUICK, *FAST[1:], "rounds=400", "checkpoint.every=0", "--out", str(tmp_path / "a")]
     # a background shell (CI) starts its children with SIGINT ignored
     listening = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **listening)
@@ -263,7 +263,7 @@ def test_own_modules_and_relative_data_are_found_from_any_folder(ray_cluster, tm
     env = {**os.environ, "PYTHONPATH": str(Path(QUICK).parent.parent), "CUDA_VISIBLE_DEVICES": ""}
     for command in (["resume", "../here/r", "rounds=3"], ["replay", str(folder), "--client", "0", "--round", "2"]):
         again = subprocess.run(
-            [sys.executable, "-m", "flray.cli", *command], capture_output=True, text=True, cwd=there, env=env, timeout=200
+            [sys.executable, "-m", "flray", *command], capture_output=True, text=True, cwd=there, env=env, timeout=200
         )
         assert again.returncode == 0, again.stderr
     assert list(pandas.read_parquet(here / "r" / "rounds")["round"]) == [1, 2, 3]

@@ -28,7 +28,7 @@ def of_session(session: int) -> list[str]:
 def command(folder: Path, *words: str) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of a run in a session of its own, of which nothing is left a little later."""
     (folder / "last_words.py").write_text(LAST_WORDS)
-    begin = [sys.executable, "-m", "flray.cli", "run", str(ROOT / "configs" / "quickstart.yaml"), "--import", "last_words"]
+    begin = [sys.executable, "-m", "flray", "run", str(ROOT / "configs" / "quickstart.yaml"), "--import", "last_words"]
     with subprocess.Popen(
         [*begin, *SETTINGS, *words, "--out", "run"],
         cwd=folder,

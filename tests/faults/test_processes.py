@@ -41,7 +41,7 @@ SETTINGS = (
 
 def words(out: Path, *more: str) -> list[str]:
     config = str(ROOT / "configs" / "quickstart.yaml")
-    return [sys.executable, "-m", "flray.cli", "run", config, "--import", "tests.faults.slow", *SETTINGS, *more, "--out", str(out)]
+    return [sys.executable, "-m", "flray", "run", config, "--import", "tests.faults.slow", *SETTINGS, *more, "--out", str(out)]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_a_process_killed_at_a_random_moment_costs_no_bit(whole, home, tmp_path,
         if who != "driver":
             assert process.returncode == 2 and errors.splitlines()[-1].endswith(f"go on with: flray resume {out}"), f"{told}: {errors}"
             assert "state-dump" not in output + errors, told
-        resume = [sys.executable, "-m", "flray.cli", "resume", str(out)]
+        resume = [sys.executable, "-m", "flray", "resume", str(out)]
         again = subprocess.run(resume, cwd=ROOT, env=environment, capture_output=True, text=True)
         assert again.returncode == 0, f"{told}: {again.stderr}"
     run = flray.load(out)

@@ -37,8 +37,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 def command(folder: Path) -> list[str]:
     if (folder / "study.journal").exists():
-        return [sys.executable, "-m", "flray.cli", "sweep", str(folder), "--resume"]
-    return [sys.executable, "-m", "flray.cli", "sweep", str(folder.parent / "tiny.yaml"), "--out", str(folder)]
+        return [sys.executable, "-m", "flray", "sweep", str(folder), "--resume"]
+    return [sys.executable, "-m", "flray", "sweep", str(folder.parent / "tiny.yaml"), "--out", str(folder)]
 
 
 def drive(folder: Path, kill_at: int | None) -> bool:

@@ -108,7 +108,7 @@ def test_killed_and_resumed_it_ends_as_if_it_had_not_been(whole, tmp_path):
     """kill -9 of the driver in the middle of the third trial or later: finished trials and rungs are kept, the rest follows alike."""
     folder = tmp_path / "killed"
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SWEEP))
-    words = [sys.executable, "-m", "flray.cli", "sweep", str(tmp_path / "tiny.yaml"), "--out", str(folder)]
+    words = [sys.executable, "-m", "flray", "sweep", str(tmp_path / "tiny.yaml"), "--out", str(folder)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True) as process:
         for _ in range(1200):
             time.sleep(0.1)

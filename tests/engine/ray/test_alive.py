@@ -44,7 +44,7 @@ def wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[str]) ->
 @pytest.mark.parametrize("who, what", [("raylet", "raylet"), ("gcs_server", "GCS")])
 def test_a_process_of_ray_that_dies_is_said_in_one_line_and_the_run_resumes_to_the_same_bits(ray_cluster, tmp_path, home, who, what):
     out = tmp_path / "run"
-    words = [sys.executable, "-m", "flray.cli", "run", str(QUICK), "rounds=4000", *FAST, "--out", str(out)]
+    words = [sys.executable, "-m", "flray", "run", str(QUICK), "rounds=4000", *FAST, "--out", str(out)]
     environment = {**os.environ, "RAY_TMPDIR": str(home)}
     process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_rounds(out, 3, process)

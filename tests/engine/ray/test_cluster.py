@@ -157,7 +157,7 @@ def test_sigterm_saves_the_finished_rounds(tmp_path):
     """What a stopped job and a SLURM job out of time get; Ray was started from another thread than the main one."""
     words = ["run", QUICK, "rounds=4000", "partition.clients=4", "cohort.size=4", "evaluate.clients=false", "checkpoint.every=0"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "flray.cli", *words, "--out", tmp_path / "run"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "flray", *words, "--out", tmp_path / "run"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     until, rounds = time.monotonic() + 120, tmp_path / "run" / "rounds"
     while not list(rounds.glob("part-*.parquet")) or pandas.read_parquet(rounds)["round"].max() < 3:

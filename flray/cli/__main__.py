@@ -1,3 +1,0 @@
-from flray.cli import main
-
-main()
