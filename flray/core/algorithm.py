@@ -101,7 +101,7 @@ class Context:
 
     `client`, `num_steps` (local steps planned), `num_examples` and `weight` (the client's aggregation weight) are -1 on the server.
     `cohort_size`: the sampled clients (K); who delivers, fewer with `cohort.dropout`, is in the server half's `Cohort`.
-    `total_examples`: training samples of the whole population (n of the papers) in this task.
+    `population`: the clients that hold training samples in this task (N of the papers), `total_examples`: their samples (n).
     `classes`: those of the current task, which losses read, and of earlier ones; `None` when all are in use.
     `tested`: while testing, the task that the test set belongs to; -1: several, or not testing.
     `net`: the networks that :meth:`Algorithm.networks` declares, by name.

@@ -107,7 +107,7 @@ class Workbench:
             self.objective,
             self.experiment.seed,
             clock,
-            population=self.roll.population,
+            population=self.roll.members[clock.task],
             cohort_size=self.roll.asked(clock, self.experiment.cohort),
             total_examples=self.roll.examples[clock.task],
             proxy=self.proxy,

@@ -116,7 +116,7 @@ def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[P
 
     bench = replay.bench
     panels = []
-    replay.goto(round - 1)
+    clock = replay.goto(round - 1).next_round()
     for client in clients or sorted(replay.cohort().tolist())[:3]:
         _, update, _ = next(replay.clients(client))
         if not (hasattr(update, "w") and hasattr(update, "b")):
@@ -126,9 +126,8 @@ def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[P
             )
         # the next client reuses the engine's own buffers
         model = bench.objective.at(update.w.clone(), update.b.clone())
-        shares = replay.scenario.shares(replay.next_round(), np.array([client]))
+        shares = replay.scenario.shares(clock, np.array([client]))
         panels.append(Panel(f"client {client}", _predictor(replay, model), shares.indices))
-    clock = replay.next_round()
     replay.goto(round)
     ctx = bench.context(clock)
     published = map_tensors(torch.clone, bench.algorithm.published(ctx, replay.state))

@@ -71,10 +71,16 @@ class Origin:
         origin = cls(None if folder is None else _read(folder, accept), folder, accept)
         if folder is not None:
             done = max(map(checkpoint.rounds_done, checkpoint.checkpoints(folder)), default=0)
-            if experiment.rounds < done:
+            known = (origin._before or {}).get("experiment")
+            if experiment.num_tasks > 1 and known and known["rounds"] != experiment.rounds:
+                raise ConfigError(
+                    f"resume: rounds are those of each of {experiment.num_tasks} tasks, which would begin elsewhere; "
+                    f"leave them at {known['rounds']}"
+                )
+            if experiment.total_rounds < done:
                 raise ConfigError(f"resume: rounds is {experiment.rounds} and {folder} has {done}; give {done} or more")
-            if origin._before and origin._before.get("experiment"):
-                origin._refuse(config_changes(origin._before["experiment"], experiment.dump()))
+            if known:
+                origin._refuse(config_changes(known, experiment.dump()))
         origin.compare(module_fingerprints(experiment))
         return origin
 

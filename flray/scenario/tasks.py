@@ -35,7 +35,7 @@ class TasksConfig(Section, frozen=True):
         return self
 
     def groups(self, num_classes: int, seed: int) -> list[Array]:
-        """The classes of every task, int64 `[C_t]`, in class order. Raises `ConfigError` where they do not fit the data."""
+        """The classes of every task, int64 `[C_t]`, ascending. Raises `ConfigError` where they do not fit the data."""
         if isinstance(self.class_order, tuple):
             order = np.array(self.class_order, np.int64)
         else:
@@ -45,4 +45,4 @@ class TasksConfig(Section, frozen=True):
             raise ConfigError(f"tasks.class_order: {len(order)} classes written, but the data set has {num_classes}")
         if self.num_tasks > num_classes:
             raise ConfigError(f"tasks.num_tasks: {self.num_tasks} tasks for {num_classes} classes; set it lower")
-        return np.array_split(order, self.num_tasks)
+        return [np.sort(group) for group in np.array_split(order, self.num_tasks)]

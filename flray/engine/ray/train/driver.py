@@ -52,15 +52,18 @@ class Centralized(Simulation):
         threads = max(1, int(resources.client.num_cpus))
         self.trainers = Trainers(workers, share, server)
         recipe = Recipe.of(self.experiment, self.scenario)
-        self.trainers.prepare(recipe, np.unique(self.scenario.partitions[0].indices), threads)
+        self.trainers.prepare(recipe, [np.unique(part.indices) for part in self.scenario.partitions], threads)
         facts = self.trainers.call("setup", recipe, str(self.folder.absolute()), cores(), self.home.lock_id)
         facts.update(client_actors=workers, client_resources=share, server_resources=server, client_threads=threads)
         return Calls(self.trainers, self.experiment, facts), self.experiment
 
     def _round(self, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        assert self.trainers is not None
-        row = self._blank(clock, self.scenario.population)
-        found = self.trainers.round(clock, clock.round + 1 == self.experiment.rounds)
+        if self.trainers is None:  # clients fine-tuned at the end of the task before, in the workers' place
+            self.executor, _ = self._launch()
+            self.executor.call("load")
+            assert self.trainers is not None
+        row = self._blank(clock, len(self.scenario.members(clock.task)))
+        found = self.trainers.round(clock, clock.done + 1 == self.experiment.total_rounds)
         tally = found.pop("tally", None)
         row.update(found)
         if tally is not None:

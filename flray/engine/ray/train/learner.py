@@ -7,7 +7,7 @@ fixed tree of `ops/average.py`: every worker ends with the same bits, which do n
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,10 +39,10 @@ class Learner:
     """Worker `rank` of `world`. All workers call the same methods with the same arguments, and get the same results."""
 
     def __init__(
-        self, bench: Workbench, indices: Array, rank: int = 0, world: int = 1, gather: Gather | None = None
+        self, bench: Workbench, samples: Sequence[Array], rank: int = 0, world: int = 1, gather: Gather | None = None
     ) -> None:
-        """`indices`: the training samples, in an order that all workers share; `gather` is needed where `world > 1`."""
-        self.bench, self.algorithm, self.indices = bench, bench.algorithm, indices
+        """`samples`: each task's training samples, in an order that all workers share; `gather` is needed where `world > 1`."""
+        self.bench, self.algorithm, self.samples = bench, bench.algorithm, samples
         self.rank, self.world, self._gather = rank, world, gather
         self.batch_size, self.epochs = self.algorithm.local_batches
         self.part = -(-self.batch_size // self.algorithm.shards)  # samples of a part; a short batch has fewer parts
@@ -53,7 +53,7 @@ class Learner:
         self._plans: dict[int, list[list[Node]]] = {}
 
     def context(self, clock: Clock, num_steps: int = -1) -> Context:
-        return self.bench.context(clock, num_steps=num_steps, num_examples=len(self.indices))
+        return self.bench.context(clock, num_steps=num_steps, num_examples=len(self.samples[clock.task]))
 
     # training -----------------------------------------------------------------------------------
     def round(self, state: Any, clock: Clock) -> tuple[Any, Metrics, int]:
@@ -62,7 +62,7 @@ class Learner:
         ctx = self.context(clock, len(batches))
         carry = self.algorithm.begin(ctx, None, state, None)
         for step, batch in enumerate(batches):
-            left = len(self.indices) - step % (len(batches) // self.epochs) * self.batch_size
+            left = len(self.samples[clock.task]) - step % (len(batches) // self.epochs) * self.batch_size
             mean = self._mean(ctx, state, carry, batch, step, min(self.batch_size, left))
             carry.b.copy_(mean.b)
             carry = self.algorithm.descend(ctx, None, carry, mean.loss[0], mean.g)
@@ -77,7 +77,7 @@ class Learner:
         return Batches(
             data.train.x,
             data.train.y,
-            self.indices,
+            self.samples[clock.task],
             batch_size=self.batch_size,
             epochs=self.epochs,
             last_batch=self.algorithm.last_batch,

@@ -7,20 +7,21 @@ the next, so what is recorded and what is saved are never apart. A group of work
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.clock import Clock
+from flray.core.clock import START, Clock, schedule
 from flray.core.errors import ClientError, FlrayError, ServerLostError
 from flray.core.messages import to_numpy, to_torch
 from flray.engine.health import model_is_finite, reported
@@ -30,6 +31,7 @@ from flray.engine.ray.cluster import ray
 from flray.engine.ray.pool import CHECK_S, LOST, Pool, places
 from flray.engine.ray.train.learner import Gather, Learner
 from flray.engine.workbench import Workbench
+from flray.experiment import Experiment
 
 FAILURES = 3  # of worker groups that Ray Train replaces, where there is room for the same number of workers
 CALLERS = 64  # threads of the conductor for workers; those of a lost group may still wait there
@@ -64,7 +66,8 @@ class Conductor(ServerActor):
             assert self._offer is not None
             row, state = self._offer
             self.server.state = to_torch(state)
-            self._next, self._offer = clock._replace(round=clock.round + 1, done=clock.done + 1), None
+            after = itertools.islice(_rounds(self.server.bench.experiment, clock), 1, 2)
+            self._next, self._offer = next(after, clock._replace(done=clock.done + 1)), None
             self._changed.notify_all()
             return row, self._group
 
@@ -108,12 +111,11 @@ def learn(config: dict[str, Any]) -> None:
     try:
         experiment = config["recipe"].read()
         bench = Workbench(experiment, config["recipe"].roll, _device(config["threads"]))
-        learner = Learner(bench, config["indices"], rank, world, gather)
+        learner = Learner(bench, config["samples"], rank, world, gather)
         group, first, state = _begin(conductor, rank, world, bench.objective.device)
         state = to_torch(state, bench.objective.device)
-        for ahead in range(experiment.rounds - first.round):
-            clock = first._replace(round=first.round + ahead, done=first.done + ahead)
-            at = clock.round
+        for clock in _rounds(experiment, first):
+            at = clock
             state, row = _round(learner, state, clock)
             if rank == 0 and not ray.get(conductor.offer.remote(group, row, to_numpy(state))):
                 raise PeerLostError("this group of workers was replaced")
@@ -123,10 +125,16 @@ def learn(config: dict[str, Any]) -> None:
         ray.get(conductor.fail.remote(error))
         raise
     except Exception as error:
-        where = "as it started" if at is None else f"in round {at + 1}, seed {experiment.seed}"
+        where = "as it started" if at is None else f"in {at}, seed {experiment.seed}"
         text = f"training failed {where}, worker {rank} of {world}: {type(error).__name__}: {error}\n{traceback.format_exc()}".rstrip()
         ray.get(conductor.fail.remote(ClientError(text)))
         raise
+
+
+def _rounds(experiment: Experiment, first: Clock) -> Iterator[Clock]:
+    """The rounds of all tasks from `first` on."""
+    transactions = schedule(START, experiment.rounds, experiment.num_tasks)
+    return (clock for clock in transactions if clock.phase == "round" and clock.done >= first.done)
 
 
 def _round(learner: Learner, state: Any, clock: Clock) -> tuple[Any, dict[str, Any]]:
@@ -242,9 +250,9 @@ class Trainers(Pool):
         self._fit: Any = None
         self._last = False
 
-    def prepare(self, recipe: Recipe, indices: np.ndarray, threads: int) -> None:
-        """What the workers need; they start when the first round is asked for."""
-        self._loop = {"conductor": self.server, "recipe": recipe, "indices": indices, "threads": threads}
+    def prepare(self, recipe: Recipe, samples: Sequence[np.ndarray], threads: int) -> None:
+        """What the workers need, with each task's training samples; they start when the first round is asked for."""
+        self._loop = {"conductor": self.server, "recipe": recipe, "samples": samples, "threads": threads}
 
     def round(self, clock: Clock, last: bool) -> dict[str, Any]:
         """The row of a round. Raises `ServerLostError` where the trainer ended, a worker's own error."""

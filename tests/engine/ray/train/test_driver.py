@@ -14,12 +14,13 @@ from safetensors.numpy import load_file
 
 import flray
 from flray.api import play, simulate
+from flray.core.clock import Clock
 from flray.core.errors import ClientError, ConfigError, NonFiniteError
 from flray.core.messages import equal, flatten, to_numpy
-from flray.engine.prepare import build_data, build_partition
+from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.pool import Pool
 from flray.engine.ray.train.learner import Learner
-from flray.engine.workbench import Workbench
+from flray.engine.workbench import Roll, Workbench
 from flray.loader import load_config
 from flray.results import compare
 from flray.rundir import checkpoint
@@ -60,13 +61,13 @@ def by_hand():
     """The state and rows after four rounds of one worker in this process."""
     experiment = config()
     dataset, _, private = build_data(experiment)
-    partition = build_partition(experiment, dataset, private)
-    assert len(private) == len(partition.indices) == 96, "150 samples, of which 30 are tested on and 24 are public"
-    worker = Learner(Workbench(experiment), np.sort(private), 5)
-    state, rows = worker.algorithm.init_server(worker.context(0, 0), *worker.bench.objective.initial()), []
-    for round in range(4):
-        state, metrics, steps = worker.round(state, 0, round)
-        (counts,) = worker.test(state, 0, round).values()
+    scenario = build_scenario(experiment, dataset, private)
+    assert len(private) == scenario.total_examples(0) == 96, "150 samples, of which 30 are tested on and 24 are public"
+    worker = Learner(Workbench(experiment, Roll.of(scenario)), [np.sort(private)])
+    state, rows = worker.algorithm.init_server(worker.context(Clock()), *worker.bench.objective.initial()), []
+    for clock in (Clock(0, round, done=round) for round in range(4)):
+        state, metrics, steps = worker.round(state, clock)
+        (counts,) = worker.test(state, clock).values()
         rows.append((float(metrics["train/loss"]), steps, counts.accuracy, counts.loss))
     return to_numpy(state), rows
 
@@ -91,7 +92,7 @@ def test_two_workers_leave_an_ordinary_run_folder_with_the_bits_of_one(two_worke
     state, rows = by_hand
     assert run.status == "finished"
     saved = checkpoint.latest(run.folder)
-    assert saved.done == 4 and {p.name for p in checkpoint.checkpoints(run.folder)} == {"round-000002", "round-000004"}
+    assert saved.position.done == 4 and {p.name for p in checkpoint.checkpoints(run.folder)} == {"round-000002", "round-000004"}
     assert equal(saved.server.message(), to_numpy(state)) and state.moments.steps == 96
     table = run.rounds
     assert list(zip(*(table[c] for c in ("train/loss", "client_steps", "test/acc", "test/loss")), strict=True)) == rows
@@ -109,6 +110,27 @@ def test_stop_and_resume_by_one_worker_is_uninterrupted(two_workers, tmp_path):
     assert flray.load(tmp_path / "run").status.startswith("paused after round 3")
     run = flray.resume(tmp_path / "run")
     assert run.status == "finished" and contents(run.folder) == contents(two_workers)
+
+
+def test_tasks_follow_one_another_and_clients_fine_tune_at_the_end_of_each(tmp_path, ray_cluster):
+    """Two tasks of two rounds; 96 private samples, 32 a class: 64 in task 0 are 16 steps a round, 32 in task 1 are 8.
+
+    A run that is stopped in task 1 goes on with the same bits.
+    """
+    tasks = {"num_tasks": 2, "class_order": [2, 0, 1]}
+    simulate(config(1, 2, tasks=tasks, evaluate={"finetune_epochs": 0}), tmp_path / "run")
+    run = flray.load(tmp_path / "run")
+    rounds = run.rounds[run.rounds["round"] > 0]
+    assert run.status == "finished" and rounds["done"].tolist() == [1, 2, 3, 4] and rounds["task"].tolist() == [0, 0, 1, 1]
+    assert rounds["client_steps"].tolist() == [16, 16, 8, 8]
+    assert run.personal["task"].tolist() == [0] * 5 + [1] * 5
+    rows = play(config(1, 2, tasks=tasks), tmp_path / "stopped")
+    while next(rows)["done"] < 3:
+        pass
+    rows.close()
+    stopped = flray.resume(tmp_path / "stopped")
+    assert contents(stopped.folder) == contents(run.folder)
+    free_cpus(ray_cluster)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import torch
 from torch.nn import functional as F
 
 from flray.algorithms import ALGORITHMS
+from flray.core.clock import Clock
 from flray.core.hp import hyperparameters
 from flray.core.messages import equal, map_tensors
 from flray.core.seeding import rng, torch_seed
+from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.train.learner import Learner
-from flray.engine.workbench import Workbench
+from flray.engine.workbench import Roll, Workbench
 from flray.loader import load_config
 from flray.models import build_model
 
@@ -40,18 +42,19 @@ def config(model=NORM, **algorithm):
 INDICES = np.arange(0, 100, 2)  # 50 samples: batches of 8, the last one of 2
 
 
-def learner(experiment, rank=0, world=1, gather=None):
-    return Learner(Workbench(experiment), INDICES, 5, rank, world, gather)
+def learner(experiment, rank=0, world=1, gather=None, samples=INDICES):
+    scenario = build_scenario(experiment, *build_data(experiment)[::2])
+    return Learner(Workbench(experiment, Roll.of(scenario)), [samples], rank, world, gather)
 
 
 def train(worker, rounds=2, state=None, first=0):
     """(state, what each round gave, test)."""
     if state is None:
-        state = worker.algorithm.init_server(worker.context(0, 0), *worker.bench.objective.initial())
+        state = worker.algorithm.init_server(worker.context(Clock()), *worker.bench.objective.initial())
     rows = []
-    for round in range(first, rounds):
-        state, metrics, steps = worker.round(state, 0, round)
-        (counts,) = worker.test(state, 0, round).values()
+    for clock in (Clock(0, round, done=round) for round in range(first, rounds)):
+        state, metrics, steps = worker.round(state, clock)
+        (counts,) = worker.test(state, clock).values()
         rows.append(({name: float(value) for name, value in metrics.items()}, steps, (counts.accuracy, counts.loss)))
     return state, rows
 
@@ -122,7 +125,7 @@ def test_it_is_a_plain_torch_loop(model, shards, optimizer):
 def test_a_part_has_its_own_batch_norm_and_the_statistics_are_the_weighted_mean():
     """One batch of 5 in parts of ceil(5 / 2) = 3 and 2: mean' = 0.9 mean + 0.1 (3/5 m_1 + 2/5 m_2)."""
     experiment = config(batch_size=5, local_epochs=1, shards=2, lr=1e-12, momentum=0.0)
-    worker = Learner(Workbench(experiment), INDICES[:5], 5)
+    worker = learner(experiment, samples=INDICES[:5])
     state, _ = train(worker, 1)
     data, net = worker.bench.dataset, build_model(experiment.model, (4,), 3, torch_seed(3, "model"))
     order = INDICES[:5][rng(3, 0, 0, 0, -1, "batches", 0).permutation(5)]

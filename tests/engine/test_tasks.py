@@ -1,0 +1,206 @@
+"""Runs over several tasks, and with clients that hold no samples: the whole engine in this process, on its local executor."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import flray
+from flray.api import play, simulate
+from flray.core.clock import Clock
+from flray.core.errors import ConfigError
+from flray.core.messages import flatten
+from flray.data import load_dataset
+from flray.engine import cohort as cohorts
+from flray.engine.prepare import build_data, build_scenario
+from flray.engine.replay import Replay
+from flray.engine.workbench import Roll, Workbench
+from flray.loader import load_config
+from flray.scenario import PartitionWarning, Scenario, Stage, TestSet
+from tests.contracts.inprocess import Local
+
+BASE = {
+    "seed": 1,
+    "rounds": 3,
+    "data": {"source": "iris", "standardize": True},
+    "partition": {"name": "iid", "clients": 4},
+    "model": {"name": "mlp", "hidden": [8]},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 1, "batch_size": 8},
+    "resources": {"executor": "local", "server": {"threads": 1}},
+    "checkpoint": {"every": 1, "keep": 0},
+}
+TASKS = {"num_tasks": 2, "class_order": [2, 0, 1]}  # first classes 0 and 2, then 1
+
+
+def experiment(**sections):
+    return load_config({**BASE, **sections})[0]
+
+
+def contents(folder):
+    """What does not depend on how often a run was stopped."""
+    run = flray.load(folder)
+    table = run.rounds[[name for name in run.rounds if not name.startswith("time/")]]
+    return {name: a.tobytes() for name, a in load_file(folder / "model.safetensors").items()}, table.to_dict("records")
+
+
+# several tasks ---------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def two_tasks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two") / "run"
+    simulate(experiment(tasks=TASKS), folder)
+    return folder
+
+
+def test_tasks_follow_one_another(two_tasks):
+    rounds = flray.load(two_tasks).rounds
+    rounds = rounds[rounds["round"] > 0]
+    assert rounds["done"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert rounds["task"].tolist() == [0, 0, 0, 1, 1, 1] and rounds["round"].tolist() == [1, 2, 3] * 2
+    assert (two_tasks / "partition" / "task-0001" / "partition.json").exists()
+    assert (two_tasks / "partition" / "task-0000" / "table.csv").exists()
+
+
+def test_a_round_trains_on_the_samples_and_outputs_of_its_task(tmp_path):
+    """In task 1 the only class is 1: a softmax over one output has no gradient, so the model of task 0 stays as it was."""
+    local = Local(experiment(tasks=TASKS), tmp_path)
+    labels, seen = load_dataset(local.experiment.data).train.y, []
+
+    def watch(name, function, *arguments):
+        if name == "client":
+            ctx, numbers = arguments[0], arguments[-1]
+            seen.append((ctx.clock.task, set(labels[numbers].tolist()), ctx.population, ctx.total_examples))
+        return function(*arguments)
+
+    local.watch = local.executor.watch = local.executor.client.watch = watch
+    local.play(3)
+    before = {name: array.copy() for name, array in flatten(local.state).items()}
+    local.play(3)
+    assert {task for task, *_ in seen} == {0, 1} and all(found <= ({0, 2}, {1})[task] for task, found, *_ in seen)
+    assert {(population, total) for task, _, population, total in seen if task == 0} == {(4, 80)}
+    after = flatten(local.state)
+    assert all(np.allclose(after[name], before[name], atol=1e-7) for name in before)
+
+
+def test_what_is_tested_are_the_classes_seen_so_far(two_tasks):
+    tests = flray.load(two_tasks).tests
+    assert set(tests["set"]) == {"test"}
+    last = {task: tests[tests["task"] == task].iloc[-1] for task in (0, 1)}
+    assert np.array(last[0]["class_total"]).tolist() == [10, 0, 10] and np.array(last[1]["class_total"]).tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_a_run_that_is_stopped_in_or_between_tasks_goes_on_with_the_same_bits(stop, two_tasks, tmp_path):
+    rows = play(experiment(tasks=TASKS), tmp_path / "run")
+    while next(rows)["done"] < stop:
+        pass
+    rows.close()
+    assert flray.load(tmp_path / "run").status.startswith(f"paused after round {stop}")
+    flray.resume(tmp_path / "run", progress=False)
+    assert contents(tmp_path / "run") == contents(two_tasks)
+
+
+def test_a_replay_goes_through_all_tasks(two_tasks, tmp_path):
+    states = [flatten(Replay(two_tasks).goto(done).state)["w"].tobytes() for done in (3, 4, 6)]
+    simulate(experiment(tasks=TASKS, checkpoint={"every": 0}), tmp_path / "run")
+    far = Replay(tmp_path / "run")
+    assert [flatten(far.goto(done).state)["w"].tobytes() for done in (3, 4, 6)] == states
+    assert far.scenario.fingerprint == Replay(two_tasks).scenario.fingerprint
+
+
+def test_more_rounds_would_move_the_boundary_of_tasks(two_tasks):
+    with pytest.raises(ConfigError, match="resume: rounds are those of each of 2 tasks"):
+        flray.resume(two_tasks, "rounds=4", progress=False)
+
+
+def test_each_task_draws_its_cohorts_from_its_own_clients(tmp_path):
+    """Shared out once, with two clients that hold a class each: client 0 is in task 0 alone, client 1 in task 1 alone."""
+    table = [[20, 0, 0], [0, 20, 0], [10, 10, 10], [0, 0, 0]]
+    own = experiment(
+        tasks={**TASKS, "partition": "once"}, partition={"name": "table", "table": table}, cohort={"size": 2}, rounds=8
+    )
+    with pytest.warns(PartitionWarning, match="1 of 4 clients have no samples"):
+        local = Local(own, tmp_path)
+    members = [np.asarray(local.scenario.members(task)).tolist() for task in (0, 1)]
+    assert members == [[0, 2], [1, 2]]
+    for clock in (Clock(task, round, done=8 * task + round) for task in (0, 1) for round in range(8)):
+        sampled, _ = cohorts.draw(own, clock, local.scenario.members(clock.task))
+        assert sorted(sampled.tolist()) == members[clock.task]
+    assert Roll.of(local.scenario).members == (2, 2) and Roll.of(local.scenario).examples == (40, 30)
+
+
+def test_a_head_of_another_size_than_the_data_sets_classes_trains_and_is_tested(tmp_path):
+    """Two domains with labels of their own, (0, 1) and (2), on one head of two outputs: the model has no third."""
+    own = experiment()
+    dataset, _, private = build_data(own)
+    parts = [part._replace(held=None) for part in build_scenario(experiment(tasks=TASKS), dataset, private).partitions]
+    tests = [{"test": TestSet("test", np.flatnonzero(np.isin(dataset.test.y, classes)))} for classes in ([0, 2], [1])]
+    stages = [
+        Stage(0, "a", np.array([0, 2]), np.array([0, 1]), tests[0]),
+        Stage(1, "b", np.array([1]), np.array([0]), tests[1]),
+    ]
+    scenario = Scenario(stages, parts)
+    bench = Workbench(own, Roll.of(scenario))
+    assert bench.objective.initial()[0].numel() and bench.objective.at(*bench.objective.initial())(
+        bench.normalizer(np.array(dataset.test.x[:3]))
+    ).shape == (3, 2)
+    assert sorted(set(bench.dataset.train.y.tolist())) == [0, 1]
+    rows = list(play(own, tmp_path / "run", scenario=scenario))
+    assert load_file(tmp_path / "run" / "model.safetensors")["head.weight"].shape[0] == 2
+    assert all(0 <= row["test/acc"] <= 1 for row in rows if row["test/acc"] is not None)
+    assert len([row for row in rows if row["done"]]) == 6
+
+
+# clients without samples -----------------------------------------------------------------------------
+HELD = [[10, 8, 0], [0, 9, 12], [10, 10, 10]]
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_clients_without_samples_change_nothing(weighting, tmp_path):
+    """Empty clients behind the others: drawn by their numbers, the others' cohorts and bits are those of a run without them."""
+    algorithm, found = {**BASE["algorithm"], "weighting": weighting}, []
+    for name, table in (("without", HELD), ("with", [*HELD, [0, 0, 0], [0, 0, 0]])):
+        own = experiment(partition={"name": "table", "table": table}, cohort={"size": 2}, algorithm=algorithm)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PartitionWarning)
+            simulate(own, tmp_path / name)
+        found.append(contents(tmp_path / name))
+    assert found[0] == found[1]
+
+
+def test_a_cohort_is_no_larger_than_those_who_hold_samples():
+    own = experiment(partition={"name": "table", "table": [*HELD, [0, 0, 0]]}, cohort={"size": 4})
+    dataset, _, private = build_data(own)
+    with (
+        pytest.warns(PartitionWarning),
+        pytest.raises(ConfigError, match=r"cohort\.size: 4 clients per round, but 3 hold samples"),
+    ):
+        build_scenario(own, dataset, private)
+
+
+class Drought(Scenario):
+    """Clients lose their samples for a round: the first of the cohort in round 2, everybody in round 3."""
+
+    def shares(self, clock, clients, *, everyone=False):
+        full = super().shares(clock, clients, everyone=everyone)
+        lost = {1: 1, 2: len(full.clients)}.get(clock.done, 0)
+        first = full.offsets[lost]
+        return full._replace(
+            clients=full.clients[lost:], indices=full.indices[first:], offsets=full.offsets[lost:] - first, empty=lost
+        )
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_who_turns_out_empty_after_the_draw_is_left_out_and_counted(weighting, tmp_path, monkeypatch):
+    """The weights are those of the others, and a round in which nobody holds anything leaves the model as it is."""
+    monkeypatch.setattr("flray.engine.simulation.Scenario", Drought)
+    algorithm = {**BASE["algorithm"], "weighting": weighting}
+    own = experiment(partition={"name": "table", "table": HELD}, algorithm=algorithm, rounds=4)
+    rows = {row["done"]: row for row in play(own, tmp_path / "run")}
+    assert [rows[done].get("clients_empty", 0) for done in (1, 2, 3, 4)] == [0, 1, 3, 0]
+    assert [rows[done]["cohort_size"] for done in (1, 2, 3, 4)] == [3] * 4 and not any(rows[d]["diverged"] for d in (1, 2, 3, 4))
+    assert rows[3]["client_steps"] == 0 and rows[3]["comm/up_bytes"] == 0
+    assert rows[3]["test/loss"] == rows[2]["test/loss"] != rows[4]["test/loss"]
+    assert len(flray.load(tmp_path / "run").clients.query("done == 2")) == 2
