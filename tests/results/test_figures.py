@@ -40,7 +40,7 @@ def test_pilot_is_the_papers(pilots: list[Run]) -> None:
     assert len(cells) == 15
     assert {cell.rounds for cell in cells} == {20}
     replay = Replay(pilots[0].folder)
-    assert [replay.partition.client(k).tolist() for k in range(3)] == [
+    assert [replay.scenario.partitions[0].client(k).tolist() for k in range(3)] == [
         list(range(50)), list(range(50, 90)) + list(range(100, 110)), list(range(90, 100)) + list(range(110, 150))
     ]  # fmt: skip
     assert len(replay.bench.dataset.test.y) == 150
