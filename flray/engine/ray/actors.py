@@ -35,7 +35,9 @@ class Recipe(NamedTuple):
 
     @classmethod
     def of(cls, experiment: Experiment, scenario: Scenario) -> Recipe:
-        return cls(pickle.dumps(experiment), experiment.imports, tuple(sys.path), os.getcwd(), Roll.of(scenario))
+        import ray.cloudpickle  # by value, what no actor could import: an algorithm and its messages in a notebook
+
+        return cls(ray.cloudpickle.dumps(experiment), experiment.imports, tuple(sys.path), os.getcwd(), Roll.of(scenario))
 
     def read(self) -> Experiment:
         """The experiment, in the driver's working directory, its module path behind this process's own and the user's modules imported."""
