@@ -40,12 +40,14 @@ def run(
 ) -> Run:
     """Run one experiment and return its results; what goes on is shown on stderr (`progress=False`: nothing).
 
-    `config` is a YAML file, a mapping or an `Experiment`; overrides as on the command line (`"algorithm.lr=0.1"`) or by keyword
-    (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
+    `config` is a YAML file, a mapping or an `Experiment`; overrides as on the command line (`"algorithm.lr=0.1"`) or by
+    keyword (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
     """
     cells = load_config(config, pairs(overrides, values), imports)
     if len(cells) != 1:
-        raise ConfigError(f"flray.run takes one experiment, these overrides make {len(cells)}; loop over load_config(...)")
+        raise ConfigError(
+            f"flray.run takes one experiment, these overrides make {len(cells)}; loop over load_config(...)"
+        )
     folder = Path(out) if out is not None else default_folder(cells[0])
     simulate(cells[0], folder, overwrite=overwrite, progress=progress)
     return load(folder)
@@ -59,11 +61,13 @@ def resume(
     progress: bool = True,
     **values: Any,
 ) -> Run:
-    """Continue a run from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint`, `storage` may change.
+    """Continue a run from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint`, `storage` may
+    change.
 
-    What else changed since the run began (an edited config.yaml, data, starting weights, the source of your own modules) is an
-    error, unless `accept` names it; `environment.json` then says so for ever.
-    The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one line.
+    What else changed since the run began (an edited config.yaml, data, starting weights, the source of your own
+    modules) is an error, unless `accept` names it; `environment.json` then says so for ever.
+    The URI of a run in a storage is downloaded to `out/NAME` first (default `runs/NAME`). Raises `FlrayError` in one
+    line.
     """
     from flray.rundir.download import download
 
@@ -75,10 +79,14 @@ def resume(
         raise ConfigError(f"resume: out is where a run from a storage goes; {folder} is continued where it is")
     folder, shown = Path(folder).absolute(), folder
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{shown} is not a run folder: it has no config.yaml; start one with flray run CONFIG --out {shown}")
+        raise ConfigError(
+            f"{shown} is not a run folder: it has no config.yaml; start one with flray run CONFIG --out {shown}"
+        )
     wrong = [k for k in changes if k.split(".")[0] not in RESUMABLE or k == "resources.store"]
     if wrong:
-        raise ConfigError(f"resume: {wrong[0]} would make it another experiment; only {', '.join(RESUMABLE)} may change")
+        raise ConfigError(
+            f"resume: {wrong[0]} would make it another experiment; only {', '.join(RESUMABLE)} may change"
+        )
     with started_in(folder):  # relative paths in its configuration are those of that folder
         cells = load_config(folder / "config.yaml", changes)
         if len(cells) != 1:
@@ -88,8 +96,8 @@ def resume(
 
 
 def simulate(experiment: Experiment, folder: Path, **options: Any) -> None:
-    """Run (or resume) an experiment into `folder`, with the options of :func:`play`. Raises `FlrayError` in one line; what is on disk stays
-    readable."""
+    """Run (or resume) an experiment into `folder`, with the options of :func:`play`. Raises `FlrayError` in one line;
+    what is on disk stays readable."""
     for _ in play(experiment, folder, **options):
         pass
 
@@ -106,9 +114,10 @@ def play(
 ) -> Generator[dict[str, Any]]:
     """The rows of the rounds as they complete, as in rounds/; the run is finished when there are no more.
 
-    Closing the iterator before that pauses the run: a checkpoint, and a STATUS that says how to go on. `overwrite`: a run that is
-    in the folder is replaced once the first round of this one is done. `accept` names what a resume may find changed since the run
-    began (a key of the configuration, `data`, `modules.NAME` ...); `environment.json` keeps that.
+    Closing the iterator before that pauses the run: a checkpoint, and a STATUS that says how to go on. `overwrite`: a
+    run that is in the folder is replaced once the first round of this one is done. `accept` names what a resume may
+    find changed since the run began (a key of the configuration, `data`, `modules.NAME` ...); `environment.json` keeps
+    that.
     """
     from flray.engine.prepare import build_data, build_scenario
     from flray.engine.progress import stage

@@ -57,26 +57,45 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
         ("proxy", _proxy(experiment, proxy, 0 if private is None else len(dataset.train.y) - len(private))),
         *_held(experiment, scenario),
-        ("cohort", "none: all clients' data in one place" if algorithm.centralized else f"{cohort} clients a round{dropout}"),
+        (
+            "cohort",
+            "none: all clients' data in one place" if algorithm.centralized else f"{cohort} clients a round{dropout}",
+        ),
         (
             "model",
-            f"{experiment.model.name}: {objective.layout.count:,} parameters, {objective.buffer_layout.count:,} batch-norm statistics",
+            f"{experiment.model.name}: {objective.layout.count:,} parameters, {objective.buffer_layout.count:,} "
+            "batch-norm statistics",
         ),
-        ("batch norm", f"statistics: {getattr(algorithm, 'buffers', 'average')}" if objective.buffer_layout.count else "none"),
+        (
+            "batch norm",
+            f"statistics: {getattr(algorithm, 'buffers', 'average')}" if objective.buffer_layout.count else "none",
+        ),
         ("traffic", "none" if algorithm.centralized else f"{traffic[0]} down a round at first, {traffic[1]} up"),
-        ("server memory", f"about {size(server)} for parameters" + (f", of each client {', '.join(alone)}" if alone else "")),
-        ("checkpoint", f"about {size(vector)}, the last {experiment.checkpoint.keep or 'all'} kept; {size(free)} of disk free"),
+        (
+            "server memory",
+            f"about {size(server)} for parameters" + (f", of each client {', '.join(alone)}" if alone else ""),
+        ),
+        (
+            "checkpoint",
+            f"about {size(vector)}, the last {experiment.checkpoint.keep or 'all'} kept; {size(free)} of disk free",
+        ),
         ("storage", "none" if storage is None else f"{storage.uri} can be written"),
         (
             "ray",
-            f"{experiment.address or os.environ.get('RAY_ADDRESS') or 'a new one here'}; RAY_AUTH_MODE={auth_mode(experiment.address)}",
+            f"{experiment.address or os.environ.get('RAY_ADDRESS') or 'a new one here'}; "
+            f"RAY_AUTH_MODE={auth_mode(experiment.address)}",
         ),
-        ("this machine", f"{cores()} cores, {torch.cuda.device_count()} GPUs; client actors: {experiment.resources.client_actors}"),
+        (
+            "this machine",
+            f"{cores()} cores, {torch.cuda.device_count()} GPUs; client actors: {experiment.resources.client_actors}",
+        ),
     ]
     text = partition_table(scenario.union(SHOWN), dataset.train.y, dataset.num_classes).to_string()
     if figure is not None:
         partition_figure(scenario, dataset.train.y, dataset.classes, figure)
-    return [{"check": name, "found": value} for name, value in rows], text + ("\n..." if scenario.population > SHOWN else "")
+    return [{"check": name, "found": value} for name, value in rows], text + (
+        "\n..." if scenario.population > SHOWN else ""
+    )
 
 
 def _held(experiment: Experiment, scenario: Scenario) -> list[tuple[str, str]]:
@@ -92,8 +111,12 @@ def _held(experiment: Experiment, scenario: Scenario) -> list[tuple[str, str]]:
         if empty:
             text += f"; {empty} of them hold none and take no part"
         if experiment.tasks is not None:
-            tested = ", ".join(f"{name} {len(test.samples)}" for name, test in stage.tests.items() if test.samples is not None)
-            rows.append((f"task {stage.index}", f"classes {' '.join(map(str, stage.classes))}; tested on {tested} samples"))
+            tested = ", ".join(
+                f"{name} {len(test.samples)}" for name, test in stage.tests.items() if test.samples is not None
+            )
+            rows.append(
+                (f"task {stage.index}", f"classes {' '.join(map(str, stage.classes))}; tested on {tested} samples")
+            )
             rows.append((f"partition of task {stage.index}", text))
         else:
             rows.append(("partition", text))
@@ -101,18 +124,25 @@ def _held(experiment: Experiment, scenario: Scenario) -> list[tuple[str, str]]:
 
 
 def _proxy(experiment: Experiment, proxy: Any, held: int) -> str:
-    """What the server's public data are, of which `held` samples are taken from the clients: also where the algorithm reads none."""
+    """What the server's public data are, of which `held` samples are taken from the clients: also where the algorithm
+    reads none."""
     name = algorithm_name(experiment.algorithm)
     if experiment.proxy is None:
         return "none"
     if proxy is None:
         taken = f"{held} samples, held out for every algorithm, " if held else ""
         return f"{experiment.proxy.source}: {taken}not read by {name}"
-    return f"{experiment.proxy.source}: {len(proxy.x)} samples, {'labelled' if proxy.y is not None else 'unlabelled'}, read by {name}"
+    return (
+        f"{experiment.proxy.source}: {len(proxy.x)} samples, {'labelled' if proxy.y is not None else 'unlabelled'}, "
+        f"read by {name}"
+    )
 
 
 def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
-    """Rows of what `ray job submit --working-dir FOLDER` would upload. Raises `ResourceError` when Ray would refuse it."""
+    """Rows of what `ray job submit --working-dir FOLDER` would upload.
+
+    Raises `ResourceError` when Ray would refuse it.
+    """
     from flray.data.sources.options import data_root
     from flray.engine.ray.job_folder import LIMIT, working_dir
 
@@ -120,9 +150,10 @@ def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]
     largest = ", ".join(f"{name} {size(held)}" for name, held in upload.largest)
     if upload.bytes > LIMIT:
         raise ResourceError(
-            f"--working-dir {folder}: {size(upload.bytes)} in {upload.files} files, and Ray uploads at most {size(LIMIT)} "
-            f"(largest: {largest}); exclude what the job does not need by lines such as /{upload.largest[0][0]} in "
-            f"{folder / '.rayignore'} (patterns as in .gitignore; --write-rayignore writes a first one)"
+            f"--working-dir {folder}: {size(upload.bytes)} in {upload.files} files, and Ray uploads at most "
+            f"{size(LIMIT)} (largest: {largest}); exclude what the job does not need by lines such as "
+            f"/{upload.largest[0][0]} in {folder / '.rayignore'} (patterns as in .gitignore; --write-rayignore writes "
+            "a first one)"
         )
     rows = [
         ("upload", f"{upload.files} files, {size(upload.bytes)} of at most {size(LIMIT)}"),
@@ -136,7 +167,8 @@ def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]
 
 
 def _update(bench: Workbench, down: Any, scenario: Scenario) -> tuple[dict[str, int], list[str]]:
-    """(bytes of a client's update by field, the fields of which the server keeps every client's): that of one which makes no step."""
+    """(bytes of a client's update by field, the fields of which the server keeps every client's): that of one which
+    makes no step."""
     from flray.core.fields import pools
     from flray.core.messages import Record, nbytes_by_field
 

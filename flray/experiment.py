@@ -32,9 +32,10 @@ FolderName = Annotated[str, AfterValidator(_folder_name)]
 class CohortConfig(Section):
     """Which clients take part in a round: `size` of them, or a `fraction` of the population; neither: all.
 
-    A sampled client that drops out gets the first message of the round and is then gone: it sends nothing in any of the round's
-    exchanges, what it learned is lost (so its training is not computed) and its state stays the one before. The weights are
-    those of the clients that deliver; when nobody does, the server's state stays. At a task's end nobody drops out.
+    A sampled client that drops out gets the first message of the round and is then gone: it sends nothing in any of the
+    round's exchanges, what it learned is lost (so its training is not computed) and its state stays the one before. The
+    weights are those of the clients that deliver; when nobody does, the server's state stays. At a task's end nobody
+    drops out.
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {int: "size", float: "fraction"}
@@ -43,7 +44,9 @@ class CohortConfig(Section):
     sampling: Literal["addressed", "numpy_round_seed"] = Field(
         "addressed", description="numpy_round_seed: the sets of FedSOL's code, numpy.random.seed(round)"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="probability that a sampled client does not deliver, drawn each round")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability that a sampled client does not deliver, drawn each round"
+    )
 
     @model_validator(mode="after")
     def _one(self) -> CohortConfig:
@@ -65,22 +68,33 @@ class EvaluateConfig(Section):
     """When, where and on what the global model is tested, and whether clients are tested on their own data."""
 
     validation: ValidationConfig | None = Field(
-        None, description="test on held-out training data: val/acc and val/loss, and the test set is not read; what a sweep tunes on"
+        None,
+        description="test on held-out training data: val/acc and val/loss, and the test set is not read; what a sweep "
+        "tunes on",
     )
 
     every: int = Field(1, ge=0, description="rounds between two tests; 0: only after the last round")
     batch_size: int | Literal["auto"] = Field(
-        "auto", description="samples tested at once; auto: by the model's activations, in environment.json, never by the machine"
+        "auto",
+        description="samples tested at once; auto: by the model's activations, in environment.json, never by the "
+        "machine",
     )
-    on: Literal["clients", "server"] = Field("clients", description="spread over the client actors, or on the server actor")
+    on: Literal["clients", "server"] = Field(
+        "clients", description="spread over the client actors, or on the server actor"
+    )
     clients: bool = Field(True, description="accuracy of each client on its own data before and after local training")
     finetune_epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (),
-        description="personalised test at the end: fine-tuning epochs (0: none) before each client is tested on its own test share",
+        description="personalised test at the end: fine-tuning epochs (0: none) before each client is tested on its "
+        "own test share",
     )
-    personal_clients: int | None = Field(None, ge=1, description="clients of the personalised evaluation, the first of them; none: all")
+    personal_clients: int | None = Field(
+        None, ge=1, description="clients of the personalised evaluation, the first of them; none: all"
+    )
     local_test: Literal["proportional", "classes"] = Field(
-        "proportional", description="a client's test share: proportional to its labels (FedSOL), or all samples of its classes (FedZoo)"
+        "proportional",
+        description="a client's test share: proportional to its labels (FedSOL), or all samples of its classes "
+        "(FedZoo)",
     )
     local_test_size: int = Field(1000, ge=1, description="samples of a proportional share (A of spec 2.5)")
 
@@ -127,19 +141,27 @@ class ClientResources(Section):
 
 
 class ServerResources(Section):
-    num_cpus: float = Field(0.0, ge=0, description="CPUs reserved for the server actor; 0: it works while the clients wait")
+    num_cpus: float = Field(
+        0.0, ge=0, description="CPUs reserved for the server actor; 0: it works while the clients wait"
+    )
     num_gpus: float = Field(0.0, ge=0, description="GPU share of the server actor")
     threads: int | Literal["auto"] = Field("auto", description="torch threads of the server actor; auto: every core")
 
 
 class ResourcesConfig(Section):
-    client_actors: int | Literal["auto"] = Field("auto", description="client actors; auto: what the cluster's CPUs or GPUs hold")
+    client_actors: int | Literal["auto"] = Field(
+        "auto", description="client actors; auto: what the cluster's CPUs or GPUs hold"
+    )
     client: ClientResources = ClientResources()
     server: ServerResources = ServerResources()
     executor: Literal["auto", "local", "calls"] = Field(
-        "auto", description="local: this process alone, without Ray; calls: Ray actors, one call a run of the cohort; auto: calls"
+        "auto",
+        description="local: this process alone, without Ray; calls: Ray actors, one call a run of the cohort; auto: "
+        "calls",
     )
-    store: Literal["memory", "files"] = Field("memory", description="where client state lives between rounds; files: in the run folder")
+    store: Literal["memory", "files"] = Field(
+        "memory", description="where client state lives between rounds; files: in the run folder"
+    )
 
     @field_validator("client_actors")
     @classmethod
@@ -166,11 +188,17 @@ class Experiment(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     resources: ResourcesConfig = ResourcesConfig()
     on_nonfinite: Literal["stop", "skip", "fail"] = Field(
-        "stop", description="a NaN or an infinity: the run ends as diverged, the client is left out, or the run fails with an error"
+        "stop",
+        description="a NaN or an infinity: the run ends as diverged, the client is left out, or the run fails with an "
+        "error",
     )
     precision: Precision = Field("fp32", description="bf16: autocast in forward and backward passes")
-    address: str | None = Field(None, description="Ray cluster; none: a new one here (or RAY_ADDRESS); auto: the one that runs")
-    storage: str | None = Field(None, description="URI that the run folder is mirrored below, e.g. s3://bucket/exp; none: only the folder")
+    address: str | None = Field(
+        None, description="Ray cluster; none: a new one here (or RAY_ADDRESS); auto: the one that runs"
+    )
+    storage: str | None = Field(
+        None, description="URI that the run folder is mirrored below, e.g. s3://bucket/exp; none: only the folder"
+    )
     imports: tuple[str, ...] = Field((), description="modules to import first: your own algorithms, models, sources")
 
     @field_validator("algorithm", mode="before")
@@ -193,8 +221,14 @@ class Experiment(Section):
                 "e.g. proxy: {source: holdout, size: 200}"
             )
         if self.evaluate.validation is not None and (self.evaluate.finetune_epochs or not self.algorithm.global_model):
-            what = "evaluate.finetune_epochs" if self.evaluate.finetune_epochs else f"algorithm {algorithm_name(self.algorithm)}"
-            raise ConfigError(f"evaluate.validation: {what} tests each client on the test set; leave one of the two out")
+            what = (
+                "evaluate.finetune_epochs"
+                if self.evaluate.finetune_epochs
+                else f"algorithm {algorithm_name(self.algorithm)}"
+            )
+            raise ConfigError(
+                f"evaluate.validation: {what} tests each client on the test set; leave one of the two out"
+            )
         return self
 
     @property
@@ -222,4 +256,6 @@ def algorithm_name(algorithm: Algorithm) -> str:
     for name in ALGORITHMS.names():
         if ALGORITHMS.get(name) is type(algorithm):
             return name
-    raise ConfigError(f"{type(algorithm).__name__} is not registered; add it with ALGORITHMS.add('name', {type(algorithm).__name__})")
+    raise ConfigError(
+        f"{type(algorithm).__name__} is not registered; add it with ALGORITHMS.add('name', {type(algorithm).__name__})"
+    )

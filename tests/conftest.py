@@ -22,7 +22,9 @@ os.environ.setdefault("FLRAY_CACHE", str(_SESSION / "cache"))
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
 os.environ.pop("RAY_ADDRESS", None)
 # for S3 on this machine: no real account, and no question to a network
-os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true")
+os.environ.update(
+    AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true"
+)
 
 settings.register_profile("flray", deadline=None, derandomize=True)
 settings.load_profile("flray")

@@ -22,14 +22,23 @@ START_S = 120.0  # on a loaded machine
 
 
 class Head:
-    """`environment` is that of a shell that may use the cluster; `dashboard` the address of its jobs, `address` that of its drivers."""
+    """`environment` is that of a shell that may use the cluster; `dashboard` the address of its jobs, `address` that of
+    its drivers."""
 
     def __init__(self, folder: Path, token: str | None) -> None:
         self.folder = folder
         self.address = self.dashboard = ""
-        self.environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
-        self.environment |= {"PATH": f"{BIN}:{os.environ['PATH']}", "RAY_TMPDIR": str(folder), "FLRAY_CACHE": str(folder / "cache")}
-        self.environment |= {"RAY_AUTH_MODE": "disabled"} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        self.environment = {
+            name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")
+        }
+        self.environment |= {
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "RAY_TMPDIR": str(folder),
+            "FLRAY_CACHE": str(folder / "cache"),
+        }
+        self.environment |= (
+            {"RAY_AUTH_MODE": "disabled"} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        )
 
     def launch(self, cpus: int) -> None:
         for _ in range(3):  # Ray gives itself 30 s, whatever else the machine does
@@ -61,7 +70,9 @@ class Head:
             "--max-worker-port=0",
         )
         with self.log.open("w") as log:
-            process = subprocess.Popen([BIN / "ray", "start", *options], env=self.environment, stdout=log, stderr=log, cwd=self.folder)
+            process = subprocess.Popen(
+                [BIN / "ray", "start", *options], env=self.environment, stdout=log, stderr=log, cwd=self.folder
+            )
         until = time.monotonic() + START_S
         while "block forever" not in self.log.read_text():
             if process.poll() is not None or time.monotonic() > until:
@@ -84,7 +95,14 @@ class Head:
     def job(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """`ray job WORDS` as a user types it."""
         return run(
-            BIN / "ray", "job", words[0], "--address", self.dashboard, *words[1:], cwd=self.folder, **{**self.environment, **environment}
+            BIN / "ray",
+            "job",
+            words[0],
+            "--address",
+            self.dashboard,
+            *words[1:],
+            cwd=self.folder,
+            **{**self.environment, **environment},
         )
 
     def kill(self) -> None:
@@ -151,11 +169,14 @@ def listening(processes: list[int]) -> list[str]:
 
 def run(*words: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command in exactly this environment; stdout and stderr together in `stdout`."""
-    return subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, cwd=cwd)
+    return subprocess.run(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, cwd=cwd
+    )
 
 
 def flray(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`flray WORDS` as from a shell that knows no cluster, but for what `environment` says; the token is the session's."""
+    """`flray WORDS` as from a shell that knows no cluster, but for what `environment` says; the token is the
+    session's."""
     known = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
     return run(BIN / "python", "-m", "flray", *words, **{**known, **environment})
 

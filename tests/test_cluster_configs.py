@@ -1,4 +1,5 @@
-"""configs/cluster: as valid as can be said without Kubernetes, AWS and SLURM; the SLURM script runs for real, with srun on this machine."""
+"""configs/cluster: as valid as can be said without Kubernetes, AWS and SLURM; the SLURM script runs for real, with srun
+on this machine."""
 
 from __future__ import annotations
 
@@ -35,17 +36,39 @@ def experiment_of(command: str):
 # KubeRay --------------------------------------------------------------------------------------
 # names of the fields in ray.io/v1, from KubeRay's API reference (1.5.1 and newer)
 JOB = {
-    "entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "rayClusterSpec", "activeDeadlineSeconds",
-    "runtimeEnvYAML", "submissionMode", "submitterPodTemplate", "metadata", "entrypointNumCpus", "entrypointNumGpus", "suspend",
+    "entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "rayClusterSpec",
+    "activeDeadlineSeconds",
+    "runtimeEnvYAML", "submissionMode", "submitterPodTemplate", "metadata", "entrypointNumCpus", "entrypointNumGpus",
+    "suspend",
 }  # fmt: skip
-CLUSTER = {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs", "enableInTreeAutoscaling", "autoscalerOptions"}
+CLUSTER = {
+    "rayVersion",
+    "authOptions",
+    "headGroupSpec",
+    "workerGroupSpecs",
+    "enableInTreeAutoscaling",
+    "autoscalerOptions",
+}
 HEAD = {"rayStartParams", "template", "serviceType", "enableIngress", "headService"}
-WORKERS = {"groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts", "rayStartParams", "template", "idleTimeoutSeconds"}
+WORKERS = {
+    "groupName",
+    "replicas",
+    "minReplicas",
+    "maxReplicas",
+    "numOfHosts",
+    "rayStartParams",
+    "template",
+    "idleTimeoutSeconds",
+}
 
 
 def test_the_rayjob_manifest():
     job = yaml.safe_load((HOME / "rayjob.yaml").read_text())
-    assert (job["apiVersion"], job["kind"], set(job)) == ("ray.io/v1", "RayJob", {"apiVersion", "kind", "metadata", "spec"})
+    assert (job["apiVersion"], job["kind"], set(job)) == (
+        "ray.io/v1",
+        "RayJob",
+        {"apiVersion", "kind", "metadata", "spec"},
+    )
     spec = job["spec"]
     cluster = spec["rayClusterSpec"]
     head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
@@ -56,7 +79,10 @@ def test_the_rayjob_manifest():
     pods = [group["template"]["spec"] for group in (head, workers)]
     for pod in pods:
         (container,) = pod["containers"]
-        assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]} == {"data": "/data", "runs": "/runs"}
+        assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]} == {
+            "data": "/data",
+            "runs": "/runs",
+        }
         assert {volume["name"] for volume in pod["volumes"]} == {"data", "runs"}
         assert container["resources"]["limits"] == container["resources"]["requests"]
     assert pods[0]["containers"][0]["image"] == pods[1]["containers"][0]["image"]
@@ -80,7 +106,9 @@ def test_the_ray_up_file_fits_rays_schema(provider):
         config["auth"]["ssh_private_key"] = "~/.ssh/id_ed25519"
     filled = prepare_config(config)
     validate_config(filled)
-    assert filled["max_workers"] == 2 and sum(kind["min_workers"] for kind in filled["available_node_types"].values()) == 2
+    assert (
+        filled["max_workers"] == 2 and sum(kind["min_workers"] for kind in filled["available_node_types"].values()) == 2
+    )
     for commands in (config["head_start_ray_commands"], config["worker_start_ray_commands"]):
         assert commands[-1].startswith("RAY_AUTH_MODE=token ray start --")
     assert config["docker"]["image"].startswith(f"rayproject/ray:{ray.__version__}-py311")
@@ -109,7 +137,11 @@ def slurm(tmp_path):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    job = {"SLURM_JOB_ID": f"t{os.getpid()}-{time.monotonic_ns() % 10**6}", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_PER_TASK": "1"}
+    job = {
+        "SLURM_JOB_ID": f"t{os.getpid()}-{time.monotonic_ns() % 10**6}",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_CPUS_PER_TASK": "1",
+    }
     return {**known, **job, "PATH": f"{tools}:{BIN}:{os.environ['PATH']}"}
 
 
@@ -128,7 +160,9 @@ def leftovers(environment: dict[str, str]) -> list[str]:
 def test_the_slurm_script_is_valid_bash_and_ends_no_ray_but_its_own():
     assert run("bash", "-n", str(HOME / "slurm.sh"), **os.environ).returncode == 0
     commands = [line for line in (HOME / "slurm.sh").read_text().splitlines() if not line.startswith("#")]
-    assert not any("ray stop" in line or "symmetric-run" in line or "pkill" in line or "killall" in line for line in commands)
+    assert not any(
+        "ray stop" in line or "symmetric-run" in line or "pkill" in line or "killall" in line for line in commands
+    )
     assert run("bash", str(HOME / "slurm.sh"), **os.environ).returncode == 2, "without arguments it says how to use it"
 
 
@@ -152,7 +186,9 @@ def test_the_slurm_script_runs_on_its_nodes_saves_at_the_time_limit_and_resumes(
     assert process.returncode == 143, text
     done = int(pandas.read_parquet(out / "rounds")["round"].max())
     assert (out / "STATUS").read_text().startswith(f"interrupted after round {done}")
-    assert json.loads((out / "environment.json").read_text())["actors"]["client_actors"] == 2, "one CPU on each of two nodes"
+    assert json.loads((out / "environment.json").read_text())["actors"]["client_actors"] == 2, (
+        "one CPU on each of two nodes"
+    )
     assert not leftovers(slurm) and not Path(f"/tmp/ray-{slurm['SLURM_JOB_ID']}").exists()
     again = run("bash", script, "resume", str(out), f"rounds={done + 2}", **slurm)
     assert again.returncode == 0, again.stdout

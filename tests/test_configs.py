@@ -10,14 +10,20 @@ from flray.algorithms import built_in
 from flray.loader import load_config
 
 HOME = Path(__file__).parents[1] / "configs"
-FILES = sorted(path for path in HOME.rglob("*.yaml") if not path.name.startswith("_") and path.parent.name not in ("sweeps", "cluster"))
+FILES = sorted(
+    path
+    for path in HOME.rglob("*.yaml")
+    if not path.name.startswith("_") and path.parent.name not in ("sweeps", "cluster")
+)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOME)))
 def test_it_loads_with_every_algorithm_that_has_what_it_needs(path):
     config = load_config(path)[0]
     assert path.parent == HOME or config.name == path.stem
-    names = ",".join(name for name in built_in() if config.proxy is not None or name not in ("feddf", "fedet", "fedproj"))
+    names = ",".join(
+        name for name in built_in() if config.proxy is not None or name not in ("feddf", "fedet", "fedproj")
+    )
     cells = load_config(path, [f"algorithm={names}"])
     assert {type(cell.algorithm) for cell in cells} and len({cell.partition.model_dump_json() for cell in cells}) == 1
     if path.parent != HOME and "pilot" not in path.name:
@@ -37,7 +43,9 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in FILES if p.parent != HOME and "pilot" not in p.name], ids=lambda path: str(path.relative_to(HOME))
+    "path",
+    [p for p in FILES if p.parent != HOME and "pilot" not in p.name],
+    ids=lambda path: str(path.relative_to(HOME)),
 )
 def test_it_has_the_papers_setting(path):
     config = load_config(path)[0]
@@ -52,7 +60,14 @@ def test_it_has_the_papers_setting(path):
         assert config.partition.variant == {"lda": "fedml", "dir": "fedzoo"}[kind]
     a = config.algorithm
     if path.parent.name == "fedsol":
-        assert (a.lr, a.lr_decay, a.momentum, a.weight_decay, a.local_epochs, a.batch_size) == (0.01, 0.99, 0.9, 1e-5, 5, 50)
+        assert (a.lr, a.lr_decay, a.momentum, a.weight_decay, a.local_epochs, a.batch_size) == (
+            0.01,
+            0.99,
+            0.9,
+            1e-5,
+            5,
+            50,
+        )
         assert (a.rho, a.perturb) == (1.5, "head")
         return
     text = config.data.tokenizer is not None

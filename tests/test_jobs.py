@@ -1,4 +1,5 @@
-"""`ray job submit` against a head on this machine: run, status, logs, stop, resume; with and without a token; two nodes."""
+"""`ray job submit` against a head on this machine: run, status, logs, stop, resume; with and without a token; two
+nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def model(folder):
 
 def wait_for_rounds(folder, count):
     until = time.monotonic() + 120
-    while not list(folder.glob("rounds/part-*.parquet")) or pandas.read_parquet(folder / "rounds")["round"].max() < count:
+    while (
+        not list(folder.glob("rounds/part-*.parquet")) or pandas.read_parquet(folder / "rounds")["round"].max() < count
+    ):
         assert time.monotonic() < until, f"no round {count} in {folder}"
         time.sleep(0.1)
 
@@ -41,10 +44,17 @@ def wait_for_rounds(folder, count):
 # jobs -----------------------------------------------------------------------------------------
 def test_a_job_runs_on_the_cluster_and_gives_the_bits_of_a_run_here(ray_cluster, submitted, tmp_path):
     with ray_head() as head:
-        job = head.job("submit", "--working-dir", str(submitted), "--", "flray", "run", "quickstart.yaml", "rounds=2", *FAST)
+        job = head.job(
+            "submit", "--working-dir", str(submitted), "--", "flray", "run", "quickstart.yaml", "rounds=2", *FAST
+        )
         assert job.returncode == 0 and "succeeded" in job.stdout, job.stdout
-        assert "lies in Ray's copy of the job's working directory" in job.stdout and "give --out on shared disk" in job.stdout
-        (folder,) = head.folder.glob("*/session_latest/runtime_resources/working_dir_files/*/runs/quickstart/fedavg-seed0")
+        assert (
+            "lies in Ray's copy of the job's working directory" in job.stdout
+            and "give --out on shared disk" in job.stdout
+        )
+        (folder,) = head.folder.glob(
+            "*/session_latest/runtime_resources/working_dir_files/*/runs/quickstart/fedavg-seed0"
+        )
         actors = json.loads((folder / "environment.json").read_text())["actors"]
         assert actors["client_actors"] == 2, "the head's CPUs, not this machine's"
         found = model(folder)
@@ -54,17 +64,24 @@ def test_a_job_runs_on_the_cluster_and_gives_the_bits_of_a_run_here(ray_cluster,
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_stopped_job_says_so_and_is_resumed_to_the_same_bits_on_a_cluster_with_a_token(ray_cluster, submitted, tmp_path):
+def test_a_stopped_job_says_so_and_is_resumed_to_the_same_bits_on_a_cluster_with_a_token(
+    ray_cluster, submitted, tmp_path
+):
     out, token = tmp_path / "run", "0123456789abcdef" * 4
     with ray_head(token=token) as head:
-        bad = head.job("submit", "--working-dir", str(submitted), "--", "flray", "run", "quickstart.yaml", "algorithm.lrr=1")
+        bad = head.job(
+            "submit", "--working-dir", str(submitted), "--", "flray", "run", "quickstart.yaml", "algorithm.lrr=1"
+        )
         assert bad.returncode != 0 and "failed" in bad.stdout and "exit code 2" in bad.stdout
-        assert "error: algorithm.lrr: unknown key (did you mean 'lr'?)" in bad.stdout.splitlines(), "one line in the job's log"
+        assert "error: algorithm.lrr: unknown key (did you mean 'lr'?)" in bad.stdout.splitlines(), (
+            "one line in the job's log"
+        )
         for wrong in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "another"}):
             refused = head.job("submit", "--working-dir", str(submitted), "--", "true", **wrong)
             assert refused.returncode != 0 and "AuthenticationError" in refused.stdout
         words = ("flray", "run", "quickstart.yaml", "rounds=4000", "checkpoint.every=0", *FAST, "--out", str(out))
-        patient = '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}'  # Ray waits 3 s, and a large model takes longer to save
+        # Ray waits 3 s, and a large model takes longer to save
+        patient = '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}'
         more = ("--no-wait", "--submission-id", "long", "--runtime-env-json", patient)
         begun = head.job("submit", "--working-dir", str(submitted), *more, "--", *words)
         assert begun.returncode == 0, begun.stdout
@@ -93,7 +110,17 @@ def test_a_second_node_joins_and_clients_are_spread_over_both(ray_cluster, submi
         assert any(head.start(f"--address={head.address}", cpus=1) for _ in range(3)), head.log.read_text()
         out = tmp_path / "two"
         job = head.job(
-            "submit", "--working-dir", str(submitted), "--", "flray", "run", "quickstart.yaml", "rounds=3", *FAST, "--out", str(out)
+            "submit",
+            "--working-dir",
+            str(submitted),
+            "--",
+            "flray",
+            "run",
+            "quickstart.yaml",
+            "rounds=3",
+            *FAST,
+            "--out",
+            str(out),
         )
         assert job.returncode == 0, job.stdout
     assert json.loads((out / "environment.json").read_text())["actors"]["client_actors"] == 2, "each node has one CPU"

@@ -47,9 +47,9 @@ def test_algorithm_switch_keeps_what_both_share():
 @pytest.mark.parametrize("name", ["local", "centralized"])
 def test_algorithm_switch_drops_what_a_descendant_took_away(name):
     """FedAvg's `weighting` is no option of those that average nothing."""
-    switched = load_config({**BASE, "algorithm": {"name": "fedavg", "weighting": "uniform", "lr": 0.05}}, [f"algorithm={name}"])[
-        0
-    ].algorithm
+    switched = load_config(
+        {**BASE, "algorithm": {"name": "fedavg", "weighting": "uniform", "lr": 0.05}}, [f"algorithm={name}"]
+    )[0].algorithm
     assert switched.lr == 0.05 and "weighting" not in type(switched).model_fields
 
 
@@ -68,7 +68,9 @@ def test_naming_another_model_or_partition_drops_the_options_of_the_old_one():
 
 def test_grid_is_the_product_in_the_order_written():
     cells = load_config(BASE, ["algorithm=fedavg,feddf", "seed=0..2"])
-    assert [(type(c.algorithm).__name__, c.seed) for c in cells] == [(a, s) for a in ("FedAvg", "FedDF") for s in (0, 1, 2)]
+    assert [(type(c.algorithm).__name__, c.seed) for c in cells] == [
+        (a, s) for a in ("FedAvg", "FedDF") for s in (0, 1, 2)
+    ]
 
 
 def test_a_list_is_one_value():
@@ -118,7 +120,10 @@ def test_proxy_looks_below_the_same_root_as_the_data(tmp_path):
         ("data.source=/etc", "data.source: leads out of the folder of data sets"),
         ("data.augment.preset=3", "data.augment.preset: 3 is no name of a preset"),
         ("seed=²..3", "seed: .*integer.*got '²..3'"),
-        ("seed=0..2000000000", "override seed=0..2000000000: 2,000,000,001 values, and a grid has at most 10,000 experiments"),
+        (
+            "seed=0..2000000000",
+            "override seed=0..2000000000: 2,000,000,001 values, and a grid has at most 10,000 experiments",
+        ),
         ("preset=[a]", "unknown preset"),
         ("presets={small: 1}", "presets: unknown key"),
         ("partition.variant={}", "partition.variant: input should be a valid string, got {}"),
@@ -177,15 +182,28 @@ def test_an_override_is_given_once():
 
 def test_a_grid_is_counted_before_it_is_made():
     many = ",".join(map(str, range(1, 301)))
-    with pytest.raises(ConfigError, match=r"27,000,000 experiments \(rounds 300 x seed 300 x partition.alpha 300\).*at most 10,000"):
+    with pytest.raises(
+        ConfigError, match=r"27,000,000 experiments \(rounds 300 x seed 300 x partition.alpha 300\).*at most 10,000"
+    ):
         load_config(BASE, [f"rounds={many}", f"seed={many}", f"partition.alpha={many}"])
 
 
 @pytest.mark.parametrize("by_file", [True, False])
 def test_a_section_of_one_obvious_field_is_written_as_one_word(by_file):
     """In a file and as an override; the section's other options stay."""
-    words = {"model": "fedavg_cnn", "data": "iris", "proxy": "uniform_box", "partition": "iid", "algorithm": "feddf", "checkpoint": 5}
-    base = {**BASE, "cohort": {"fraction": 0.5, "sampling": "numpy_round_seed"}, "data": {"source": "digits", "split_seed": 3}}
+    words = {
+        "model": "fedavg_cnn",
+        "data": "iris",
+        "proxy": "uniform_box",
+        "partition": "iid",
+        "algorithm": "feddf",
+        "checkpoint": 5,
+    }
+    base = {
+        **BASE,
+        "cohort": {"fraction": 0.5, "sampling": "numpy_round_seed"},
+        "data": {"source": "digits", "split_seed": 3},
+    }
     if by_file:
         found = load_config({**base, "presets": {"words": {**words, "cohort": 10}}, "preset": "words"})[0]
     else:
@@ -221,7 +239,11 @@ def test_one_module_is_one_word(tmp_path, monkeypatch):
     (tmp_path / "bad_name.py").write_text("x = 1\ny = nowhere\n")
     (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
     for module, says in (
-        ("bad_syntax", r"--import bad_syntax: 'bad_syntax' cannot be imported \(SyntaxError: invalid syntax \(bad_syntax.py, line 2\)\)"),
+        (
+            "bad_syntax",
+            r"--import bad_syntax: 'bad_syntax' cannot be imported \(SyntaxError: invalid syntax \(bad_syntax.py, line "
+            r"2\)\)",
+        ),
         ("bad_name", r"\(NameError: name 'nowhere' is not defined, .*bad_name.py, line 2\)"),
         ("leaves", r"\(SystemExit: 3"),
         ("", r"--import : '' cannot be imported"),
@@ -258,14 +280,18 @@ def test_cohort_fraction_takes_at_least_one_client():
 # extends, and the table `algorithms` ----------------------------------------------------------
 def test_a_file_extends_another_and_its_own_values_win(tmp_path):
     (tmp_path / "deep").mkdir()
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump({**BASE, "presets": {"small": {"rounds": 1}, "tiny": {"rounds": 2}}}))
+    (tmp_path / "base.yaml").write_text(
+        yaml.safe_dump({**BASE, "presets": {"small": {"rounds": 1}, "tiny": {"rounds": 2}}})
+    )
     child = {"extends": "../base.yaml", "name": "child", "algorithm": {"lr": 0.5}, "presets": {"small": {"seed": 4}}}
     (tmp_path / "deep" / "child.yaml").write_text(yaml.safe_dump(child))
     (experiment,) = load_config(tmp_path / "deep" / "child.yaml", ["preset=small"])
     assert (experiment.name, experiment.rounds, experiment.seed) == ("child", 1, 4)
     assert (experiment.algorithm.lr, experiment.algorithm.projection_rate) == (0.5, 0.5)
     # another partition in the child: the parent's options go
-    (tmp_path / "deep" / "child.yaml").write_text("extends: ../base.yaml\npartition: {name: shards, shards_per_client: 2}\n")
+    (tmp_path / "deep" / "child.yaml").write_text(
+        "extends: ../base.yaml\npartition: {name: shards, shards_per_client: 2}\n"
+    )
     (experiment,) = load_config(tmp_path / "deep" / "child.yaml")
     assert (experiment.partition.clients, experiment.partition.alpha) == (10, None)
 
@@ -308,15 +334,24 @@ def test_an_option_on_top_of_a_section_written_as_one_word():
 
 @pytest.mark.parametrize(
     ("override", "place"),
-    [("hidden=[64]", "model.hidden"), ("lr=0.1", "algorithm.lr"), ("size=3", "proxy.size or cohort.size"), ("num_gpus=1", "resources")],
+    [
+        ("hidden=[64]", "model.hidden"),
+        ("lr=0.1", "algorithm.lr"),
+        ("size=3", "proxy.size or cohort.size"),
+        ("num_gpus=1", "resources"),
+    ],
 )
 def test_a_key_without_its_section_is_told_where_it_belongs(override, place):
-    with pytest.raises(ConfigError, match=rf"^{override.partition('=')[0]}: this key belongs into a section; write {re.escape(place)}"):
+    with pytest.raises(
+        ConfigError, match=rf"^{override.partition('=')[0]}: this key belongs into a section; write {re.escape(place)}"
+    ):
         only(override)
 
 
 def test_a_file_comes_before_its_overrides_and_a_folder_is_no_file(tmp_path):
-    with pytest.raises(ConfigError, match=r"^rounds=2 stands where the configuration file belongs: the file comes first"):
+    with pytest.raises(
+        ConfigError, match=r"^rounds=2 stands where the configuration file belongs: the file comes first"
+    ):
         load_config("rounds=2", ["configs/quickstart.yaml"])
     with pytest.raises(ConfigError, match="is a folder, not a configuration file: give a YAML file"):
         load_config(tmp_path)
@@ -328,7 +363,8 @@ def test_a_file_comes_before_its_overrides_and_a_folder_is_no_file(tmp_path):
 
 
 def test_a_grid_over_lists():
-    """`[64, 32]` in the name of a folder would be read by a shell; commas without brackets make a run for each value."""
+    """`[64, 32]` in the name of a folder would be read by a shell; commas without brackets make a run for each
+    value."""
     cells = [only(f"evaluate.finetune_epochs={value}") for value in ("[]", "0", "[1,5]")]
     assert labels(cells) == ["fedproj-finetune_epochsnone", "fedproj-finetune_epochs0", "fedproj-finetune_epochs1-5"]
     (note,) = grid_notes(["evaluate.finetune_epochs=0,1,5", "model.hidden=[64,32]", "seed=0,1"])

@@ -1,6 +1,8 @@
-"""The commands of configs/fedsol/README.md and configs/fedproj/README.md: each loads, and together they are the papers' tables.
+"""The commands of configs/fedsol/README.md and configs/fedproj/README.md: each loads, and together they are the papers'
+tables.
 
-What is expected is written down here from the papers' tables and from their authors' configurations, not read from configs/.
+What is expected is written down here from the papers' tables and from their authors' configurations, not read from
+configs/.
 """
 
 from __future__ import annotations
@@ -32,9 +34,12 @@ COLUMNS = [("cifar10", level) for level in ("s2", "s3", "s5", "s10", "a0.05", "a
 COLUMNS += list(product(("mnist", "svhn", "cinic10", "pathmnist", "tissuemnist"), ("s2", "a0.1")))
 # its Table 8; rho of FedSOL from Table 5, alpha of FedDyn from the shipped configuration
 TABLE_8 = {
-    "fedprox": {"mu": 1.0}, "fedntd": {"beta": 1.0, "tau": 1.0}, "fedsam": {"rho": 0.1}, "fedasam": {"rho": 1.0}, "feddyn": {"alpha": 0.1},
-    "moon": {"mu": 0.1, "tau": 0.5}, "fedsol": {"rho": 1.5, "perturb": "head", "temperature": 3.0}, "fednova": {"ccvr": "off"},
-    "perfedavg": {"form": "code", "beta": 0.01}, "knnper": {"k": 5, "lam": 0.5, "capacity": 500, "mix": "logits", "store_augment": True},
+    "fedprox": {"mu": 1.0}, "fedntd": {"beta": 1.0, "tau": 1.0}, "fedsam": {"rho": 0.1}, "fedasam": {"rho": 1.0},
+    "feddyn": {"alpha": 0.1},
+    "moon": {"mu": 0.1, "tau": 0.5}, "fedsol": {"rho": 1.5, "perturb": "head", "temperature": 3.0},
+    "fednova": {"ccvr": "off"},
+    "perfedavg": {"form": "code", "beta": 0.01}, "knnper": {"k": 5, "lam": 0.5, "capacity": 500, "mix": "logits",
+    "store_augment": True},
 }  # fmt: skip
 # FedProj: the best alpha of Table 3, which is Table 1's entry
 CELLS = list(product(("cifar10", "cifar100", "cinic10"), ("b0.3", "b0.5")))
@@ -44,7 +49,8 @@ BASELINES = {
     "fedprox": {"mu": 0.001}, "feddyn": {"alpha": 0.25, "official": False}, "moon": {"mu": 1.0, "tau": 0.5},
     "fednova": {"mu": 0.0, "ccvr": "off"},
     "fedrcl": {"rcl": "code", "tau": 0.05, "threshold": 0.7, "scl_weight": 1.0, "penalty_weight": 1.0, "clip": None},
-    "feddf": {"teacher": "avg_logits", "temperature": 3.0}, "fedet": {"fedet": "takfl", "diversity": None, "temperature": None},
+    "feddf": {"teacher": "avg_logits", "temperature": 3.0}, "fedet": {"fedet": "takfl",
+    "diversity": None, "temperature": None},
 }  # fmt: skip
 
 
@@ -129,7 +135,9 @@ def test_every_override_that_the_text_names_is_one(paper):
     assert len(told) > 5
     homes = {"fedsol": ["cifar10_lda01"], "fedproj": ["cifar10_dir03", "mnli_dir03"]}[paper]
     methods = (paper, "fednova", "fedet", "perfedavg", "knnper")
-    tries = [(ROOT / "configs" / paper / f"{home}.yaml", f"algorithm={method}") for home, method in product(homes, methods)]
+    tries = [
+        (ROOT / "configs" / paper / f"{home}.yaml", f"algorithm={method}") for home, method in product(homes, methods)
+    ]
 
     def loads(words: list[str], config: Path, algorithm: str) -> bool:
         try:
@@ -144,7 +152,10 @@ def test_every_override_that_the_text_names_is_one(paper):
 def test_fedsol_table_1_projection():
     found = cells("fedsol", "Table 1:")
     own = [(e.algorithm.strategy, e.algorithm.proximal) if name(e) == "fedsol" else () for e in found]
-    base, projected = [("fedavg",), ("fedprox",), ("fedsol", "S5", "kl")], [("fedsol", "projection", "l2"), ("fedsol", "projection", "kl")]
+    base, projected = (
+        [("fedavg",), ("fedprox",), ("fedsol", "S5", "kl")],
+        [("fedsol", "projection", "l2"), ("fedsol", "projection", "kl")],
+    )
     same_cells([(name(e), *s) for e, s in zip(found, own, strict=True)], base + projected)
     assert {column(e) for e in found} == {("cifar10", "a0.1")}
     assert {e.algorithm.beta for e in found if name(e) == "fedsol"} == {1.0}
@@ -156,16 +167,26 @@ def test_fedsol_table_2_main_with_the_hyper_parameters_of_table_8():
     same_cells([(*column(e), name(e)) for e in found], [(*c, m) for c, m in product(COLUMNS, methods)])
     assert len(found) == 144 * 3
     for e in found:
-        has(e, {"lr": 0.01, "lr_decay": 0.99, "momentum": 0.9, "weight_decay": 1e-5, "local_epochs": 5, "batch_size": 50})
+        has(
+            e,
+            {"lr": 0.01, "lr_decay": 0.99, "momentum": 0.9, "weight_decay": 1e-5, "local_epochs": 5, "batch_size": 50},
+        )
         has(e, TABLE_8.get(name(e), {}))
         assert (e.model.name, e.partition.seed, e.cohort.sampling) == ("fedavg_cnn", 19940817, "numpy_round_seed")
         assert e.data.augment.cutout == (16 if e.data.source in ("cifar10", "mnist") else 0)
 
 
 def test_fedsol_table_3_models():
-    data, models, methods = ("cifar10", "svhn", "pathmnist"), ("vgg11", "resnet18", "sl_vit"), ("fedavg", "fedprox", "fedntd", "fedsol")
+    data, models, methods = (
+        ("cifar10", "svhn", "pathmnist"),
+        ("vgg11", "resnet18", "sl_vit"),
+        ("fedavg", "fedprox", "fedntd", "fedsol"),
+    )
     found = cells("fedsol", "Table 3")
-    same_cells([(*column(e), e.model.name, name(e)) for e in found], [(d, "a0.1", m, a) for d, m, a in product(data, models, methods)])
+    same_cells(
+        [(*column(e), e.model.name, name(e)) for e in found],
+        [(d, "a0.1", m, a) for d, m, a in product(data, models, methods)],
+    )
     assert {e.model.options["norm"] for e in found if e.model.name == "resnet18"} == {"none_tracked"}
 
 
@@ -176,7 +197,10 @@ def test_fedsol_table_4_proximal_losses():
     combined = [e for e in found if name(e) == "fedsol"]
     same_cells([(*column(e), name(e)) for e in base], [(d, "a0.1", m) for d, m in product(data, methods)])
     losses = [e.algorithm.proximal.replace("l2", "fedprox") for e in combined]
-    same_cells([(*column(e), loss) for e, loss in zip(combined, losses, strict=True)], [(d, "a0.1", m) for d, m in product(data, methods)])
+    same_cells(
+        [(*column(e), loss) for e, loss in zip(combined, losses, strict=True)],
+        [(d, "a0.1", m) for d, m in product(data, methods)],
+    )
     for e in base:
         has(e, TABLE_8.get(name(e), {}))
     for e in combined:
@@ -187,7 +211,10 @@ def test_fedsol_table_4_proximal_losses():
 def test_fedsol_table_5_partial_perturbation():
     found = cells("fedsol", "Table 5")
     grid = [(part, rho) for part, rho in product(("all", "body", "head"), (0.5, 1.0, 1.5, 2.0))]
-    same_cells([(e.algorithm.perturb if e.algorithm.rho else "none", float(e.algorithm.rho)) for e in found], [("none", 0.0), *grid])
+    same_cells(
+        [(e.algorithm.perturb if e.algorithm.rho else "none", float(e.algorithm.rho)) for e in found],
+        [("none", 0.0), *grid],
+    )
     assert {column(e) for e in found} == {("cifar10", "a0.1")}
     for e in found:
         has(e, {"strategy": "S1", "proximal": "kl"})
@@ -225,27 +252,70 @@ def test_fedproj_table_1_vision_of_both_versions():
     same_cells([(*column(e), name(e)) for e in journal], [(*c, m) for c, m in product(CELLS, methods)])
     same_cells([(*column(e), name(e)) for e in preprint], [(*c, "fedproj") for c in CELLS])
     for e in found:
-        has(e, {"optimizer": "adam", "lr": 1e-3, "lr_decay": 1.0, "weight_decay": 0.0, "local_epochs": 20, "batch_size": 256})
+        has(
+            e,
+            {
+                "optimizer": "adam",
+                "lr": 1e-3,
+                "lr_decay": 1.0,
+                "weight_decay": 0.0,
+                "local_epochs": 20,
+                "batch_size": 256,
+            },
+        )
         has(e, BASELINES.get(name(e), {}))
-        assert e.model.name == ("resnet8" if e.data.source == "cifar10" else "resnet18") and e.model.options["stem"] == "cifar_pool"
+        assert (
+            e.model.name == ("resnet8" if e.data.source == "cifar10" else "resnet18")
+            and e.model.options["stem"] == "cifar_pool"
+        )
         if name(e) in ("feddf", "fedet", "fedproj"):
-            has(e, {"distill_lr": 1e-5, "distill_batch_size": 256, "distill_epochs": 3 if e.data.source == "cifar100" else 1})
+            has(
+                e,
+                {
+                    "distill_lr": 1e-5,
+                    "distill_batch_size": 256,
+                    "distill_epochs": 3 if e.data.source == "cifar100" else 1,
+                },
+            )
             has(e, {"student_bn": "train", "distill_weight_decay": 0.0})
         if name(e) == "fedproj":
-            has(e, {"alpha": BEST[column(e)], "projection_rate": 1.0, "temperature": 3.0, "squared": True, "memory_size": None})
+            has(
+                e,
+                {
+                    "alpha": BEST[column(e)],
+                    "projection_rate": 1.0,
+                    "temperature": 3.0,
+                    "squared": True,
+                    "memory_size": None,
+                },
+            )
             assert not e.algorithm.alpha or e.algorithm.wd_anchor == "sum_clients"
 
 
 def test_fedproj_public_data_and_normalisation():
-    """CIFAR-100 whole, 60,000, with FedZoo-Bench's constants; ImageNet-100 as TAKFL has it: 500 of each class, its own constants."""
+    """CIFAR-100 whole, 60,000, with FedZoo-Bench's constants; ImageNet-100 as TAKFL has it: 500 of each class, its own
+    constants."""
     for e in cells("fedproj", "Table 1"):
         assert e.data.normalize == ("dataset" if e.data.source == "cinic10" else "fedzoo") and not e.data.augment.active
         assert not e.proxy.labelled and e.data.train_size is None
         if e.data.source == "cifar100":
-            assert (e.proxy.source, e.proxy.size, e.proxy.splits, e.proxy.resize) == ("imagenet100", 50_000, "train", 32)
-            assert (e.proxy.normalize.mean, e.proxy.normalize.std) == ((0.4807, 0.4574, 0.4083), (0.2056, 0.2035, 0.2041))
+            assert (e.proxy.source, e.proxy.size, e.proxy.splits, e.proxy.resize) == (
+                "imagenet100",
+                50_000,
+                "train",
+                32,
+            )
+            assert (e.proxy.normalize.mean, e.proxy.normalize.std) == (
+                (0.4807, 0.4574, 0.4083),
+                (0.2056, 0.2035, 0.2041),
+            )
         else:
-            assert (e.proxy.source, e.proxy.normalize, e.proxy.splits, e.proxy.size) == ("cifar100", "fedzoo", "all", None)
+            assert (e.proxy.source, e.proxy.normalize, e.proxy.splits, e.proxy.size) == (
+                "cifar100",
+                "fedzoo",
+                "all",
+                None,
+            )
 
 
 def test_fedproj_reads_the_whole_of_an_imagenet100_folder_as_the_readme_describes_it(tmp_path, monkeypatch):
@@ -255,7 +325,11 @@ def test_fedproj_reads_the_whole_of_an_imagenet100_folder_as_the_readme_describe
     files = [png(draw(0, 256, (40 + k, 50, 3), dtype=np.uint8)) for k in y]
     write(tmp_path / "imagenet100", "train", {"image": pa.array(files, pa.binary()), "label": y})
     for split in ("train", "test"):
-        write(tmp_path / "cifar100", split, {"img": image_column(draw(0, 256, (100, 32, 32, 3), dtype=np.uint8)), "fine_label": y})
+        write(
+            tmp_path / "cifar100",
+            split,
+            {"img": image_column(draw(0, 256, (100, 32, 32, 3), dtype=np.uint8)), "fine_label": y},
+        )
     (e,) = load_config(ROOT / "configs/fedproj/cifar100_dir05.yaml", [f"data.root={tmp_path}", "proxy.size=100"])
     proxy, _ = load_proxy(e.proxy, load_dataset(e.data))
     assert proxy.x.shape == (100, 32, 32, 3) and proxy.y is None and not proxy.same_labels
@@ -269,12 +343,18 @@ def test_fedproj_table_2_text():
     same_cells([(*column(e), e.proxy.source, name(e)) for e in found], expected)
     for e in found:
         has(e, {"lr": 3e-5, "local_epochs": 1, "batch_size": 128} | BASELINES.get(name(e), {}))
-        assert e.model.options["pretrained"] == "prajjwal1/bert-tiny" and (e.proxy.size, e.proxy.same_labels) == (30_000, True)
+        assert e.model.options["pretrained"] == "prajjwal1/bert-tiny" and (e.proxy.size, e.proxy.same_labels) == (
+            30_000,
+            True,
+        )
 
 
 def test_fedproj_table_3_divergence():
     found = cells("fedproj", "Table 3")
-    same_cells([(*column(e), float(e.algorithm.alpha)) for e in found], [(*c, a) for c, a in product(CELLS, (0.0, 0.1, 0.3, 0.5))])
+    same_cells(
+        [(*column(e), float(e.algorithm.alpha)) for e in found],
+        [(*c, a) for c, a in product(CELLS, (0.0, 0.1, 0.3, 0.5))],
+    )
     assert {(name(e), e.algorithm.wd_anchor) for e in found} == {("fedproj", "sum_clients")}
 
 
@@ -282,7 +362,10 @@ def test_fedproj_table_4_public_size():
     """Its alpha is that of the Table 1 entry which its last column repeats."""
     sizes = (500, 1000, 5000, 10_000, 20_000, 30_000, 40_000, 60_000)
     found = cells("fedproj", "Table 4")
-    same_cells([(*column(e), e.proxy.size) for e in found], [("cifar10", b, size) for b, size in product(("b0.3", "b0.5"), sizes)])
+    same_cells(
+        [(*column(e), e.proxy.size) for e in found],
+        [("cifar10", b, size) for b, size in product(("b0.3", "b0.5"), sizes)],
+    )
     for e in found:
         has(e, {"alpha": BEST[column(e)], "projection_rate": 1.0})
 
@@ -290,7 +373,9 @@ def test_fedproj_table_4_public_size():
 def test_fedproj_table_5_overhead():
     """K = 7 steps an epoch: batches of 64 of 500 samples, the last left out; |M| = 50,000."""
     found = cells("fedproj", "Table 5")
-    assert {name(e) for e in found} == {"fedavg", "feddf", "fedproj"} and {500 // e.algorithm.batch_size for e in found} == {7}
+    assert {name(e) for e in found} == {"fedavg", "feddf", "fedproj"} and {
+        500 // e.algorithm.batch_size for e in found
+    } == {7}
     assert [e.algorithm.memory_size for e in found if name(e) == "fedproj"] == [50_000]
     assert {(e.model.name, e.algorithm.local_epochs) for e in found} == {("resnet8", 20)}
 

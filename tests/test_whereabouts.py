@@ -31,7 +31,9 @@ def test_modules_and_relative_paths_of_a_run_are_those_of_its_start(tmp_path, mo
 
 
 def test_only_what_is_not_the_installation_is_kept():
-    assert not [entry for entry in whereabouts()["path"] if "site-packages" in entry or entry.startswith(sys.base_prefix)]
+    assert not [
+        entry for entry in whereabouts()["path"] if "site-packages" in entry or entry.startswith(sys.base_prefix)
+    ]
 
 
 def test_a_folder_that_is_gone_or_a_damaged_record_is_passed_over(tmp_path):

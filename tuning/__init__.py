@@ -1,1 +1,4 @@
-"""Sweeps: search spaces from the algorithms' own declarations, Optuna studies, trials of Ray Tune. The only home of both."""
+"""Sweeps: search spaces from the algorithms' own declarations, Optuna studies, trials of Ray Tune.
+
+The only home of both.
+"""

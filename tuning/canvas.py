@@ -18,7 +18,8 @@ class Skip(Exception):
 
 @contextmanager
 def canvas() -> Iterator[None]:
-    """Optuna draws with pyplot: on a canvas without a window, without its remarks, and with everything that it sets put back afterwards."""
+    """Optuna draws with pyplot: on a canvas without a window, without its remarks, and with everything that it sets put
+    back afterwards."""
     import matplotlib
     import optuna
     from matplotlib import pyplot
@@ -57,7 +58,8 @@ def headed(objective: str, objectives: dict[str, Direction]) -> str:
 
 
 def few_ticks(axis: Any) -> None:
-    """Labels at 1, 2 and 5 of each decade of a logarithmic axis: Matplotlib's own run into each other on a short one."""
+    """Labels at 1, 2 and 5 of each decade of a logarithmic axis: Matplotlib's own run into each other on a short
+    one."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     if axis.get_scale() == "log":

@@ -46,19 +46,28 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 
 
 class SchedulerConfig(Section):
-    """Which trials are stopped early, by their value of the objective on the way; options that a scheduler does not read are errors."""
+    """Which trials are stopped early, by their value of the objective on the way; options that a scheduler does not
+    read are errors."""
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     name: Literal["none", "asha", "hyperband", "pbt", "median", "percentile", "successive_halving"] = Field(
         "none", description="asha, hyperband and pbt, or a pruner of Optuna"
     )
-    grace: int | None = Field(None, ge=1, description="rounds before the first decision (the first rung); pbt: between two exchanges")
-    reduction: float | None = Field(None, gt=1, description="one in so many goes on to the next rung, which is so many times later")
+    grace: int | None = Field(
+        None, ge=1, description="rounds before the first decision (the first rung); pbt: between two exchanges"
+    )
+    reduction: float | None = Field(
+        None, gt=1, description="one in so many goes on to the next rung, which is so many times later"
+    )
     seeds: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
-        None, min_length=1, description="asha: seeds over which a trial is judged, rung by rung; the last holds for those after it"
+        None,
+        min_length=1,
+        description="asha: seeds over which a trial is judged, rung by rung; the last holds for those after it",
     )
     startup: int | None = Field(None, ge=0, description="median, percentile: trials that end before any is stopped")
-    percentile: float | None = Field(None, gt=0, lt=100, description="percentile: the share of trials, in percent, that goes on")
+    percentile: float | None = Field(
+        None, gt=0, lt=100, description="percentile: the share of trials, in percent, that goes on"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -72,7 +81,9 @@ class SchedulerConfig(Section):
         for option in cls.model_fields:
             if option != "name" and option not in reads and data.get(option) is not None:
                 readers = [name for name, options in SCHEDULERS.items() if option in options]
-                raise ConfigError(f"scheduler.{option}: {data.get('name', 'none')} does not read it (read by {', '.join(readers)})")
+                raise ConfigError(
+                    f"scheduler.{option}: {data.get('name', 'none')} does not read it (read by {', '.join(readers)})"
+                )
         return {**reads, **{option: value for option, value in data.items() if value is not None}}
 
     @model_validator(mode="after")
@@ -80,14 +91,18 @@ class SchedulerConfig(Section):
         if self.name == "successive_halving" and self.reduction != int(self.reduction or 0):
             raise ConfigError(f"scheduler.reduction: successive_halving needs a whole number, not {self.reduction}")
         if self.seeds is not None and list(self.seeds) != sorted(self.seeds):
-            raise ConfigError(f"scheduler.seeds: {list(self.seeds)} falls; a later rung has as many seeds as the one before, or more")
+            raise ConfigError(
+                f"scheduler.seeds: {list(self.seeds)} falls; a later rung has as many seeds as the one before, or more"
+            )
         return self
 
 
 class FinalConfig(Section):
     """The best configurations again: on fresh seeds, on all training data, with the test set, which is read once."""
 
-    top: int = Field(1, ge=0, description="configurations that are run again (of each algorithm where each has its budget); 0: none")
+    top: int = Field(
+        1, ge=0, description="configurations that are run again (of each algorithm where each has its budget); 0: none"
+    )
     seeds: int = Field(3, ge=1, description="fresh seeds for each")
 
 
@@ -95,22 +110,35 @@ class Sweep(Section):
     """A complete, checked sweep; `load_sweep(SWEEP/sweep.yaml)` is the same from any folder."""
 
     name: FolderName = Field("sweep", description="names the study and the sweep's folder")
-    values: dict[str, Any] = Field(alias="experiment", description="the experiment of every trial, as in any configuration file")
-    space: dict[str, Any] = Field(description="what is searched: auto, a list, {log: [lo, hi]}, {linear: [lo, hi]}, or a constant")
+    values: dict[str, Any] = Field(
+        alias="experiment", description="the experiment of every trial, as in any configuration file"
+    )
+    space: dict[str, Any] = Field(
+        description="what is searched: auto, a list, {log: [lo, hi]}, {linear: [lo, hi]}, or a constant"
+    )
     objective: dict[str, Literal["max", "min"]] = Field(
-        {"val/acc": "max"}, min_length=1, description="columns of rounds/, comm/bytes, client_steps or time/s, each max or min"
+        {"val/acc": "max"},
+        min_length=1,
+        description="columns of rounds/, comm/bytes, client_steps or time/s, each max or min",
     )
     trials: int = Field(12, ge=1, description="configurations that are tried")
     hours: float | None = Field(None, gt=0, description="wall time after which no trial starts")
-    client_steps: int | None = Field(None, gt=0, description="local gradient steps, over all trials, after which none starts")
-    budget_per: Literal["sweep", "algorithm"] = Field("sweep", description="algorithm: each has these budgets, and a study of its own")
+    client_steps: int | None = Field(
+        None, gt=0, description="local gradient steps, over all trials, after which none starts"
+    )
+    budget_per: Literal["sweep", "algorithm"] = Field(
+        "sweep", description="algorithm: each has these budgets, and a study of its own"
+    )
     seed: int = Field(0, ge=0, description="address of the suggestions; that of the trials is the experiment's")
     sampler: Literal["tpe", "random", "qmc", "gp", "nsga2", "nsga3"] = Field("tpe", description="Optuna's sampler")
     scheduler: SchedulerConfig = Field(SchedulerConfig(), description="which trials are stopped early")
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="trials at a time; auto: what the cluster holds. With 1 the same seed gives the same suggestions"
+        "auto",
+        description="trials at a time; auto: what the cluster holds. With 1 the same seed gives the same suggestions",
     )
-    study: str | None = Field(None, description="URL of a database for the study; none: a journal file in the sweep's folder")
+    study: str | None = Field(
+        None, description="URL of a database for the study; none: a journal file in the sweep's folder"
+    )
     final: FinalConfig = Field(FinalConfig(), description="the final table")
 
     @field_validator("values")
@@ -128,7 +156,9 @@ class Sweep(Section):
         if isinstance(value, str):
             _metric(value)
             if "acc" not in value.rpartition("/")[2]:
-                raise ConfigError(f"objective: {value} alone does not say max or min; write objective: {{{value}: min}}")
+                raise ConfigError(
+                    f"objective: {value} alone does not say max or min; write objective: {{{value}: min}}"
+                )
             return {value: "max"}
         for name in value if isinstance(value, Mapping) else ():
             _metric(str(name))
@@ -138,7 +168,10 @@ class Sweep(Section):
     @classmethod
     def _url(cls, value: str | None) -> str | None:
         if value is not None and "://" not in value:
-            raise ConfigError(f"study: {value!r} is not a database URL; write for example sqlite:///sweep.db, or null for a journal file")
+            raise ConfigError(
+                f"study: {value!r} is not a database URL; write for example sqlite:///sweep.db, or null for a journal "
+                "file"
+            )
         return value
 
     def lengths(self, algorithm: str) -> tuple[int, int]:
@@ -153,7 +186,9 @@ class Sweep(Section):
     def _fits(self) -> Sweep:
         space = self.search_space
         if self.budget_per == "algorithm" and not space.conditional:
-            raise ConfigError("budget_per: algorithm, but the sweep has one; let it choose: space: {algorithm: [fedavg, fedprox]}")
+            raise ConfigError(
+                "budget_per: algorithm, but the sweep has one; let it choose: space: {algorithm: [fedavg, fedprox]}"
+            )
         if self.scheduler.name != "none":
             self._schedulable(space)
         return self
@@ -163,28 +198,44 @@ class Sweep(Section):
         name, grace = self.scheduler.name, self.scheduler.grace or 1
         if len(self.objective) > 1:
             raise ConfigError(
-                f"scheduler: {name} judges trials by one number, this sweep has {len(self.objective)} objectives; set it to none"
+                f"scheduler: {name} judges trials by one number, this sweep has {len(self.objective)} objectives; set "
+                "it to none"
             )
         for algorithm in space.algorithms:
             experiment, (rounds, _) = self.experiment(space.example(algorithm)), self.lengths(algorithm)
             every = experiment.evaluate.every
             if grace >= rounds:
                 raise ConfigError(
-                    f"scheduler.grace: the first decision is after {grace} rounds, a trial has {rounds}; lower it, or raise rounds"
+                    f"scheduler.grace: the first decision is after {grace} rounds, a trial has {rounds}; lower it, or "
+                    "raise rounds"
                 )
             if next(iter(self.objective)).startswith("val/") and experiment.num_tasks == 1 and not 0 < every < rounds:
                 raise ConfigError(
-                    f"evaluate.every: {every} tests a trial of {rounds} rounds only at its end, {name} needs a value before; lower it"
+                    f"evaluate.every: {every} tests a trial of {rounds} rounds only at its end, {name} needs a value "
+                    "before; lower it"
                 )
             if name == "pbt" and not space.mutations(algorithm):
-                raise ConfigError(f"scheduler: pbt changes numbers of the algorithm as it goes, and none of {algorithm} is in the space")
+                raise ConfigError(
+                    f"scheduler: pbt changes numbers of the algorithm as it goes, and none of {algorithm} is in the "
+                    "space"
+                )
         if name in ("hyperband", "pbt") and self.concurrency != "auto":
-            raise ConfigError(f"concurrency: {name} halts trials and goes on with others, as the cluster holds; leave it at auto")
-        fixed = [p.name for p in space.parameters[space.algorithms[0]] if not p.key.startswith("algorithm.") and p.name in space.names()]
+            raise ConfigError(
+                f"concurrency: {name} halts trials and goes on with others, as the cluster holds; leave it at auto"
+            )
+        fixed = [
+            p.name
+            for p in space.parameters[space.algorithms[0]]
+            if not p.key.startswith("algorithm.") and p.name in space.names()
+        ]
         if name == "pbt" and fixed:
-            raise ConfigError(f"scheduler: pbt copies one trial's state into another, which {fixed[0]} may not fit; do not search it")
+            raise ConfigError(
+                f"scheduler: pbt copies one trial's state into another, which {fixed[0]} may not fit; do not search it"
+            )
         if name == "pbt" and len(space.algorithms) > 1:
-            raise ConfigError("scheduler: pbt copies one trial's state into another, so there is one algorithm; or choose asha")
+            raise ConfigError(
+                "scheduler: pbt copies one trial's state into another, so there is one algorithm; or choose asha"
+            )
 
     @cached_property
     def search_space(self) -> Space:
@@ -192,7 +243,8 @@ class Sweep(Section):
         return resolve(self.space, self.values)
 
     def experiment(self, overrides: Mapping[str, Any]) -> Experiment:
-        """The experiment of a trial: `overrides` (of :meth:`Space.suggest`, and others such as `seed`) over that of the sweep."""
+        """The experiment of a trial: `overrides` (of :meth:`Space.suggest`, and others such as `seed`) over that of the
+        sweep."""
         return build(self.values, overrides)
 
     def dump(self) -> dict[str, Any]:
@@ -204,26 +256,32 @@ class Sweep(Section):
 
 
 KEYS = tuple(info.alias or name for name, info in Sweep.model_fields.items())
-THEIRS = (*Experiment.model_fields, "preset", *(f"{section}s" for section in NAMED))  # what an override may say of the experiment
+# what an override may say of the experiment
+THEIRS = (*Experiment.model_fields, "preset", *(f"{section}s" for section in NAMED))
 
 
 def load_sweep(
-    source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = (), imports: Sequence[str] = ()
+    source: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    imports: Sequence[str] = (),
 ) -> Sweep:
-    """The sweep of a YAML file (or mapping) and overrides: `trials=40`, `scheduler.grace=2`, `space.algorithm.rho=auto` are the sweep's,
-    anything else is the experiment's (`rounds=10`, `preset=small`; `experiment.seed=3` where both have the key). Commas make no grid.
-    `space.algorithm=[...]` drops what the file says of algorithms that it leaves out.
+    """The sweep of a YAML file (or mapping) and overrides: `trials=40`, `scheduler.grace=2`, `space.algorithm.rho=auto`
+    are the sweep's, anything else is the experiment's (`rounds=10`, `preset=small`; `experiment.seed=3` where both have
+    the key). Commas make no grid. `space.algorithm=[...]` drops what the file says of algorithms that it leaves out.
 
-    What the experiment `extends` (relative to the file), its preset, `auto` and all defaults are written out: the result reads no other
-    file. Raises `ConfigError` in one line.
+    What the experiment `extends` (relative to the file), its preset, `auto` and all defaults are written out: the
+    result reads no other file. Raises `ConfigError` in one line.
     """
-    raw: dict[str, Any] = dict(source) if isinstance(source, Mapping) else {"name": Path(source).stem, **read_yaml(Path(source))}
+    raw: dict[str, Any] = (
+        dict(source) if isinstance(source, Mapping) else {"name": Path(source).stem, **read_yaml(Path(source))}
+    )
     folder = Path() if isinstance(source, Mapping) else Path(source).parent
     experiment = raw.pop("experiment", None)
     if not isinstance(experiment, Mapping | Experiment):
         where = "the sweep" if isinstance(source, Mapping) else str(source)
         raise ConfigError(
-            f"{where} has no section `experiment`: write what every trial runs, e.g. experiment: {{extends: ../quickstart.yaml}}"
+            f"{where} has no section `experiment`: write what every trial runs, e.g. experiment: {{extends: "
+            f"../quickstart.yaml}}"
         )
     raw = to_jsonable_python(raw)
     given = pairs(overrides)

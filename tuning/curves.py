@@ -1,4 +1,5 @@
-"""Figures of a sweep's trials that Optuna does not draw: every trial in its order, the Pareto front over all studies, learning curves."""
+"""Figures of a sweep's trials that Optuna does not draw: every trial in its order, the Pareto front over all studies,
+learning curves."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ BEST = ("#0072B2", 2.2, 1.0, 2.5)
 
 
 def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> Any:
-    """Every trial by its number: finished ones with the best so far; others at their last value, or at the edge where they have none."""
+    """Every trial by its number: finished ones with the best so far; others at their last value, or at the edge where
+    they have none."""
     from matplotlib import pyplot
     from matplotlib.ticker import MaxNLocator
 
@@ -34,7 +36,9 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
     if not (frame["state"] == "finished").any():
         raise Skip("no trial has finished")
     studies = [rows for _, rows in frame.groupby("study")] if "study" in frame else [frame]
-    figure, axes = pyplot.subplots(1, len(studies), figsize=(2 + 7 * len(studies), 4.6), sharey=True, squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, len(studies), figsize=(2 + 7 * len(studies), 4.6), sharey=True, squeeze=False, layout="constrained"
+    )
     for axis, rows in zip(axes[0], studies, strict=True):
         for state, (colour, *_, above) in LINES.items():
             trials = rows[rows["state"] == state]
@@ -46,7 +50,13 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
                 axis.scatter(unknown["trial"], [0.02] * len(unknown), transform=axis.get_xaxis_transform(), **look)
         finished = rows[(rows["state"] == "finished") & rows[objective].notna()].sort_values("trial")
         best = finished[objective].cummax() if sweep.objectives[objective] == "max" else finished[objective].cummin()
-        axis.step([*finished["trial"], rows["trial"].max()], [*best, *best.iloc[-1:]], where="post", color=BEST[0], label="best so far")
+        axis.step(
+            [*finished["trial"], rows["trial"].max()],
+            [*best, *best.iloc[-1:]],
+            where="post",
+            color=BEST[0],
+            label="best so far",
+        )
         axis.set_xlabel("trial" + (f" of {rows['study'].iloc[0]}" if "study" in rows else ""))
         axis.set_ylabel(headed(objective, sweep.objectives))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -68,7 +78,9 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
         raise Skip("no trial has finished with a value for every objective")
     names = list(sweep.objectives)
     size = len(names) - 1
-    figure, axes = pyplot.subplots(size, size, figsize=(2.6 + 3.4 * size, 1.8 + 3 * size), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(
+        size, size, figsize=(2.6 + 3.4 * size, 1.8 + 3 * size), squeeze=False, layout="constrained"
+    )
     algorithms = sorted(finished["algorithm"].unique())
     colours = dict(zip(algorithms, palette(len(algorithms)), strict=True))
     for row, column in np.ndindex(size, size):
@@ -79,7 +91,9 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
             continue
         for algorithm, trials in finished.groupby("algorithm"):
             axis.scatter(trials[x], trials[y], s=22, color=colours[algorithm], alpha=0.7, linewidth=0, label=algorithm)
-        axis.scatter(best[x], best[y], s=48, facecolor="none", edgecolor="black", linewidth=1, zorder=3, label="Pareto front")
+        axis.scatter(
+            best[x], best[y], s=48, facecolor="none", edgecolor="black", linewidth=1, zorder=3, label="Pareto front"
+        )
         if size == 1:
             axis.plot(best[x], best[y], color="black", linewidth=0.8, alpha=0.5, zorder=2)
             for number, *point in best[["trial", x, y]].itertuples(index=False):
@@ -92,7 +106,8 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
 
 
 def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
-    """Each objective that runs record, over rounds, a line a run: further seeds of a trial are dashed, a cross is where it was pruned."""
+    """Each objective that runs record, over rounds, a line a run: further seeds of a trial are dashed, a cross is where
+    it was pruned."""
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
@@ -104,8 +119,14 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     names = [name for name in sweep.objectives if name not in CUMULATIVE]
     lines = _lines(sweep, frame, names)
     if not lines:
-        raise Skip(f"no run folder has a column {' or '.join(names)} in its rounds" if names else "the objectives are sums over the rounds")
-    figure, axes = pyplot.subplots(1, len(lines), figsize=(1.4 + 6.6 * len(lines), 4.6), squeeze=False, layout="constrained")
+        raise Skip(
+            f"no run folder has a column {' or '.join(names)} in its rounds"
+            if names
+            else "the objectives are sums over the rounds"
+        )
+    figure, axes = pyplot.subplots(
+        1, len(lines), figsize=(1.4 + 6.6 * len(lines), 4.6), squeeze=False, layout="constrained"
+    )
     for axis, (objective, curves) in zip(axes[0], lines.items(), strict=True):
         chosen, states = best(frame, {objective: sweep.objectives[objective]}, 1), frame["state"]
         for index, seed, rounds in curves:
@@ -115,7 +136,11 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
             if states[index] == "pruned":
                 axis.plot(*rounds.iloc[-1], marker="x", markersize=4, **look)
         there = {states[index] for index, *_ in curves}
-        handles = [Line2D([], [], color=LINES[name][0], label=f"{(states == name).sum()} {name}") for name in LINES if name in there]
+        handles = [
+            Line2D([], [], color=LINES[name][0], label=f"{(states == name).sum()} {name}")
+            for name in LINES
+            if name in there
+        ]
         if len(chosen):
             trial, algorithm = chosen[["trial", "algorithm"]].iloc[0]
             named = f"trial {trial}, {algorithm}, {describe_parameters(frame, chosen.index[0])}"
@@ -128,8 +153,11 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     return titled(figure, sweep, "learning curves of all trials")
 
 
-def _lines(sweep: Opened, frame: pandas.DataFrame, names: list[str]) -> dict[str, list[tuple[Any, int, pandas.DataFrame]]]:
-    """By objective: the trial's row, the number of its seed, and the rounds that have the objective (columns `done` and it)."""
+def _lines(
+    sweep: Opened, frame: pandas.DataFrame, names: list[str]
+) -> dict[str, list[tuple[Any, int, pandas.DataFrame]]]:
+    """By objective: the trial's row, the number of its seed, and the rounds that have the objective (columns `done` and
+    it)."""
     from flray.rundir.reader import Run
 
     found: dict[str, list[tuple[Any, int, pandas.DataFrame]]] = {}

@@ -31,13 +31,20 @@ class Show(Callback):
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-            columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}")
+            columns = (
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[facts]}"),
+            )
             self._bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
             self._bar.start()
             self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, facts="starting")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -45,7 +52,9 @@ class Show(Callback):
         return {**self.__dict__, "_bar": None, "_task": None}  # Ray Tune pickles its callbacks
 
     # Ray Tune calls these
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
         if "round" not in result:
             return
         self._rounds[result["key"]] = (int(result["round"]), int(result["rounds"]))
@@ -74,7 +83,11 @@ class Show(Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.done += 1
         self._rounds.pop(trial.config["key"], None)
-        reason = [line for line in str(trial.get_error()).splitlines() if line.strip()][-1].strip().removeprefix("flray.core.errors.")
+        reason = (
+            [line for line in str(trial.get_error()).splitlines() if line.strip()][-1]
+            .strip()
+            .removeprefix("flray.core.errors.")
+        )
         self.ended.append(f"failed: its processes were lost too often, the last time with {reason}")
         self._print(f"{self.label}  trial {trial.config['key']}  {self.ended[-1]}")
         self._draw()

@@ -28,14 +28,23 @@ class Range(NamedTuple):
         return self.low, self.high
 
     def checked(self, where: str, values: Sequence[Any]) -> Range:
-        """The same with its probes as the experiment reads them (`"1e-4"` is a number). Raises `ConfigError` where it is empty."""
+        """The same with its probes as the experiment reads them (`"1e-4"` is a number).
+
+        Raises `ConfigError` where it is empty.
+        """
         if not all(is_number(v) and math.isfinite(v) for v in values):
-            raise ConfigError(f"space.{where}: {show(self.low)} to {show(self.high)} is no range of numbers; write a list of values")
+            raise ConfigError(
+                f"space.{where}: {show(self.low)} to {show(self.high)} is no range of numbers; write a list of values"
+            )
         low, high = values
         if not low < high:
-            raise ConfigError(f"space.{where}: the range from {show(low)} to {show(high)} is empty; write the lower end first")
+            raise ConfigError(
+                f"space.{where}: the range from {show(low)} to {show(high)} is empty; write the lower end first"
+            )
         if self.log and low <= 0:
-            raise ConfigError(f"space.{where}: a log range begins above 0, not at {show(low)}; raise it, or write {{linear: ...}}")
+            raise ConfigError(
+                f"space.{where}: a log range begins above 0, not at {show(low)}; raise it, or write {{linear: ...}}"
+            )
         return Range(low, high, self.log)
 
     def suggest(self, trial: BaseTrial, name: str) -> Any:
@@ -127,7 +136,8 @@ Domain = Range | Choice | Fixed
 
 
 def written(where: str, form: Any) -> Domain:
-    """What a sweep says of one parameter: a list, `{choice: [...]}`, `{log: [lo, hi]}`, `{linear: [lo, hi]}`, or a constant."""
+    """What a sweep says of one parameter: a list, `{choice: [...]}`, `{log: [lo, hi]}`, `{linear: [lo, hi]}`, or a
+    constant."""
     kind = "choice"
     if isinstance(form, Mapping):
         if len(form) != 1:
@@ -147,7 +157,8 @@ def written(where: str, form: Any) -> Domain:
 
 
 def check_within(where: str, domain: Domain, declared: Space, algorithm: str) -> None:
-    """A sweep narrows what an algorithm declares: between its smallest and largest number, or some of its options; else `ConfigError`."""
+    """A sweep narrows what an algorithm declares: between its smallest and largest number, or some of its options; else
+    `ConfigError`."""
     options = to_jsonable_python(declared.values)
     text = ", ".join(map(show, options))
     if all(map(is_number, options)):
@@ -167,4 +178,10 @@ def is_number(value: Any) -> bool:
 
 def show(value: Any) -> str:
     """A value as a sweep file writes it."""
-    return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value, default=str)
+    return (
+        value
+        if isinstance(value, str)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else json.dumps(value, default=str)
+    )

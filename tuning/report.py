@@ -1,4 +1,5 @@
-"""What a sweep found: its table, its figures, the best trials on the terminal, and the final comparison on the test set."""
+"""What a sweep found: its table, its figures, the best trials on the terminal, and the final comparison on the test
+set."""
 
 from __future__ import annotations
 
@@ -7,13 +8,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.errors import CheckpointError
-from tuning.trials import Direction, Opened, best, describe_parameters, front, open_sweep, parameters, pareto, table_of, trials_table
+from tuning.trials import (
+    Direction,
+    Opened,
+    best,
+    describe_parameters,
+    front,
+    open_sweep,
+    parameters,
+    pareto,
+    table_of,
+    trials_table,
+)
 
 if TYPE_CHECKING:
     import pandas
     from rich.table import Table
 
-__all__ = ["Report", "final_table", "front", "pareto", "render_front", "render_trials", "trials_table", "write_report", "write_table"]
+__all__ = [
+    "Report",
+    "final_table",
+    "front",
+    "pareto",
+    "render_front",
+    "render_trials",
+    "trials_table",
+    "write_report",
+    "write_table",
+]
 
 TABLE = "sweep.parquet"
 BASELINE = "fedavg"
@@ -41,7 +63,11 @@ def render_front(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -
     """A table of the Pareto front for the terminal."""
     wanted = ", ".join(f"{name} {direction}" for name, direction in objectives.items())
     shown = front(frame, objectives)
-    return _render(shown, objectives, f"Pareto front of {wanted}: {len(shown)} of {(frame['state'] == 'finished').sum()} finished trials")
+    return _render(
+        shown,
+        objectives,
+        f"Pareto front of {wanted}: {len(shown)} of {(frame['state'] == 'finished').sum()} finished trials",
+    )
 
 
 def _render(frame: pandas.DataFrame, objectives: Mapping[str, Direction], title: str) -> Table:
@@ -51,10 +77,18 @@ def _render(frame: pandas.DataFrame, objectives: Mapping[str, Direction], title:
     from flray.results import render
 
     varied = [name for name in ("algorithm", "seeds") if frame[name].nunique() > 1]
-    columns: dict[str, Any] = {"trial": frame["trial"]} | ({"algorithm": frame["algorithm"]} if "algorithm" in varied else {})
-    columns["parameters"] = pandas.Series([describe_parameters(frame, index) for index in frame.index], index=frame.index, dtype=object)
-    columns |= {name: frame[name] for name in (*objectives, "round")} | ({"seeds": frame["seeds"]} if "seeds" in varied else {})
-    shown = pandas.DataFrame({"time/s": frame["seconds"]} | columns)[list(dict.fromkeys([*columns, "time/s"]))].astype(object)
+    columns: dict[str, Any] = {"trial": frame["trial"]} | (
+        {"algorithm": frame["algorithm"]} if "algorithm" in varied else {}
+    )
+    columns["parameters"] = pandas.Series(
+        [describe_parameters(frame, index) for index in frame.index], index=frame.index, dtype=object
+    )
+    columns |= {name: frame[name] for name in (*objectives, "round")} | (
+        {"seeds": frame["seeds"]} if "seeds" in varied else {}
+    )
+    shown = pandas.DataFrame({"time/s": frame["seconds"]} | columns)[list(dict.fromkeys([*columns, "time/s"]))].astype(
+        object
+    )
     table = render(shown.where(shown.notna(), None), title)
     column = table.columns[list(columns).index("parameters")]
     column.overflow, column.min_width = "fold", 20 if frame[parameters(frame)].shape[1] else None
@@ -71,7 +105,8 @@ def write_table(folder: str | Path) -> Path:
 def write_report(folder: str | Path) -> Report:
     """Write `sweep.parquet` and `figures/` of a sweep folder, at any moment; about a second a figure.
 
-    A figure that cannot be drawn (yet) is left out, with the reason. Raises `CheckpointError` for a folder that holds no sweep.
+    A figure that cannot be drawn (yet) is left out, with the reason. Raises `CheckpointError` for a folder that holds
+    no sweep.
     """
     from tuning.sweep_figures import draw
 
@@ -90,11 +125,15 @@ def _write(sweep: Opened, frame: pandas.DataFrame) -> Path:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def final_table(folder: str | Path, against: str | Mapping[str, Any] | None = None) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-    """The fresh-seed runs of `FOLDER/final`, and their table over seeds; written as `final.csv` (runs) and `final.md` (both).
+def final_table(
+    folder: str | Path, against: str | Mapping[str, Any] | None = None
+) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """The fresh-seed runs of `FOLDER/final`, and their table over seeds; written as `final.csv` (runs) and `final.md`
+    (both).
 
-    With several settings the second table has the paired differences to one of them: `against` (see `flray.results.paired`), or FedAvg
-    where it is one of them, or the first. Raises `CheckpointError` when there are no such runs.
+    With several settings the second table has the paired differences to one of them: `against` (see
+    `flray.results.paired`), or FedAvg where it is one of them, or the first. Raises `CheckpointError` when there are no
+    such runs.
     """
     from flray.results import compare, paired, summary, to_markdown
     from flray.results.paired import caption
@@ -104,7 +143,9 @@ def final_table(folder: str | Path, against: str | Mapping[str, Any] | None = No
     folder = Path(folder)
     runs = runs_below(folder / "final")
     if not runs:
-        raise CheckpointError(f"{folder / 'final'} holds no runs: the sweep did not get to its final runs; continue it with --resume")
+        raise CheckpointError(
+            f"{folder / 'final'} holds no runs: the sweep did not get to its final runs; continue it with --resume"
+        )
     frame = compare(runs)
     over, head = summary(frame), ""
     if len(over) > 1:

@@ -1,4 +1,5 @@
-"""Which trials are stopped early, by name: ASHA, Hyperband and population-based training of Ray Tune, and the pruners of Optuna."""
+"""Which trials are stopped early, by name: ASHA, Hyperband and population-based training of Ray Tune, and the pruners
+of Optuna."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from typing import Any
 import optuna
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, PopulationBasedTraining, TrialScheduler
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    HyperBandScheduler,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
 from ray.tune.schedulers.async_hyperband import _Bracket
 from ray.tune.schedulers.pbt import _PBTTrialState
 
@@ -33,9 +40,18 @@ def make_scheduler(sweep: Sweep, studies: Studies, folder: Path, rounds: int) ->
     if rule.name == "none":
         return FIFOScheduler()
     if rule.name == "hyperband":
-        return HyperBandScheduler(time_attr="round", metric=name, mode=mode, max_t=rounds, reduction_factor=options["reduction"])
+        return HyperBandScheduler(
+            time_attr="round", metric=name, mode=mode, max_t=rounds, reduction_factor=options["reduction"]
+        )
     if rule.name == "asha":
-        return Asha(folder / RUNGS, [at for at, _ in rungs(rule, rounds)[:-1]], name, mode, options["reduction"], studies.keeping)
+        return Asha(
+            folder / RUNGS,
+            [at for at, _ in rungs(rule, rounds)[:-1]],
+            name,
+            mode,
+            options["reduction"],
+            studies.keeping,
+        )
     if rule.name == "pbt":
         return _population_based(sweep, studies, options["grace"], name, mode)
     return Pruner(make_pruner(rule), studies)
@@ -54,17 +70,26 @@ def rungs(rule: SchedulerConfig, rounds: int) -> list[tuple[int, int]]:
 
 
 class Asha(ASHAScheduler):
-    """ASHA (Li et al. 2020, the stopping variant of Ray Tune) whose rungs are on disk: `rungs.json` survives the driver.
+    """ASHA (Li et al. 2020, the stopping variant of Ray Tune) whose rungs are on disk: `rungs.json` survives the
+    driver.
 
-    `Tuner.restore` begins with empty rungs (ray#30838), so a resumed sweep would judge its trials by other numbers. The trials of each
-    algorithm of a sweep with `budget_per: algorithm` have rungs of their own.
+    `Tuner.restore` begins with empty rungs (ray#30838), so a resumed sweep would judge its trials by other numbers. The
+    trials of each algorithm of a sweep with `budget_per: algorithm` have rungs of their own.
     """
 
     def __init__(
-        self, path: Path, milestones: list[int], metric: str, mode: str, reduction: float, keeping: Keeping = contextlib.nullcontext
+        self,
+        path: Path,
+        milestones: list[int],
+        metric: str,
+        mode: str,
+        reduction: float,
+        keeping: Keeping = contextlib.nullcontext,
     ) -> None:
         """`keeping()` is around what is written while Ray Tune runs: it keeps errors for later."""
-        super().__init__(time_attr="round", metric=metric, mode=mode, max_t=2**60, grace_period=1, reduction_factor=reduction)
+        super().__init__(
+            time_attr="round", metric=metric, mode=mode, max_t=2**60, grace_period=1, reduction_factor=reduction
+        )
         self._path, self._milestones, self._factor, self._keeping = path, milestones, reduction, keeping
         self._groups: dict[str, Any] = {}
         self._number: dict[str, str] = {}  # Ray Tune's id of a trial -> its key in the sweep
@@ -92,7 +117,9 @@ class Asha(ASHAScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         decision: str = super().on_trial_result(tune_controller, trial, result)
         if decision == TrialScheduler.STOP:
-            self.stopped[self._number[trial.trial_id]] = {name: result[name] for name in FACTS.values() if name in result}
+            self.stopped[self._number[trial.trial_id]] = {
+                name: result[name] for name in FACTS.values() if name in result
+            }
         self._save()
         return decision
 
@@ -115,16 +142,21 @@ class Asha(ASHAScheduler):
 
 
 def _read_rungs(path: Path, milestones: list[int]) -> tuple[dict[int, dict[str, float]], dict[str, dict[str, Any]]]:
-    """(values of the trials at each milestone, "larger is better"; trials that were stopped -> `FACTS` of their last result)."""
+    """(values of the trials at each milestone, "larger is better"; trials that were stopped -> `FACTS` of their last
+    result)."""
     if not path.exists():
         return {}, {}
     try:
         found = json.loads(path.read_text())
-        rungs = {int(at): {str(key): float(value) for key, value in dict(values).items()} for at, values in found["rungs"]}
+        rungs = {
+            int(at): {str(key): float(value) for key, value in dict(values).items()} for at, values in found["rungs"]
+        }
         stopped = {str(key): dict(facts) for key, facts in found["stopped"].items()}
         return {at: values for at, values in rungs.items() if at in milestones}, stopped
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); delete it to go on with empty rungs") from error
+        raise CheckpointError(
+            f"{path} is damaged ({type(error).__name__}: {error}); delete it to go on with empty rungs"
+        ) from error
 
 
 class Pruner(FIFOScheduler):
@@ -159,8 +191,9 @@ def make_pruner(rule: SchedulerConfig) -> optuna.pruners.BasePruner:
 
 
 class Population(PopulationBasedTraining):
-    """Population-based training (Jaderberg et al. 2017): every `interval` rounds the worst quarter go on from a copy of one of the best,
-    with changed numbers, which the study has as the trial's attribute `values`: its parameters are those that it began with."""
+    """Population-based training (Jaderberg et al. 2017): every `interval` rounds the worst quarter go on from a copy of
+    one of the best, with changed numbers, which the study has as the trial's attribute `values`: its parameters are
+    those that it began with."""
 
     def __init__(self, studies: Studies, **options: Any) -> None:
         super().__init__(**options)

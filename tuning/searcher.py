@@ -12,7 +12,10 @@ from tuning.studies import Studies
 
 
 class StudySearcher(Searcher):
-    """Ray Tune's view of the studies. Trials that `stopping()` ended early are not told of: a resume goes on with them."""
+    """Ray Tune's view of the studies.
+
+    Trials that `stopping()` ended early are not told of: a resume goes on with them.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""The search space of a sweep: what the algorithms declare with `hp`, narrowed by the sweep, and any other key of an experiment.
+"""The search space of a sweep: what the algorithms declare with `hp`, narrowed by the sweep, and any other key of an
+experiment.
 
 space = resolve({"algorithm.rho": "auto", "partition.alpha": [0.1, 0.3]}, experiment)
 space.suggest(trial)  # {"algorithm.rho": 1.2, "partition.alpha": 0.1}: overrides for load_config
@@ -43,8 +44,8 @@ class Parameter(NamedTuple):
 class Space(NamedTuple):
     """A resolved space: the parameters of each algorithm.
 
-    `conditional`: the algorithm is a parameter itself, named `algorithm`, and those of each are named `ALGORITHM.FIELD`.
-    Otherwise there is one algorithm, and its parameters are named `algorithm.FIELD`.
+    `conditional`: the algorithm is a parameter itself, named `algorithm`, and those of each are named
+    `ALGORITHM.FIELD`. Otherwise there is one algorithm, and its parameters are named `algorithm.FIELD`.
     """
 
     conditional: bool
@@ -55,7 +56,8 @@ class Space(NamedTuple):
         return tuple(self.parameters)
 
     def names(self, algorithm: str | None = None) -> tuple[str, ...]:
-        """Names of the searched parameters of one algorithm, or of all (`algorithm` among them in a conditional space)."""
+        """Names of the searched parameters of one algorithm, or of all (`algorithm` among them in a conditional
+        space)."""
         if algorithm is not None:
             return tuple(p.name for p in self._of(algorithm) if not isinstance(p.domain, Fixed))
         every = itertools.chain.from_iterable(map(self.names, self.algorithms))
@@ -64,8 +66,12 @@ class Space(NamedTuple):
     def suggest(self, trial: BaseTrial, algorithm: str | None = None) -> dict[str, Any]:
         """Overrides for `load_config` from an Optuna trial; `algorithm`: that one, without asking the trial."""
         if algorithm is None:
-            algorithm = trial.suggest_categorical("algorithm", self.algorithms) if self.conditional else self.algorithms[0]
-        found = {p.name: p.domain.suggest(trial, p.name) for p in self._of(algorithm) if not isinstance(p.domain, Fixed)}
+            algorithm = (
+                trial.suggest_categorical("algorithm", self.algorithms) if self.conditional else self.algorithms[0]
+            )
+        found = {
+            p.name: p.domain.suggest(trial, p.name) for p in self._of(algorithm) if not isinstance(p.domain, Fixed)
+        }
         return self.overrides(found, algorithm)
 
     def overrides(self, params: Mapping[str, Any], algorithm: str | None = None) -> dict[str, Any]:
@@ -77,7 +83,9 @@ class Space(NamedTuple):
         if self.conditional:
             algorithm = params.pop("algorithm", algorithm)
             if algorithm is None:
-                raise ConfigError(f"trial: its algorithm is missing; this sweep chooses among {', '.join(self.algorithms)}")
+                raise ConfigError(
+                    f"trial: its algorithm is missing; this sweep chooses among {', '.join(self.algorithms)}"
+                )
         algorithm = algorithm or self.algorithms[0]
         names = self.names(algorithm)
         for name in params:
@@ -109,7 +117,11 @@ class Space(NamedTuple):
 
         By parameter name a list of values, or (low, high, whether on a log scale); integers where the field is one.
         """
-        found = {p.name: p.domain.numbers() for p in self._of(algorithm or self.algorithms[0]) if p.key.startswith("algorithm.")}
+        found = {
+            p.name: p.domain.numbers()
+            for p in self._of(algorithm or self.algorithms[0])
+            if p.key.startswith("algorithm.")
+        }
         return {name: numbers for name, numbers in found.items() if numbers is not None}
 
     def dump(self) -> dict[str, Any]:
@@ -132,10 +144,11 @@ def build(experiment: Mapping[str, Any], overrides: Mapping[str, Any]) -> Experi
 def resolve(space: Mapping[str, Any], experiment: Mapping[str, Any] | Experiment) -> Space:
     """What a sweep's section `space` says over its `experiment`.
 
-    `auto` is what the algorithm declares, a list or `{choice: [...]}` are values, `{log: [lo, hi]}` and `{linear: [lo, hi]}` ranges (of
-    integers where the field is one), anything else is a constant. A choice of algorithms brings what each declares in its own class;
-    `algorithm.FIELD` is then for all that have it, `NAME.FIELD` for one. What is declared may be narrowed, not widened.
-    Every value, and every two options together, must make a valid experiment. Raises `ConfigError` in one line.
+    `auto` is what the algorithm declares, a list or `{choice: [...]}` are values, `{log: [lo, hi]}` and
+    `{linear: [lo, hi]}` ranges (of integers where the field is one), anything else is a constant. A choice of
+    algorithms brings what each declares in its own class; `algorithm.FIELD` is then for all that have it, `NAME.FIELD`
+    for one. What is declared may be narrowed, not widened. Every value, and every two options together, must make a
+    valid experiment. Raises `ConfigError` in one line.
     """
     if not isinstance(space, Mapping):
         raise ConfigError(f"space: {show(space)} is not a mapping; write for example space: {{algorithm.lr: auto}}")
@@ -157,7 +170,8 @@ def resolve(space: Mapping[str, Any], experiment: Mapping[str, Any] | Experiment
 
 
 def narrowed(space: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`space` without what it says of algorithms that its `algorithm` does not name: for a choice that became shorter."""
+    """`space` without what it says of algorithms that its `algorithm` does not name: for a choice that became
+    shorter."""
     if not isinstance(space, Mapping) or "algorithm" not in space:
         return space  # what is wrong with it is said where it is read
     form = space["algorithm"]
@@ -178,7 +192,10 @@ def _algorithms(form: Any, values: Mapping[str, Any]) -> tuple[list[str], bool]:
         section = values.get("algorithm") if form is None else form
         name = section.get("name") if isinstance(section, Mapping) else section
         if name is None:
-            raise ConfigError("experiment.algorithm: missing; name one, or let the sweep choose: space: {algorithm: [fedavg, fedprox]}")
+            raise ConfigError(
+                "experiment.algorithm: missing; name one, or let the sweep choose: space: {algorithm: [fedavg, "
+                "fedprox]}"
+            )
         ALGORITHMS.get(name)
         return [name], False
     domain = written("algorithm", form)
@@ -199,15 +216,21 @@ def _check_keys(forms: Iterable[str], names: Sequence[str], conditional: bool) -
                 raise ConfigError(f"space.{key}: {why}")
         if section == "algorithm":
             if not any(field in own for own in fields.values()):
-                raise unknown("parameter", field, set(itertools.chain(*fields.values())), f"space.{key}, of {', '.join(names)}")
+                raise unknown(
+                    "parameter", field, set(itertools.chain(*fields.values())), f"space.{key}, of {', '.join(names)}"
+                )
         elif conditional and section in fields:
             if field not in fields[section]:
                 raise unknown("parameter", field, fields[section], f"space.{key}")
         elif section not in Experiment.model_fields:
             if section not in ALGORITHMS.names():
-                raise unknown("key", section, [*Experiment.model_fields, *(names if conditional else [])], f"space.{key}")
+                raise unknown(
+                    "key", section, [*Experiment.model_fields, *(names if conditional else [])], f"space.{key}"
+                )
             if conditional:
-                raise ConfigError(f"space.{key}: {section} is not an algorithm of this sweep; add it to space.algorithm")
+                raise ConfigError(
+                    f"space.{key}: {section} is not an algorithm of this sweep; add it to space.algorithm"
+                )
             raise ConfigError(f"space.{key}: this sweep does not choose among algorithms; write algorithm.{field}")
 
 
@@ -225,7 +248,8 @@ def _drafts(forms: Mapping[str, Any], algorithm: str, conditional: bool) -> list
     """What is searched with one algorithm: its fields in their own order, then the other keys in the order written."""
     kind = ALGORITHMS.get(algorithm)
     declared = {f"algorithm.{hp.name}": hp for hp in hyperparameters(kind)}
-    own = {} if kind is FedAvg or not conditional else vars(kind).get("__annotations__", {})  # FedAvg's are those that all share
+    # FedAvg's are those that all share
+    own = {} if kind is FedAvg or not conditional else vars(kind).get("__annotations__", {})
     found: dict[str, tuple[str, Any]] = {}
     for key, hp in declared.items():
         alone = f"{algorithm}.{hp.name}"
@@ -236,14 +260,20 @@ def _drafts(forms: Mapping[str, Any], algorithm: str, conditional: bool) -> list
         else:
             if hp.name in own and hp.space is not None:
                 found[key] = (alone, "auto")
-    found |= {key: (key, form) for key, form in forms.items() if key.partition(".")[0] in Experiment.model_fields and key not in found}
+    found |= {
+        key: (key, form)
+        for key, form in forms.items()
+        if key.partition(".")[0] in Experiment.model_fields and key not in found
+    }
     drafts = []
     for key, (where, form) in found.items():
         field = declared.get(key)
         if field is None and key.startswith("algorithm."):
             continue  # other algorithms of the choice have it
         name = f"{algorithm}.{field.name}" if conditional and field is not None else key
-        drafts.append(Draft(where, name, key, _declared(where, name, field) if form == "auto" else written(where, form), field))
+        drafts.append(
+            Draft(where, name, key, _declared(where, name, field) if form == "auto" else written(where, form), field)
+        )
     return drafts
 
 
@@ -255,13 +285,17 @@ def _declared(where: str, name: str, hp: Hyperparameter | None) -> Domain:
     return written(where, {hp.space.kind: list(hp.space.values)})
 
 
-def _checked(drafts: Sequence[Draft], algorithm: str, values: Mapping[str, Any], head: Mapping[str, Any]) -> list[Parameter]:
+def _checked(
+    drafts: Sequence[Draft], algorithm: str, values: Mapping[str, Any], head: Mapping[str, Any]
+) -> list[Parameter]:
     """The parameters, after every value of each, and every two options, have made an experiment."""
     first = {**head, **{draft.key: draft.domain.probes()[0] for draft in drafts}}
     try:
         build(values, first)
     except ConfigError as error:
-        raise ConfigError(f"space.{error}" if str(error).startswith(tuple(draft.key for draft in drafts)) else str(error)) from None
+        raise ConfigError(
+            f"space.{error}" if str(error).startswith(tuple(draft.key for draft in drafts)) else str(error)
+        ) from None
     parameters = []
     for draft in drafts:
         read = []
@@ -285,7 +319,8 @@ def _checked(drafts: Sequence[Draft], algorithm: str, values: Mapping[str, Any],
 
 
 def _read(experiment: Any, key: str, value: Any) -> Any:
-    """`value` as the experiment reads it: `"1e-4"` and `1` are numbers of a float field; a section stays as it is written."""
+    """`value` as the experiment reads it: `"1e-4"` and `1` are numbers of a float field; a section stays as it is
+    written."""
     for part in key.split("."):
         experiment = experiment[part] if isinstance(experiment, Mapping) else getattr(experiment, part)
     found = to_jsonable_python(experiment)

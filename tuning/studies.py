@@ -1,7 +1,7 @@
 """The trials of a sweep: Optuna studies that are asked and told.
 
-A suggestion's randomness is addressed by (seed, study, trials before it), so a sweep that was killed and resumed suggests what an
-uninterrupted one would have, where trials run one at a time.
+A suggestion's randomness is addressed by (seed, study, trials before it), so a sweep that was killed and resumed
+suggests what an uninterrupted one would have, where trials run one at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from flray.core.seeding import torch_seed
 from tuning.config import Sweep
 
 JOURNAL = "study.journal"
-FACTS = {"round": "round", "seeds": "seeds", "client_steps": "spent", "seconds": "seconds"}  # a trial's attribute -> in its results
+# a trial's attribute -> in its results
+FACTS = {"round": "round", "seeds": "seeds", "client_steps": "spent", "seconds": "seconds"}
 DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
 NEVER = "never started"  # the status of a trial that the driver was killed in the middle of asking for
 
@@ -51,11 +52,15 @@ def _one_line(url: str | None, folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # whatever the database's own driver raises
         hint = f"; free some space and run: flray sweep {folder} --resume" if disk_full(error) else ""
-        raise CheckpointError(f"study: {url or folder / JOURNAL} cannot be used: {' '.join(str(error).split())}{hint}") from error
+        raise CheckpointError(
+            f"study: {url or folder / JOURNAL} cannot be used: {' '.join(str(error).split())}{hint}"
+        ) from error
 
 
 def make_sampler(name: str, seed: int, sequence: int) -> BaseSampler:
-    """Optuna's sampler of this name for the next trial. Quasi-random numbers are one `sequence`, which has one seed for all trials.
+    """Optuna's sampler of this name for the next trial.
+
+    Quasi-random numbers are one `sequence`, which has one seed for all trials.
 
     gp and qmc draw what only some of the algorithms have at random.
     """
@@ -64,7 +69,10 @@ def make_sampler(name: str, seed: int, sequence: int) -> BaseSampler:
         "tpe": lambda: samplers.TPESampler(seed=seed),
         "random": lambda: samplers.RandomSampler(seed=seed),
         "qmc": lambda: samplers.QMCSampler(
-            seed=sequence, scramble=True, independent_sampler=samplers.RandomSampler(seed=seed), warn_independent_sampling=False
+            seed=sequence,
+            scramble=True,
+            independent_sampler=samplers.RandomSampler(seed=seed),
+            warn_independent_sampling=False,
         ),
         "gp": lambda: samplers.GPSampler(seed=seed, warn_independent_sampling=False),
         "nsga2": lambda: samplers.NSGAIISampler(seed=seed),
@@ -97,7 +105,9 @@ def _lost(study: str | Path, folder: Path, missing: list[str], runs: list[str]) 
             f"{study} knows none of the {len(runs)} trials in {folder}/trials: it was emptied, or is another one; "
             "bring it back, or start again with another --out"
         )
-    return CheckpointError(f"{study} does not know {one}: it lost its end; bring it back, or move {folder}/{one}* away to train it again")
+    return CheckpointError(
+        f"{study} does not know {one}: it lost its end; bring it back, or move {folder}/{one}* away to train it again"
+    )
 
 
 def _mend(journal: Path) -> None:
@@ -110,19 +120,22 @@ def _mend(journal: Path) -> None:
 class Studies:
     """The studies of one sweep: one, or with `budget_per: algorithm` one for each algorithm.
 
-    `new`: they must not be there yet, since a database can hold those of other sweeps. Raises `CheckpointError` when they are, when the
-    storage cannot be read or written, or when it lost trials whose runs are in the folder. `check` raises when the folder is no longer
-    this process's; it is asked before anything is written.
+    `new`: they must not be there yet, since a database can hold those of other sweeps. Raises `CheckpointError` when
+    they are, when the storage cannot be read or written, or when it lost trials whose runs are in the folder. `check`
+    raises when the folder is no longer this process's; it is asked before anything is written.
     """
 
-    def __init__(self, sweep: Sweep, folder: Path, *, new: bool = False, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, sweep: Sweep, folder: Path, *, new: bool = False, check: Callable[[], None] = lambda: None
+    ) -> None:
         self.sweep, self.folder, self._check = sweep, folder, check
         self.error: FlrayError | None = None  # why no trial may go on
         runs = _trial_runs(folder)
         if sweep.study is None:
             with _one_line(None, folder):
                 _mend(folder / JOURNAL)
-                if runs and not ((folder / JOURNAL).exists() and (folder / JOURNAL).stat().st_size):  # opening it would make an empty one
+                # opening it would make an empty one
+                if runs and not ((folder / JOURNAL).exists() and (folder / JOURNAL).stat().st_size):
                     raise _lost(folder / JOURNAL, folder, runs, runs)
         storage = open_storage(sweep.study, folder)
         groups: list[str | None] = list(sweep.search_space.algorithms) if sweep.budget_per == "algorithm" else [None]
@@ -131,7 +144,9 @@ class Studies:
         with _one_line(sweep.study, folder):
             there = set(optuna.get_all_study_names(storage)) & set(names.values())
         if new and there:
-            raise CheckpointError(f"study: {sweep.study} already holds {min(there)}; give this sweep another name, or resume that one")
+            raise CheckpointError(
+                f"study: {sweep.study} already holds {min(there)}; give this sweep another name, or resume that one"
+            )
         with _one_line(sweep.study, folder):
             self.groups = {
                 group: optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
@@ -152,8 +167,8 @@ class Studies:
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
-        """For what Ray Tune calls: keeps the first `FlrayError` as `error`, which ends the sweep; raised there it would be a traceback of
-        Ray's."""
+        """For what Ray Tune calls: keeps the first `FlrayError` as `error`, which ends the sweep; raised there it would
+        be a traceback of Ray's."""
         try:
             yield
         except FlrayError as error:
@@ -165,7 +180,8 @@ class Studies:
         return [t for t in self.groups[group].get_trials(deepcopy=False) if t.user_attrs.get("status") != NEVER]
 
     def next(self, spent: Collection[str | None] = ()) -> tuple[str, dict[str, Any], Path] | None:
-        """(key, overrides, run folder) of a trial that was begun and not ended, else of a new one; None: there is no more to do.
+        """(key, overrides, run folder) of a trial that was begun and not ended, else of a new one; None: there is no
+        more to do.
 
         None of the studies in `spent`, whose budget is.
         """
@@ -214,17 +230,20 @@ class Studies:
     def report(self, key: str, result: Mapping[str, Any]) -> None:
         """A value on the way, for pruners and figures; Optuna keeps none for several objectives.
 
-        A round that is done again has its last value, as in the run's own table: population-based training goes back to another trial's
-        round, and after a kill times are others.
+        A round that is done again has its last value, as in the run's own table: population-based training goes back to
+        another trial's round, and after a kill times are others.
         """
         (name, *more), round, trial = self.sweep.objective, int(result["round"]), self._open[key]
         if more or name not in result:
             return
         with self._writing():
-            reported = self._reported.setdefault(key, dict(trial.storage.get_trial(trial._trial_id).intermediate_values))
+            reported = self._reported.setdefault(
+                key, dict(trial.storage.get_trial(trial._trial_id).intermediate_values)
+            )
             if reported.get(round) != result[name]:
                 reported[round] = float(result[name])
-                trial.storage.set_trial_intermediate_value(trial._trial_id, round, reported[round])  # Trial.report ignores a second value
+                # Trial.report ignores a second value
+                trial.storage.set_trial_intermediate_value(trial._trial_id, round, reported[round])
 
     def trial(self, key: str) -> optuna.Trial:
         """A trial that was given out and not told of yet."""
@@ -254,7 +273,8 @@ class Studies:
             self._open[key].set_user_attr(name, value)
 
     def prune(self, stopped: Mapping[str, Mapping[str, Any]]) -> None:
-        """Tell of trials that a scheduler had stopped, with `FACTS` of their last result, when the driver was killed before it said so."""
+        """Tell of trials that a scheduler had stopped, with `FACTS` of their last result, when the driver was killed
+        before it said so."""
         for group, study in self.groups.items():
             for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 if (last := stopped.get(self.key(group, frozen.number))) is not None:

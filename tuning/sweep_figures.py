@@ -22,8 +22,8 @@ FEW = 8  # finished trials below which the importance of a parameter is noise
 def draw(sweep: Opened, frame: pandas.DataFrame) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     """Draw what the trials allow into `FOLDER/figures`: the paths, and for each figure left out `NAME: reason`.
 
-    `frame` is the sweep's table of trials. With several objectives, and with several algorithms, the names get them behind a dash
-    (`slice-fedprox.png`). No figure stops a sweep: whatever goes wrong in one is its reason.
+    `frame` is the sweep's table of trials. With several objectives, and with several algorithms, the names get them
+    behind a dash (`slice-fedprox.png`). No figure stops a sweep: whatever goes wrong in one is its reason.
     """
     drawn, skipped = [], []
     for name, figure in _figures(sweep, frame):
@@ -61,14 +61,19 @@ def _figures(sweep: Opened, frame: pandas.DataFrame) -> Iterator[tuple[str, Call
 
 # optuna's ----------------------------------------------------------------------------------------
 def _parts(sweep: Opened) -> dict[str, Study]:
-    """A study for each algorithm: where its parameters differ, what they say is one algorithm's only. Copies in memory."""
+    """A study for each algorithm: where its parameters differ, what they say is one algorithm's only.
+
+    Copies in memory.
+    """
     import optuna
     from optuna.trial import TrialState
 
     parts = {}
     for name, study in sweep.studies.items():
         trials = study.get_trials(deepcopy=False)
-        algorithms = sorted({str(t.params["algorithm"]) for t in trials if "algorithm" in t.params and t.state == TrialState.COMPLETE})
+        algorithms = sorted(
+            {str(t.params["algorithm"]) for t in trials if "algorithm" in t.params and t.state == TrialState.COMPLETE}
+        )
         for algorithm in algorithms or [name]:
             copy = optuna.create_study(directions=study.directions)
             copy.set_metric_names(list(sweep.objectives))
@@ -120,13 +125,16 @@ def _parallel(sweep: Opened, study: Study, algorithm: str) -> Any:
 
     names = _varied(study)
     several = len(sweep.objectives) > 1
-    axes = plot_parallel_coordinate(study, params=names, target_name="Pareto rank" if several else next(iter(sweep.objectives)))
+    axes = plot_parallel_coordinate(
+        study, params=names, target_name="Pareto rank" if several else next(iter(sweep.objectives))
+    )
     (lines,) = axes.collections
     lines.set_cmap("viridis_r" if lines.get_cmap().name.endswith("_r") else "viridis")  # the light blues do not show
     for axis in axes.figure.axes:
         axis.grid(False)
         few_ticks(axis.yaxis)
-        if isinstance(axis.yaxis.get_major_formatter(), ScalarFormatter):  # whose common factor would stand at the last axis
+        # whose common factor would stand at the last axis
+        if isinstance(axis.yaxis.get_major_formatter(), ScalarFormatter):
             axis.yaxis.set_major_formatter(StrMethodFormatter("{x:.4g}"))
     width = 3 + 1.5 * (len(names) + len(sweep.objectives))
     return titled(axes.figure, sweep, "a line a finished trial", algorithm, size=(width, 5))

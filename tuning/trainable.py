@@ -1,4 +1,5 @@
-"""One trial as Ray Tune runs it: the same experiment in an ordinary run folder, round by round, inside the trial's placement group."""
+"""One trial as Ray Tune runs it: the same experiment in an ordinary run folder, round by round, inside the trial's
+placement group."""
 
 from __future__ import annotations
 
@@ -29,9 +30,10 @@ class ObjectiveError(ConfigError):
 class Job(NamedTuple):
     """What a trial is: its `key` in the sweep, its run `folder`, the experiment, and how it is judged.
 
-    `rungs` are (round, number of seeds over which a value at that round is the mean); the last one is the last round. A round is
-    counted over all tasks: the `done` of `rounds/`, a name that Ray Tune has for something else. `overwrite`: the run
-    that is in the folder when the job is made (known by its inode, `replaces`) is to be replaced; what is there later is the job's own.
+    `rungs` are (round, number of seeds over which a value at that round is the mean); the last one is the last round. A
+    round is counted over all tasks: the `done` of `rounds/`, a name that Ray Tune has for something else. `overwrite`:
+    the run that is in the folder when the job is made (known by its inode, `replaces`) is to be replaced; what is there
+    later is the job's own.
     """
 
     key: str
@@ -59,7 +61,8 @@ class Job(NamedTuple):
         return cls(key, str(folder.absolute()), *settings, overwrite, replaces, os.getcwd())
 
     def config(self, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """For Ray Tune: one string, so that nothing in it is taken for a search space; population-based training changes `values`."""
+        """For Ray Tune: one string, so that nothing in it is taken for a search space; population-based training
+        changes `values`."""
         return {"job": json.dumps(self._asdict()), "key": self.key, "values": dict(values or {})}
 
     @classmethod
@@ -69,7 +72,10 @@ class Job(NamedTuple):
 
 
 class Trial(tune.Trainable):
-    """Reports after every round that was tested. A trial that ends, is stopped or is taken off leaves a run that can be resumed."""
+    """Reports after every round that was tested.
+
+    A trial that ends, is stopped or is taken off leaves a run that can be resumed.
+    """
 
     def setup(self, config: dict[str, Any]) -> None:
         self._begin(config)
@@ -95,13 +101,17 @@ class Trial(tune.Trainable):
         for new in range(len(self._runs), index + 1):
             seeded = self.experiment.model_copy(update={"seed": self.experiment.seed + new})
             folder = Path(self.job.folder + (f"-seed{new}" if new else ""))
-            self._runs.append(TrialRun(seeded, folder, self.job.objectives, self.job.overwrite, self.job.replaces, tuple(self._values)))
+            self._runs.append(
+                TrialRun(
+                    seeded, folder, self.job.objectives, self.job.overwrite, self.job.replaces, tuple(self._values)
+                )
+            )
         return self._runs[index]
 
     # one report -------------------------------------------------------------------------------
     def step(self) -> dict[str, Any]:
-        """The objectives at the next round that was tested. What a lost node causes is tried again; any other error of the run is a result
-        (with `everyone` where it would be that of every trial)."""
+        """The objectives at the next round that was tested. What a lost node causes is tried again; any other error of
+        the run is a result (with `everyone` where it would be that of every trial)."""
         try:
             result = self._step()
         except ResourceError:
@@ -111,7 +121,10 @@ class Trial(tune.Trainable):
             result = {"round": self._judged, "done": True, "status": f"failed: {text}"}
             if disk_full(error) or isinstance(error, ObjectiveError):
                 result["everyone"] = True
-        result |= {"spent": sum(run.sums["client_steps"] for run in self._runs), "seconds": sum(run.sums["time/s"] for run in self._runs)}
+        result |= {
+            "spent": sum(run.sums["client_steps"] for run in self._runs),
+            "seconds": sum(run.sums["time/s"] for run in self._runs),
+        }
         return {**result, "key": self.job.key, "rounds": self.experiment.total_rounds}
 
     def _step(self) -> dict[str, Any]:
@@ -141,11 +154,18 @@ class Trial(tune.Trainable):
         diverged = [each for each in judged if each.diverged]
         done = bool(diverged) or run.ended
         status = Run((diverged or [run])[0].folder).status if done else "running"
-        return {**result, "round": run.round, "seeds": len(judged), "done": done, "diverged": bool(diverged), "status": status}
+        return {
+            **result,
+            "round": run.round,
+            "seeds": len(judged),
+            "done": done,
+            "diverged": bool(diverged),
+            "status": status,
+        }
 
     def _go_on(self, run: TrialRun) -> None:
-        """Where an earlier process of this trial left off: at the last checkpoint. The rounds before that one were judged; whether it was
-        is not known, so it is reported again."""
+        """Where an earlier process of this trial left off: at the last checkpoint. The rounds before that one were
+        judged; whether it was is not known, so it is reported again."""
         self._judged = run.recall(run.saved)
         for index in range(1, max((seeds for at, seeds in self.job.rungs if at <= self._judged), default=1)):
             self._run(index).recall(self._run(index).saved)
@@ -154,7 +174,8 @@ class Trial(tune.Trainable):
         for run in self._runs:
             run.pause()
 
-    # Ray Tune's own checkpoints: hyperband takes trials off and on again, population-based training copies one into another
+    # Ray Tune's own checkpoints: hyperband takes trials off and on again, population-based training copies one into
+    # another
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._pause()
         self._run(0).copy_to(Path(checkpoint_dir))

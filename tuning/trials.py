@@ -24,7 +24,8 @@ STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING
 
 
 class Opened(NamedTuple):
-    """A sweep folder as the reports read it: `studies` by what their names add to the sweep's (`""`, or one for each algorithm)."""
+    """A sweep folder as the reports read it: `studies` by what their names add to the sweep's (`""`, or one for each
+    algorithm)."""
 
     folder: Path
     name: str
@@ -51,24 +52,32 @@ def open_sweep(folder: str | Path) -> Opened:
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is not a sweep folder: it has no sweep.yaml") from None
     except (KeyError, TypeError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{folder / 'sweep.yaml'} is not a complete sweep: {' '.join(str(error).split())}") from error
+        raise CheckpointError(
+            f"{folder / 'sweep.yaml'} is not a complete sweep: {' '.join(str(error).split())}"
+        ) from error
     if url is None and not (folder / JOURNAL).exists():  # opening it would make an empty one
         raise CheckpointError(f"{folder} has no {JOURNAL}: its sweep did not begin; start it with flray sweep")
     storage = open_storage(url, folder)
     names = [found for found in optuna.get_all_study_names(storage) if found == name or found.startswith(f"{name}/")]
-    studies = {found.removeprefix(name).removeprefix("/"): optuna.load_study(study_name=found, storage=storage) for found in sorted(names)}
+    studies = {
+        found.removeprefix(name).removeprefix("/"): optuna.load_study(study_name=found, storage=storage)
+        for found in sorted(names)
+    }
     algorithm = (sweep.get("experiment") or {}).get("algorithm")
     algorithm = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    return Opened(folder, name, str(algorithm), {objective: "max"} if isinstance(objective, str) else dict(objective), studies)
+    return Opened(
+        folder, name, str(algorithm), {objective: "max"} if isinstance(objective, str) else dict(objective), studies
+    )
 
 
 def trials_table(folder: str | Path) -> pandas.DataFrame:
     """One row a trial, also while the sweep goes on.
 
-    Columns: `trial`; `study` only when there are several; `algorithm`; the searched parameters by name; `state` (finished, pruned, failed,
-    diverged, running, waiting); `round` (the last one); the objectives: a pruned or running trial has its last intermediate value, or none
-    where there are several; `seeds` (over which the value is a mean); `client_steps`; `seconds`; `folder` (relative to the sweep).
-    A column has the same dtype whether it is full or empty. Raises `CheckpointError` when the folder holds no sweep.
+    Columns: `trial`; `study` only when there are several; `algorithm`; the searched parameters by name; `state`
+    (finished, pruned, failed, diverged, running, waiting); `round` (the last one); the objectives: a pruned or running
+    trial has its last intermediate value, or none where there are several; `seeds` (over which the value is a mean);
+    `client_steps`; `seconds`; `folder` (relative to the sweep). A column has the same dtype whether it is full or
+    empty. Raises `CheckpointError` when the folder holds no sweep.
     """
     return table_of(open_sweep(folder))
 
@@ -154,12 +163,15 @@ def _cell(trial: FrozenTrial, parameter: str, kind: str) -> Any:
 def pareto(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> pandas.Series:
     """Which trials no other trial beats: at least as good in every objective and better in one.
 
-    Equal trials do not beat each other. Only finished trials with a value for every objective count. Boolean, with the frame's index.
+    Equal trials do not beat each other. Only finished trials with a value for every objective count. Boolean, with the
+    frame's index.
     """
     import numpy as np
     import pandas
 
-    values = frame[list(objectives)].to_numpy(float) * [1 if direction == "min" else -1 for direction in objectives.values()]
+    values = frame[list(objectives)].to_numpy(float) * [
+        1 if direction == "min" else -1 for direction in objectives.values()
+    ]
     counts = ~np.isnan(values).any(axis=1)
     if "state" in frame:
         counts &= (frame["state"] == "finished").to_numpy(bool)
@@ -172,7 +184,9 @@ def _undominated(values: np.ndarray) -> np.ndarray:
     """Rows of `[n, k]`, smaller is better, that no other row dominates; one row at a time, so memory stays O(n k)."""
     import numpy as np
 
-    return np.array([not ((values <= row).all(axis=1) & (values < row).any(axis=1)).any() for row in values], dtype=bool)
+    return np.array(
+        [not ((values <= row).all(axis=1) & (values < row).any(axis=1)).any() for row in values], dtype=bool
+    )
 
 
 def front(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> pandas.DataFrame:

@@ -1,11 +1,12 @@
-"""`flray bench`: what flray costs against a bare PyTorch loop, a large population, FedProj's second gradient, its server, its start.
+"""`flray bench`: what flray costs against a bare PyTorch loop, a large population, FedProj's second gradient, its
+server, its start.
 
 Everything that is compared runs side by side on this machine, interleaved; a number is the best of `repeats` medians
-over rounds, by the clock on the wall from one round's end to the next's. The bare loop does the same gradient steps on the
-same images: uint8 NCHW data, gather and normalise, `torch.optim.SGD`, the global weights copied in and the weighted sum
-taken out per client. It runs as one process with all threads and as one process a core; the best counts. Against a bare
-loop whose convolutions are channels-last, as flray's are, there is a row of its own. In the rows called evaluated both
-sides test the global model on 2,000 samples after every round.
+over rounds, by the clock on the wall from one round's end to the next's. The bare loop does the same gradient steps on
+the same images: uint8 NCHW data, gather and normalise, `torch.optim.SGD`, the global weights copied in and the weighted
+sum taken out per client. It runs as one process with all threads and as one process a core; the best counts. Against a
+bare loop whose convolutions are channels-last, as flray's are, there is a row of its own. In the rows called evaluated
+both sides test the global model on 2,000 samples after every round.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ TARGETS = {  # name: unit, must, aim
 NAMES = ("W1", "W2", "W3", "step", "server", "startup", "sweep")
 
 
-def bench(workloads: Sequence[str] = NAMES, rounds: int | None = None, repeats: int = 3, folder: str | Path | None = None) -> list[Row]:
+def bench(
+    workloads: Sequence[str] = NAMES, rounds: int | None = None, repeats: int = 3, folder: str | Path | None = None
+) -> list[Row]:
     """Rows of name, value, unit, must, aim, met (value <= must), detail.
 
     `rounds` are the counted ones of each run; `folder` keeps the runs (they are written over the next time).
@@ -90,14 +93,31 @@ def render(rows: Sequence[Row]) -> Any:
 
     table = Table("benchmark", "value", "must", "aim", "", "detail")
     for row in rows:
-        verdict = "[green]aim[/]" if row["value"] <= row["aim"] else "[yellow]met[/]" if row["met"] else "[red]missed[/]"
-        table.add_row(row["name"], f"{row['value']:.3g} {row['unit']}", f"{row['must']:g}", f"{row['aim']:g}", verdict, row["detail"])
+        verdict = (
+            "[green]aim[/]" if row["value"] <= row["aim"] else "[yellow]met[/]" if row["met"] else "[red]missed[/]"
+        )
+        table.add_row(
+            row["name"],
+            f"{row['value']:.3g} {row['unit']}",
+            f"{row['must']:g}",
+            f"{row['aim']:g}",
+            verdict,
+            row["detail"],
+        )
     return table
 
 
 def _row(name: str, value: float, detail: str) -> Row:
     unit, must, aim = TARGETS[name]
-    return {"name": name, "value": float(value), "unit": unit, "must": must, "aim": aim, "met": bool(value <= must), "detail": detail}
+    return {
+        "name": name,
+        "value": float(value),
+        "unit": unit,
+        "must": must,
+        "aim": aim,
+        "met": bool(value <= must),
+        "detail": detail,
+    }
 
 
 # comparisons -----------------------------------------------------------------------------------
@@ -106,8 +126,8 @@ def compare(
 ) -> list[Row]:
     """Row `name` (flray / the best plain bare loop) and, of rounds without tests, two more.
 
-    They are against the channels-last loop, where there are convolutions, and the server's share. `ways` are (processes,
-    threads) of the bare loop.
+    They are against the channels-last loop, where there are convolutions, and the server's share. `ways` are
+    (processes, threads) of the bare loop.
     """
     from flray.engine.threads import cores
 
@@ -130,7 +150,9 @@ def compare(
                 seconds.setdefault(pool.way, []).append(took)
             runs.append(measure(experiment, partition, home / name.split()[0]))
             if runs[-1].steps != steps:
-                raise RuntimeError(f"{name}: flray took {runs[-1].steps} gradient steps a round and the bare loop {steps}")
+                raise RuntimeError(
+                    f"{name}: flray took {runs[-1].steps} gradient steps a round and the bare loop {steps}"
+                )
     plain = {way: times for way, times in seconds.items() if not way.channels_last}
     rows = [_beside(name, runs, plain)]
     if len(plain) < len(seconds):
@@ -161,7 +183,11 @@ def population(small: Workload, large: Workload, rounds: int, repeats: int, home
             experiment = workload.experiment(rounds + WARM_UP + 1)
             times[name].append(measure(experiment, workload.partition(experiment), home / name).round_s)
     two, three = min(times["W2"]), min(times["W3"])
-    return _row("W3/W2 round", three / two, f"{three * 1e3:.1f} and {two * 1e3:.1f} ms; {large.population:,} clients and {small.clients:,}")
+    return _row(
+        "W3/W2 round",
+        three / two,
+        f"{three * 1e3:.1f} and {two * 1e3:.1f} ms; {large.population:,} clients and {small.clients:,}",
+    )
 
 
 _CHILD = """
@@ -171,7 +197,8 @@ from flray import bench
 from flray.scenario import load_partition
 from flray.api import simulate
 name, partition, folder = sys.argv[1:]
-simulate(getattr(bench, name).experiment(12), Path(folder), partition=load_partition(partition, verify=False), overwrite=True)
+experiment, partition = getattr(bench, name).experiment(12), load_partition(partition, verify=False)
+simulate(experiment, Path(folder), partition=partition, overwrite=True)
 """
 
 
@@ -193,11 +220,14 @@ def memory(names: tuple[str, str], home: Path) -> Row:
         peaks.append((*peak, samples))
     less, more = peaks
     parts = f"without mapped files {more[1] - less[1]:+.0f}, driver alone {more[2] - less[2]:+.0f}"
-    return _row("W3-W2 memory", more[0] - less[0], f"{more[0]:.0f} and {less[0]:.0f} MB (PSS), {parts}; {more[3]:.0f} samples")
+    return _row(
+        "W3-W2 memory", more[0] - less[0], f"{more[0]:.0f} and {less[0]:.0f} MB (PSS), {parts}; {more[3]:.0f} samples"
+    )
 
 
 def _pss(root: int) -> tuple[float, float, float]:
-    """MB, a shared page counted once over its users: driver and actors, the same without mapped files, the driver alone."""
+    """MB, a shared page counted once over its users: driver and actors, the same without mapped files, the driver
+    alone."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -207,7 +237,9 @@ def _pss(root: int) -> tuple[float, float, float]:
     for pid in parents:
         with _gone():
             command = Path(f"/proc/{pid}/cmdline").read_text()
-            if pid == root or (command.startswith(("ray::ClientActor", "ray::ServerActor")) and root in _ancestors(pid, parents)):
+            if pid == root or (
+                command.startswith(("ray::ClientActor", "ray::ServerActor")) and root in _ancestors(pid, parents)
+            ):
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
                 values = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines)}
                 total += values["Pss"]
@@ -230,7 +262,8 @@ def _gone() -> Iterator[None]:
 
 
 def step(workload: Workload, repeats: int) -> Row:
-    """Seconds of a local step of FedProj (memory batch = local batch) and FedAvg: one client in this process on one thread."""
+    """Seconds of a local step of FedProj (memory batch = local batch) and FedAvg: one client in this process on one
+    thread."""
     from flray.bench.steps import compare_steps
 
     one, two = compare_steps(["fedproj"], workload, repeats)

@@ -25,7 +25,8 @@ TEST_BATCH = 500  # samples that the bare loop tests at once
 
 
 class Workload(NamedTuple):
-    """Clients of equal size on synthetic images; `population` clients share the `clients * images` samples there are."""
+    """Clients of equal size on synthetic images; `population` clients share the `clients * images` samples there
+    are."""
 
     clients: int
     images: int
@@ -38,9 +39,19 @@ class Workload(NamedTuple):
     tested: int = 0  # test samples that the global model reads after every round
 
     def experiment(self, rounds: int, **sections: Any) -> Experiment:
-        options = {"num_train": self.clients * self.images, "num_test": max(100, self.tested), "shape": list(self.shape)}
+        options = {
+            "num_train": self.clients * self.images,
+            "num_test": max(100, self.tested),
+            "shape": list(self.shape),
+        }
         data = {"source": "synthetic", "options": options}
-        algorithm = {"name": "fedavg", "lr": 0.01, "momentum": 0.9, "local_epochs": self.epochs, "batch_size": self.batch}
+        algorithm = {
+            "name": "fedavg",
+            "lr": 0.01,
+            "momentum": 0.9,
+            "local_epochs": self.epochs,
+            "batch_size": self.batch,
+        }
         config = {
             "rounds": rounds, "data": data, "partition": {"name": "iid", "clients": self.clients}, "model": self.model,
             "algorithm": algorithm, "cohort": {"size": self.cohort}, "checkpoint": {"every": 0},
@@ -51,14 +62,17 @@ class Workload(NamedTuple):
     def partition(self, experiment: Experiment) -> Partition:
         if self.population is None:
             dataset = load_dataset(experiment.data)
-            return make_partition(experiment.partition, dataset.train.y, seed=experiment.seed, num_classes=dataset.num_classes)
+            return make_partition(
+                experiment.partition, dataset.train.y, seed=experiment.seed, num_classes=dataset.num_classes
+            )
         samples = np.arange(self.clients * self.images, dtype=np.int32)
         indices = np.resize(samples, self.population * self.images)
         return Partition(indices, np.arange(self.population + 1, dtype=np.int64) * self.images)
 
 
 class Way(NamedTuple):
-    """One way to run the bare loop: so many processes of so many threads, a fused optimiser, channels-last convolutions."""
+    """One way to run the bare loop: so many processes of so many threads, a fused optimiser, channels-last
+    convolutions."""
 
     processes: int
     threads: int
@@ -71,7 +85,8 @@ class Way(NamedTuple):
 
 
 class Bare:
-    """Plain PyTorch FedAvg over a share of the cohort; the weighted sum of the clients' parameters is left in `total`."""
+    """Plain PyTorch FedAvg over a share of the cohort; the weighted sum of the clients' parameters is left in
+    `total`."""
 
     def __init__(self, experiment: Experiment, partition: Partition, way: Way, addressed: bool = False) -> None:
         dataset, algorithm = load_dataset(experiment.data), experiment.algorithm
@@ -155,7 +170,10 @@ def _serve(pipe: Any, threads: int, weights: list[Tensor], total: list[Tensor], 
 
 
 class BarePool:
-    """Processes that live across rounds; global weights and partial sums lie in shared memory. `with BarePool(...) as pool`."""
+    """Processes that live across rounds; global weights and partial sums lie in shared memory.
+
+    `with BarePool(...) as pool`.
+    """
 
     def __init__(self, experiment: Experiment, partition: Partition, way: Way, addressed: bool = False) -> None:
         from flray.engine.cohort import sample
@@ -227,7 +245,8 @@ class BarePool:
 
 # flray -------------------------------------------------------------------------------------------
 class Measured(NamedTuple):
-    """Of one run: median seconds of a round, gradient steps of a round, median share of it that is not the slowest actor's clients."""
+    """Of one run: median seconds of a round, gradient steps of a round, median share of it that is not the slowest
+    actor's clients."""
 
     round_s: float
     steps: int

@@ -40,7 +40,8 @@ def startup(home: Path, repeats: int) -> tuple[float, str]:
 
 
 def sweep(home: Path, repeats: int, rounds: int | None) -> tuple[float, str]:
-    """Wall time of `flray sweep` (8 trials, one at a time, tables and figures) over that of the same 8 runs in one process.
+    """Wall time of `flray sweep` (8 trials, one at a time, tables and figures) over that of the same 8 runs in one
+    process.
 
     Both from the start of the process to its end, with a Ray of their own and every core for one run.
     """
@@ -57,19 +58,28 @@ def sweep(home: Path, repeats: int, rounds: int | None) -> tuple[float, str]:
     }
     config = home / "sweep.yaml"
     budget = {"trials": TRIALS, "concurrency": 1, "sampler": "random", "final": {"top": 0}}
-    config.write_text(yaml.safe_dump({"name": "bench", "experiment": experiment, "space": {"algorithm.lr": values}, **budget}))
+    config.write_text(
+        yaml.safe_dump({"name": "bench", "experiment": experiment, "space": {"algorithm.lr": values}, **budget})
+    )
     in_a_row = (
         "import sys, yaml; from pathlib import Path\n"
         "from flray.loader import load_config; from flray.api import simulate\n"
         "spec = yaml.safe_load(open(sys.argv[1]))\n"
         "for i, lr in enumerate(spec['space']['algorithm.lr']):\n"
-        "    simulate(load_config(spec['experiment'], {'algorithm.lr': lr})[0], Path(sys.argv[2]) / str(i), overwrite=True)"
+        "    simulate(load_config(spec['experiment'], {'algorithm.lr': lr})[0], Path(sys.argv[2]) / str(i), "
+        "overwrite=True)"
     )
     times: dict[str, list[float]] = {"sweep": [], "row": []}
     for repeat in range(repeats):
         ways = {
             "row": (in_a_row, str(config), str(home / "row")),
-            "sweep": ("from flray.cli import main; main()", "sweep", str(config), "--out", str(home / f"sweep-{repeat}-{time.time_ns()}")),
+            "sweep": (
+                "from flray.cli import main; main()",
+                "sweep",
+                str(config),
+                "--out",
+                str(home / f"sweep-{repeat}-{time.time_ns()}"),
+            ),
         }
         for name, (code, *arguments) in ways.items():
             started = time.perf_counter()

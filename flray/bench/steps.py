@@ -1,4 +1,5 @@
-"""`flray bench --algorithms`: the time of each algorithm's local step beside FedAvg's, and the ratio that its FLOPs give."""
+"""`flray bench --algorithms`: the time of each algorithm's local step beside FedAvg's, and the ratio that its FLOPs
+give."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ STEADY = {"fedproj": {"round0": "kl_init"}}
 
 
 def compare_steps(names: Sequence[str], workload: Workload, repeats: int) -> list[dict[str, Any]]:
-    """One row per algorithm: ms a step (best), time and FLOPs relative to FedAvg (median over interleaved measurements), their ratio.
+    """One row per algorithm: ms a step (best), time and FLOPs relative to FedAvg (median over interleaved
+    measurements), their ratio.
 
     One client in this process on one thread; `names` are registered algorithms, `["all"]` every federated one of flray.
     """
@@ -80,7 +82,14 @@ def local_training(name: str, workload: Workload) -> Callable[[], tuple[float, i
 
 
 def _experiment(name: str, workload: Workload) -> Any:
-    options = {"name": name, "lr": 0.01, "momentum": 0.9, "local_epochs": 1, "batch_size": workload.batch, **STEADY.get(name, {})}
+    options = {
+        "name": name,
+        "lr": 0.01,
+        "momentum": 0.9,
+        "local_epochs": 1,
+        "batch_size": workload.batch,
+        **STEADY.get(name, {}),
+    }
     proxy = {"source": "holdout", "size": min(2000, workload.clients * workload.images // 2), "labelled": False}
     return load_config(workload.experiment(1), {"algorithm": options, "proxy": proxy})[0]
 

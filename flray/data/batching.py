@@ -33,7 +33,8 @@ class Labelled(Protocol):
 
 
 class Normalizer:
-    """uint8 [n, H, W, C] -> float32 [n, C, H, W] with channels-last strides; float32 [n, d] stays, token ids int32 [n, L] become int64.
+    """uint8 [n, H, W, C] -> float32 [n, C, H, W] with channels-last strides; float32 [n, d] stays, token ids int32 [n,
+    L] become int64.
 
     (x/255 - mean)/std is one multiply and one add with precomputed scale 1/(255 std) and shift -mean/std.
     They run in place over rows of W*C values with the constants repeated W times: on a CPU 3 times as fast
@@ -70,12 +71,12 @@ class Batches:
     """The local epochs of one client: sized, and iterable as often as one likes with the same batches.
 
     Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`, or as they are when `rng` is None.
-    The last batch of an epoch may be short: `last_batch` keeps it, drops it or merges it into the one before (an only batch stays, as
-    it is). `epochs=None`: as many as `steps` need; with both, `steps` ends it all earlier, within an epoch if need be.
-    Augmentation draws from `rng("augment", e)`, for the whole epoch at once: results do not depend on the chunk
-    size. With `rows=(first, last)` only those rows of every batch are cut, where it has them (it may have none): what one of
-    several workers computes. `x` and `y` may be read-only memory maps, or tensors already on the device (then nothing is copied from
-    the host).
+    The last batch of an epoch may be short: `last_batch` keeps it, drops it or merges it into the one before (an only
+    batch stays, as it is). `epochs=None`: as many as `steps` need; with both, `steps` ends it all earlier, within an
+    epoch if need be. Augmentation draws from `rng("augment", e)`, for the whole epoch at once: results do not depend on
+    the chunk size. With `rows=(first, last)` only those rows of every batch are cut, where it has them (it may have
+    none): what one of several workers computes. `x` and `y` may be read-only memory maps, or tensors already on the
+    device (then nothing is copied from the host).
     """
 
     def __init__(
@@ -117,7 +118,9 @@ class Batches:
     @property
     def plain(self) -> Batches:
         """The same samples once, in their order, without augmentation."""
-        return Batches(self.x, self.y, self.indices, batch_size=self.batch_size, epochs=1, rng=None, normalizer=self.normalizer)
+        return Batches(
+            self.x, self.y, self.indices, batch_size=self.batch_size, epochs=1, rng=None, normalizer=self.normalizer
+        )
 
     def __len__(self) -> int:
         return self._steps
@@ -150,7 +153,8 @@ class Batches:
                     yield from map(Batch, torch.split(x, sizes), torch.split(y, sizes))
 
     def _places(self, bounds: Array) -> tuple[slice | Array, list[int]]:
-        """Which of the epoch's samples are cut for the batches between these edges, and how many of them each batch has."""
+        """Which of the epoch's samples are cut for the batches between these edges, and how many of them each batch
+        has."""
         whole = np.diff(bounds)
         if self.rows is None:
             return slice(int(bounds[0]), int(bounds[-1])), whole.tolist()

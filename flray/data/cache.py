@@ -4,8 +4,9 @@
 (hash of the source files, decode options, `FORMAT`), so an entry never goes stale. Entries are written aside,
 fsynced and renamed; a lock file lets one process build while the others wait.
 
-Every process compares a file with its checksum before it maps it for the first time, and again when its size, time or inode
-changed: 10 to 40 ms for CIFAR-10 (184 MB) in the page cache. A damaged entry is named and made again from its source.
+Every process compares a file with its checksum before it maps it for the first time, and again when its size, time or
+inode changed: 10 to 40 ms for CIFAR-10 (184 MB) in the page cache. A damaged entry is named and made again from its
+source.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class CacheWarning(UserWarning):
 
 
 class Entry(NamedTuple):
-    """Arrays by name, and small JSON facts about them; `checksums` of the arrays' files are known once they are stored."""
+    """Arrays by name, and small JSON facts about them; `checksums` of the arrays' files are known once they are
+    stored."""
 
     arrays: Mapping[str, Array]
     meta: Mapping[str, Any]
@@ -56,7 +58,8 @@ def digest(*parts: Any) -> str:
 
 
 def fetch(key: str, build: Callable[[], Entry]) -> Entry:
-    """The entry of `key`, read-only and memory-mapped; built and stored where it is missing, or (with a `CacheWarning`) damaged.
+    """The entry of `key`, read-only and memory-mapped; built and stored where it is missing, or (with a `CacheWarning`)
+    damaged.
 
     Raises DataError when the disk is full or the cache folder cannot be written.
     """
@@ -70,7 +73,9 @@ def fetch(key: str, build: Callable[[], Entry]) -> Entry:
             entry, damage = _read(folder)  # another process may have built it while this one waited
             if entry is None:
                 if damage:
-                    warnings.warn(f"data cache: {folder}/{damage}; it is made again from the source", CacheWarning, stacklevel=2)
+                    warnings.warn(
+                        f"data cache: {folder}/{damage}; it is made again from the source", CacheWarning, stacklevel=2
+                    )
                 _write(folder, build())
                 entry, _ = _read(folder)
     if entry is None:
@@ -100,7 +105,8 @@ def file_digest(paths: Sequence[Path]) -> str:
 
 
 def listing_digest(paths: Sequence[str]) -> str:
-    """Hash of the names, sizes and times of many small files: what `file_digest` trusts, without reading any of them."""
+    """Hash of the names, sizes and times of many small files: what `file_digest` trusts, without reading any of
+    them."""
     stats = ((path, os.stat(path)) for path in paths)
     return checksum(*(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode() for path, stat in stats))
 
@@ -127,7 +133,8 @@ def _read(folder: Path) -> tuple[Entry | None, str]:
 
 
 def _verify(path: Path, expected: str) -> None:
-    """Raises `ValueError` when the file is not the one that was written; costs nothing for a file that this process has compared."""
+    """Raises `ValueError` when the file is not the one that was written; costs nothing for a file that this process has
+    compared."""
     stat = path.stat()
     stamp = (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
     if stamp not in _verified:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class LabelWarning(UserWarning):
-    """Rows of a data set that are left out because they have no label of the task, labels that may mark such rows, a test of one class."""
+    """Rows of a data set that are left out because they have no label of the task, labels that may mark such rows, a
+    test of one class."""
 
 
 def check_splits(splits: Splits, config: DataConfig) -> None:
@@ -29,24 +30,35 @@ def check_splits(splits: Splits, config: DataConfig) -> None:
         text = split.x.ndim == 2 and split.x.dtype == np.int32
         if not image and not text and not (split.x.ndim == 2 and split.x.dtype == np.float32):
             raise DataError(
-                f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 [n, H, W, C], float32 [n, d] or (token ids) int32 [n, L]"
+                f"{what}.x is {split.x.dtype} {split.x.shape}; make it uint8 [n, H, W, C], float32 [n, d] or (token "
+                "ids) int32 [n, L]"
             )
         if text != (splits.vocabulary is not None):
-            raise DataError(f"{what}.x is {split.x.dtype}; token ids are int32 and come with a vocabulary, other samples without one")
+            raise DataError(
+                f"{what}.x is {split.x.dtype}; token ids are int32 and come with a vocabulary, other samples without "
+                "one"
+            )
         if split.y.shape != split.x.shape[:1] or split.y.dtype != np.int64:
             raise DataError(f"{what}.y is {split.y.dtype} {split.y.shape}; make it int64 [{len(split.x)}]")
         if not len(split.y):
             raise DataError(f"{what} has no samples")
         low, high = int(split.y.min()), int(split.y.max())
         if low < 0 or high >= len(splits.classes):
-            raise DataError(f"{what}.y holds class {low if low < 0 else high}, which is none of 0..{len(splits.classes) - 1}")
+            raise DataError(
+                f"{what}.y holds class {low if low < 0 else high}, which is none of 0..{len(splits.classes) - 1}"
+            )
         if split.x.dtype == np.float32 and not splits.key:  # what lies in the cache was checked when it was read
             wrong = np.argwhere(~np.isfinite(split.x))
             if len(wrong):
                 row, column = map(int, wrong[0])
-                raise DataError(f"{what}.x row {row}, column {column} is {split.x[row, column]}, no finite number; {len(wrong)} in all")
+                raise DataError(
+                    f"{what}.x row {row}, column {column} is {split.x[row, column]}, no finite number; {len(wrong)} in "
+                    "all"
+                )
         if split.x.shape[1:] != splits.train.x.shape[1:]:
-            raise DataError(f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}")
+            raise DataError(
+                f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}"
+            )
 
 
 def check_classes(dataset: Dataset) -> None:
@@ -66,7 +78,11 @@ def check_fit(raw: Splits, config: DataConfig) -> None:
     """Raises ConfigError for options that do not fit the data."""
     image, text = raw.train.x.ndim == 4, raw.vocabulary is not None
     wrong = [n for n in ("pca", "standardize") if (image or text) and getattr(config, n)]
-    wrong += [n for n in ("text", "tokenizer", "max_length") if not text and getattr(config, n) != DataConfig.model_fields[n].default]
+    wrong += [
+        n
+        for n in ("text", "tokenizer", "max_length")
+        if not text and getattr(config, n) != DataConfig.model_fields[n].default
+    ]
     wrong += [n for n in ("resize", "channels") if not image and getattr(config, n)]
     if not image and config.normalize != "dataset":
         wrong.append("normalize")
@@ -81,6 +97,8 @@ def check_fit(raw: Splits, config: DataConfig) -> None:
             f"{len(raw.test.y)} samples; leave it out, or use test_size for a smaller one"
         )
     if config.test_size and raw.test is None and not config.test_fraction:
-        raise ConfigError("data.test_size: with test_fraction: 0 the test samples are the training samples; leave it out")
+        raise ConfigError(
+            "data.test_size: with test_fraction: 0 the test samples are the training samples; leave it out"
+        )
     if config.pca and config.pca > raw.train.x.shape[1]:
         raise DataError(f"data.pca: {config.pca} components of {raw.train.x.shape[1]} features; set it lower")

@@ -53,11 +53,20 @@ class ClientSamples:
     def plain(self) -> Batches:
         """The samples once, in their order, without augmentation, in batches of `plain_batch`."""
         return Batches(
-            self.split.x, self.split.y, self.numbers, batch_size=self.plain_batch, epochs=1, rng=None, normalizer=self.normalizer
+            self.split.x,
+            self.split.y,
+            self.numbers,
+            batch_size=self.plain_batch,
+            epochs=1,
+            rng=None,
+            normalizer=self.normalizer,
         )
 
     def with_samples(self, numbers: Array) -> ClientSamples:
-        """The client's samples and, behind them, those with these numbers (exemplars). Raises `IndexError` for one that does not exist."""
+        """The client's samples and, behind them, those with these numbers (exemplars).
+
+        Raises `IndexError` for one that does not exist.
+        """
         added = np.asarray(numbers, dtype=self.numbers.dtype)
         if len(added) and (added.min() < 0 or added.max() >= len(self.split.x)):
             raise IndexError(f"samples are numbered 0 to {len(self.split.x) - 1}; got {added.min()} to {added.max()}")

@@ -22,8 +22,12 @@ class Augment(Section, frozen=True):
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "preset"}
-    crop_padding: int = Field(default=0, ge=0, description="pixels around the image before a random crop of its size; 0: no crop")
-    crop_mode: Literal["constant", "reflect"] = Field(default="constant", description="padding: black, or mirrored about the edge pixel")
+    crop_padding: int = Field(
+        default=0, ge=0, description="pixels around the image before a random crop of its size; 0: no crop"
+    )
+    crop_mode: Literal["constant", "reflect"] = Field(
+        default="constant", description="padding: black, or mirrored about the edge pixel"
+    )
     flip: bool = Field(default=False, description="horizontally, with probability 1/2")
     cutout: int = Field(default=0, ge=0, description="side of the square that is set to 0; 0: none")
 
@@ -42,7 +46,9 @@ class Constants(Section, frozen=True):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(self.mean) != len(self.std) or not self.mean:
-            raise ConfigError(f"normalize: mean has {len(self.mean)} values and std {len(self.std)}; write one a channel")
+            raise ConfigError(
+                f"normalize: mean has {len(self.mean)} values and std {len(self.std)}; write one a channel"
+            )
         if min(self.std) <= 0:
             raise ConfigError(f"normalize: std {self.std} must be above 0")
         return self
@@ -55,35 +61,60 @@ class DataConfig(Section, frozen=True):
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "source"}
-    source: str = Field(description="name in `flray list datasets`, folder of Parquet files below root, or hf:<id or folder>")
-    root: str | None = Field(default=None, description="folder of data sets; default: the environment variable FLRAY_DATA")
-    download: bool = Field(default=False, description="let torchvision, medmnist or a tokenizer's hub download what is not there")
-    label: str | None = Field(default=None, description="label column; default: label, fine_label, or the only ClassLabel")
-    input: str | None = Field(default=None, description="image or feature column; default: the image column, or all numbers")
+    source: str = Field(
+        description="name in `flray list datasets`, folder of Parquet files below root, or hf:<id or folder>"
+    )
+    root: str | None = Field(
+        default=None, description="folder of data sets; default: the environment variable FLRAY_DATA"
+    )
+    download: bool = Field(
+        default=False, description="let torchvision, medmnist or a tokenizer's hub download what is not there"
+    )
+    label: str | None = Field(
+        default=None, description="label column; default: label, fine_label, or the only ClassLabel"
+    )
+    input: str | None = Field(
+        default=None, description="image or feature column; default: the image column, or all numbers"
+    )
     text: tuple[str, ...] | None = Field(
-        default=None, min_length=1, max_length=2, description="text column, or two for pairs; default: the only one, `text`, a known pair"
+        default=None,
+        min_length=1,
+        max_length=2,
+        description="text column, or two for pairs; default: the only one, `text`, a known pair",
     )
     tokenizer: str | None = Field(
-        default=None, description="text: a Hugging Face tokenizer's name or folder, or `train`: WordPiece trained on the train split"
+        default=None,
+        description="text: a Hugging Face tokenizer's name or folder, or `train`: WordPiece trained on the train split",
     )
     max_length: int = Field(default=128, ge=4, description="text: token ids a sample, padded or cut off")
     group: str | None = Field(default=None, description="column of natural client ids, for the `natural` partition")
-    test_fraction: float = Field(default=0.2, ge=0, lt=1, description="only without an official test split; 0: test on train")
+    test_fraction: float = Field(
+        default=0.2, ge=0, lt=1, description="only without an official test split; 0: test on train"
+    )
     split_seed: int = Field(default=0, description="address of the drawn test split and of the subsamples")
     train_size: int | None = Field(default=None, gt=0, description="stratified subsample of the train split")
     test_size: int | None = Field(default=None, gt=0, description="stratified subsample of the test split")
     resize: int | None = Field(default=None, gt=0, le=10_000, description="images to resize x resize pixels (bilinear)")
     channels: Literal[1, 3] | None = Field(default=None, description="grey to 3 equal channels, or colour to grey")
-    pca: int | None = Field(default=None, gt=0, description="tabular: project on the first components of the train split")
+    pca: int | None = Field(
+        default=None, gt=0, description="tabular: project on the first components of the train split"
+    )
     standardize: bool = Field(default=False, description="tabular: train mean 0, std 1, before PCA")
     normalize: Literal["dataset", "fedzoo", "half", "unit"] | Constants = Field(
-        default="dataset", description="published constants (FedSOL's) or those of the train split; FedZoo-Bench's; 0.5; none; mean and std"
+        default="dataset",
+        description="published constants (FedSOL's) or those of the train split; FedZoo-Bench's; 0.5; none; mean and "
+        "std",
     )
     augment: Augment = Field(
-        default=Augment(), description="crop_padding, crop_mode, flip, cutout; or fedsol: what FedSOL's code does to this data set"
+        default=Augment(),
+        description="crop_padding, crop_mode, flip, cutout; or fedsol: what FedSOL's code does to this data set",
     )
-    leak_check: bool = Field(default=True, description="refuse test samples that are also train samples (above 1 %; below: a warning)")
-    options: dict[str, Any] = Field(default={}, description="what a source itself reads (Parquet, hf, synthetic, cinic10, your own)")
+    leak_check: bool = Field(
+        default=True, description="refuse test samples that are also train samples (above 1 %; below: a warning)"
+    )
+    options: dict[str, Any] = Field(
+        default={}, description="what a source itself reads (Parquet, hf, synthetic, cinic10, your own)"
+    )
 
     @field_validator("source")
     @classmethod
@@ -122,11 +153,17 @@ class ProxyConfig(DataConfig, frozen=True):
     points uniformly in the bounding box of the train features (the Iris pilot of FedProj).
     """
 
-    size: int | None = Field(default=None, gt=0, description="number of samples; default: all (uniform_box: as many as train)")
+    size: int | None = Field(
+        default=None, gt=0, description="number of samples; default: all (uniform_box: as many as train)"
+    )
     labelled: bool | None = Field(default=None, description="keep labels; default: where there are some")
-    same_labels: bool | None = Field(default=None, description="same label space as the task; default: holdout or same source")
+    same_labels: bool | None = Field(
+        default=None, description="same label space as the task; default: holdout or same source"
+    )
     splits: Literal["train", "test", "all"] = Field("train", description="which splits; FedZoo concatenates both")
-    seed: int | None = Field(default=None, description="address of holdout and uniform_box draws; default: the run's seed")
+    seed: int | None = Field(
+        default=None, description="address of holdout and uniform_box draws; default: the run's seed"
+    )
 
     @model_validator(mode="after")
     def _check_proxy(self) -> Self:
@@ -138,5 +175,7 @@ class ProxyConfig(DataConfig, frozen=True):
             raise ConfigError(f"proxy: {self.source} reads the train split only; leave out `splits: {self.splits}`")
         for name in ("tokenizer", "max_length"):
             if getattr(self, name) != DataConfig.model_fields[name].default:
-                raise ConfigError(f"proxy.{name}: public text becomes token ids as the private text does (data.{name}); leave it out")
+                raise ConfigError(
+                    f"proxy.{name}: public text becomes token ids as the private text does (data.{name}); leave it out"
+                )
         return self

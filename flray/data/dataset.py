@@ -38,8 +38,9 @@ class TextShape(tuple[int, ...]):
 class Dataset(NamedTuple):
     """A data set ready to be partitioned: read-only memory-mapped arrays, class names, normalisation constants.
 
-    `mean` and `std` are per channel on the 0..1 scale, empty for tabular features and token ids (used as they are); `vocabulary` is of
-    token ids. `fingerprint` hashes contents, class names, constants and vocabulary. Do not pickle it: reload it from its `DataConfig`.
+    `mean` and `std` are per channel on the 0..1 scale, empty for tabular features and token ids (used as they are);
+    `vocabulary` is of token ids. `fingerprint` hashes contents, class names, constants and vocabulary. Do not pickle
+    it: reload it from its `DataConfig`.
     """
 
     name: str
@@ -74,7 +75,8 @@ def input_shape(x: Array) -> tuple[int, ...]:
 
 
 def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Dataset:
-    """Memory-map the data set of `config`, decoding and preparing it when it is not in the cache; text as ids of `vocabulary` if given.
+    """Memory-map the data set of `config`, decoding and preparing it when it is not in the cache; text as ids of
+    `vocabulary` if given.
 
     Raises DataError for what is missing, damaged or leaking, ConfigError for options that do not fit the data.
     """
@@ -94,7 +96,9 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     if changes.keys() & {"train_size", "test_size", "test_fraction"}:
         changes["split_seed"] = config.split_seed
 
-    entry = fetch(digest("dataset", source_key, changes), lambda: _prepare(raw, config, bool(changes) or not raw.content))
+    entry = fetch(
+        digest("dataset", source_key, changes), lambda: _prepare(raw, config, bool(changes) or not raw.content)
+    )
     train = unpack(entry, "train") or raw.train
     test = train if entry.meta["test_is_train"] else unpack(entry, "test") or raw.test
     assert test is not None
@@ -149,7 +153,10 @@ def stratified(y: Array, size: int, seed: int, purpose: str) -> Array:
     quota = np.floor(exact).astype(np.int64)
     order = np.lexsort((classes, -(exact - quota)))
     quota[order[: size - quota.sum()]] += 1
-    picks = [rng(seed, purpose, int(c)).choice(np.flatnonzero(y == c), q, replace=False) for c, q in zip(classes, quota, strict=True)]
+    picks = [
+        rng(seed, purpose, int(c)).choice(np.flatnonzero(y == c), q, replace=False)
+        for c, q in zip(classes, quota, strict=True)
+    ]
     return np.sort(np.concatenate(picks))
 
 
@@ -245,7 +252,9 @@ def _constants(config: DataConfig, train: Split, meta: Any) -> tuple[tuple[float
         mean, std = (0.0,) * channels, (1.0,) * channels
     elif config.normalize == "fedzoo":
         if name not in FEDZOO:
-            raise ConfigError(f"data.normalize: fedzoo has constants for {', '.join(FEDZOO)}, not for {name!r}; use dataset")
+            raise ConfigError(
+                f"data.normalize: fedzoo has constants for {', '.join(FEDZOO)}, not for {name!r}; use dataset"
+            )
         mean, std = FEDZOO[name]
     elif name in CONSTANTS and len(CONSTANTS[name][0]) in (1, channels):
         mean, std = (values * (channels // len(values)) for values in CONSTANTS[name])

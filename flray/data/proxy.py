@@ -44,14 +44,18 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
     same_source = config.source == dataset.name
     if same_source and config.splits != "train":
         raise ConfigError(
-            f"proxy.splits: {config.splits!r} of {config.source!r} holds the test samples of the task itself; use train or holdout"
+            f"proxy.splits: {config.splits!r} of {config.source!r} holds the test samples of the task itself; use "
+            "train or holdout"
         )
     # statistics, subsamples and constants of the public set are its own; its text becomes ids as the private text does
     words = dataset.vocabulary
     length = {} if words is None else {"max_length": dataset.input_shape[0]}
     public = load_dataset(config.model_copy(update={"leak_check": False, **length}), words)
     if (public.vocabulary and public.vocabulary.fingerprint) != (words and words.fingerprint):
-        raise DataError(f"proxy {config.source!r} and data set {dataset.name!r} have not the same token ids; choose another public set")
+        raise DataError(
+            f"proxy {config.source!r} and data set {dataset.name!r} have not the same token ids; choose another public "
+            "set"
+        )
     if input_shape(public.train.x) != dataset.input_shape:
         raise DataError(
             f"proxy {config.source!r} has samples of shape {public.input_shape} (C, H, W) and data set "
@@ -82,8 +86,8 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
         )
     if same and dataset.vocabulary is not None and public.classes != dataset.classes:
         raise ConfigError(
-            f"proxy.same_labels: the classes of {config.source!r} are {', '.join(public.classes)} and those of {dataset.name!r} "
-            f"{', '.join(dataset.classes)}; leave it out, or make names and order the same"
+            f"proxy.same_labels: the classes of {config.source!r} are {', '.join(public.classes)} and those of "
+            f"{dataset.name!r} {', '.join(dataset.classes)}; leave it out, or make names and order the same"
         )
     y = None if config.labelled is False else split.y
     fingerprint = digest(content, config.splits, public.mean, public.std, y is None)
@@ -93,7 +97,9 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
 def _holdout(config: ProxyConfig, dataset: Dataset, seed: int) -> tuple[Proxy, Array]:
     n, size = len(dataset.train.y), config.size
     if size is None or size >= n:
-        raise DataError(f"proxy.size: holdout takes {size} of {n} train samples and leaves none to the clients; set it lower")
+        raise DataError(
+            f"proxy.size: holdout takes {size} of {n} train samples and leaves none to the clients; set it lower"
+        )
     rows = stratified(dataset.train.y, size, seed, "holdout")
     private = np.setdiff1d(np.arange(n), rows)
     entry = fetch(digest("holdout", dataset.fingerprint, seed, size), lambda: _entry(take(dataset.train, rows)))

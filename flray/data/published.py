@@ -1,4 +1,5 @@
-"""What is known of a data set by its name: normalisation constants, training augmentation (spec 3), meanings of bare labels."""
+"""What is known of a data set by its name: normalisation constants, training augmentation (spec 3), meanings of bare
+labels."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from typing import Any
 
 from flray.core.errors import ConfigError, nearest
 
-# per-channel mean and std of the train split, as in Lee-Gihun/FedSOL (CIFAR-100: of all 50,000 images); one number serves every channel
+# per-channel mean and std of the train split, as in Lee-Gihun/FedSOL (CIFAR-100: of all 50,000 images); one number
+# serves every channel
 CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "mnist": ((0.1307,), (0.3081,)),
     "cifar10": ((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768)),
@@ -33,8 +35,9 @@ AUGMENT: dict[str, dict[str, dict[str, Any]]] = {
         "tissuemnist": {"flip": True},
     }
 }
-# text sets whose labels are bare numbers: label column, value -> class name; rows with other values (neutral tweets: 2) are left out
-STARS = ("label", dict(enumerate(("1 star", "2 star", "3 stars", "4 stars", "5 stars"))))  # the names that yelp_review_full has on the hub
+# text sets whose labels are bare numbers: label column, value -> class name; rows with other values (neutral tweets: 2)
+# are left out the names that yelp_review_full has on the hub
+STARS = ("label", dict(enumerate(("1 star", "2 star", "3 stars", "4 stars", "5 stars"))))
 LABELS: dict[str, tuple[str, dict[int, str]]] = {
     "sentiment140": ("sentiment", {0: "negative", 4: "positive"}),
     "amazon_reviews_multi": STARS,
@@ -48,10 +51,16 @@ def plain_name(source: str) -> str:
 
 
 def augmentation(preset: str, source: str) -> dict[str, Any]:
-    """The options of `Augment` that a preset's name stands for; raises `ConfigError` where it says nothing of the data set."""
+    """The options of `Augment` that a preset's name stands for; raises `ConfigError` where it says nothing of the data
+    set."""
     if preset not in AUGMENT:
-        raise ConfigError(f"data.augment: unknown preset {preset!r}{nearest(preset, AUGMENT)}; or write crop_padding, flip, cutout")
+        raise ConfigError(
+            f"data.augment: unknown preset {preset!r}{nearest(preset, AUGMENT)}; or write crop_padding, flip, cutout"
+        )
     table, name = AUGMENT[preset], plain_name(source)
     if name not in table:
-        raise ConfigError(f"data.augment: {preset} is known for {', '.join(table)}, not for {name!r}; write crop_padding, flip, cutout")
+        raise ConfigError(
+            f"data.augment: {preset} is known for {', '.join(table)}, not for {name!r}; write crop_padding, flip, "
+            "cutout"
+        )
     return table[name]

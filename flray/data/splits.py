@@ -1,4 +1,5 @@
-"""What a source of samples returns, and how it lies in the cache: arrays by the names of the splits, memory-mapped again."""
+"""What a source of samples returns, and how it lies in the cache: arrays by the names of the splits, memory-mapped
+again."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from flray.data.cache import Array, Entry, digest, fetch
 
 
 class Split(NamedTuple):
-    """Samples of one split: `x` uint8 [n, H, W, C], float32 [n, d] or token ids int32 [n, L]; `y` int64 [n]; `group` int64 [n] or None."""
+    """Samples of one split: `x` uint8 [n, H, W, C], float32 [n, d] or token ids int32 [n, L]; `y` int64 [n]; `group`
+    int64 [n] or None."""
 
     x: Array
     y: Array
@@ -21,7 +23,8 @@ class Split(NamedTuple):
 class Vocabulary(NamedTuple):
     """What token ids count in: `size` tokens, of which one fills up (`pad`) and one ends a text (`separator`).
 
-    `tokenizer` is the description (JSON, as uint8) that the `tokenizers` library reads; None: public text cannot be tokenised alike.
+    `tokenizer` is the description (JSON, as uint8) that the `tokenizers` library reads; None: public text cannot be
+    tokenised alike.
     """
 
     size: int
@@ -37,7 +40,8 @@ class Vocabulary(NamedTuple):
 class Splits(NamedTuple):
     """What a source returns. `test` is None without an official test split; `key` names the contents, or is "".
 
-    `vocabulary` belongs to token ids; `notes` tell the user what was left out; `content` is the checksum of samples from the cache, or "".
+    `vocabulary` belongs to token ids; `notes` tell the user what was left out; `content` is the checksum of samples
+    from the cache, or "".
     """
 
     train: Split
@@ -66,7 +70,9 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
         raise DataError(f"data cache entry {key} has no train split; delete it from FLRAY_CACHE")
     known = entry.meta.get("vocabulary")
     vocabulary = None if known is None else Vocabulary(known[0], known[1], known[2], entry.arrays["tokenizer"])
-    return Splits(train, test, tuple(entry.meta["classes"]), key, vocabulary, tuple(entry.meta["notes"]), content_of(entry))
+    return Splits(
+        train, test, tuple(entry.meta["classes"]), key, vocabulary, tuple(entry.meta["notes"]), content_of(entry)
+    )
 
 
 def content_of(entry: Entry) -> str:
@@ -77,7 +83,12 @@ def content_of(entry: Entry) -> str:
 def pack(train: Split | None, test: Split | None) -> dict[str, Array]:
     """Arrays of up to two splits under the names of a cache entry."""
     both = {"train": train, "test": test}
-    named = {f"{name}_{field}": array for name, split in both.items() if split for field, array in zip(Split._fields, split, strict=True)}
+    named = {
+        f"{name}_{field}": array
+        for name, split in both.items()
+        if split
+        for field, array in zip(Split._fields, split, strict=True)
+    }
     return {name: array for name, array in named.items() if array is not None}
 
 

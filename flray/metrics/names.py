@@ -1,11 +1,13 @@
-"""The columns of a run's tables and what each of them says: what `flray list metrics` prints and a sweep may tune on."""
+"""The columns of a run's tables and what each of them says: what `flray list metrics` prints and a sweep may tune
+on."""
 
 from __future__ import annotations
 
 LAST = 10  # tested rounds that `test/acc_mean10` is the mean of (spec 1.4)
 
 METRICS = {
-    "test/acc": "accuracy of the global model on the test set, after the server half, in its first inference mode; by class: tests/",
+    "test/acc": "accuracy of the global model on the test set, after the server half, in its first inference mode; by "
+    "class: tests/",
     "test/loss": "mean cross-entropy on the test set, of the samples whose label is in the head that answers",
     "val/acc": "accuracy on held-out training data (evaluate.validation); then the test set is not read",
     "val/loss": "mean cross-entropy on held-out training data",
@@ -21,7 +23,8 @@ METRICS = {
     "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",
     "clients_dropped": "sampled clients that did not deliver (cohort.dropout)",
     "diverged": "a client's update or the global state holds a NaN or an infinity",
-    "personal/ftE/acc_mean": "tasks/: accuracy of clients on their own test shares after E epochs of fine-tuning, mean over clients",
+    "personal/ftE/acc_mean": "tasks/: accuracy of clients on their own test shares after E epochs of fine-tuning, mean "
+    "over clients",
     "personal/ftE/acc_std": "the same: standard deviation over clients (ddof 0)",
     "personal/ftE/acc_p10": "the same: 10th percentile over clients",
     "project/share": "FedProj: share of local steps whose gradient was projected",
@@ -35,7 +38,8 @@ METRICS = {
     "time/client_s": "sum of the clients' times, each on its own actor",
     "time/server_s": "aggregation and distillation",
     "time/evaluate_s": "testing the global model",
-    "acc": "tests/: right / total, for each test set and inference mode; made when the table is read, as the next three",
+    "acc": "tests/: right / total, for each test set and inference mode; made when the table is read, as the next "
+    "three",
     "loss": "tests/: loss_sum / covered",
     "acc_macro": "tests/: mean of the classes' accuracies, each class with the same weight",
     "acc_worst": "tests/: accuracy of the worst class",

@@ -16,17 +16,21 @@ ABSENT = -1e9  # a similarity that takes no part: its exponential is 0; finite, 
 
 
 def info_nce(similarities: Tensor, tau: float) -> Tensor:
-    """Mean over rows of -log(e^{s_0/tau} / sum_n e^{s_n/tau}) of `similarities [..., 1 + N]`; column 0 is the positive."""
+    """Mean over rows of -log(e^{s_0/tau} / sum_n e^{s_n/tau}) of `similarities [..., 1 + N]`; column 0 is the
+    positive."""
     rows = similarities.flatten(0, -2) / tau
     return F.cross_entropy(rows, torch.zeros(len(rows), dtype=torch.long, device=rows.device))
 
 
 def model_contrast(z: Tensor, positive: Tensor, negatives: Sequence[Tensor], tau: float) -> Tensor:
-    """MOON's term (Li et al. 2021, section 3) of representations `[B, F]`: the local, the global, earlier local models'.
+    """MOON's term (Li et al. 2021, section 3) of representations `[B, F]`: the local, the global, earlier local
+    models'.
 
     By cosine; every norm is at least 1e-8. Without negatives the term and its gradient are 0.
     """
-    return info_nce(torch.stack([F.cosine_similarity(z, other, dim=1, eps=1e-8) for other in (positive, *negatives)], dim=1), tau)
+    return info_nce(
+        torch.stack([F.cosine_similarity(z, other, dim=1, eps=1e-8) for other in (positive, *negatives)], dim=1), tau
+    )
 
 
 def cosine_matrices(levels: Sequence[Tensor]) -> Tensor:
@@ -36,11 +40,12 @@ def cosine_matrices(levels: Sequence[Tensor]) -> Tensor:
 
 
 def relaxed_contrast(s: Tensor, y: Tensor, tau: float, form: Form = "code") -> Tensor:
-    """FedRCL's supervised contrastive loss of similarities `s [L, B, B]` and labels `y [B]`: mean over levels and samples.
+    """FedRCL's supervised contrastive loss of similarities `s [L, B, B]` and labels `y [B]`: mean over levels and
+    samples.
 
-    With Neg_i the samples of other classes and l_ij = -log(e^{s_ij/tau} / (e^{s_ij/tau} + sum_{n in Neg} e^{s_in/tau})):
-    `code`: l_ij of the least similar j of the class (i itself among them) against the two most similar of Neg_i;
-    `paper`: the sum of l_ij over every other j of the class, against all of Neg_i. 0 where Neg_i is empty.
+    With Neg_i the samples of other classes and l_ij = -log(e^{s_ij/tau} / (e^{s_ij/tau} + sum_{n in Neg}
+    e^{s_in/tau})): `code`: l_ij of the least similar j of the class (i itself among them) against the two most similar
+    of Neg_i; `paper`: the sum of l_ij over every other j of the class, against all of Neg_i. 0 where Neg_i is empty.
     """
     same = y[:, None] == y
     negatives = s.masked_fill(same, ABSENT)
@@ -52,10 +57,12 @@ def relaxed_contrast(s: Tensor, y: Tensor, tau: float, form: Form = "code") -> T
 
 
 def divergence_penalty(s: Tensor, y: Tensor, tau: float, threshold: float, form: Form = "code") -> Tensor:
-    """FedRCL's penalty on pairs of a class that are too similar, of `s [L, B, B]`, `y [B]`: mean over levels and samples.
+    """FedRCL's penalty on pairs of a class that are too similar, of `s [L, B, B]`, `y [B]`: mean over levels and
+    samples.
 
-    -log(e^{s_ii/tau} / (e^{s_ii/tau} + sum_r e^{r/tau})); `code`: one r, the similarity to the least similar other sample of the class
-    if that is at least `threshold`, otherwise -1; `paper`: every s_ij of the class, j != i, that is at least `threshold`.
+    -log(e^{s_ii/tau} / (e^{s_ii/tau} + sum_r e^{r/tau})); `code`: one r, the similarity to the least similar other
+    sample of the class if that is at least `threshold`, otherwise -1; `paper`: every s_ij of the class, j != i, that is
+    at least `threshold`.
     """
     others = _others(y[:, None] == y)
     own = s.diagonal(dim1=1, dim2=2)[..., None]

@@ -1,4 +1,5 @@
-"""Ensemble distillation on public data (FedDF Algorithm 1; FedProj Eq. 9 and Algorithm 1, server half; FedET section 3.2)."""
+"""Ensemble distillation on public data (FedDF Algorithm 1; FedProj Eq. 9 and Algorithm 1, server half; FedET section
+3.2)."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ def proxy_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch
 
 
 class Ensemble(Record):
-    """Of the clients on the proxy data, both `[n, C]`: the mean of their `logits` (FedProj Eq. 3, unweighted), and the `teacher`,
-    logits whose softmax at the distillation temperature is what the student learns."""
+    """Of the clients on the proxy data, both `[n, C]`: the mean of their `logits` (FedProj Eq. 3, unweighted), and the
+    `teacher`, logits whose softmax at the distillation temperature is what the student learns."""
 
     logits: Tensor
     teacher: Tensor
@@ -47,9 +48,11 @@ def ensemble(
 ) -> Ensemble:
     """The ensemble of the clients with parameters `w` (each `[P]`) and statistics `b` (each `[Q]`) on the proxy set.
 
-    `avg_logits`: the teacher is the mean of logits. `avg_probs`: the mean of the clients' probabilities at temperature 1.
-    `avg_losses`: what has the gradient of the mean of the clients' KL terms at the distillation temperature. Forward, sum_k KL(p_k || q),
-    that is the mean of their probabilities; in reverse, sum_k KL(q || p_k), that of their log-probabilities, and so of their logits.
+    `avg_logits`: the teacher is the mean of logits. `avg_probs`: the mean of the clients' probabilities at temperature
+    1. `avg_losses`: what has the gradient of the mean of the clients' KL terms at the distillation temperature.
+       Forward, sum_k KL(p_k || q),
+    that is the mean of their probabilities; in reverse, sum_k KL(q || p_k), that of their log-probabilities, and so of
+    their logits.
     """
     if teacher == "avg_losses" and direction == "reverse":
         teacher = "avg_logits"
@@ -59,7 +62,9 @@ def ensemble(
         p = torch.softmax(z / (temperature if teacher == "avg_losses" else 1.0), dim=1)
         logits, mean = (z, p) if k == 0 else (logits.add_(z), mean.add_(p))
     logits.div_(len(w))
-    return Ensemble(logits, logits if teacher == "avg_logits" else mean.div_(len(w)).clamp_min_(1e-12).log_().mul_(temperature))
+    return Ensemble(
+        logits, logits if teacher == "avg_logits" else mean.div_(len(w)).clamp_min_(1e-12).log_().mul_(temperature)
+    )
 
 
 def fit(
@@ -80,9 +85,9 @@ def fit(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Student `(w [P], b [Q])` after Adam on loss + penalty over the proxy set, and the mean loss (0-dim).
 
-    `loss(logits [B, C], index [B])` is a scalar of the student's logits on the samples `index`. The student runs in `mode`: in `train`
-    its `b` moves. The optimiser is new, its weight decay is added after clipping. `penalty(w)` returns the gradient `[P]` of a regulariser
-    of the parameters. Inputs are not changed.
+    `loss(logits [B, C], index [B])` is a scalar of the student's logits on the samples `index`. The student runs in
+    `mode`: in `train` its `b` moves. The optimiser is new, its weight decay is added after clipping. `penalty(w)`
+    returns the gradient `[P]` of a regulariser of the parameters. Inputs are not changed.
     """
     w, b = w.clone(), b.clone()
     ctx.objective.reached()  # from here on
@@ -91,7 +96,11 @@ def fit(
     steps = epochs * math.ceil(proxy.size / batch_size)
     for step, index in enumerate(_epochs(ctx, proxy.size, batch_size, epochs)):
         chosen, x = torch.from_numpy(index).to(w.device), proxy.inputs(index)
-        value, g = ctx.objective.value_and_grad(lambda f, x=x, chosen=chosen: loss(f(x), chosen), w, b, mode, gradient)  # type: ignore[misc]
+
+        def value_of(f: Any, x: Any = x, chosen: Tensor = chosen) -> Tensor:
+            return loss(f(x), chosen)
+
+        value, g = ctx.objective.value_and_grad(value_of, w, b, mode, gradient)
         if penalty is not None:
             g.add_(penalty(w))
         if clip is not None:

@@ -28,7 +28,8 @@ def kl(teacher: Tensor, student: Tensor, temperature: float = 1.0, direction: Di
     log_q = torch.log_softmax(student / temperature, dim=1)
     if direction == "reverse":
         log_p, log_q = log_q, log_p
-    # sum q - sum p is 0; with it the gradient is exactly 0 at equal logits, where FedSOL would blow its rounding up to length rho
+    # sum q - sum p is 0; with it the gradient is exactly 0 at equal logits, where FedSOL would blow its rounding up to
+    # length rho
     return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True) + (log_q.exp() - log_p.exp()).sum() / len(
         log_q
     )

@@ -1,4 +1,5 @@
-"""The memory loss on public samples that a client's step must not raise (FedProj section 4.2, spec 5.3): its gradient, and its record."""
+"""The memory loss on public samples that a client's step must not raise (FedProj section 4.2, spec 5.3): its gradient,
+and its record."""
 
 from __future__ import annotations
 
@@ -26,15 +27,25 @@ class Buffer(Record):
 
 
 def batch_of(order: np.ndarray, step: int, size: int) -> np.ndarray:
-    """The places `[size]` in the buffer that local step `step` reads: consecutive pieces of `order [M]`, round and round."""
+    """The places `[size]` in the buffer that local step `step` reads: consecutive pieces of `order [M]`, round and
+    round."""
     size = min(size, len(order))
     return np.take(order, np.arange(step * size, (step + 1) * size), mode="wrap")
 
 
 def memory_gradient(
-    ctx: Context, w: Tensor, b: Tensor, buffer: Buffer, chosen: np.ndarray, kind: Kind, mode: ModuleMode, block: int, out: Tensor
+    ctx: Context,
+    w: Tensor,
+    b: Tensor,
+    buffer: Buffer,
+    chosen: np.ndarray,
+    kind: Kind,
+    mode: ModuleMode,
+    block: int,
+    out: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """(mean loss, its gradient `[P]`) of the model at `(w, b)` on the buffer's places `chosen [B]`, `block` at a time; `out` is scratch."""
+    """(mean loss, its gradient `[P]`) of the model at `(w, b)` on the buffer's places `chosen [B]`, `block` at a time;
+    `out` is scratch."""
     if len(chosen) <= block:
         return _one_pass(ctx, w, b, buffer, chosen, kind, mode, out)
     total, g_mem = torch.zeros((), device=w.device), torch.zeros_like(w)
@@ -49,7 +60,11 @@ def _one_pass(
     ctx: Context, w: Tensor, b: Tensor, buffer: Buffer, chosen: np.ndarray, kind: Kind, mode: ModuleMode, out: Tensor
 ) -> tuple[Tensor, Tensor]:
     proxy = ctx.require_proxy()
-    index = chosen if buffer.memory is None else buffer.memory[torch.from_numpy(chosen).to(buffer.memory.device)].cpu().numpy()
+    index = (
+        chosen
+        if buffer.memory is None
+        else buffer.memory[torch.from_numpy(chosen).to(buffer.memory.device)].cpu().numpy()
+    )
     x = proxy.inputs(index)
     if kind == "ce_labels":
         y = proxy.labels(index)
@@ -59,7 +74,8 @@ def _one_pass(
 
 
 class Tally(Record):
-    """Sums over the local steps that read the memory, all 0-dim; `first` and `last` are the memory loss at the first and last of them."""
+    """Sums over the local steps that read the memory, all 0-dim; `first` and `last` are the memory loss at the first
+    and last of them."""
 
     steps: Tensor
     projected: Tensor

@@ -1,7 +1,7 @@
 """First-order optimisers on one flat vector, in place.
 
-Each `*_direction_` turns a gradient into the direction `v` of the update `w <- w - lr * v`, so that an algorithm can act on the
-gradient before, or on the direction after (spec 0: numerics 3 and 4; the same numbers as `torch.optim`).
+Each `*_direction_` turns a gradient into the direction `v` of the update `w <- w - lr * v`, so that an algorithm can
+act on the gradient before, or on the direction after (spec 0: numerics 3 and 4; the same numbers as `torch.optim`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from flray.core.messages import Record
 
 
 class Moments(Record):
-    """Optimiser state of one client; `second` is empty for SGD, `first` is not read without momentum. `steps`: taken so far."""
+    """Optimiser state of one client; `second` is empty for SGD, `first` is not read without momentum.
+
+    `steps`: taken so far.
+    """
 
     first: Tensor
     second: Tensor
@@ -23,12 +26,15 @@ class Moments(Record):
 
 
 def decay_(g: Tensor, w: Tensor, weight_decay: float, reached: Tensor | None) -> None:
-    """g <- g + weight_decay w, in place; where `reached [P]` is 0 there is no gradient, and so no decay (:meth:`Objective.reached`)."""
+    """g <- g + weight_decay w, in place; where `reached [P]` is 0 there is no gradient, and so no decay
+    (:meth:`Objective.reached`)."""
     if weight_decay:
         g.add_(w if reached is None else w * reached, alpha=weight_decay)
 
 
-def sgd_direction_(w: Tensor, g: Tensor, moments: Moments, momentum: float, weight_decay: float, reached: Tensor | None = None) -> Tensor:
+def sgd_direction_(
+    w: Tensor, g: Tensor, moments: Moments, momentum: float, weight_decay: float, reached: Tensor | None = None
+) -> Tensor:
     """PyTorch's SGD, dampening 0, no Nesterov: g <- g + weight_decay w; buf <- momentum buf + g; v = buf.
 
     `g` is consumed. At the first step buf = g, whatever the buffer holds.
@@ -50,7 +56,9 @@ def adam_direction_(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> Tensor:
-    """Adam (Kingma and Ba 2015, Algorithm 1), bias-corrected; weight decay is added to the gradient. `g` is overwritten with v.
+    """Adam (Kingma and Ba 2015, Algorithm 1), bias-corrected; weight decay is added to the gradient.
+
+    `g` is overwritten with v.
 
     `moments.steps` is the number of steps before this one.
     """

@@ -1,4 +1,5 @@
-"""The point w + rho * scale (*) g / norm(g) at which a second gradient is taken: SAM, ASAM, FedSOL Eq. 5, 7 and 8 (spec 6.2, 10)."""
+"""The point w + rho * scale (*) g / norm(g) at which a second gradient is taken: SAM, ASAM, FedSOL Eq. 5, 7 and 8 (spec
+6.2, 10)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ WHOLE = (slice(None),)
 
 
 class Part(NamedTuple):
-    """Tensors of a flat vector: their `numbers` in order, their `entries`, and the `spans` that they and the gaps after them fill."""
+    """Tensors of a flat vector: their `numbers` in order, their `entries`, and the `spans` that they and the gaps after
+    them fill."""
 
     numbers: tuple[int, ...]
     entries: tuple[Entry, ...]
@@ -42,7 +44,8 @@ def part(objective: Objective, name: PartName) -> Part:
 
 
 def part_gradient(value: Tensor, model: Model, part: Part, out: Tensor) -> Tensor:
-    """Gradient of the scalar `value` with respect to a model's tensors of a part, in the flat `out [P]`; the rest of it stays."""
+    """Gradient of the scalar `value` with respect to a model's tensors of a part, in the flat `out [P]`; the rest of it
+    stays."""
     gradients = torch.autograd.grad(value, [model.leaves[i] for i in part.numbers], materialize_grads=True)
     for span in part.spans:
         out[span].zero_()  # the gaps between tensors
@@ -56,7 +59,9 @@ def check_head(objective: Objective) -> None:
     module = objective.module
     head = getattr(module, "head", None)
     if not isinstance(head, nn.Module) or not any(objective.in_head):
-        raise ConfigError(f"model {type(module).__name__} declares no trainable `head`: perturb: head or body needs one; use all")
+        raise ConfigError(
+            f"model {type(module).__name__} declares no trainable `head`: perturb: head or body needs one; use all"
+        )
     inside = {id(m) for m in head.modules()}
     elsewhere = {id(p) for m in module.modules() if id(m) not in inside for p in m.parameters(recurse=False)}
     if any(id(p) in elsewhere for p in head.parameters()):
@@ -73,7 +78,8 @@ def ascend(
     min_norm: float = 0.0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """w + rho * scale (*) g / (norm(g) + eps) on the `spans` of `w, g, scale [P]`, in `out` (which may be `scale`) or a copy of `w`.
+    """w + rho * scale (*) g / (norm(g) + eps) on the `spans` of `w, g, scale [P]`, in `out` (which may be `scale`) or a
+    copy of `w`.
 
     The norm is that of `g` on the spans; below `min_norm` the point is `w`. Outside the spans `out` is left as it is.
     """
@@ -97,15 +103,17 @@ def around(objective: Objective, w: Tensor, name: PartName) -> Tensor:
 def distance(w: Tensor, anchor: Tensor, part: Part, how: Adaptive, out: Tensor) -> Tensor:
     """Lambda `[P]` in `out`: |w - anchor| on a part, divided by max(its norm, 1e-12) over each column, tensor or layer.
 
-    `columnwise` (FedSOL's code): along dimension 0 of each tensor. `tensor` (FedSOL Eq. 7). `layer`: one norm for the tensors of a
-    module, such as weight and bias. Computed as the root of d^2 / sum d^2: a sum over rows is 15 times as fast as a norm over them.
+    `columnwise` (FedSOL's code): along dimension 0 of each tensor. `tensor` (FedSOL Eq. 7). `layer`: one norm for the
+    tensors of a module, such as weight and bias. Computed as the root of d^2 / sum d^2: a sum over rows is 15 times as
+    fast as a norm over them.
     """
     for s in part.spans:
         torch.sub(w[s], anchor[s], out=out[s]).square_()
     places = [slice(entry.offset, entry.offset + entry.numel) for entry in part.entries]
     if how == "columnwise":
         for entry, place in zip(part.entries, places, strict=True):
-            columns = out[place].view(entry.shape[0] if entry.shape else 1, -1)  # a kernel's memory is [out, kh, kw, in]
+            # a kernel's memory is [out, kh, kw, in]
+            columns = out[place].view(entry.shape[0] if entry.shape else 1, -1)
             columns.div_(columns.sum(0).clamp_min_(1e-24))
     else:
         for group in groups(part.entries, how):
@@ -118,13 +126,17 @@ def distance(w: Tensor, anchor: Tensor, part: Part, how: Adaptive, out: Tensor) 
 
 
 def groups(entries: Iterable[Entry], how: Adaptive) -> list[list[int]]:
-    """Numbers of the tensors that share a norm: each alone, or those of one layer (a tensor of the network itself is none)."""
+    """Numbers of the tensors that share a norm: each alone, or those of one layer (a tensor of the network itself is
+    none)."""
     owners = [(how == "layer" and entry.name.rpartition(".")[0]) or entry.name for entry in entries]
     return [list(group) for _, group in groupby(range(len(owners)), key=owners.__getitem__)]
 
 
-def magnitude(w: Tensor, entries: Iterable[Entry], eta: float, scaled: Literal["all", "weights"], out: Tensor) -> Tensor:
-    """ASAM's T_w `[P]` in `out`: |w| + eta; with `scaled="weights"` 1 on tensors whose name does not contain "weight" (official code)."""
+def magnitude(
+    w: Tensor, entries: Iterable[Entry], eta: float, scaled: Literal["all", "weights"], out: Tensor
+) -> Tensor:
+    """ASAM's T_w `[P]` in `out`: |w| + eta; with `scaled="weights"` 1 on tensors whose name does not contain "weight"
+    (official code)."""
     torch.abs(w, out=out).add_(eta)
     if scaled == "weights":
         for entry in entries:

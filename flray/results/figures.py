@@ -117,8 +117,8 @@ def ablation_cells(
     """What `ablation` draws.
 
     Returns the key, the values of the seeds by line and value of the key (None: the line has none), and words on what
-    is left out. Without `axis` the key is a number with the most values. Raises `ConfigError` where no key varies, or no
-    run has finished.
+    is left out. Without `axis` the key is a number with the most values. Raises `ConfigError` where no key varies, or
+    no run has finished.
     """
     keys = [key for key in keys_of(frame) if frame[key].nunique(dropna=False) > 1]
     if not keys:

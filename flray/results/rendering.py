@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 _SHARES = ("test/acc", "test/acc_best", "test/acc_mean10")
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high")  # of the metric that a table is about
 _HEADS = {
-    "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent", "time/s": "time",
-    "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "diff.", "diff_low": "95 % from", "diff_high": "to",
+    "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent",
+    "time/s": "time",
+    "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "diff.", "diff_low": "95 % from",
+    "diff_high": "to",
     "holm_t": "p (t)", "holm_wilcoxon": "p (W)",
 }  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Exact checkpoints: safetensors + JSON with checksums, written aside and renamed; a damaged one is passed over, aloud."""
+"""Exact checkpoints: safetensors + JSON with checksums, written aside and renamed; a damaged one is passed over,
+aloud."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ def disk_errors(path: Path, folder: Path) -> Iterator[None]:
 def write(folder: Path, at: Position, server: Packed, clients: Packed, keep: int) -> Path:
     """Write `FOLDER/checkpoints/round-DONE` whole or not at all, then drop all but the last `keep` (0: keep all).
 
-    One that is there and good is left alone: the same position has the same bits. Raises `CheckpointError` when the disk is full or
-    not writable; what was there before stays.
+    One that is there and good is left alone: the same position has the same bits. Raises `CheckpointError` when the
+    disk is full or not writable; what was there before stays.
     """
     root = folder / "checkpoints"
     final, aside = root / at.name, root / f".{at.name}.{os.getpid()}"
@@ -69,7 +70,11 @@ def write(folder: Path, at: Position, server: Packed, clients: Packed, keep: int
             for name, packed in zip(FILES, (server, clients), strict=True):
                 with whole(aside / name, sync=True) as part:
                     packed.write(part)
-            meta = {"format": FORMAT, **at._asdict(), "checksums": {name: file_checksum(aside / name) for name in FILES}}
+            meta = {
+                "format": FORMAT,
+                **at._asdict(),
+                "checksums": {name: file_checksum(aside / name) for name in FILES},
+            }
             with whole(aside / "meta.json", sync=True) as part:
                 part.write_text(sealed(meta))
             aside.rename(final)
@@ -89,7 +94,8 @@ def _remove(path: Path) -> None:
 
 
 def checkpoints(folder: Path, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> list[Path]:
-    """What has a checkpoint's name, oldest first; of those after at most `at_most` rounds and after one of these phases."""
+    """What has a checkpoint's name, oldest first; of those after at most `at_most` rounds and after one of these
+    phases."""
     root = folder / "checkpoints"
     found = sorted((p for p in root.glob("round-*") if NAME.fullmatch(p.name)), key=order) if root.is_dir() else []
     return [p for p in found if (at_most is None or rounds_done(p) <= at_most) and _phase(p) in after]
@@ -122,14 +128,16 @@ def read_clients(path: Path) -> Packed:
 
 
 def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
-    """(`meta.json`, what each of these files holds), once all files are those that it names and the folder has its name."""
+    """(`meta.json`, what each of these files holds), once all files are those that it names and the folder has its
+    name."""
     try:
         meta = unsealed(path / "meta.json")
         if meta.get("format") != FORMAT:
             run = path.parent.parent
             raise FormatError(
-                f"checkpoint {path} has format {meta.get('format', 1)}, this version of flray reads {FORMAT}; use the version "
-                f"in {run / 'environment.json'}, or start again with: flray run {run / 'config.yaml'} --out {run} --overwrite"
+                f"checkpoint {path} has format {meta.get('format', 1)}, this version of flray reads {FORMAT}; use the "
+                f"version in {run / 'environment.json'}, or start again with: flray run {run / 'config.yaml'} --out "
+                f"{run} --overwrite"
             )
         for name in FILES:
             if file_checksum(path / name) != meta["checksums"][name]:
@@ -146,12 +154,18 @@ def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def latest(
-    folder: Path, at_most: int | None = None, after: Sequence[Phase] = PHASES, check: Callable[[Packed], None] | None = None
+    folder: Path,
+    at_most: int | None = None,
+    after: Sequence[Phase] = PHASES,
+    check: Callable[[Packed], None] | None = None,
 ) -> Saved | None:
-    """The newest good checkpoint of :func:`checkpoints`; damaged ones are passed over with a warning. None: there are none.
+    """The newest good checkpoint of :func:`checkpoints`; damaged ones are passed over with a warning.
+
+    None: there are none.
 
     `check` raises `CheckpointError` when what the client store wrote into a checkpoint needs files that are damaged.
-    Raises `CheckpointError` when there are some and none is good, `FormatError` for the newest one of another version of flray.
+    Raises `CheckpointError` when there are some and none is good, `FormatError` for the newest one of another version
+    of flray.
     """
     found = checkpoints(folder, at_most, after)
     why = ""
@@ -175,13 +189,16 @@ def latest(
 
 
 def check_none_lost(folder: Path, status: str, rows: int, every: int) -> None:
-    """Raises `CheckpointError` for a run without checkpoints that must have had some: it would start again from nothing.
+    """Raises `CheckpointError` for a run without checkpoints that must have had some: it would start again from
+    nothing.
 
     Its STATUS says that it stopped after saving, or it has `rows` rounds in its table and saved after `every`.
     """
-    saved = status.startswith(("finished", "diverged", "interrupted", "paused")) or (status.startswith("failed") and rows > 0)
+    saved = status.startswith(("finished", "diverged", "interrupted", "paused")) or (
+        status.startswith("failed") and rows > 0
+    )
     if (saved and "no checkpoint could be written" not in status) or 0 < every < rows:
         raise CheckpointError(
-            f"{folder / 'checkpoints'} has no checkpoint, but the run had some (STATUS: {status.partition(';')[0]}); put one back, "
-            f"or start again with: flray run {folder / 'config.yaml'} --out {folder} --overwrite"
+            f"{folder / 'checkpoints'} has no checkpoint, but the run had some (STATUS: {status.partition(';')[0]}); "
+            f"put one back, or start again with: flray run {folder / 'config.yaml'} --out {folder} --overwrite"
         )

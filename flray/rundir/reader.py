@@ -68,7 +68,8 @@ class Run:
 
     @property
     def status(self) -> str:
-        """What STATUS says: `starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`, `failed: reason`.
+        """What STATUS says: `starting`, `running`, `finished`, `diverged ...`, `interrupted after ...`,
+        `failed: reason`.
 
         Returns `unknown: why` for a file that is missing or damaged.
         """

@@ -256,7 +256,10 @@ class Recorder:
 
 
 def _orders(table: pa.Table) -> np.ndarray:
-    """`Position.order` of every row; a table without `phase` holds rounds. Raises `KeyError` without a column `done`."""
+    """`Position.order` of every row; a table without `phase` holds rounds.
+
+    Raises `KeyError` without a column `done`.
+    """
     phases = table["phase"].to_pylist() if "phase" in table.column_names else ["round"] * table.num_rows
     ranks = np.array([PHASES.index(phase or "round") for phase in phases], dtype=np.int64)
     done: np.ndarray = table["done"].to_numpy().astype(np.int64)

@@ -15,7 +15,8 @@ from tests.algorithms.rounds import batches_of
 
 
 class Epochs(list[Batch]):
-    """`core.algorithm.ClientData`: epochs in the order of the data; `plain` is another tensor where the epochs are augmented."""
+    """`core.algorithm.ClientData`: epochs in the order of the data; `plain` is another tensor where the epochs are
+    augmented."""
 
     def __init__(self, x: Tensor, y: Tensor, size: int, epochs: int, plain: Tensor | None = None) -> None:
         super().__init__(batches_of(x, y, size, epochs))
@@ -35,7 +36,9 @@ def alone(algorithm: Any, objective: Objective, x: Tensor, y: Tensor, rounds: in
         ctx = client_context(objective, x, round, len(batches))
         down = algorithm.broadcast(server, states[-1])
         update, client, _ = algorithm.train(ctx, down, clients[-1], batches)
-        cohort = Cohort(torch.tensor([0]), torch.tensor([len(x)]), torch.tensor([len(batches)]), torch.ones(1, dtype=torch.float64))
+        cohort = Cohort(
+            torch.tensor([0]), torch.tensor([len(x)]), torch.tensor([len(batches)]), torch.ones(1, dtype=torch.float64)
+        )
         states.append(algorithm.aggregate(server, states[-1], map_tensors(torch.clone, update), cohort)[0])
         clients.append(client)
     return states, clients
@@ -56,4 +59,6 @@ def assert_same(objective: Objective, point: Any, module: nn.Module, rtol: float
     found = objective.state_dict(point.w, point.b)
     for name, tensor in module.state_dict().items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                found[name], tensor, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
+            )

@@ -1,4 +1,5 @@
-"""Rounds by hand, without the engine: every client trains on given batches, the server half runs on the pooled updates."""
+"""Rounds by hand, without the engine: every client trains on given batches, the server half runs on the pooled
+updates."""
 
 from __future__ import annotations
 

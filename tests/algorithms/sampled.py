@@ -17,16 +17,22 @@ from tests.core.networks import Mlp, inputs
 
 
 def clients(count: int = 3) -> Data:
-    """Unequal, and with batches of 4 never a batch of 2: batch norm makes +-1 of two samples, and noise of their gradient."""
+    """Unequal, and with batches of 4 never a batch of 2: batch norm makes +-1 of two samples, and noise of their
+    gradient."""
     sizes = (11, 3, 7, 8)[:count]
     x, y = inputs(Mlp, sum(sizes))
     return [((k + 1) * cx, cy) for k, (cx, cy) in enumerate(zip(x.split(sizes), y.split(sizes), strict=True))]
 
 
 def play_sampled(
-    algorithm: Any, objective: Objective, data: Data, cohorts: Sequence[Sequence[int]], lost: Collection[tuple[int, int]] = ()
+    algorithm: Any,
+    objective: Objective,
+    data: Data,
+    cohorts: Sequence[Sequence[int]],
+    lost: Collection[tuple[int, int]] = (),
 ) -> tuple[list[Any], list[Any]]:
-    """(server states, client states at the end); one cohort a round, `lost` holds (round, client) that the server skips."""
+    """(server states, client states at the end); one cohort a round, `lost` holds (round, client) that the server
+    skips."""
     count = len(data)
     state = algorithm.init_server(Context(objective, 0, 0, 0, 0, 0, 0), *objective.initial())
     kept = [algorithm.init_client(Context(objective, 0, 0, 0, 0, count, 1, client=k)) for k in range(count)]
@@ -39,7 +45,9 @@ def play_sampled(
         sent, arrived = Collector(), torch.tensor([(round, k) not in lost for k in clients])
         for i, k in enumerate(clients):
             batches = batches_of(*data[k], *algorithm.local_batches)
-            ctx = replace(server, client=k, num_steps=len(batches), num_examples=int(sizes[i]), weight=float(weights[i]))
+            ctx = replace(
+                server, client=k, num_steps=len(batches), num_examples=int(sizes[i]), weight=float(weights[i])
+            )
             update, after, _ = algorithm.train(ctx, down, kept[k], batches)
             sent.add(i, update if arrived[i] else None, float(weights[i]))
             kept[k] = after if arrived[i] else kept[k]

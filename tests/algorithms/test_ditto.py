@@ -28,7 +28,8 @@ class Quadratic(Ditto, frozen=True):
 
 @pytest.mark.parametrize("personal_epochs", [None, 1, 4])
 def test_closed_form_on_a_quadratic(personal_epochs):
-    """a = 2, eta = 0.1, lam = 0.5, 2 steps an epoch, 3 local epochs, s epochs of v; w^t is the round's broadcast throughout:
+    """a = 2, eta = 0.1, lam = 0.5, 2 steps an epoch, 3 local epochs, s epochs of v; w^t is the round's broadcast
+    throughout:
 
     for _ in range(3):
         for _ in range(2 * s): v = v - 0.1 * ((v - 2) + 0.5 * (v - w))
@@ -60,7 +61,9 @@ def test_three_rounds_against_the_authors_loop(options, optimizer):
     """litian96/ditto: on every batch first v with grad + lam (v - w^t), then the client's copy of the global model."""
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 11)
-    states, clients = alone(Ditto(**{"lr": 0.1, "lam": 0.7, "local_epochs": 2, "batch_size": 4, **options}), objective, x, y, 3)
+    states, clients = alone(
+        Ditto(**{"lr": 0.1, "lam": 0.7, "local_epochs": 2, "batch_size": 4, **options}), objective, x, y, 3
+    )
     server = build(Norm)
     personal = copy.deepcopy(server)
     for _ in range(3):
@@ -81,7 +84,9 @@ def test_three_rounds_against_the_authors_loop(options, optimizer):
     assert_same(objective, Update(clients[-1].v, clients[-1].statistics), personal, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"personal_epochs": 1}, {"personal_epochs": 4}, {"optimizer": "adam"}, {"buffers": "local"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"personal_epochs": 1}, {"personal_epochs": 4}, {"optimizer": "adam"}, {"buffers": "local"}]
+)
 def test_the_global_model_has_the_bits_of_fedavg(options):
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 16)
@@ -96,8 +101,8 @@ def test_the_global_model_has_the_bits_of_fedavg(options):
 
 
 def test_without_a_pull_the_personal_model_trains_alone():
-    """lam = 0: in round 1, from the same start, v has the bits of the client's copy of the global model; with a pull it has not,
-    and a strong pull holds it nearer to the broadcast."""
+    """lam = 0: in round 1, from the same start, v has the bits of the client's copy of the global model; with a pull it
+    has not, and a strong pull holds it nearer to the broadcast."""
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 10)
     first = {}
@@ -110,7 +115,8 @@ def test_without_a_pull_the_personal_model_trains_alone():
 
 
 def test_a_client_keeps_its_model_and_not_that_of_the_one_before():
-    """Scratch is shared between clients: the states of two clients trained in turn are those of each trained by itself."""
+    """Scratch is shared between clients: the states of two clients trained in turn are those of each trained by
+    itself."""
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 16)
     algorithm = Ditto(lr=0.1, local_epochs=2, batch_size=4, optimizer="adam")

@@ -32,7 +32,8 @@ def test_steps_on_a_quadratic():
 
 
 def test_the_perturbation_does_not_see_the_scale_of_the_weights():
-    """A layer's weights times c and its loss seen through them unchanged, g / c: e times c (ASAM's invariance), with eta = 0."""
+    """A layer's weights times c and its loss seen through them unchanged, g / c: e times c (ASAM's invariance), with
+    eta = 0."""
     objective = Objective(build(Mlp))
     from tests.ops.support import context
 
@@ -62,7 +63,10 @@ def test_two_rounds_against_a_loop_over_modules(kind, official):
     if official:
         algorithm, form = FedASAM(), (0.7, 1e-16, 0.2, True)
     else:
-        algorithm, form = FedASAM(rho=1.0, eta=0.0, scaled="all", eps=1e-12, bn_passes="first"), (1.0, 1e-12, 0.0, False)
+        algorithm, form = (
+            FedASAM(rho=1.0, eta=0.0, scaled="all", eps=1e-12, bn_passes="first"),
+            (1.0, 1e-12, 0.0, False),
+        )
     compare(algorithm, kind, lambda named: perturb_asam(named, *form), official)
 
 

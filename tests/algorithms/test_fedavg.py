@@ -28,11 +28,15 @@ class Quadratic(FedAvg, frozen=True):
 def test_closed_form_on_quadratics():
     """tau steps of gradient descent contract by (1 - lr)^tau towards a_k:
 
-    w' = sum_k p_k (a_k + (1 - lr)^tau (w - a_k)); with p = (1/4, 3/4), a = (2, -1), lr = 0.1, tau = 3 * E, three rounds:
+    w' = sum_k p_k (a_k + (1 - lr)^tau (w - a_k)); with p = (1/4, 3/4), a = (2, -1), lr = 0.1, tau = 3 * E, three
+    rounds:
         c = 0.9 ** 6; w = w0; for _ in range(3): w = 0.25 * (2 + c * (w - 2)) + 0.75 * (-1 + c * (w + 1))
     """
     objective = Objective(build(Mlp))
-    data = [(torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)), (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long))]
+    data = [
+        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
+        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
+    ]
     # batch sizes such that client 0 makes 1 step an epoch and client 1 makes 3
     states, updates, _ = play(Quadratic(lr=0.1, momentum=0.0, local_epochs=2, batch_size=3), objective, data, 3)
     w = states[0].w.double().numpy()
@@ -50,7 +54,9 @@ def test_one_full_batch_step_of_softmax_regression_is_a_step_on_the_union():
     module = MLP((5,), 3, hidden=())
     objective = Objective(module)
     x, y = inputs(Mlp, 12)
-    states, _, _ = play(FedAvg(lr=0.5, momentum=0.0, local_epochs=1, batch_size=100), objective, [(x[:4], y[:4]), (x[4:], y[4:])], 1)
+    states, _, _ = play(
+        FedAvg(lr=0.5, momentum=0.0, local_epochs=1, batch_size=100), objective, [(x[:4], y[:4]), (x[4:], y[4:])], 1
+    )
     weight, bias = (objective.views(states[0].w)[n].double().numpy() for n in ("head.weight", "head.bias"))
     z = x.double().numpy() @ weight.T + bias
     p = np.exp(z) / np.exp(z).sum(1, keepdims=True) - np.eye(3)[y.numpy()]
@@ -108,7 +114,9 @@ def test_two_rounds_against_a_loop_over_modules(options, optimizer):
     found = objective.state_dict(states[-1].w, states[-1].b)
     for name, tensor in server.state_dict().items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                found[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}"
+            )
 
 
 def test_predict_is_the_global_model_in_eval_mode():
@@ -138,12 +146,15 @@ def _ctx(objective):
     ids=["plain", "momentum", "adam"],
 )
 def test_a_tensor_that_the_loss_does_not_reach_does_not_decay(options, optimizer):
-    """As torch.optim, which passes over a parameter without a gradient, also where only some batches reach it (`branch` 1: all do)."""
+    """As torch.optim, which passes over a parameter without a gradient, also where only some batches reach it (`branch`
+    1: all do)."""
     options = dict(options)
     objective, module = Objective(build(Branches)), build(Branches)
     x, y = inputs(Branches, 16)
     x[:, 0] = x[:, 0].abs() if options.pop("branch", None) else torch.tensor([1.0, -1.0]).repeat_interleave(4).repeat(2)
-    states, _, _ = play(FedAvg(lr=0.1, weight_decay=0.3, local_epochs=2, batch_size=4, **options), objective, [(x, y)], 1)
+    states, _, _ = play(
+        FedAvg(lr=0.1, weight_decay=0.3, local_epochs=2, batch_size=4, **options), objective, [(x, y)], 1
+    )
     steps = optimizer(module.parameters())
     for bx, by in [(x[i : i + 4], y[i : i + 4]) for _ in range(2) for i in range(0, 16, 4)]:
         steps.zero_grad()
@@ -163,5 +174,6 @@ def test_a_round_of_another_client_does_not_change_what_decays():
     x[:, 0] = -1.0
     algorithm = FedAvg(lr=0.1, weight_decay=0.3, local_epochs=1, batch_size=4)
     alone = play(algorithm, objective, [(x, y)], 1)[1][0][0]
-    objective.value_and_grad(lambda f: cross_entropy(f(x.abs()), y), *objective.initial())  # reaches `now_and_then` as well
+    # reaches `now_and_then` as well
+    objective.value_and_grad(lambda f: cross_entropy(f(x.abs()), y), *objective.initial())
     assert equal(play(algorithm, objective, [(x, y)], 1)[1][0][0], alone)

@@ -21,7 +21,8 @@ from tests.ops.support import context
 
 
 class FirstHead(Classifier):
-    """The head is registered first and consists of two layers; `heading` is a body layer whose name starts with `head`."""
+    """The head is registered first and consists of two layers; `heading` is a body layer whose name starts with
+    `head`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,9 @@ def head_of(objective, w):
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_two_rounds_against_modules_with_a_frozen_head(kind, weighting):
     objective, data = Objective(build(kind)), federation(kind)
-    algorithm = FedBABU(lr=0.1, momentum=0.9, weight_decay=0.05, lr_decay=0.5, local_epochs=2, batch_size=4, weighting=weighting)
+    algorithm = FedBABU(
+        lr=0.1, momentum=0.9, weight_decay=0.05, lr_decay=0.5, local_epochs=2, batch_size=4, weighting=weighting
+    )
     states, _, _ = play(algorithm, objective, data, 2)
     server, share = build(kind), [7 / 18, 11 / 18] if weighting == "examples" else [0.5, 0.5]
     for round in range(2):
@@ -70,11 +73,18 @@ def test_two_rounds_against_modules_with_a_frozen_head(kind, weighting):
 def test_the_head_never_moves_and_the_body_does(kind, optimizer):
     objective = Objective(build(kind))
     states, _, _ = play(
-        FedBABU(lr=0.1, weight_decay=0.5, optimizer=optimizer, local_epochs=2, batch_size=4), objective, federation(kind), 3
+        FedBABU(lr=0.1, weight_decay=0.5, optimizer=optimizer, local_epochs=2, batch_size=4),
+        objective,
+        federation(kind),
+        3,
     )
     first, last = head_of(objective, states[0].w), head_of(objective, states[-1].w)
     assert first and all(torch.equal(first[n], last[n]) for n in first)
-    assert all(not torch.equal(v, objective.views(states[0].w)[n]) for n, v in objective.views(states[-1].w).items() if n not in first)
+    assert all(
+        not torch.equal(v, objective.views(states[0].w)[n])
+        for n, v in objective.views(states[-1].w).items()
+        if n not in first
+    )
 
 
 @pytest.mark.parametrize("kind", [Norm, FirstHead])
@@ -121,7 +131,8 @@ def test_a_model_without_a_head_is_an_error_before_the_first_round():
 
 
 def test_statistics_of_its_own_stay_on_the_client():
-    """`buffers: local` works on the completed broadcast: the update's statistics are those of training from the client's own."""
+    """`buffers: local` works on the completed broadcast: the update's statistics are those of training from the
+    client's own."""
     objective, data = Objective(build(Norm)), federation(Norm)
     kept = play(FedBABU(lr=0.1, local_epochs=1, batch_size=4, buffers="local"), objective, data, 2)[1][1]
     shared = play(FedBABU(lr=0.1, local_epochs=1, batch_size=4), objective, data, 2)[1][1]

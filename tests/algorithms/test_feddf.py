@@ -38,7 +38,9 @@ def test_distillation_brings_the_student_nearer_to_the_ensemble():
     objective, data, proxy = world(Mlp)
     drifts = {}
     for epochs, rate in ((1, 1e-9), (30, 0.01)):
-        states, updates, _ = play(FedDF(**LOCAL, distill_lr=rate, distill_epochs=epochs, temperature=1.0), objective, data, 1, proxy)
+        states, updates, _ = play(
+            FedDF(**LOCAL, distill_lr=rate, distill_epochs=epochs, temperature=1.0), objective, data, 1, proxy
+        )
         with torch.no_grad():
             each = torch.stack([objective.at(u.w, u.b)(proxy.x) for u in updates[0]])
             drifts[rate] = float(kl(each.mean(0), objective.at(states[1].w, states[1].b)(proxy.x)))

@@ -25,10 +25,13 @@ class QuadraticDyn(FedDyn, Quadratic, frozen=True):
 
 
 def test_on_quadratics_local_and_global_stationary_points_agree():
-    """At the fixed point w_k = w_g = 1/2 (2 - 1), the minimum of the sum, h_k = f_k'(w_g) = 1/2 - a_k and h = mean h_k = 0, though the
-    clients make 1 and 3 steps and never solve their own problem."""
+    """At the fixed point w_k = w_g = 1/2 (2 - 1), the minimum of the sum, h_k = f_k'(w_g) = 1/2 - a_k and h = mean h_k
+    = 0, though the clients make 1 and 3 steps and never solve their own problem."""
     objective = Objective(build(Mlp))
-    data = [(torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)), (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long))]
+    data = [
+        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
+        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
+    ]
     algorithm = QuadraticDyn(lr=0.1, momentum=0.0, local_epochs=1, batch_size=3, alpha=0.5)
     states, kept = play_sampled(algorithm, objective, data, [(0, 1)] * 250)
     used = objective.mask("all") > 0
@@ -37,8 +40,8 @@ def test_on_quadratics_local_and_global_stationary_points_agree():
 
 
 def fedsol(kind, data, cohorts, alpha, weighting, optimizer="sgd"):
-    """FedSOL's loss CE - <h_k, p> + alpha/2 sum (p - p_g)^2 by autograd, and its server, for the parameters alone; batch-norm statistics
-    are averaged."""
+    """FedSOL's loss CE - <h_k, p> + alpha/2 sum (p - p_g)^2 by autograd, and its server, for the parameters alone;
+    batch-norm statistics are averaged."""
     server = build(kind)
     zeros = {n: torch.zeros_like(p) for n, p in server.named_parameters()}
     h, own = zeros, {k: zeros for k in range(len(data))}
@@ -49,7 +52,9 @@ def fedsol(kind, data, cohorts, alpha, weighting, optimizer="sgd"):
             x, y = data[k]
             module = copy.deepcopy(server).train()
             if optimizer == "sgd":
-                stepper = torch.optim.SGD(module.parameters(), rate, LOCAL["momentum"], weight_decay=LOCAL["weight_decay"])
+                stepper = torch.optim.SGD(
+                    module.parameters(), rate, LOCAL["momentum"], weight_decay=LOCAL["weight_decay"]
+                )
             else:
                 stepper = torch.optim.Adam(module.parameters(), rate, weight_decay=LOCAL["weight_decay"])
             for _ in range(2):
@@ -71,13 +76,17 @@ def fedsol(kind, data, cohorts, alpha, weighting, optimizer="sgd"):
 
 
 @pytest.mark.parametrize("kind", [Mlp, Norm])
-@pytest.mark.parametrize("options", [{}, {"weighting": "examples"}, {"optimizer": "adam", "lr": 0.01}], ids=["paper", "fedsol", "adam"])
+@pytest.mark.parametrize(
+    "options", [{}, {"weighting": "examples"}, {"optimizer": "adam", "lr": 0.01}], ids=["paper", "fedsol", "adam"]
+)
 def test_four_rounds_of_two_in_three_clients_against_the_loss_by_autograd(kind, options, monkeypatch):
     objective, data = Objective(build(kind)), clients()
     for name in options.keys() & LOCAL.keys():
         monkeypatch.setitem(LOCAL, name, options[name])
     states, kept = play_sampled(FedDyn(**{**LOCAL, **options}, alpha=0.3), objective, data, COHORTS)
-    server, h, own = fedsol(kind, data, COHORTS, 0.3, options.get("weighting", "uniform"), options.get("optimizer", "sgd"))
+    server, h, own = fedsol(
+        kind, data, COHORTS, 0.3, options.get("weighting", "uniform"), options.get("optimizer", "sgd")
+    )
     # Adam divides by the size of the gradient: rounding of small ones grows
     close = {"rtol": 1e-4, "atol": 2e-5} if options.get("optimizer") == "adam" else {"rtol": 1e-6, "atol": 2e-6}
     found = objective.state_dict(states[-1].w, states[-1].b)
@@ -90,7 +99,8 @@ def test_four_rounds_of_two_in_three_clients_against_the_loss_by_autograd(kind, 
 
 
 def original(data, cohorts, alpha, clip):
-    """alpemreacar/FedDyn: `train_feddyn_mdl` and its server, flat parameters, ghat_k (`local_param_list`) in place of h_k."""
+    """alpemreacar/FedDyn: `train_feddyn_mdl` and its server, flat parameters, ghat_k (`local_param_list`) in place of
+    h_k."""
     flat = torch.nn.utils.parameters_to_vector
     cloud = flat(build(Mlp).parameters()).detach()
     mean = sum(len(x) for x, _ in data) / len(data)
@@ -103,11 +113,15 @@ def original(data, cohorts, alpha, clip):
             module = build(Mlp)
             torch.nn.utils.vector_to_parameters(cloud.clone(), module.parameters())
             rate = LOCAL["lr"] * LOCAL["lr_decay"] ** t
-            optimizer = torch.optim.SGD(module.parameters(), rate, LOCAL["momentum"], weight_decay=own + LOCAL["weight_decay"])
+            optimizer = torch.optim.SGD(
+                module.parameters(), rate, LOCAL["momentum"], weight_decay=own + LOCAL["weight_decay"]
+            )
             for _ in range(2):
                 for bx, by in zip(x.split(4), y.split(4), strict=True):
                     optimizer.zero_grad()
-                    (cross_entropy(module(bx), by) + own * (flat(module.parameters()) * (ghat[k] - cloud)).sum()).backward()
+                    (
+                        cross_entropy(module(bx), by) + own * (flat(module.parameters()) * (ghat[k] - cloud)).sum()
+                    ).backward()
                     norms.append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), clip)))
                     optimizer.step()
             models.append(flat(module.parameters()).detach())
@@ -133,7 +147,8 @@ def test_four_rounds_of_the_official_form_against_the_authors_code(clip):
 
 
 def test_clipping_in_the_papers_form_takes_the_whole_gradient():
-    """One step of plain SGD from w_g with h_k and a norm that is too long: the move is lr times the clip, along g - h_k."""
+    """One step of plain SGD from w_g with h_k and a norm that is too long: the move is lr times the clip, along g -
+    h_k."""
     objective, data = Objective(build(Mlp)), clients(1)
     algorithm = FedDyn(lr=0.1, momentum=0.0, local_epochs=1, batch_size=100, clip=0.25)
     ctx = context(objective, num_examples=len(data[0][0]), num_steps=1, client=0)
@@ -141,7 +156,9 @@ def test_clipping_in_the_papers_form_takes_the_whole_gradient():
     client = algorithm.init_client(ctx).replace(h=normal(objective.layout.size) * objective.mask("all"))
     carry = algorithm.begin(ctx, down, client)
     moved = down.w - algorithm.step(ctx, down, client, carry, Batch(*data[0])).w
-    whole = objective.value_and_grad(lambda f: cross_entropy(f(data[0][0]), data[0][1]), *objective.initial())[1] - client.h
+    whole = (
+        objective.value_and_grad(lambda f: cross_entropy(f(data[0][0]), data[0][1]), *objective.initial())[1] - client.h
+    )
     assert float(whole.norm()) > 1
     torch.testing.assert_close(moved, 0.1 * 0.25 * whole / whole.norm(), rtol=1e-4, atol=1e-6)
 

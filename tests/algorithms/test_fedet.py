@@ -27,7 +27,8 @@ def world(kind):
 
 
 def by_samples(logits, form):
-    """(labels, s_div, whether D is not empty) of `logits [K, n, C]`, one sample after the other, as the TAKFL code makes them."""
+    """(labels, s_div, whether D is not empty) of `logits [K, n, C]`, one sample after the other, as the TAKFL code
+    makes them."""
     labels, diverse, disputed = [], [], []
     for x in range(logits.shape[1]):
         every = [logits[k, x] for k in range(len(logits))]
@@ -87,7 +88,8 @@ def test_clients_with_constant_logits_weigh_nothing(form):
 
 
 def transcription(kind, locals_, share, public, round, form, diversity, temperature):
-    """The server half of one round, per-sample losses: CE + lambda T^2 KL, the second (paper) only where D is not empty."""
+    """The server half of one round, per-sample losses: CE + lambda T^2 KL, the second (paper) only where D is not
+    empty."""
     with torch.no_grad():
         logits = torch.stack([m.eval()(public) for m in locals_])
     labels, diverse, disputed = (torch.from_numpy(a) for a in by_samples(logits.double().numpy(), form))
@@ -142,7 +144,9 @@ def test_the_server_half_against_the_transcription(kind, options, numbers):
         found = objective.state_dict(states[round + 1].w, states[round + 1].b)
         for name, tensor in student.state_dict().items():
             if tensor.is_floating_point():
-                torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+                torch.testing.assert_close(
+                    found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
+                )
 
 
 def test_blocks_of_proxy_samples_do_not_change_the_consensus():

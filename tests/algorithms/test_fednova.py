@@ -44,13 +44,17 @@ class LinearNova(FedNova, Linear, frozen=True):
     ids=["sgd", "momentum", "proximal"],
 )
 def test_on_linear_losses_the_move_is_the_mean_gradient_whatever_the_steps(options, a, tau):
-    """w_g - w_k = lr a_k s_k, so that w' = w - lr tau_eff sum_k p_k s_k; p = (1/4, 3/4), s = (2, -1), 2 and 6 steps, lr = 0.1:
+    """w_g - w_k = lr a_k s_k, so that w' = w - lr tau_eff sum_k p_k s_k; p = (1/4, 3/4), s = (2, -1), 2 and 6 steps, lr
+    = 0.1:
 
     momentum 1/2: a = 1 + 1.5 = 2.5, and 1 + 1.5 + 1.75 + 1.875 + 1.9375 + 1.96875 = 10.03125;
     mu = 2: a = (1 - 0.8 ** t) / 0.2 = 1.8, 3.68928, and tau_eff = sum p tau.
     """
     objective = Objective(build(Mlp))
-    data = [(torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)), (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long))]
+    data = [
+        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
+        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
+    ]
     states, updates, _ = play(LinearNova(lr=0.1, local_epochs=2, batch_size=3, **options), objective, data, 2)
     effective = 0.25 * tau[0] + 0.75 * tau[1]
     for round in range(2):
@@ -64,7 +68,8 @@ def test_on_linear_losses_the_move_is_the_mean_gradient_whatever_the_steps(optio
 
 
 def original(data, rounds, lr, momentum, mu, weight_decay, gmf, epochs=2, size=4, lr_decay=1.0):
-    """JYWa/FedNova's optimiser: `step` and `average`, parameters alone, written anew with one list of tensors a client."""
+    """JYWa/FedNova's optimiser: `step` and `average`, parameters alone, written anew with one list of tensors a
+    client."""
     server = build(Mlp)
     shared = [p.detach().clone() for p in server.parameters()]
     slow = None
@@ -75,11 +80,17 @@ def original(data, rounds, lr, momentum, mu, weight_decay, gmf, epochs=2, size=4
             buffers, total, counter, a, steps = None, [torch.zeros_like(p) for p in shared], 0.0, 0.0, 0
             for _ in range(epochs):
                 for i in range(0, len(x), size):
-                    grads = torch.autograd.grad(cross_entropy(module(x[i : i + size]), y[i : i + size]), list(module.parameters()))
+                    grads = torch.autograd.grad(
+                        cross_entropy(module(x[i : i + size]), y[i : i + size]), list(module.parameters())
+                    )
                     with torch.no_grad():
                         d = [g + weight_decay * p for g, p in zip(grads, module.parameters(), strict=True)]
                         if momentum:
-                            buffers = d if buffers is None else [b.mul_(momentum).add_(g) for b, g in zip(buffers, d, strict=True)]
+                            buffers = (
+                                d
+                                if buffers is None
+                                else [b.mul_(momentum).add_(g) for b, g in zip(buffers, d, strict=True)]
+                            )
                             d = buffers
                         for place, (p, start) in enumerate(zip(module.parameters(), shared, strict=True)):
                             if mu:
@@ -100,7 +111,11 @@ def original(data, rounds, lr, momentum, mu, weight_decay, gmf, epochs=2, size=4
         effective = sum(n / count * (steps if mu else a) for n, a, steps, _ in runs)
         moves = [sum(n / count * effective / a * total[i] for n, a, _, total in runs) for i in range(len(shared))]
         if gmf:
-            slow = [m / gamma for m in moves] if slow is None else [gmf * s + m / gamma for s, m in zip(slow, moves, strict=True)]
+            slow = (
+                [m / gamma for m in moves]
+                if slow is None
+                else [gmf * s + m / gamma for s, m in zip(slow, moves, strict=True)]
+            )
             moves = [gamma * s for s in slow]
         shared = [p - m for p, m in zip(shared, moves, strict=True)]
         with torch.no_grad():
@@ -131,7 +146,8 @@ def test_three_rounds_against_the_original_optimiser(options):
 
 
 def fedsol(kind, data, cohorts, ccvr, total=None):
-    """FedSOL's `_nova_aggregation` over the whole state dict, and its control variates, whose mean stays 0 in the snapshot."""
+    """FedSOL's `_nova_aggregation` over the whole state dict, and its control variates, whose mean stays 0 in the
+    snapshot."""
     server, m = build(kind), LOCAL["momentum"]
     mean = [torch.zeros_like(p) for p in server.parameters()]
     own = {k: mean for k in range(len(data))}
@@ -151,7 +167,9 @@ def fedsol(kind, data, cohorts, ccvr, total=None):
             tau = 2 * -(-len(x) // 4)
             a[k] = (tau - m * (1 - m**tau) / (1 - m)) / (1 - m)
             before, own = own[k], dict(own)
-            own[k] = [(g - p).detach() / rate / a[k] for g, p in zip(server.parameters(), module.parameters(), strict=True)]
+            own[k] = [
+                (g - p).detach() / rate / a[k] for g, p in zip(server.parameters(), module.parameters(), strict=True)
+            ]
             if ccvr == "fixed":  # without the correction, which the steps contained
                 own[k] = [move - (d - mine) for move, d, mine in zip(own[k], mean, before, strict=True)]
             models[k] = module.state_dict()
@@ -160,7 +178,10 @@ def fedsol(kind, data, cohorts, ccvr, total=None):
         first, second = sum(share[k] * a[k] for k in cohort), sum(share[k] / a[k] for k in cohort)
         old = {n: v.clone() for n, v in server.state_dict().items() if v.is_floating_point()}
         server.load_state_dict(
-            {n: v * (1 - first * second) + first * sum(share[k] / a[k] * models[k][n] for k in cohort) for n, v in old.items()},
+            {
+                n: v * (1 - first * second) + first * sum(share[k] / a[k] * models[k][n] for k in cohort)
+                for n, v in old.items()
+            },
             strict=False,
         )
         if ccvr == "fixed":
@@ -179,7 +200,9 @@ def test_four_rounds_of_two_in_three_clients_against_fedsol(kind, ccvr):
     found = objective.state_dict(states[-1].w, states[-1].b)
     for name, tensor in server.state_dict().items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, rtol=5e-6, atol=5e-6, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                found[name], tensor, rtol=5e-6, atol=5e-6, msg=lambda m, name=name: f"{name}: {m}"
+            )
     if ccvr == "off":
         assert kept == [(), (), ()] and states[-1].dbar is None
         return
@@ -191,12 +214,16 @@ def test_four_rounds_of_two_in_three_clients_against_fedsol(kind, ccvr):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_on_constant_gradients_the_stored_directions_stay_the_gradients(momentum):
-    """Eight rounds with s = (2, -1) and p = (1/4, 3/4): the steps of client k are s_k + dbar - d_k, its move over gamma a_k is that, and
-    d_k = move - (dbar - d_k) = s_k after every round; dbar = sum p s = -1/4 where both take part. (The move itself, stored as d_k, has
-    d_k <- s_k + dbar - d_k: it alternates for ever.) As sum p (dbar - d) = 0 the model moves as without ccvr:
-    w <- w + lr tau_eff / 4 with tau_eff = 1/4 2 + 3/4 6 = 5, and 1/4 2.5 + 3/4 10.03125 = 8.1484375 with momentum 1/2."""
+    """Eight rounds with s = (2, -1) and p = (1/4, 3/4): the steps of client k are s_k + dbar - d_k, its move over gamma
+    a_k is that, and d_k = move - (dbar - d_k) = s_k after every round; dbar = sum p s = -1/4 where both take part. (The
+    move itself, stored as d_k, has d_k <- s_k + dbar - d_k: it alternates for ever.) As sum p (dbar - d) = 0 the model
+    moves as without ccvr: w <- w + lr tau_eff / 4 with tau_eff = 1/4 2 + 3/4 6 = 5, and 1/4 2.5 + 3/4 10.03125 =
+    8.1484375 with momentum 1/2."""
     objective = Objective(build(Mlp))
-    data = [(torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)), (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long))]
+    data = [
+        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
+        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
+    ]
     algorithm = LinearNova(lr=0.1, local_epochs=2, batch_size=3, momentum=momentum, ccvr="fixed")
     for rounds in (7, 8):
         states, kept = play_sampled(algorithm, objective, data, [(0, 1)] * rounds)
@@ -210,7 +237,9 @@ def test_on_constant_gradients_the_stored_directions_stay_the_gradients(momentum
 def test_a_client_of_which_nothing_was_trained_keeps_its_direction():
     objective = Objective(build(Mlp))
     algorithm, ctx = FedNova(ccvr="fixed"), context(objective)
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(objective.layout.size)))
+    down = algorithm.broadcast(
+        ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(objective.layout.size))
+    )
     client = algorithm.init_client(ctx).replace(d=normal(objective.layout.size, seed=1))
     update, after, _ = algorithm.train(ctx, down, client, [])
     assert torch.equal(after.d, client.d) and torch.equal(update.own, client.d) and not update.d.any()
@@ -240,7 +269,8 @@ def test_under_adam_the_normaliser_counts_steps():
     _, updates, _ = play(FedNova(**{**LOCAL, "optimizer": "adam"}, mu=0.1), objective, data, 1)
     assert [u.tau for u in updates[0]] == [2.0 * -(-len(x) // 4) for x, _ in data]
     w, lr = objective.initial()[0], LOCAL["lr"]
-    local = play(FedAvg(**{**LOCAL, "optimizer": "adam"}), objective, data[:1], 1)[0][1].w  # mu = 0: the same client but for the penalty
+    # mu = 0: the same client but for the penalty
+    local = play(FedAvg(**{**LOCAL, "optimizer": "adam"}), objective, data[:1], 1)[0][1].w
     plain = play(FedNova(**{**LOCAL, "optimizer": "adam"}), objective, data[:1], 1)[1][0][0]
     torch.testing.assert_close(plain.d * plain.tau * lr, w - local, rtol=1e-4, atol=1e-6)
 

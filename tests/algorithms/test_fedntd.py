@@ -60,17 +60,24 @@ def test_two_rounds_against_the_authors_criterion(kind, beta, tau):
                     ntd_loss(net(batch), target, teacher, beta, tau).backward()
                     optimizer.step()
             local.append(net)
-        averaged = {n: 4 / 16 * t + 12 / 16 * local[1].state_dict()[n] for n, t in local[0].state_dict().items() if t.is_floating_point()}
+        averaged = {
+            n: 4 / 16 * t + 12 / 16 * local[1].state_dict()[n]
+            for n, t in local[0].state_dict().items()
+            if t.is_floating_point()
+        }
         server = copy.deepcopy(server)
         server.load_state_dict(averaged, strict=False)
     found = objective.state_dict(states[-1].w, states[-1].b)
     for name, tensor in server.state_dict().items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
+            )
 
 
 def test_gradient_of_softmax_regression():
-    """Logits W x + c; dL/dz_j = p_j - [j = y] + beta tau (q_j - t_j) for j != y, q and t the not-true softmaxes at tau; dL/dW = dL/dz x^T.
+    """Logits W x + c; dL/dz_j = p_j - [j = y] + beta tau (q_j - t_j) for j != y, q and t the not-true softmaxes at tau;
+    dL/dW = dL/dz x^T.
 
     NumPy, one sample with y = 1, 4 classes.
     """

@@ -35,13 +35,16 @@ def server(algorithm, moves):
 def moves(rounds=5, scale=0.1):
     """Seeded, larger in some rounds, so that v - Delta^2 has both signs."""
     objective = Objective(build(Mlp))
-    return [scale * (1 + 3 * (t % 2)) * normal(objective.layout.size, seed=t) * objective.mask("all") for t in range(rounds)]
+    return [
+        scale * (1 + 3 * (t % 2)) * normal(objective.layout.size, seed=t) * objective.mask("all") for t in range(rounds)
+    ]
 
 
 @pytest.mark.parametrize("v_0", [None, 0.02])
 @pytest.mark.parametrize("kind", [FedAdagrad, FedAdam, FedYogi])
 def test_algorithm_2(kind, v_0):
-    """m <- b1 m + (1 - b1) D; v by name; w <- w + eta m / (sqrt(v) + tau); m_0 = 0, v_0 = tau^2 unless told, no bias correction."""
+    """m <- b1 m + (1 - b1) D; v by name; w <- w + eta m / (sqrt(v) + tau); m_0 = 0, v_0 = tau^2 unless told, no bias
+    correction."""
     eta, b1, b2, tau = 0.03, 0.8, 0.95, 0.01
     deltas = moves()
     options = {} if kind is FedAdagrad else {"beta_2": b2}
@@ -67,7 +70,8 @@ def test_algorithm_2(kind, v_0):
 def test_one_round_in_numbers(kind):
     """D = 0.5 everywhere, tau = 0.25, the paper's betas: m = 0.1 0.5 = 0.05; v_0 = 0.0625, D^2 = 0.25.
 
-    Adam: v = 0.99 0.0625 + 0.01 0.25 = 0.064375; Yogi: v = 0.0625 + 0.01 0.25 = 0.065. w moves by 0.01 0.05 / (sqrt(v) + 0.25).
+    Adam: v = 0.99 0.0625 + 0.01 0.25 = 0.064375; Yogi: v = 0.0625 + 0.01 0.25 = 0.065. w moves by 0.01 0.05 / (sqrt(v)
+    + 0.25).
     """
     path = server(kind(tau=0.25), [torch.full((Objective(build(Mlp)).layout.size,), 0.5)])
     v = 0.064375 if kind is FedAdam else 0.065
@@ -76,7 +80,8 @@ def test_one_round_in_numbers(kind):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_fedavgm_is_sgd_on_the_negative_move(nesterov):
-    """Hsu et al.: v <- beta v + D, w <- w + v (there D = w_g - mean, w <- w - v), as torch.optim.SGD without dampening."""
+    """Hsu et al.: v <- beta v + D, w <- w + v (there D = w_g - mean, w <- w - v), as torch.optim.SGD without
+    dampening."""
     deltas = moves()
     found = server(FedAvgM(server_lr=0.7, beta=0.9, nesterov=nesterov), deltas)
     w = torch.nn.Parameter(torch.from_numpy(found[0]))

@@ -41,7 +41,8 @@ def kl_rows(teacher, student):
 
 
 def transcription(kind, data, public, rounds, rule="threshold", rate=1.0, alpha=0.0, delta=1e-12, eps=1e-8):
-    """Spec 5.3 to 5.6 with modules, `torch.autograd.grad` and `torch.optim.Adam`; only the random orders are flray's addresses."""
+    """Spec 5.3 to 5.6 with modules, `torch.autograd.grad` and `torch.optim.Adam`; only the random orders are flray's
+    addresses."""
     server, ensemble, share = build(kind), None, [7 / 18, 11 / 18]
     projected = 0
     for t in range(rounds):
@@ -61,7 +62,11 @@ def transcription(kind, data, public, rounds, rule="threshold", rate=1.0, alpha=
                     if ensemble is not None and draws[step] < rate:
                         chosen = [int(order[j % len(public)]) for j in range(4 * step, 4 * step + 4)]
                         frozen = copy.deepcopy(module)  # its own buffers
-                        m = flat(torch.autograd.grad(kl_rows(ensemble[chosen], frozen(public[chosen])), list(frozen.parameters()))).double()
+                        m = flat(
+                            torch.autograd.grad(
+                                kl_rows(ensemble[chosen], frozen(public[chosen])), list(frozen.parameters())
+                            )
+                        ).double()
                         a, q = float(g @ m), float(m @ m)
                         if rule == "threshold":
                             if q > delta and a < 0:
@@ -79,7 +84,9 @@ def transcription(kind, data, public, rounds, rule="threshold", rate=1.0, alpha=
             local.append(module)
         with torch.no_grad():
             average = {
-                n: share[0] * v + share[1] * local[1].state_dict()[n] for n, v in local[0].state_dict().items() if v.is_floating_point()
+                n: share[0] * v + share[1] * local[1].state_dict()[n]
+                for n, v in local[0].state_dict().items()
+                if v.is_floating_point()
             }
             ensemble = torch.stack([m.eval()(public) for m in local]).mean(0)
         before = [p.detach().clone() for p in server.parameters()]
@@ -93,7 +100,9 @@ def transcription(kind, data, public, rounds, rule="threshold", rate=1.0, alpha=
             for i in range(0, len(public), 4):
                 index = order[i : i + 4]
                 loss = temperature**2 * kl_rows(ensemble[index] / temperature, student(public[index]) / temperature)
-                loss = loss + alpha * sum(((p - o) ** 2).sum() for p, o in zip(student.parameters(), before, strict=True))
+                loss = loss + alpha * sum(
+                    ((p - o) ** 2).sum() for p, o in zip(student.parameters(), before, strict=True)
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -117,13 +126,17 @@ def test_three_rounds_against_the_transcription(kind, options):
     objective, data, proxy = world(kind)
     states, _, _ = play(FedProj(**LOCAL, **SERVER, **options), objective, data, 3, proxy)
     names = {"projection_rate": "rate"}
-    module, ensemble, projected = transcription(kind, data, proxy.x, 3, **{names.get(k, k): v for k, v in options.items()})
+    module, ensemble, projected = transcription(
+        kind, data, proxy.x, 3, **{names.get(k, k): v for k, v in options.items()}
+    )
     assert projected > 0, "the case exercises the projection"
     found = objective.state_dict(states[-1].w, states[-1].b)
     # Adam divides by the size of the gradient: rounding of small ones grows
     for name, tensor in module.state_dict().items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                found[name], tensor, rtol=1e-3, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}"
+            )
     torch.testing.assert_close(states[-1].logits, ensemble, rtol=1e-3, atol=1e-4)
 
 
@@ -158,7 +171,9 @@ def test_gradient_of_each_divergence_term_is_that_of_the_printed_r(anchor):
 
     empty = torch.zeros(0)
     stacked = Update(clients, torch.zeros(3, 0))
-    penalty = FedProj(alpha=0.3, wd_anchor=anchor).penalty(ServerState(previous, empty), stacked, Update(average, empty))
+    penalty = FedProj(alpha=0.3, wd_anchor=anchor).penalty(
+        ServerState(previous, empty), stacked, Update(average, empty)
+    )
     torch.testing.assert_close(penalty(w.detach()), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -276,7 +291,8 @@ def test_clients_read_only_the_memory_they_were_sent():
 
 @pytest.mark.parametrize("memory_bn", ["train_frozen", "eval"])
 def test_the_full_memory_gradient_is_that_of_one_large_batch(memory_bn):
-    """Blocks of any size weighted by their length; batch norm in eval mode, where blocks are independent, or no batch norm."""
+    """Blocks of any size weighted by their length; batch norm in eval mode, where blocks are independent, or no batch
+    norm."""
     kind = Norm if memory_bn == "eval" else Mlp
     results = []
     for options in (
@@ -297,18 +313,30 @@ def test_memory_pass_leaves_statistics_alone_unless_told():
     b = {}
     for mode in ("train_frozen", "eval", "train"):
         objective, data, proxy = world(Norm)
-        b[mode] = play(FedProj(lr=0.01, local_epochs=1, batch_size=100, round0="kl_init", memory_bn=mode), objective, data, 1, proxy)[1][0][
-            0
-        ].b
+        b[mode] = play(
+            FedProj(lr=0.01, local_epochs=1, batch_size=100, round0="kl_init", memory_bn=mode),
+            objective,
+            data,
+            1,
+            proxy,
+        )[1][0][0].b
     plain = play(FedDF(lr=0.01, local_epochs=1, batch_size=100), objective, data, 1, proxy)[1][0][0].b
     assert torch.equal(b["train_frozen"], plain) and torch.equal(b["eval"], plain)
     assert not torch.equal(b["train"], plain)
 
 
 def test_projected_update_keeps_the_constraint_for_the_direction():
-    """project_stage=update: one SGD step with a constraint; w1 = w0 - lr v, <v, g_mem> >= 0, and v = P(g) for plain SGD."""
+    """project_stage=update: one SGD step with a constraint; w1 = w0 - lr v, <v, g_mem> >= 0, and v = P(g) for plain
+    SGD."""
     objective, data, proxy = world(Mlp, True)
-    common = {"lr": 0.1, "momentum": 0.0, "local_epochs": 1, "batch_size": 100, "round0": "ce_labels", "memory_batch": "full"}
+    common = {
+        "lr": 0.1,
+        "momentum": 0.0,
+        "local_epochs": 1,
+        "batch_size": 100,
+        "round0": "ce_labels",
+        "memory_batch": "full",
+    }
     at_gradient = play(FedProj(**common), objective, data, 1, proxy)[1][0]
     at_update = play(FedProj(**common, project_stage="update"), objective, data, 1, proxy)[1][0]
     w0, b0 = objective.initial()

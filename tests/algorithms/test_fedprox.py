@@ -22,12 +22,16 @@ class QuadraticProx(FedProx, Quadratic, frozen=True):
 
 
 def test_closed_form_on_quadratics():
-    """Gradient (w - a) + mu (w - w_g) = (1 + mu) (w - p), p = (a + mu w_g) / (1 + mu); tau steps contract to p by (1 - lr (1 + mu))^tau:
+    """Gradient (w - a) + mu (w - w_g) = (1 + mu) (w - p), p = (a + mu w_g) / (1 + mu); tau steps contract to p by (1 -
+    lr (1 + mu))^tau:
 
     mu, lr = 0.5, 0.1; w0 = w; for _ in range(2): w = sum(q * (p + (1 - lr * (1 + mu)) ** t * (w - p)) ...)
     """
     objective = Objective(build(Mlp))
-    data = [(torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)), (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long))]
+    data = [
+        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
+        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
+    ]
     states, _, _ = play(QuadraticProx(lr=0.1, momentum=0.0, local_epochs=2, batch_size=3, mu=0.5), objective, data, 2)
     w = states[0].w.double().numpy()
     for round in range(2):
@@ -37,7 +41,8 @@ def test_closed_form_on_quadratics():
 
 
 def test_three_rounds_against_the_penalty_in_the_loss():
-    """loss = CE + mu/2 sum (p - p_g)^2 over `parameters()`, SGD with momentum and weight decay, states averaged by n_k / n."""
+    """loss = CE + mu/2 sum (p - p_g)^2 over `parameters()`, SGD with momentum and weight decay, states averaged by n_k
+    / n."""
     objective, data = Objective(build(Norm)), clients(2)
     options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "local_epochs": 2, "batch_size": 4}
     states, _, _ = play(FedProx(mu=0.7, **options), objective, data, 3)
@@ -49,7 +54,10 @@ def test_three_rounds_against_the_penalty_in_the_loss():
             optimizer = torch.optim.SGD(module.parameters(), 0.1, 0.9, weight_decay=0.01)
             for _ in range(2):
                 for i in range(0, len(cx), 4):
-                    near = sum(((p - g.detach()) ** 2).sum() for p, g in zip(module.parameters(), server.parameters(), strict=True))
+                    near = sum(
+                        ((p - g.detach()) ** 2).sum()
+                        for p, g in zip(module.parameters(), server.parameters(), strict=True)
+                    )
                     optimizer.zero_grad()
                     (cross_entropy(module(cx[i : i + 4]), cy[i : i + 4]) + 0.35 * near).backward()
                     optimizer.step()
@@ -58,7 +66,9 @@ def test_three_rounds_against_the_penalty_in_the_loss():
         server.load_state_dict({n: 11 / 14 * local[0][n] + 3 / 14 * local[1][n] for n in floats}, strict=False)
     found = objective.state_dict(states[-1].w, states[-1].b)
     for name in floats:
-        torch.testing.assert_close(found[name], server.state_dict()[name], rtol=1e-6, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            found[name], server.state_dict()[name], rtol=1e-6, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 def test_proximal_loss_and_its_gradient_are_those_of_half_the_squared_distance():

@@ -34,7 +34,8 @@ def world():
 
 
 def transcription(data, rounds, levels=(0, 1), clip=None, tau=0.05, threshold=0.7, rcl="code", weights=(1.0, 1.0)):
-    """Hooks take what the hidden layers return, before the activation; the terms of :func:`by_loops`, mean over levels."""
+    """Hooks take what the hidden layers return, before the activation; the terms of :func:`by_loops`, mean over
+    levels."""
     server = network()
     for _ in range(rounds):
         local = []
@@ -51,14 +52,18 @@ def transcription(data, rounds, levels=(0, 1), clip=None, tau=0.05, threshold=0.
                     loss = cross_entropy(net(batch), target)
                     for z in seen:
                         terms = by_loops(z.double(), target.tolist(), tau, threshold, rcl)
-                        loss = loss + sum(weight * term for weight, term in zip(weights, terms, strict=True)) / len(seen)
+                        loss = loss + sum(weight * term for weight, term in zip(weights, terms, strict=True)) / len(
+                            seen
+                        )
                     loss.backward()
                     if clip is not None:
                         torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
                     optimizer.step()
             local.append(net)
         share = [6 / 18, 12 / 18]
-        averaged = {n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True)) for n in server.state_dict()}
+        averaged = {
+            n: sum(p * m.state_dict()[n] for p, m in zip(share, local, strict=True)) for n in server.state_dict()
+        }
         server = copy.deepcopy(server)
         server.load_state_dict(averaged)
     return server
@@ -93,7 +98,9 @@ def test_batches_of_one_class_train_without_nan():
 
 def test_weights_0_have_the_bits_of_fedavg():
     objective, data = world()
-    zero, plain = (play(a, objective, data, 2) for a in (FedRCL(**LOCAL, scl_weight=0, penalty_weight=0), FedAvg(**LOCAL)))
+    zero, plain = (
+        play(a, objective, data, 2) for a in (FedRCL(**LOCAL, scl_weight=0, penalty_weight=0), FedAvg(**LOCAL))
+    )
     assert all(equal(a, b) for a, b in zip(zero[0], plain[0], strict=True))
     for one in ({"scl_weight": 0}, {"penalty_weight": 0}):
         assert not torch.equal(play(FedRCL(**LOCAL, threshold=-1, **one), objective, data, 2)[0][-1].w, plain[0][-1].w)

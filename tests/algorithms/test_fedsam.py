@@ -1,4 +1,5 @@
-"""FedSAM in closed form, and against a loop over modules that perturbs in place, steps, and averages (both public codes' forms)."""
+"""FedSAM in closed form, and against a loop over modules that perturbs in place, steps, and averages (both public
+codes' forms)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class QuadraticSAM(FedSAM, Quadratic, frozen=True):
 
 
 def test_closed_form_on_a_quadratic():
-    """e = rho (w - a) / r with r = ||w - a||, so a step keeps the direction and maps the radius: r' = (1 - lr) r - lr rho.
+    """e = rho (w - a) / r with r = ||w - a||, so a step keeps the direction and maps the radius: r' = (1 - lr) r - lr
+    rho.
 
     for _ in range(3): r = 0.9 * r - 0.1 * 0.5
     """
@@ -86,7 +88,9 @@ def loop(kind, data, rounds, perturb, both, lr, momentum, weight_decay, epochs, 
                         p.copy_(kept)
                 optimizer.step()
             local.append((len(x) / total, module.state_dict()))
-        server.load_state_dict({n: sum(p * s[n] for p, s in local) if t.is_floating_point() else t for n, t in server.state_dict().items()})
+        server.load_state_dict(
+            {n: sum(p * s[n] for p, s in local) if t.is_floating_point() else t for n, t in server.state_dict().items()}
+        )
     return server, sum(first) / len(first)
 
 
@@ -95,12 +99,16 @@ def compare(algorithm, kind, perturb, both):
     x, y = inputs(kind, 20)
     data = [(x[:8], y[:8]), (2 * x[8:], y[8:])]  # whole batches: two samples make batch norm blow rounding up
     options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
-    states, _, reports = play(algorithm.model_copy(update={**options, "local_epochs": 2, "batch_size": 4}), objective, data, 2)
+    states, _, reports = play(
+        algorithm.model_copy(update={**options, "local_epochs": 2, "batch_size": 4}), objective, data, 2
+    )
     module, loss = loop(kind, data, 2, perturb, both, **options, epochs=2, size=4)
     found = objective.state_dict(states[-1].w, states[-1].b)
     for name, tensor in module.state_dict().items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=2e-6, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                found[name], tensor, rtol=1e-5, atol=2e-6, msg=lambda m, name=name: f"{name}: {m}"
+            )
     assert reports[-1]["train/loss"] == pytest.approx(loss, rel=1e-5), "the loss at w"
 
 

@@ -1,4 +1,5 @@
-"""FedSOL against a loop over modules that perturbs in place (spec 6.2), Table 4 and Table 10 by hand, and the toy problem of appendix H."""
+"""FedSOL against a loop over modules that perturbs in place (spec 6.2), Table 4 and Table 10 by hand, and the toy
+problem of appendix H."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ LOCAL = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "local_epochs": 2, "b
 
 
 def world(kind):
-    """Two clients of unequal size with different labels, in whole batches (of two samples batch norm blows rounding up)."""
+    """Two clients of unequal size with different labels, in whole batches (of two samples batch norm blows rounding
+    up)."""
     x, y = inputs(kind, 20)
     return [(x[:8], torch.zeros_like(y[:8])), (2 * x[8:], 1 + y[8:] % 2)]
 
@@ -62,13 +64,18 @@ def layer_scaling(differences):
 
 
 def loop(kind, data, rounds, *, rho, adaptive, perturb, least=0.0, temperature=3.0):
-    """Spec 6.2 with modules: both passes whole, the module perturbed and restored, then `torch.optim.SGD`. And the losses at w + e."""
+    """Spec 6.2 with modules: both passes whole, the module perturbed and restored, then `torch.optim.SGD`.
+
+    And the losses at w + e.
+    """
     server, total = build(kind), sum(len(x) for x, _ in data)
     for _ in range(rounds):
         local, losses = [], []
         for x, y in data:
             module, teacher = copy.deepcopy(server).train(), copy.deepcopy(server).eval()
-            optimizer = torch.optim.SGD(module.parameters(), LOCAL["lr"], LOCAL["momentum"], weight_decay=LOCAL["weight_decay"])
+            optimizer = torch.optim.SGD(
+                module.parameters(), LOCAL["lr"], LOCAL["momentum"], weight_decay=LOCAL["weight_decay"]
+            )
             reference = dict(teacher.named_parameters())
             losses.append([])
             for i in [i for _ in range(LOCAL["local_epochs"]) for i in range(0, len(x), LOCAL["batch_size"])]:
@@ -78,7 +85,11 @@ def loop(kind, data, rounds, *, rho, adaptive, perturb, least=0.0, temperature=3
                 with torch.no_grad():
                     target = (teacher(bx) / temperature).softmax(1)
                 kl_div(log_softmax(module(bx) / temperature, 1), target, reduction="batchmean").backward()
-                named = {n: p for n, p in module.named_parameters() if perturb == "all" or n.startswith("head") == (perturb == "head")}
+                named = {
+                    n: p
+                    for n, p in module.named_parameters()
+                    if perturb == "all" or n.startswith("head") == (perturb == "head")
+                }
                 kept = {n: p.detach().clone() for n, p in module.named_parameters()}
                 with torch.no_grad():
                     norm = torch.stack([p.grad.norm() for p in named.values()]).norm()
@@ -96,7 +107,9 @@ def loop(kind, data, rounds, *, rho, adaptive, perturb, least=0.0, temperature=3
                         p.copy_(kept[n])
                 optimizer.step()
             local.append((len(x) / total, module.state_dict()))
-        server.load_state_dict({n: sum(p * s[n] for p, s in local) if t.is_floating_point() else t for n, t in server.state_dict().items()})
+        server.load_state_dict(
+            {n: sum(p * s[n] for p, s in local) if t.is_floating_point() else t for n, t in server.state_dict().items()}
+        )
     return server, [np.mean(of) for of in losses]
 
 
@@ -116,7 +129,9 @@ def test_two_rounds_against_the_loop(kind, perturb, adaptive):
     found = objective.state_dict(states[-1].w, states[-1].b)
     for name, tensor in module.state_dict().items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                found[name], tensor, rtol=1e-5, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}"
+            )
     assert [r["train/loss"] for r in reports] == pytest.approx(losses, rel=1e-4)
 
 
@@ -131,14 +146,18 @@ def test_one_client_agrees_to_a_millionth(perturb):
 
 
 @pytest.mark.parametrize("kind", [Mlp, Norm, Conv])
-@pytest.mark.parametrize("options", [{}, {"perturb": "all"}, {"perturb": "body", "adaptive": "layer"}, {"proximal": "l2"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"perturb": "all"}, {"perturb": "body", "adaptive": "layer"}, {"proximal": "l2"}]
+)
 def test_the_first_step_of_a_round_has_the_bits_of_fedavg(kind, options):
     objective, data = Objective(build(kind)), world(kind)
     step = {"local_epochs": 1, "batch_size": 100}
     sol = play(FedSOL(**step, **options), objective, data, 1)[1][0]
     assert all(equal(a, b) for a, b in zip(sol, play(FedAvg(**step), objective, data, 1)[1][0], strict=True))
     two = {"local_epochs": 2, "batch_size": 100}
-    assert not equal(play(FedSOL(**two, **options), objective, data, 1)[1][0][0], play(FedAvg(**two), objective, data, 1)[1][0][0])
+    assert not equal(
+        play(FedSOL(**two, **options), objective, data, 1)[1][0][0], play(FedAvg(**two), objective, data, 1)[1][0][0]
+    )
 
 
 class HeadNorm(Classifier):
@@ -164,10 +183,15 @@ def test_a_head_with_batch_norm_has_its_statistics_moved_once_a_step():
 
 
 # what a step costs -------------------------------------------------------------------------------
-@pytest.mark.parametrize(("proximal", "perturb"), [("kl", "head"), ("kl", "all"), ("l2", "head"), ("l2", "all"), ("moon", "all")])
+@pytest.mark.parametrize(
+    ("proximal", "perturb"), [("kl", "head"), ("kl", "all"), ("l2", "head"), ("l2", "all"), ("moon", "all")]
+)
 @pytest.mark.parametrize("strategy", ["S0", "S1", "S2", "S3", "S4", "S5", "S6", "projection"])
 def test_step_cost_counts_the_passes_through_the_body(strategy, perturb, proximal):
-    """A forward pass is 1 part of 3, a backward pass 2. Head mode: one forward and one backward, and the global model's forward."""
+    """A forward pass is 1 part of 3, a backward pass 2.
+
+    Head mode: one forward and one backward, and the global model's forward.
+    """
     module, passes = build(Mlp), {"forward": 0, "backward": 0}
 
     def seen(_, __, output):
@@ -197,7 +221,8 @@ def flat_gradient(objective, w, b, loss):
 @pytest.mark.parametrize("perturb", ["all", "body"])
 @pytest.mark.parametrize("proximal", ["l2", "scaffold", "fednova", "feddyn", "moon"])
 def test_steps_with_the_proximal_losses_of_table_4(proximal, perturb):
-    """Two steps of plain descent: w1 = w0 - lr g(w0), w2 = w1 - lr g(w1 + rho Lambda g_p(w1) / ||g_p||), g_p as in spec 6.6."""
+    """Two steps of plain descent: w1 = w0 - lr g(w0), w2 = w1 - lr g(w1 + rho Lambda g_p(w1) / ||g_p||), g_p as in spec
+    6.6."""
     objective, (x, y) = Objective(build(Mlp)), world(Mlp)[1]
     w0, b = objective.initial()
     all_of_it = objective.mask("all")
@@ -208,7 +233,9 @@ def test_steps_with_the_proximal_losses_of_table_4(proximal, perturb):
         with torch.no_grad():
             others = [objective.at(point, b).features(x) for point in (w0, previous)]
         z = f.features(x)
-        return cross_entropy(torch.stack([cosine_similarity(z, o) for o in others], 1) / 0.2, torch.zeros(len(x), dtype=torch.long))
+        return cross_entropy(
+            torch.stack([cosine_similarity(z, o) for o in others], 1) / 0.2, torch.zeros(len(x), dtype=torch.long)
+        )
 
     down, client, g_p = {
         "l2": (Broadcast(w0, b), (), lambda w: w - w0),
@@ -229,7 +256,15 @@ def test_steps_with_the_proximal_losses_of_table_4(proximal, perturb):
         objective.views(scale)[n].copy_(normalize(d.abs(), dim=0))
     w2 = w1 - 0.2 * g_l(w1 + 0.5 * scale * near / near.norm())
     algorithm = FedSOL(
-        lr=0.2, momentum=0.0, local_epochs=2, batch_size=100, rho=0.5, perturb=perturb, proximal=proximal, alpha=0.3, tau=0.2
+        lr=0.2,
+        momentum=0.0,
+        local_epochs=2,
+        batch_size=100,
+        rho=0.5,
+        perturb=perturb,
+        proximal=proximal,
+        alpha=0.3,
+        tau=0.2,
     )
     ctx, batches = one_client(objective, (x, y), epochs=2)
     carry = algorithm.begin(ctx, down, client)
@@ -255,7 +290,9 @@ def test_statistics_move_once_a_step_with_every_proximal_loss(proximal, strategy
         down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
         return algorithm.train(ctx, down, algorithm.init_client(ctx), batches)[1].b
 
-    assert torch.equal(statistics(FedSOL(**step, proximal=proximal, strategy=strategy, perturb="all")), statistics(FedAvg(**step)))
+    assert torch.equal(
+        statistics(FedSOL(**step, proximal=proximal, strategy=strategy, perturb="all")), statistics(FedAvg(**step))
+    )
 
 
 def test_the_server_and_the_state_are_those_of_the_base_method():
@@ -348,9 +385,20 @@ DIRECTIONS = {
 @pytest.mark.parametrize("strategy", DIRECTIONS)
 @pytest.mark.parametrize("adaptive", ["tensor", "none"])
 def test_update_directions_on_quadratics(strategy, adaptive):
-    """Three steps w -= 0.1 * DIRECTIONS[strategy](w), written out above; of a 1-D tensor, Lambda = |w - w_g| / ||w - w_g||."""
+    """Three steps w -= 0.1 * DIRECTIONS[strategy](w), written out above; of a 1-D tensor, Lambda = |w - w_g| / ||w -
+    w_g||."""
     algorithm = Quadratic(
-        lr=0.1, momentum=0.0, local_epochs=3, rho=RHO, beta=BETA, adaptive=adaptive, perturb="all", strategy=strategy, a=A, h=H, k=K
+        lr=0.1,
+        momentum=0.0,
+        local_epochs=3,
+        rho=RHO,
+        beta=BETA,
+        adaptive=adaptive,
+        perturb="all",
+        strategy=strategy,
+        a=A,
+        h=H,
+        k=K,
     )
     products = [g_l(np.array(start)) @ g_p(np.array(start)) for start in (START, BETWEEN)]
     assert products[0] > 0 > products[1], "both branches of the projection"
@@ -376,7 +424,10 @@ def test_strategies_with_the_kl_read_both_losses_of_one_network(strategy, kind):
 
     def g_near(point):
         return flat_gradient(
-            objective, point, b, lambda f: kl_div(log_softmax(f(x) / 3, 1), target, reduction="batchmean", log_target=True)
+            objective,
+            point,
+            b,
+            lambda f: kl_div(log_softmax(f(x) / 3, 1), target, reduction="batchmean", log_target=True),
         )
 
     def shifted(g):
@@ -408,11 +459,19 @@ def test_strategies_with_the_kl_read_both_losses_of_one_network(strategy, kind):
 def test_toy_problem(mu, start):
     """L_l = 1/2 ((w1 - a1)^2 + mu (w2 - a2)^2), L_p = 1/2 ||w - w_g||^2; 1200 steps of 0.05.
 
-    FedSOL with fixed rho ends at w_g + (R - rho) (a - w_g) / R, R = ||a - w_g||, on the segment for every mu; the proximal objective at
-    w_i = (h_i a_i + beta w_g,i) / (h_i + beta), h = (1, mu), on the segment for mu = 1 only.
+    FedSOL with fixed rho ends at w_g + (R - rho) (a - w_g) / R, R = ||a - w_g||, on the segment for every mu; the
+    proximal objective at w_i = (h_i a_i + beta w_g,i) / (h_i + beta), h = (1, mu), on the segment for mu = 1 only.
     """
     a, w_g, rho, beta = np.array([2.0, -1.0]), np.array([0.5, 0.25]), 0.4, 0.5
-    common = {"lr": 0.05, "momentum": 0.0, "local_epochs": 1200, "adaptive": "none", "perturb": "all", "a": tuple(a), "h": (1.0, mu)}
+    common = {
+        "lr": 0.05,
+        "momentum": 0.0,
+        "local_epochs": 1200,
+        "adaptive": "none",
+        "perturb": "all",
+        "a": tuple(a),
+        "h": (1.0, mu),
+    }
     distance = np.linalg.norm(a - w_g)
     sol = Quadratic(**common, rho=rho).play(start, tuple(w_g))
     np.testing.assert_allclose(sol, w_g + (distance - rho) * (a - w_g) / distance, atol=1e-4)

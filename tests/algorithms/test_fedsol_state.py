@@ -1,4 +1,5 @@
-"""What a client keeps under FedSOL's strategies with the proximal losses of SCAFFOLD, FedNova and FedDyn (spec 6.6), over eight rounds."""
+"""What a client keeps under FedSOL's strategies with the proximal losses of SCAFFOLD, FedNova and FedDyn (spec 6.6),
+over eight rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.algorithms.sampled import play_sampled
 from tests.algorithms.test_fednova import Linear
 from tests.core.networks import Mlp, build
 
-S, P, STEPS, EFFECTIVE = (2.0, -1.0), (0.25, 0.75), (2, 6), (2.5, 10.03125)  # gradients, shares, local steps, and A for momentum 1/2
+# gradients, shares, local steps, and A for momentum 1/2
+S, P, STEPS, EFFECTIVE = (2.0, -1.0), (0.25, 0.75), (2, 6), (2.5, 10.03125)
 LR, BETA, ALPHA, RHO = 0.1, 0.7, 0.3, 0.5
 LOCAL = {"lr": LR, "momentum": 0.5, "local_epochs": 2, "batch_size": 3}
 STRATEGIES = ["S0", "S1", "S2", "S3", "S4", "S5", "S6"]
@@ -39,7 +41,9 @@ def method(proximal, strategy):
     if strategy == "alone":
         return LinearScaffold(**LOCAL) if proximal == "scaffold" else LinearDyn(**LOCAL, alpha=ALPHA)
     alpha = ALPHA if proximal == "feddyn" else None
-    return LinearSOL(**LOCAL, proximal=proximal, strategy=strategy, beta=BETA, alpha=alpha, rho=RHO, adaptive="none", perturb="all")
+    return LinearSOL(
+        **LOCAL, proximal=proximal, strategy=strategy, beta=BETA, alpha=alpha, rho=RHO, adaptive="none", perturb="all"
+    )
 
 
 def used(strategy):
@@ -55,9 +59,11 @@ def rounds(algorithm, count):
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "alone"])
 def test_scaffolds_control_variates_are_the_clients_gradients(strategy):
-    """A step is s_k + u (c - c_k), u = used(strategy), and c_k+ = move - u (c - c_k) = s_k after every round; c = (2 - 1) / 2 = 1/2.
+    """A step is s_k + u (c - c_k), u = used(strategy), and c_k+ = move - u (c - c_k) = s_k after every round; c = (2 -
+    1) / 2 = 1/2.
 
-    w <- w - lr sum_k p_k A_k s_k in round 1, where c = c_k = 0; afterwards w <- w - lr sum_k p_k A_k (s_k + u (1/2 - s_k)).
+    w <- w - lr sum_k p_k A_k s_k in round 1, where c = c_k = 0; afterwards w <- w - lr sum_k p_k A_k (s_k + u (1/2 -
+    s_k)).
     """
     for count in (7, 8):
         states, kept = rounds(method("scaffold", strategy), count)
@@ -110,7 +116,8 @@ def feddyn(strategy, size, count):
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "alone"])
 def test_feddyns_linear_terms_keep_what_the_steps_contained(strategy):
-    """h_k+ = u h_k - alpha (w_k - w_g), written out in :func:`feddyn`. In S1 it is alpha lr A_k s_k after every round: 0.3 0.1 2.5 2 and
+    """h_k+ = u h_k - alpha (w_k - w_g), written out in :func:`feddyn`. In S1 it is alpha lr A_k s_k after every round:
+    0.3 0.1 2.5 2 and
     -0.3 0.1 10.03125."""
     states, kept = rounds(method("feddyn", strategy), 8)
     moves, h, server = feddyn(strategy, len(states[0].w), 8)

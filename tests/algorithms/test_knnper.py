@@ -44,7 +44,9 @@ def test_q_is_the_kernel_weighted_share_of_the_nearest(k, scale):
 
 
 def test_large_distances_keep_their_shares():
-    """Exponents of -4e6: without min_j D_j every weight underflows. Squared distances 4 * 1000^2 and 4 * (1000^2 + 1), F = 4:
+    """Exponents of -4e6: without min_j D_j every weight underflows.
+
+    Squared distances 4 * 1000^2 and 4 * (1000^2 + 1), F = 4:
 
     weights 1 and e^-1 after the shift.
     """
@@ -63,7 +65,9 @@ def test_scores_mix_neighbours_and_the_fine_tuned_model(mix, finetune_epochs):
     test, _ = inputs(Norm, 7, seed=5)
     algorithm = KNNPer(**OPTIONS, momentum=0.9, lr_decay=0.5, k=3, lam=0.3, scale=0.7, mix=mix)
     batches = Epochs(x, y, 4, finetune_epochs)
-    predictor = algorithm.personalize(client_context(objective, x, round=1), Broadcast(*objective.initial()), (), batches)
+    predictor = algorithm.personalize(
+        client_context(objective, x, round=1), Broadcast(*objective.initial()), (), batches
+    )
     module = build(Norm)
     optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5, 0.9), batches)
     with torch.no_grad():
@@ -98,7 +102,11 @@ def test_the_store_holds_plain_images_unless_told():
     x, y = inputs(Norm, 11)
     with torch.no_grad():
         plain, augmented = (build(Norm).eval().features(images) for images in (x, x + 10))
-    for options, expected in (({}, plain), ({"store_augment": True}, augmented), ({"store_augment": True, "epochs": 0}, plain)):
+    for options, expected in (
+        ({}, plain),
+        ({"store_augment": True}, augmented),
+        ({"store_augment": True, "epochs": 0}, plain),
+    ):
         keys, labels = stored(objective, **{"epochs": 3, **options})
         torch.testing.assert_close(keys, expected)
         assert torch.equal(labels, y), "one epoch, whatever the number of fine-tuning epochs"

@@ -25,9 +25,11 @@ from tests.ops.support import context
     ids=["momentum", "plain", "adam"],
 )
 def test_four_rounds_are_four_epochs_of_one_optimiser(options, optimizer):
-    """FedSOL: StepLR(gamma=0.99 there, 0.7 here) after every epoch, momentum kept, from the common initial parameters."""
+    """FedSOL: StepLR(gamma=0.99 there, 0.7 here) after every epoch, momentum kept, from the common initial
+    parameters."""
     objective = Objective(build(Norm))
-    x, y = inputs(Norm, 11)  # no batch of two: of two samples batch norm makes +-1, their gradient is rounding, and Adam enlarges it
+    # no batch of two: of two samples batch norm makes +-1, their gradient is rounding, and Adam enlarges it
+    x, y = inputs(Norm, 11)
     algorithm = Local(lr=0.1, lr_decay=0.7, local_epochs=1, batch_size=4, **options)
     _, clients = alone(algorithm, objective, x, y, 4)
     module = build(Norm)
@@ -59,7 +61,8 @@ def test_nothing_travels_and_nobody_predicts_for_all():
 
 
 def test_the_loss_is_that_of_the_rounds_own_steps():
-    """Two full batches: the mean of the losses at the two points, also in round 2, where the optimiser has 2 steps behind it."""
+    """Two full batches: the mean of the losses at the two points, also in round 2, where the optimiser has 2 steps
+    behind it."""
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 8)
     algorithm = Local(lr=0.1, momentum=0.0, local_epochs=2, batch_size=8)
@@ -83,13 +86,17 @@ def test_clients_keep_their_own_models():
     assert equal(first, kept)
 
 
-@pytest.mark.parametrize(("options", "sizes"), [({"momentum": 0.0}, (0, 0)), ({}, (1, 0)), ({"optimizer": "adam"}, (1, 1))])
+@pytest.mark.parametrize(
+    ("options", "sizes"), [({"momentum": 0.0}, (0, 0)), ({}, (1, 0)), ({"optimizer": "adam"}, (1, 1))]
+)
 def test_a_client_stores_only_the_moments_that_its_optimiser_reads(options, sizes):
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 8)
     _, clients = alone(Local(lr=0.1, local_epochs=1, batch_size=4, **options), objective, x, y, 1)
     for client in clients:
-        assert [len(m) for m in (client.moments.first, client.moments.second)] == [size * len(client.w) for size in sizes]
+        assert [len(m) for m in (client.moments.first, client.moments.second)] == [
+            size * len(client.w) for size in sizes
+        ]
     assert (clients[0].moments.steps, clients[1].moments.steps) == (0, 2)
 
 
@@ -101,7 +108,8 @@ def test_options_of_an_average_are_refused(field):
 
 @pytest.mark.parametrize("finetune_epochs", [0, 2])
 def test_the_predictor_is_the_clients_own_model(finetune_epochs):
-    """Fine-tuned further by a new optimiser at the rate after 2 rounds; the initial model of a client that never took part."""
+    """Fine-tuned further by a new optimiser at the rate after 2 rounds; the initial model of a client that never took
+    part."""
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 11)
     algorithm = Local(lr=0.1, momentum=0.9, lr_decay=0.5, local_epochs=1, batch_size=4)

@@ -29,9 +29,11 @@ def world(kind):
 
 
 def transcription(kind, data, rounds, mu, tau, original=False):
-    """`train_net_fedcon` (original code) and ModelContrastiveLoss (FedSOL's): CosineSimilarity, logits over tau, label 0.
+    """`train_net_fedcon` (original code) and ModelContrastiveLoss (FedSOL's): CosineSimilarity, logits over tau, label
+    0.
 
-    FedSOL: the previous local of round 1 is the initial global model; original: the pool of previous models is empty then.
+    FedSOL: the previous local of round 1 is the initial global model; original: the pool of previous models is empty
+    then.
     """
     server, cosine = build(kind), nn.CosineSimilarity(dim=-1)
     previous = [None if original else copy.deepcopy(server) for _ in data]
@@ -49,7 +51,9 @@ def transcription(kind, data, rounds, mu, tau, original=False):
                     logits = cosine(z, frozen.features(batch).detach()).reshape(-1, 1)
                     for old in pool:
                         logits = torch.cat((logits, cosine(z, old.features(batch).detach()).reshape(-1, 1)), dim=1)
-                    loss = cross_entropy(net.head(z), target) + mu * cross_entropy(logits / tau, torch.zeros(len(batch)).long())
+                    loss = cross_entropy(net.head(z), target) + mu * cross_entropy(
+                        logits / tau, torch.zeros(len(batch)).long()
+                    )
                     loss.backward()
                     optimizer.step()
             local.append(net)
@@ -99,7 +103,8 @@ def test_the_proximal_gradient_of_round_1_is_exactly_0():
 
 # closed form ----------------------------------------------------------------------------------
 class Scaled(Classifier):
-    """z = w * x with two weights; a head that gives every class the same logit, so that cross-entropy has no gradient."""
+    """z = w * x with two weights; a head that gives every class the same logit, so that cross-entropy has no
+    gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +119,9 @@ class Scaled(Classifier):
 
 
 def test_gradient_in_two_weights():
-    """One sample x = (1, 1), so z = w. With grad cos(z, a) = a / (|z| |a|) - cos z / |z|^2 and q = sigmoid((cos_p - cos_g) / tau):
+    """One sample x = (1, 1), so z = w.
+
+    With grad cos(z, a) = a / (|z| |a|) - cos z / |z|^2 and q = sigmoid((cos_p - cos_g) / tau):
 
     grad l_con = q / tau * (grad cos(z, z_p) - grad cos(z, z_g)); l_con = log(1 + e^{(cos_p - cos_g) / tau}).
     """
@@ -153,7 +160,10 @@ def test_the_proximal_term_is_the_loss_without_cross_entropy():
     objective, data = world(Norm)
     ctx, batch = context(objective), Batch(*data[0])
     w, b = objective.initial()
-    down, client = Broadcast(w, b), MoonClient(w + 0.3 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1)), b)
+    down, client = (
+        Broadcast(w, b),
+        MoonClient(w + 0.3 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1)), b),
+    )
     moon = Moon(**LOCAL, mu=0.7)
     away = w + 0.2 * torch.randn(w.shape, generator=torch.Generator().manual_seed(2))
     gradients, statistics = [], []
@@ -188,7 +198,8 @@ def test_mu_0_has_the_bits_of_fedavg(buffers):
     """With `buffers: local` the statistics of the kept model are the client's own."""
     objective, data = world(Norm)
     zero, plain, on = (
-        play(a, objective, data, 3) for a in (Moon(**LOCAL, mu=0, buffers=buffers), FedAvg(**LOCAL, buffers=buffers), Moon(**LOCAL))
+        play(a, objective, data, 3)
+        for a in (Moon(**LOCAL, mu=0, buffers=buffers), FedAvg(**LOCAL, buffers=buffers), Moon(**LOCAL))
     )
     assert all(equal(a, b) for a, b in zip(zero[0], plain[0], strict=True))
     assert not torch.equal(on[0][-1].w, plain[0][-1].w)

@@ -27,7 +27,8 @@ def loss_at(module, batch):
 
 
 def code_pairs(module, batches, pairs, lr, beta, momentum, weight_decay):
-    """FedSOL's `train`: one SGD object, its rate switched; the parameters are put back before the second step, buffers are not."""
+    """FedSOL's `train`: one SGD object, its rate switched; the parameters are put back before the second step, buffers
+    are not."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0, momentum=momentum, weight_decay=weight_decay)
     endless = itertools.cycle(batches)
     module.train()
@@ -78,7 +79,16 @@ def averaged(server, local, share):
 def test_form_code_is_the_loop_of_fedsol(epochs):
     """E ceil(n_b / E) pairs of an endless iterator; the inner rate decays, beta does not."""
     objective, data = Objective(build(Norm)), federation()
-    algorithm = PerFedAvg(form="code", lr=0.05, lr_decay=0.5, beta=0.02, momentum=0.9, weight_decay=0.01, local_epochs=epochs, batch_size=4)
+    algorithm = PerFedAvg(
+        form="code",
+        lr=0.05,
+        lr_decay=0.5,
+        beta=0.02,
+        momentum=0.9,
+        weight_decay=0.01,
+        local_epochs=epochs,
+        batch_size=4,
+    )
     states, _, _ = play(algorithm, objective, data, 2)
     server = build(Norm)
     for round in range(2):
@@ -133,7 +143,9 @@ def test_closed_form_on_quadratics(hf):
     """
     objective = Objective(build(Mlp))
     x, y = torch.tensor([[2.0, 1.0], [0.5, -3.0]]), torch.zeros(2, dtype=torch.long)
-    states, _, _ = play(Quadratic(lr=0.3, beta=0.2, hf=hf, momentum=0.0, local_epochs=2, batch_size=1), objective, [(x, y)], 1)
+    states, _, _ = play(
+        Quadratic(lr=0.3, beta=0.2, hf=hf, momentum=0.0, local_epochs=2, batch_size=1), objective, [(x, y)], 1
+    )
     w = states[0].w.double().numpy()
     for _ in range(2):
         v = 0.5 * (w - 0.6 * (w - 1) + 3)
@@ -142,7 +154,8 @@ def test_closed_form_on_quadratics(hf):
 
 
 def test_hf_is_the_gradient_through_the_inner_step():
-    """One pair; the update over beta is d/dw L(w - gamma grad L(w; B1); B2) by double backward, and not the first-order one."""
+    """One pair; the update over beta is d/dw L(w - gamma grad L(w; B1); B2) by double backward, and not the first-order
+    one."""
     objective = Objective(build(Mlp))
     x, y = inputs(Mlp, 8)
     options = {"lr": 0.5, "beta": 0.1, "momentum": 0.0, "local_epochs": 1, "batch_size": 4, "delta": 1e-2}
@@ -196,7 +209,8 @@ def test_every_client_gets_whole_pairs_and_the_engine_can_cut_them(form):
 
 @pytest.mark.parametrize("finetune_epochs", [0, 1, 3])
 def test_fine_tuning_with_form_code_repeats_its_procedure(finetune_epochs):
-    """E_ft ceil(n_b / E) pairs of the iterator, at gamma 0.1 * 0.5^2 after two rounds, from the broadcast; tested in eval mode."""
+    """E_ft ceil(n_b / E) pairs of the iterator, at gamma 0.1 * 0.5^2 after two rounds, from the broadcast; tested in
+    eval mode."""
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 11)
     algorithm = PerFedAvg(form="code", lr=0.1, lr_decay=0.5, beta=0.05, momentum=0.9, local_epochs=2, batch_size=4)
@@ -211,12 +225,15 @@ def test_fine_tuning_with_form_code_repeats_its_procedure(finetune_epochs):
 @pytest.mark.parametrize("options", [{}, {"optimizer": "adam"}, {"form": "code", "adaptation": "step"}])
 @pytest.mark.parametrize("finetune_epochs", [0, 1, 3])
 def test_by_default_a_client_adapts_by_one_plain_gradient_step(finetune_epochs, options):
-    """w - alpha grad L(w; B) on the first batch of 4, alpha = 0.1 * 0.5^2 after two rounds, whatever the optimiser of the outer steps."""
+    """w - alpha grad L(w; B) on the first batch of 4, alpha = 0.1 * 0.5^2 after two rounds, whatever the optimiser of
+    the outer steps."""
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 11)
     algorithm = PerFedAvg(lr=0.1, lr_decay=0.5, beta=0.05, momentum=0.9, batch_size=4, **options)
     batches = Epochs(x, y, 4, finetune_epochs)
-    predictor = algorithm.personalize(client_context(objective, x, round=2), Broadcast(*objective.initial()), (), batches)
+    predictor = algorithm.personalize(
+        client_context(objective, x, round=2), Broadcast(*objective.initial()), (), batches
+    )
     module = build(Norm)
     optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5**2), batches[:1])
     with torch.no_grad():
@@ -228,7 +245,11 @@ def test_meta_fine_tuning_with_form_clean_uses_its_epochs_in_pairs():
     objective = Objective(build(Norm))
     x, y = inputs(Norm, 11)
     algorithm = PerFedAvg(lr=0.1, beta=0.05, momentum=0.9, local_epochs=5, batch_size=4, adaptation="meta")
-    predictor = algorithm.personalize(client_context(objective, x), Broadcast(*objective.initial()), (), Epochs(x, y, 4, 1))
-    module = clean_pairs(build(Norm), batches_of(x, y, 4, 1), 2, 0.1, lambda p: torch.optim.SGD(p, 0.05, 0.9), 0.0).eval()
+    predictor = algorithm.personalize(
+        client_context(objective, x), Broadcast(*objective.initial()), (), Epochs(x, y, 4, 1)
+    )
+    module = clean_pairs(
+        build(Norm), batches_of(x, y, 4, 1), 2, 0.1, lambda p: torch.optim.SGD(p, 0.05, 0.9), 0.0
+    ).eval()
     with torch.no_grad():
         torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)

@@ -28,10 +28,13 @@ class QuadraticScaffold(Scaffold, Quadratic, frozen=True):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_on_quadratics_the_drift_is_gone(momentum):
-    """sum_k p_k f_k has its minimum at sum_k p_k a_k = 1/2 (2 - 1). There c_k = f_k' = 1/2 - a_k, so that no client moves: a fixed point.
-    FedAvg with 1 and 3 steps stays away from it (test_fedavg has its recursion)."""
+    """sum_k p_k f_k has its minimum at sum_k p_k a_k = 1/2 (2 - 1). There c_k = f_k' = 1/2 - a_k, so that no client
+    moves: a fixed point. FedAvg with 1 and 3 steps stays away from it (test_fedavg has its recursion)."""
     objective = Objective(build(Mlp))
-    data = [(torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)), (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long))]
+    data = [
+        (torch.full((3, 5), 2.0), torch.zeros(3, dtype=torch.long)),
+        (torch.full((9, 5), -1.0), torch.zeros(9, dtype=torch.long)),
+    ]
     options = {"lr": 0.1, "momentum": momentum, "local_epochs": 1, "batch_size": 3, "weighting": "uniform"}
     states, kept = play_sampled(QuadraticScaffold(**options), objective, data, [(0, 1)] * 150)
     used = objective.mask("all") > 0
@@ -43,7 +46,8 @@ def test_on_quadratics_the_drift_is_gone(momentum):
 
 
 def transcription(kind, data, cohorts, option="II", divisor="momentum", server_lr=1.0, weighting="examples", **local):
-    """FedSOL's client and server: `grad - c_i + c` before `optimizer.step()`, c_i+ = c_i - c + (w_g - w) / (A lr), c += K/N mean."""
+    """FedSOL's client and server: `grad - c_i + c` before `optimizer.step()`, c_i+ = c_i - c + (w_g - w) / (A lr), c +=
+    K/N mean."""
     server = build(kind)
     lr, m = local["lr"], local["momentum"]
     zeros = [torch.zeros_like(p) for p in server.parameters()]
@@ -66,10 +70,15 @@ def transcription(kind, data, cohorts, option="II", divisor="momentum", server_l
             steps = (tau - m * (1 - m**tau) / (1 - m)) / (1 - m) if divisor == "momentum" else tau
             if option == "II":
                 start, end = server.parameters(), module.parameters()
-                new = [ci - cg + (a - b).detach() / (steps * rate) for ci, cg, a, b in zip(own[k], c, start, end, strict=True)]
+                new = [
+                    ci - cg + (a - b).detach() / (steps * rate)
+                    for ci, cg, a, b in zip(own[k], c, start, end, strict=True)
+                ]
             else:
                 full = copy.deepcopy(server).train()
-                losses = [cross_entropy(full(bx), by, reduction="sum") for bx, by in zip(x.split(4), y.split(4), strict=True)]
+                losses = [
+                    cross_entropy(full(bx), by, reduction="sum") for bx, by in zip(x.split(4), y.split(4), strict=True)
+                ]
                 new = list(torch.autograd.grad(sum(losses) / len(x), list(full.parameters())))
             changes.append([n - o for n, o in zip(new, own[k], strict=True)])
             own[k] = new
@@ -79,9 +88,13 @@ def transcription(kind, data, cohorts, option="II", divisor="momentum", server_l
         old = server.state_dict()
         learnt = {n for n, _ in server.named_parameters()}
         merged = {
-            n: sum(s * model[n] for s, model in zip(share, models, strict=True)) for n, value in old.items() if value.is_floating_point()
+            n: sum(s * model[n] for s, model in zip(share, models, strict=True))
+            for n, value in old.items()
+            if value.is_floating_point()
         }
-        server.load_state_dict({n: old[n] + server_lr * (v - old[n]) if n in learnt else v for n, v in merged.items()}, strict=False)
+        server.load_state_dict(
+            {n: old[n] + server_lr * (v - old[n]) if n in learnt else v for n, v in merged.items()}, strict=False
+        )
         mean = [torch.stack(parts).mean(0) for parts in zip(*changes, strict=True)]
         c = [cg + len(cohort) / len(data) * d for cg, d in zip(c, mean, strict=True)]
     return server, c, own
@@ -142,7 +155,9 @@ def test_a_client_without_data_keeps_its_control_variate():
     objective = Objective(build(Mlp))
     algorithm = Scaffold(weighting="uniform")
     ctx = context(objective, num_examples=0, num_steps=0, client=1)
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial())).replace(c=normal(objective.layout.size))
+    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial())).replace(
+        c=normal(objective.layout.size)
+    )
     own = algorithm.init_client(ctx).replace(c=normal(objective.layout.size, seed=1))
     update, kept, _ = algorithm.train(ctx, down, own, [])
     assert torch.equal(kept.c, own.c) and not update.c.any() and torch.equal(update.w, down.w)

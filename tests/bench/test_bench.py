@@ -26,7 +26,8 @@ KEYS = {"name", "value", "unit", "must", "aim", "met", "detail"}
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Path, channels_last: bool):
-    """Two rounds of 3 clients x 2 epochs x ceil(10 / 4) = 3 batches: 18 steps a round; same order, so the same weights up to rounding."""
+    """Two rounds of 3 clients x 2 epochs x ceil(10 / 4) = 3 batches: 18 steps a round; same order, so the same weights
+    up to rounding."""
     experiment = TINY.experiment(rounds=2)
     partition = TINY.partition(experiment)
     simulate(experiment, tmp_path / "run", partition=partition)
@@ -92,8 +93,8 @@ def test_step_row():
 
 @pytest.mark.parametrize("name", built_in(federated=True))
 def test_the_declared_cost_of_a_step_is_what_torch_counts(name):
-    """FLOPs of matrix products and convolutions in one step over FedAvg's. The first layer has no gradient for its input and the head costs
-    next to nothing, so thirds are off by a few per cent."""
+    """FLOPs of matrix products and convolutions in one step over FedAvg's. The first layer has no gradient for its
+    input and the head costs next to nothing, so thirds are off by a few per cent."""
 
     def flops(which: str) -> float:
         train = local_training(which, CONVOLUTIONS)

@@ -68,12 +68,16 @@ def test_a_dry_run_prints_the_configuration_or_the_cells_and_makes_nothing(start
     assert not list(Path("runs").rglob("rounds"))
 
 
-def made(folder: Path, status: str, rounds: int, age_s: float, config: str = "rounds: 8\nalgorithm: {name: fedsol}\n") -> Path:
+def made(
+    folder: Path, status: str, rounds: int, age_s: float, config: str = "rounds: 8\nalgorithm: {name: fedsol}\n"
+) -> Path:
     (folder / "rounds").mkdir(parents=True)
     (folder / "config.yaml").write_text(config)
     (folder / "STATUS").write_text(f"{status}\n")
     accuracy = [0.05 + 0.1 * r for r in range(rounds)]
-    pandas.DataFrame({"round": range(1, rounds + 1), "test/acc": accuracy}).to_parquet(folder / "rounds" / "part-0000.parquet")
+    pandas.DataFrame({"round": range(1, rounds + 1), "test/acc": accuracy}).to_parquet(
+        folder / "rounds" / "part-0000.parquet"
+    )
     for path in (folder / "STATUS", folder / "rounds"):
         os.utime(path, (time.time() - age_s,) * 2)
     return folder
@@ -91,7 +95,9 @@ def test_my_runs_with_status_algorithm_rounds_accuracy_and_age(tmp_path, monkeyp
     (broken / "rounds" / "part-0000.parquet").write_bytes(b"no")
     done = flray("runs")
     assert done.exit_code == 0, done.output
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if line.startswith("│")]
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if line.startswith("│")
+    ]
     rows = [row for row in rows if row[0]]  # a long reason goes on in the next line
     assert [row[0] for row in rows] == ["runs/lost", "runs/new", "runs/broken", "runs/a/old"], "the newest first"
     by_name = {row[0]: row[1:] for row in rows}
@@ -102,12 +108,21 @@ def test_my_runs_with_status_algorithm_rounds_accuracy_and_age(tmp_path, monkeyp
 
 def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
     def completed(*words: str) -> list[str]:
-        asked = {"_FLRAY_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(["flray", *words]), "COMP_CWORD": str(len(words))}
+        asked = {
+            "_FLRAY_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(["flray", *words]),
+            "COMP_CWORD": str(len(words)),
+        }
         return CliRunner().invoke(app, [], env=asked, prog_name="flray").stdout.split()
 
     assert completed("run", "quickstart.yaml", "algorithm=fedpro") == ["algorithm=fedprox", "algorithm=fedproj"]
-    assert completed("run", "quickstart.yaml", "algorithm", "=", "fedpro") == ["fedprox", "fedproj"], "bash breaks words at ="
-    assert completed("run", "quickstart.yaml", "seed=0,1", "algorithm.l") == ["algorithm.lr=", "algorithm.local_epochs="]
+    assert completed("run", "quickstart.yaml", "algorithm", "=", "fedpro") == ["fedprox", "fedproj"], (
+        "bash breaks words at ="
+    )
+    assert completed("run", "quickstart.yaml", "seed=0,1", "algorithm.l") == [
+        "algorithm.lr=",
+        "algorithm.local_epochs=",
+    ]
     assert completed("run", "nowhere.yaml", "s") == ["seed="]
     assert completed("figure", "cur") == ["curves"]
     assert completed("list", "c") == ["config"]

@@ -28,7 +28,11 @@ def test_a_card_says_what_a_reader_needs(name):
     assert ":" in first and len(first) > 40, "name, paper and one line of purpose"
     for word in ("| paper |", "Down:", "Up:", "State:", "Cost per step:"):
         assert word in text, f"the card of {name} has no {word!r}"
-    own = [hp.name for hp in hyperparameters(ALGORITHMS.get(name)) if hp.name in vars(ALGORITHMS.get(name)).get("__annotations__", {})]
+    own = [
+        hp.name
+        for hp in hyperparameters(ALGORITHMS.get(name))
+        if hp.name in vars(ALGORITHMS.get(name)).get("__annotations__", {})
+    ]
     assert [field for field in own if f"`{field}`" not in text] == []
     assert all(option["meaning"] for option in options)
 
@@ -50,16 +54,32 @@ def test_every_key_of_an_experiment_and_of_a_sweep_is_listed_with_its_default_an
     assert [key for key in sweep if ("sweep", key) not in rows] == []
     assert rows["experiment", "rounds"]["default"] == "required"
     assert rows["experiment", "cohort.sampling"]["bounds"] == "addressed | numpy_round_seed"
-    assert (rows["experiment", "evaluate.finetune_epochs"]["type"], rows["experiment", "evaluate.finetune_epochs"]["default"]) == (
+    assert (
+        rows["experiment", "evaluate.finetune_epochs"]["type"],
+        rows["experiment", "evaluate.finetune_epochs"]["default"],
+    ) == (
         "list of int",
         "[]",
     )
     assert rows["sweep", "concurrency"]["type"] == "auto | int"
-    named = {"data", "partition", "partition.name", "model", "model.name", "algorithm", "data.normalize.mean", "data.normalize.std"}
+    named = {
+        "data",
+        "partition",
+        "partition.name",
+        "model",
+        "model.name",
+        "algorithm",
+        "data.normalize.mean",
+        "data.normalize.std",
+    }
     assert {key for (_, key), row in rows.items() if not row["meaning"]} <= {
         *named,
         *(k for (_, k), r in rows.items() if r["type"] == "section"),
     }
-    assert [row["key"] for row in detail("config", "checkpoint")[1]] == ["checkpoint", "checkpoint.every", "checkpoint.keep"]
+    assert [row["key"] for row in detail("config", "checkpoint")[1]] == [
+        "checkpoint",
+        "checkpoint.every",
+        "checkpoint.keep",
+    ]
     with pytest.raises(ConfigError, match=r"unknown key 'evalute' \(did you mean 'evaluate'\?\)"):
         detail("config", "evalute")

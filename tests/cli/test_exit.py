@@ -1,4 +1,5 @@
-"""The end of a command: its exit code at once, whoever asked to be called at the end is, and no process of its Ray stays behind."""
+"""The end of a command: its exit code at once, whoever asked to be called at the end is, and no process of its Ray
+stays behind."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = ["rounds=1", "data.source=iris", "proxy=null", "partition.clients=2", "algorithm.local_epochs=1", "evaluate.clients=false"]
+SETTINGS = [
+    "rounds=1",
+    "data.source=iris",
+    "proxy=null",
+    "partition.clients=2",
+    "algorithm.local_epochs=1",
+    "evaluate.clients=false",
+]
 LAST_WORDS = "import atexit, sys\natexit.register(lambda: print('the last word of', sys.argv[1]))\n"
 
 

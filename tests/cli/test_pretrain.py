@@ -18,7 +18,12 @@ def test_it_is_the_same_model_and_optimiser_on_one_client_with_everything():
     experiment = pretraining(QUICK, ["algorithm.batch_size=32", "seed=4", "data.train_size=500"])
     assert experiment.algorithm.centralized and experiment.proxy is None
     assert (experiment.partition.name, experiment.partition.clients, experiment.cohort.count(1)) == ("iid", 1, 1)
-    assert (experiment.algorithm.lr, experiment.algorithm.batch_size, experiment.seed, experiment.data.train_size) == (0.05, 32, 4, 500)
+    assert (experiment.algorithm.lr, experiment.algorithm.batch_size, experiment.seed, experiment.data.train_size) == (
+        0.05,
+        32,
+        4,
+        500,
+    )
     assert experiment.model.options["hidden"] == [64]
 
 
@@ -31,7 +36,10 @@ def test_it_begins_with_random_weights_unless_it_is_told_others():
 
 @pytest.mark.parametrize(
     ("override", "says"),
-    [("algorithm=fedprox", "algorithm fedprox does not; leave algorithm out"), ("seed=0,1", "trains one model, these overrides make 2")],
+    [
+        ("algorithm=fedprox", "algorithm fedprox does not; leave algorithm out"),
+        ("seed=0,1", "trains one model, these overrides make 2"),
+    ],
 )
 def test_what_it_cannot_do_is_one_line(override, says):
     with pytest.raises(ConfigError, match=says):
@@ -44,7 +52,9 @@ def test_a_run_begins_with_the_weights_in_every_actor_and_notices_when_they_chan
     assert result.exit_code == 0, result.output
     assert f"model.weights={tmp_path / 'pre'}" in result.output
     weights, trained = tmp_path / "pre" / "model.safetensors", flray.load(tmp_path / "pre")
-    assert trained.status == "finished" and trained.rounds["client_steps"].tolist() == [180, 180], "1,438 samples, 90 batches of 16"
+    assert trained.status == "finished" and trained.rounds["client_steps"].tolist() == [180, 180], (
+        "1,438 samples, 90 batches of 16"
+    )
     accuracy = trained.rounds["test/acc"].iloc[-1]
     assert accuracy > 0.9
 
@@ -55,7 +65,10 @@ def test_a_run_begins_with_the_weights_in_every_actor_and_notices_when_they_chan
     # clients that never trained have the initial parameters, each in its actor
     clients = flray.run(QUICK, *started, "algorithm=local", out=tmp_path / "clients")
     assert clients.personal["test/acc"].mean() == pytest.approx(accuracy, abs=0.03)
-    assert flray.load(server.folder).environment["fingerprints"]["weights"] == clients.environment["fingerprints"]["weights"]
+    assert (
+        flray.load(server.folder).environment["fingerprints"]["weights"]
+        == clients.environment["fingerprints"]["weights"]
+    )
 
     weights.write_bytes((tmp_path / "clients" / "environment.json").read_bytes())
     with pytest.raises(ConfigError, match="the weights changed since the run began"):

@@ -3,8 +3,8 @@
     python -m tests.contracts.bit_table            # compare with bit_table.json; exit code 1 names what changed
     python -m tests.contracts.bit_table --write    # after a change that is meant; its commit says which bits and why
 
-The kernels are held to plain SSE arithmetic on one thread, so that machines agree. `canary` is a bare PyTorch loop, no flray in it:
-where that has other bits, the machine or its torch rounds differently and nothing can be compared.
+The kernels are held to plain SSE arithmetic on one thread, so that machines agree. `canary` is a bare PyTorch loop, no
+flray in it: where that has other bits, the machine or its torch rounds differently and nothing can be compared.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ ROUNDS = 3
 
 
 def canary() -> str:
-    """Forty steps of SGD on a small network with batch norm, and a distillation loss: the operations that the table rests on."""
+    """Forty steps of SGD on a small network with batch norm, and a distillation loss: the operations that the table
+    rests on."""
     import torch
 
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(12, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 3)
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     x, y, teacher = torch.randn(64, 12), torch.randint(3, (64,)), torch.randn(64, 3)
     for _ in range(40):
@@ -46,7 +49,8 @@ def canary() -> str:
 
 
 def entry(experiment: Any) -> dict[str, str]:
-    """Checksums after three rounds: the model as it is saved, the server's and the clients' state, and the numbers of the rounds."""
+    """Checksums after three rounds: the model as it is saved, the server's and the clients' state, and the numbers of
+    the rounds."""
     from flray.core.messages import flatten
     from tests.contracts.inprocess import Local
 
@@ -54,7 +58,11 @@ def entry(experiment: Any) -> dict[str, str]:
         local = Local(experiment, Path(folder))
         state = local.play(ROUNDS)
         clients = {f"{k}/{name}": array for k, s in local.client_states().items() for name, array in flatten(s).items()}
-        found = {"state": _arrays(flatten(state)), "clients": _arrays(clients), "rounds": _digest(_numbers(local).encode())}
+        found = {
+            "state": _arrays(flatten(state)),
+            "clients": _arrays(clients),
+            "rounds": _digest(_numbers(local).encode()),
+        }
         if experiment.algorithm.global_model:
             named = local.server.bench.objective.state_dict(state.w, state.b)
             found["model"] = _arrays({name: tensor.numpy() for name, tensor in named.items()})
@@ -62,7 +70,8 @@ def entry(experiment: Any) -> dict[str, str]:
 
 
 def _numbers(local: Any) -> str:
-    """Every number of the rounds, and the last test; to nine digits, because NumPy's own sums differ between processors."""
+    """Every number of the rounds, and the last test; to nine digits, because NumPy's own sums differ between
+    processors."""
     rows = [{**row, **sent} for row, sent in zip(local.rows, local.sent, strict=True)]
     bench, experiment = local.server.bench, local.experiment
     if experiment.algorithm.global_model:
@@ -70,7 +79,10 @@ def _numbers(local: Any) -> str:
 
         (counts,) = local.server.evaluate(Clock(0, ROUNDS - 1, done=ROUNDS - 1)).values()
         rows.append({"loss": counts.loss, "right": counts.right.sum(), "parameters": bench.objective.layout.count})
-    plain = [{name: value if isinstance(value, str | bool) else f"{float(value):.9g}" for name, value in row.items()} for row in rows]
+    plain = [
+        {name: value if isinstance(value, str | bool) else f"{float(value):.9g}" for name, value in row.items()}
+        for row in rows
+    ]
     return json.dumps(plain, sort_keys=True)
 
 
@@ -111,7 +123,11 @@ def differences(known: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 if __name__ == "__main__":
     if any(os.environ.get(name) != value for name, value in PORTABLE.items()):
-        os.execve(sys.executable, [sys.executable, "-m", "tests.contracts.bit_table", *sys.argv[1:]], {**os.environ, **PORTABLE})
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.contracts.bit_table", *sys.argv[1:]],
+            {**os.environ, **PORTABLE},
+        )
     found = measure()
     if "--write" in sys.argv:
         FILE.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,4 +1,5 @@
-"""The rounds of an experiment in this process, without Ray: the engine's own protocol on its local executor, with someone watching."""
+"""The rounds of an experiment in this process, without Ray: the engine's own protocol on its local executor, with
+someone watching."""
 
 from __future__ import annotations
 
@@ -121,7 +122,8 @@ class Local:
             self.sent.append(dict(self.executor.sent))
 
     def personal(self, finetune_epochs: int = 1) -> Any:
-        """Scores of every client's own predictor on the whole test set, `[N, n, C]`, as the engine's personalised evaluation makes it."""
+        """Scores of every client's own predictor on the whole test set, `[N, n, C]`, as the engine's personalised
+        evaluation makes it."""
         bench, client = self.server.bench, self.executor.client
         clock = Clock(self.position.task, self.position.round, "personal", done=self.position.done)
         algorithm, clients = self.experiment.algorithm, np.arange(self.scenario.population)
@@ -142,7 +144,11 @@ class Local:
 
     def client_states(self) -> dict[int, Any]:
         everyone = range(self.scenario.population)
-        return {k: to_torch(s) for k, s in zip(everyone, self.server.store.gather(everyone), strict=True) if isinstance(s, Record)}
+        return {
+            k: to_torch(s)
+            for k, s in zip(everyone, self.server.store.gather(everyone), strict=True)
+            if isinstance(s, Record)
+        }
 
 
 def size(message: Any) -> int:

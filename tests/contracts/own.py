@@ -1,4 +1,5 @@
-"""An algorithm of a user's own, registered from outside: it uses all that the engine offers and no built-in algorithm needs yet.
+"""An algorithm of a user's own, registered from outside: it uses all that the engine offers and no built-in algorithm
+needs yet.
 
 * client state with a tensor and a number (SCAFFOLD-like control variates),
 * two exchanges in a round: training (mean), then a check of the new model (each client's own),
@@ -80,7 +81,9 @@ class Own(FedAvg, frozen=True):
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         share = ctx.cohort_size / ctx.population
         control = state.control + share * updates.control
-        return state.replace(w=updates.w, b=self.statistics(state, updates.b), control=control), {"own/control": control.norm()}
+        return state.replace(w=updates.w, b=self.statistics(state, updates.b), control=control), {
+            "own/control": control.norm()
+        }
 
     # second exchange
     def show(self, ctx: Context, state: Any) -> Any:

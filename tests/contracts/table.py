@@ -92,7 +92,13 @@ FEDPROJ_CHANGES = {
     "wd_anchor": Change("average", {"alpha": 0.3}),
 }
 
-FEDSAM_CHANGES = {**FEDAVG_CHANGES, "rho": Change(0.5), "eps": Change(1.0), "perturb": Change("head"), "bn_passes": Change("first")}
+FEDSAM_CHANGES = {
+    **FEDAVG_CHANGES,
+    "rho": Change(0.5),
+    "eps": Change(1.0),
+    "perturb": Change("head"),
+    "bn_passes": Change("first"),
+}
 
 FEDOPT_CHANGES = {
     **FEDAVG_CHANGES,
@@ -105,7 +111,9 @@ FEDOPT_CHANGES = {
 
 TABLE: dict[str, Row] = {
     "fedavg": Row(FEDAVG_OPTIONS, FEDAVG_CHANGES),
-    "fedprox": Row(FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "mu": Change(1.0)}, (Reduction({"mu": 0.0}, "fedavg", {"mu": 1.0}),)),
+    "fedprox": Row(
+        FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "mu": Change(1.0)}, (Reduction({"mu": 0.0}, "fedavg", {"mu": 1.0}),)
+    ),
     "fednova": Row(
         FEDAVG_OPTIONS,
         {
@@ -116,7 +124,9 @@ TABLE: dict[str, Row] = {
             "ccvr": Change("fixed"),
         },
     ),
-    "scaffold": Row(FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "option": Change("I"), "divisor": Change("steps"), "server_lr": Change(0.5)}),
+    "scaffold": Row(
+        FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "option": Change("I"), "divisor": Change("steps"), "server_lr": Change(0.5)}
+    ),
     "feddyn": Row(
         FEDAVG_OPTIONS,
         {
@@ -127,7 +137,9 @@ TABLE: dict[str, Row] = {
             "clip": Change(0.01),
         },
     ),
-    "fedavgm": Row(FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "server_lr": Change(0.5), "beta": Change(0.5), "nesterov": Change(True)}),
+    "fedavgm": Row(
+        FEDAVG_OPTIONS, {**FEDAVG_CHANGES, "server_lr": Change(0.5), "beta": Change(0.5), "nesterov": Change(True)}
+    ),
     "fedadam": Row(FEDAVG_OPTIONS, FEDOPT_CHANGES),
     "fedyogi": Row(FEDAVG_OPTIONS, FEDOPT_CHANGES),
     "fedadagrad": Row(FEDAVG_OPTIONS, {name: change for name, change in FEDOPT_CHANGES.items() if name != "beta_2"}),
@@ -135,7 +147,14 @@ TABLE: dict[str, Row] = {
         FEDDF_OPTIONS,
         FEDDF_CHANGES,
         # the mean of reverse KL terms has the gradient of the reverse KL of the mean logits
-        (Reduction({"teacher": "avg_losses", "kl_direction": "reverse"}, "feddf", {"teacher": "avg_losses"}, {"kl_direction": "reverse"}),),
+        (
+            Reduction(
+                {"teacher": "avg_losses", "kl_direction": "reverse"},
+                "feddf",
+                {"teacher": "avg_losses"},
+                {"kl_direction": "reverse"},
+            ),
+        ),
     ),
     "fedproj": Row(
         FEDDF_OPTIONS,
@@ -147,13 +166,19 @@ TABLE: dict[str, Row] = {
         ),
         grows=frozenset({"logits"}),
     ),
-    "fedsam": Row(FEDAVG_OPTIONS, FEDSAM_CHANGES, (Reduction({"rho": 0.0, "bn_passes": "first"}, "fedavg", {"bn_passes": "first"}),)),
+    "fedsam": Row(
+        FEDAVG_OPTIONS,
+        FEDSAM_CHANGES,
+        (Reduction({"rho": 0.0, "bn_passes": "first"}, "fedavg", {"bn_passes": "first"}),),
+    ),
     "fedasam": Row(
         FEDAVG_OPTIONS,
         {**FEDSAM_CHANGES, "eta": Change(0.0), "scaled": Change("all")},
         (
             Reduction({"rho": 0.0, "bn_passes": "first"}, "fedavg", {"rho": 0.7, "bn_passes": "first"}),
-            Reduction({"rho": 0.0, "eta": 0.0, "scaled": "all", "bn_passes": "first"}, "fedavg", {"eta": 0.0, "scaled": "all"}),
+            Reduction(
+                {"rho": 0.0, "eta": 0.0, "scaled": "all", "bn_passes": "first"}, "fedavg", {"eta": 0.0, "scaled": "all"}
+            ),
         ),
     ),
     "fedsol": Row(
@@ -175,10 +200,14 @@ TABLE: dict[str, Row] = {
             Reduction({"rho": 0.0}, "fedavg", {"rho": 1.5}),
             Reduction({"rho": 0.0, "perturb": "all"}, "fedavg", {"rho": 1.5, "perturb": "all"}),
             Reduction({"rho": 0.0, "proximal": "l2"}, "fedavg", {"rho": 1.5, "proximal": "l2"}),
-            Reduction({"rho": 0.0, "proximal": "moon", "perturb": "body"}, "fedavg", {"proximal": "moon", "perturb": "body"}),
+            Reduction(
+                {"rho": 0.0, "proximal": "moon", "perturb": "body"}, "fedavg", {"proximal": "moon", "perturb": "body"}
+            ),
             Reduction({"strategy": "S0"}, "fedavg", {"strategy": "S1"}),
             Reduction({"strategy": "S5", "beta": 0.0}, "fedavg", {"strategy": "S5", "beta": 1.0}),
-            Reduction({"strategy": "S3", "beta": 0.0, "perturb": "all"}, "fedsol", {"strategy": "S3"}, {"perturb": "all"}),
+            Reduction(
+                {"strategy": "S3", "beta": 0.0, "perturb": "all"}, "fedsol", {"strategy": "S3"}, {"perturb": "all"}
+            ),
             # SAM: the loss that is climbed is the local one alone
             Reduction(
                 {"strategy": "S4", "beta": 0.0, "adaptive": "none", "perturb": "all", "rho": 0.1},
@@ -256,7 +285,11 @@ TABLE: dict[str, Row] = {
     ),
     "local": Row(
         FEDAVG_OPTIONS,
-        {name: replace(change, personal=True) for name, change in FEDAVG_CHANGES.items() if name not in ("weighting", "buffers")},
+        {
+            name: replace(change, personal=True)
+            for name, change in FEDAVG_CHANGES.items()
+            if name not in ("weighting", "buffers")
+        },
         silent=True,
     ),
     # not of flray: tests/contracts/own.py

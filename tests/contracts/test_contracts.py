@@ -142,7 +142,8 @@ def test_bytes_counted_are_the_bytes_sent(name, tmp_path):
 
 
 def test_bytes_of_fedproj_are_those_of_the_paper(tmp_path):
-    """Down: P + Q + |M| C float32; up: P + Q. 3 clients; P and Q as padded in the flat vectors, C = 3 classes, M = 24."""
+    """Down: P + Q + |M| C float32; up: P + Q. 3 clients; P and Q as padded in the flat vectors, C = 3 classes, M =
+    24."""
     local = Local(experiment("fedproj"), tmp_path)
     local.play(2)
     model = local.state.w.numel() + local.state.b.numel()

@@ -1,4 +1,5 @@
-"""Contracts 1 and 2 with real actors: the same bits with 1 and 3 client actors, after a kill, after stop and resume, and without Ray."""
+"""Contracts 1 and 2 with real actors: the same bits with 1 and 3 client actors, after a kill, after stop and resume,
+and without Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tests.contracts.faults import client_killed_in_round, interrupted
 from tests.contracts.inprocess import Local
 from tests.contracts.table import TABLE, experiment
 
-ALIKE = ("fedavgm", "fedyogi", "fedadagrad")  # one server half and one state with fedadam: their turn comes with the slow tests
+# one server half and one state with fedadam: their turn comes with the slow tests
+ALIKE = ("fedavgm", "fedyogi", "fedadagrad")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in TABLE]
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

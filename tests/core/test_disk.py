@@ -20,7 +20,15 @@ def test_the_checksum_is_xxh3_as_its_author_defines_it(tmp_path):
 def test_arrays_are_told_apart_by_contents_shape_and_dtype():
     a = np.arange(6)
     assert array_checksum(a) == array_checksum(np.arange(12)[::2] // 2)
-    assert len({array_checksum(*x) for x in ((a,), (a.reshape(2, 3),), (a.astype(np.int32),), (a + 1,), (a, None), (None, a), (a, a))}) == 7
+    assert (
+        len(
+            {
+                array_checksum(*x)
+                for x in ((a,), (a.reshape(2, 3),), (a.astype(np.int32),), (a + 1,), (a, None), (None, a), (a, a))
+            }
+        )
+        == 7
+    )
 
 
 def test_sealed_values_come_back_and_no_flipped_bit_changes_them(tmp_path):

@@ -28,7 +28,8 @@ def test_an_error_is_one_line_whatever_is_put_into_it():
     error = DataError("file\n  is bad\r\n\x1b[31m and \0 and \udcff \u2028 end\n")
     assert str(error) == r"file is bad \x1b[31m and \x00 and \udcff end"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
-    assert str(ClientError("client 3\nTraceback")) == "client 3\nTraceback"  # the traceback of the user's own code is kept
+    # the traceback of the user's own code is kept
+    assert str(ClientError("client 3\nTraceback")) == "client 3\nTraceback"
 
 
 def test_a_quoted_value_is_short_and_never_fails():

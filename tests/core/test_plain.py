@@ -1,4 +1,5 @@
-"""YAML as plain values: what is read otherwise than a reader of the file would, or without end, is refused with its line."""
+"""YAML as plain values: what is read otherwise than a reader of the file would, or without end, is refused with its
+line."""
 
 import pytest
 
@@ -37,7 +38,8 @@ def test_values(text, value):
         ("? [a]\n: b", "file, line 1: a key that is a list or a mapping"),
         ("a: &a\n  b: *a", "an alias inside the value that it stands for"),
         (BOMB, "its aliases multiply to"),
-        ("[" * 100_000, "file: more than 50 levels of nesting"),  # without a limit libyaml overflows the stack: no traceback, a crash
+        # without a limit libyaml overflows the stack: no traceback, a crash
+        ("[" * 100_000, "file: more than 50 levels of nesting"),
         ("- " * 100_000, "file: more than 50 levels of nesting"),
         ("a: b: c", "file: not valid YAML: mapping values are not allowed"),
         ("x: 1\ny: @", "file, line 2: not valid YAML"),
@@ -61,7 +63,11 @@ def test_a_mapping_is_copied_and_its_path_is_named():
     copied = plain(values, "")
     assert copied == values
     assert copied["a"]["b"] is not inner
-    wrong = [({"a": {1: 2}}, "a: the key 1 is no text"), ({"a": {"b": "x\0"}}, r"a.b: 'x\x00' holds"), ({"a": 2**70}, "a: an integer")]
+    wrong = [
+        ({"a": {1: 2}}, "a: the key 1 is no text"),
+        ({"a": {"b": "x\0"}}, r"a.b: 'x\x00' holds"),
+        ({"a": 2**70}, "a: an integer"),
+    ]
     for value, says in wrong:
         with pytest.raises(ConfigError) as caught:
             plain(value, "")

@@ -1,4 +1,5 @@
-"""A method that returns what it must not, in a user's own algorithm: one line that names it and says what it must return."""
+"""A method that returns what it must not, in a user's own algorithm: one line that names it and says what it must
+return."""
 
 import pickle
 
@@ -43,7 +44,11 @@ class Returns(FedAvg):
 
 
 WRONG = [
-    ("aggregate", State(ZERO, ZERO), "returned a State; it must return (state, metrics), for example: return state, {}"),
+    (
+        "aggregate",
+        State(ZERO, ZERO),
+        "returned a State; it must return (state, metrics), for example: return state, {}",
+    ),
     ("aggregate", None, "returned None (a return is missing); it must return (state, metrics)"),
     ("aggregate", (State(ZERO, ZERO), ZERO), "returned (State, Tensor); it must return (state, metrics)"),
     ("broadcast", None, "returned None (a return is missing); it must return the message to the clients"),

@@ -26,7 +26,8 @@ def test_a_number_and_its_text_are_different_addresses():
 
 
 def test_golden_values():
-    """Results of published runs rest on these; key and permutation are computed from the definition with hashlib and NumPy alone.
+    """Results of published runs rest on these; key and permutation are computed from the definition with hashlib and
+    NumPy alone.
 
     int.from_bytes(hashlib.blake2b(b"i0/sbatches/i3", digest_size=16).digest(), "little"); Philox(key=...).integers(...)
     """
@@ -57,7 +58,9 @@ def test_a_context_addresses_by_everything_that_identifies_the_work():
     draws = set()
     for field in (None, *base):
         where = {**base, **({field: base[field] + 1} if field else {})}
-        ctx = Context(objective, where["seed"], where["task"], where["round"], where["exchange"], 10, 5, client=where["client"])
+        ctx = Context(
+            objective, where["seed"], where["task"], where["round"], where["exchange"], 10, 5, client=where["client"]
+        )
         draws.add(float(ctx.rng("x").random()))
         draws.add(float(ctx.rng("y").random()))
     assert len(draws) == 12

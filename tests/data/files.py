@@ -30,4 +30,6 @@ def images(n, shape, seed=0):
 
 
 def image_column(x):
-    return pa.array([{"bytes": png(i), "path": None} for i in x], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    return pa.array(
+        [{"bytes": png(i), "path": None} for i in x], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    )

@@ -74,7 +74,9 @@ def test_the_last_batch_is_kept_dropped_or_merged(monkeypatch, n, size, policy, 
     for chunk in (1, 20, 512):
         monkeypatch.setattr(module, "CHUNK", chunk)
         made = list(batches(indices, batch_size=size, last_batch=policy))
-        assert [len(b.y) for b in made] == want * 2 and len(made) == len(batches(indices, batch_size=size, last_batch=policy))
+        assert [len(b.y) for b in made] == want * 2 and len(made) == len(
+            batches(indices, batch_size=size, last_batch=policy)
+        )
         for epoch in (0, 1):
             order = indices[draws("batches", epoch).permutation(n)][: sum(want)]
             assert [y for b in made[epoch * len(want) :][: len(want)] for y in b.y.tolist()] == Y[order].tolist()
@@ -82,14 +84,19 @@ def test_the_last_batch_is_kept_dropped_or_merged(monkeypatch, n, size, policy, 
 
 @pytest.mark.parametrize("policy, last", [("drop", []), ("merge", [1, 9])])
 def test_workers_rows_of_a_dropped_and_of_a_merged_batch(policy, last):
-    """50 samples in batches of 8: 2 are left over. Rows 0 and 1 to 9 of every batch; a merged one has rows 1 to 9, 10 samples."""
+    """50 samples in batches of 8: 2 are left over.
+
+    Rows 0 and 1 to 9 of every batch; a merged one has rows 1 to 9, 10 samples.
+    """
     augment = Augment(crop_padding=2, flip=True, cutout=4)
     whole = list(batches(augment=augment, last_batch=policy))
     shares = [list(batches(augment=augment, last_batch=policy, rows=rows)) for rows in ((0, 1), (1, 10))]
     usual = [[1, 7]] * (6 - bool(last))
     assert [[len(part.y) for part in parts] for parts in zip(*shares, strict=True)] == (usual + [last] * bool(last)) * 2
     for one, *parts in zip(whole, *shares, strict=True):
-        assert all(torch.equal(getattr(one, field), torch.cat([getattr(b, field) for b in parts])) for field in ("x", "y"))
+        assert all(
+            torch.equal(getattr(one, field), torch.cat([getattr(b, field) for b in parts])) for field in ("x", "y")
+        )
 
 
 def test_in_order_and_repeatable():
@@ -144,14 +151,22 @@ def test_bits_do_not_depend_on_the_chunk(monkeypatch):
 
 @pytest.mark.parametrize("chunk", [1, 512])
 def test_rows_of_every_batch_are_what_one_of_several_workers_cuts(monkeypatch, chunk):
-    """Rows 0-2, 3-7 and 8-8 of batches of 8: together the batches; the last batch has 2 samples, the third worker none of any."""
+    """Rows 0-2, 3-7 and 8-8 of batches of 8: together the batches; the last batch has 2 samples, the third worker none
+    of any."""
     monkeypatch.setattr(module, "CHUNK", chunk)
     augment = Augment(crop_padding=2, flip=True, cutout=4)
     whole = list(batches(augment=augment))
     shares = [list(batches(augment=augment, rows=rows)) for rows in ((0, 3), (3, 8), (8, 9))]
-    assert [[len(b.y) for b in share] for share in shares] == [[3, 3, 3, 3, 3, 3, 2] * 2, [5, 5, 5, 5, 5, 5, 0] * 2, [0] * 14]
+    assert [[len(b.y) for b in share] for share in shares] == [
+        [3, 3, 3, 3, 3, 3, 2] * 2,
+        [5, 5, 5, 5, 5, 5, 0] * 2,
+        [0] * 14,
+    ]
     for parts in zip(whole, *shares, strict=True):
-        assert all(torch.equal(getattr(parts[0], field), torch.cat([getattr(b, field) for b in parts[1:]])) for field in ("x", "y"))
+        assert all(
+            torch.equal(getattr(parts[0], field), torch.cat([getattr(b, field) for b in parts[1:]]))
+            for field in ("x", "y")
+        )
 
 
 def test_epochs_differ_and_sources_stay():
@@ -179,7 +194,9 @@ def test_tensor_source_gives_the_same():
 
 def test_tabular():
     x = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
-    b = list(Batches(x, np.arange(9), np.array([4, 2, 7]), batch_size=2, epochs=1, rng=None, normalizer=Normalizer((), ())))
+    b = list(
+        Batches(x, np.arange(9), np.array([4, 2, 7]), batch_size=2, epochs=1, rng=None, normalizer=Normalizer((), ()))
+    )
     assert torch.equal(b[0].x, torch.tensor(x[[4, 2]])) and b[1].y.tolist() == [7]
 
 

@@ -41,7 +41,9 @@ def rewrite(path, content):
     os.utime(path, ns=(1, 1))
 
 
-@pytest.mark.parametrize("damage", ["short", "long", "header", "bit", "folder", "missing", "meta", "meta_keys", "meta_gone", "meta_list"])
+@pytest.mark.parametrize(
+    "damage", ["short", "long", "header", "bit", "folder", "missing", "meta", "meta_keys", "meta_gone", "meta_list"]
+)
 def test_damage_is_found_named_and_repaired(own_cache, damage):
     build, calls = counting()
     fetch("k", build)

@@ -25,7 +25,9 @@ def root(tmp_path, monkeypatch):
     for name, n, seed in (("train", 20, 0), ("test", 8, 1)):
         y = pa.array(np.arange(n) % 2)
         site = pa.array(["b" if i % 4 else "a" for i in range(n)])
-        write(tmp_path / "pets", name, {"img": image_column(images(n, (8, 8, 3), seed)), "site": site, "label": y}, LABEL)
+        write(
+            tmp_path / "pets", name, {"img": image_column(images(n, (8, 8, 3), seed)), "site": site, "label": y}, LABEL
+        )
         write(tmp_path / "grey", name, {"image": image_column(images(n, (6, 6), seed)), "label": y}, LABEL)
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     return tmp_path
@@ -122,7 +124,10 @@ def test_digits_and_synthetic():
     assert s.input_shape == (3, 5, 4) and s.train.y.tolist() == [0, 1, 2] * 10 and len(s.test.y) == 12
     t = load("synthetic", options={"shape": 7, "num_train": 20, "num_test": 5})
     assert t.input_shape == (7,) and not t.is_image
-    assert t.fingerprint != load("synthetic", options={"shape": 7, "num_train": 20, "num_test": 5}, split_seed=1).fingerprint
+    assert (
+        t.fingerprint
+        != load("synthetic", options={"shape": 7, "num_train": 20, "num_test": 5}, split_seed=1).fingerprint
+    )
 
 
 def test_stratified_subsample():
@@ -300,7 +305,12 @@ def test_config_is_complete_when_saved():
 def test_holdout():
     d = load("synthetic")
     proxy, private = load_proxy(ProxyConfig(source="holdout", size=200), d, seed=3)
-    assert len(proxy.x) == 200 and len(private) == 1800 and proxy.same_labels and np.bincount(proxy.y).tolist() == [20] * 10
+    assert (
+        len(proxy.x) == 200
+        and len(private) == 1800
+        and proxy.same_labels
+        and np.bincount(proxy.y).tolist() == [20] * 10
+    )
     mine = {x.tobytes() for x in d.train.x[private]}
     assert not any(x.tobytes() in mine for x in proxy.x)
     other, _ = load_proxy(ProxyConfig(source="holdout", size=200), d, seed=4)
@@ -378,8 +388,8 @@ def test_a_worker_maps_and_imports_nothing_heavy(root):
         "import sys; from flray.data import DataConfig, load_dataset\n"
         "for s in ('iris', 'pets'): load_dataset(DataConfig(source=s))\n"
         "load_dataset(DataConfig(source='text', tokenizer='train', test_fraction=0))\n"
-        "heavy = ('sklearn', 'PIL', 'pyarrow', 'pandas', 'torchvision', 'datasets', 'ray', 'tokenizers', 'transformers')\n"
-        "print([m for m in heavy if m in sys.modules])"
+        "heavy = ('sklearn', 'PIL', 'pyarrow', 'pandas', 'torchvision', 'datasets', 'ray', 'tokenizers', "
+        "'transformers')\nprint([m for m in heavy if m in sys.modules])"
     )
     where = str(Path(__file__).parents[2])
     done = subprocess.run([sys.executable, "-c", code], cwd=where, capture_output=True, text=True, timeout=60)

@@ -92,7 +92,9 @@ def test_prune_keeps_what_the_present_and_the_checkpoints_need(tmp_path):
         store.scatter([1], [state(stamp)], stamp)
     (tmp_path / "001" / "left.tmp").write_bytes(b"torn")
     store.prune([first])
-    assert sorted(p.name for p in tmp_path.glob("*/*")) == [f"00000000{c}.r00000{s}.safetensors" for c, s in ((1, 1), (1, 4), (2, 1))]
+    assert sorted(p.name for p in tmp_path.glob("*/*")) == [
+        f"00000000{c}.r00000{s}.safetensors" for c, s in ((1, 1), (1, 4), (2, 1))
+    ]
     back = FileStore(tmp_path)
     back.load(first)
     assert [s.rounds for s in back.gather([1, 2])] == [1, 1]
@@ -166,7 +168,9 @@ def test_a_state_whose_class_is_gone_is_no_damage(tmp_path):
 
     store.scatter([1], [define()(0.5)], 1)
     gc.collect()
-    with pytest.raises(CheckpointError, match=r"00000001\.r000001\.safetensors: the class \S+Gone of the module \S+ is not loaded"):
+    with pytest.raises(
+        CheckpointError, match=r"00000001\.r000001\.safetensors: the class \S+Gone of the module \S+ is not loaded"
+    ):
         store.gather([1])
     store.save()
 

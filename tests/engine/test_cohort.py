@@ -80,5 +80,7 @@ def test_work_carries_exactly_the_samples_of_its_clients():
     for job in jobs:
         assert (job.task, job.round, job.exchange, job.cohort_size, job.population) == (1, 4, 1002, 3, 4)
         for i, client in enumerate(job.clients):
-            seen.append((job.first + i, client, job.weights[i], job.indices[job.offsets[i] : job.offsets[i + 1]].tolist()))
+            seen.append(
+                (job.first + i, client, job.weights[i], job.indices[job.offsets[i] : job.offsets[i + 1]].tolist())
+            )
     assert seen == [(0, 3, 0.375, [9, 8, 2]), (1, 0, 0.375, [5, 6, 7]), (2, 1, 0.25, [0, 1])]

@@ -1,4 +1,5 @@
-"""`cohort.dropout`: who drops out is derived from the address of each draw, what remains from the papers' weighted means."""
+"""`cohort.dropout`: who drops out is derived from the address of each draw, what remains from the papers' weighted
+means."""
 
 from __future__ import annotations
 

@@ -84,7 +84,9 @@ def finished(ray_cluster, tmp_path_factory):
 def test_a_diverging_client_fails_the_run_and_is_named(ray_cluster, tmp_path, kind):
     bad = cohort(1)[2]
     with pytest.raises(NonFiniteError) as error:
-        flray.run(config({"name": "faulty", "kind": kind, "at": f"1/0/{bad}"}, on_nonfinite="fail"), out=tmp_path / "run")
+        flray.run(
+            config({"name": "faulty", "kind": kind, "at": f"1/0/{bad}"}, on_nonfinite="fail"), out=tmp_path / "run"
+        )
     text = str(error.value)
     assert f"client {bad} failed" in text and "round 2" in text and "seed 3" in text
     assert {"nan loss": "train/loss is nan", "inf update": "update.w is not finite"}[kind] in text
@@ -98,7 +100,10 @@ def test_a_diverging_client_fails_the_run_and_is_named(ray_cluster, tmp_path, ki
 def test_the_replay_of_a_failed_client_fails_the_same_way_and_the_others_do_not(ray_cluster, tmp_path):
     bad = cohort(1)[2]
     with pytest.raises(NonFiniteError) as error:
-        flray.run(config({"name": "faulty", "kind": "inf update", "at": f"1/0/{bad}"}, on_nonfinite="fail"), out=tmp_path / "run")
+        flray.run(
+            config({"name": "faulty", "kind": "inf update", "at": f"1/0/{bad}"}, on_nonfinite="fail"),
+            out=tmp_path / "run",
+        )
     replay = Replay(tmp_path / "run").goto(1)
     with pytest.raises(NonFiniteError) as again:
         list(replay.clients(only=bad))
@@ -144,10 +149,15 @@ def test_a_skipped_client_is_counted_named_and_left_out_of_the_mean(ray_cluster,
 
 def test_when_every_client_is_skipped_the_model_stays(ray_cluster, tmp_path):
     settings = config(
-        {"name": "faulty", "kind": "nan loss", "at": f"1/0/{cohort(1)[0]}"}, rounds=2, on_nonfinite="skip", cohort={"size": 1}
+        {"name": "faulty", "kind": "nan loss", "at": f"1/0/{cohort(1)[0]}"},
+        rounds=2,
+        on_nonfinite="skip",
+        cohort={"size": 1},
     )
     client = sample(settings.cohort, 3, 0, 1, 5)[0]
-    settings = config({"name": "faulty", "kind": "nan loss", "at": f"1/0/{client}"}, rounds=2, on_nonfinite="skip", cohort={"size": 1})
+    settings = config(
+        {"name": "faulty", "kind": "nan loss", "at": f"1/0/{client}"}, rounds=2, on_nonfinite="skip", cohort={"size": 1}
+    )
     run = flray.run(settings, out=tmp_path / "run")
     assert run.rounds["clients_skipped"].tolist() == [0, 1]
     assert run.rounds["test/loss"].nunique() == 1, "the test after round 2 is that after round 1"
@@ -156,7 +166,8 @@ def test_when_every_client_is_skipped_the_model_stays(ray_cluster, tmp_path):
 def test_a_client_skipped_in_the_first_of_two_exchanges_is_counted(ray_cluster, tmp_path):
     bad = cohort(1)[1]
     run = flray.run(
-        config({"name": "faulty_own", "kind": "inf update", "at": f"1/0/{bad}"}, rounds=2, on_nonfinite="skip"), out=tmp_path / "run"
+        config({"name": "faulty_own", "kind": "inf update", "at": f"1/0/{bad}"}, rounds=2, on_nonfinite="skip"),
+        out=tmp_path / "run",
     )
     assert run.rounds["skipped_clients"].tolist()[1] == str(bad)
     assert run.rounds["clients_skipped"].tolist() == [0, 1]
@@ -246,7 +257,9 @@ def test_testing_in_small_batches_gives_the_accuracy_of_one_pass(finished):
     run = finished("fedavg", evaluate={"batch_size": 7})
     local = Local(run.experiment, run.folder)
     bench = local.server.bench
-    w, b = bench.objective.from_state_dict({n: torch.from_numpy(a) for n, a in load_file(run.folder / "model.safetensors").items()})
+    w, b = bench.objective.from_state_dict(
+        {n: torch.from_numpy(a) for n, a in load_file(run.folder / "model.safetensors").items()}
+    )
     x, y = np.array(bench.dataset.test.x), np.array(bench.dataset.test.y)
     with torch.no_grad():
         predicted = bench.objective.at(w, b)(torch.from_numpy(x)).argmax(1).numpy()
@@ -371,7 +384,9 @@ def test_a_flipped_bit_in_a_client_state_resumes_from_the_checkpoint_before(ray_
     assert run.status == "finished" and last_state(run.folder) == last_state(finished("own").folder)
 
 
-def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back(ray_cluster, tmp_path, finished, monkeypatch):
+def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back(
+    ray_cluster, tmp_path, finished, monkeypatch
+):
     """Between rounds 3 and 4 the states of round 3 rot; the checkpoint after round 2 does not count on them."""
     known = Simulation._round
 
@@ -386,7 +401,9 @@ def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back
         flray.run(config("own", resources={"store": "files"}, cohort={"size": 5}), out=tmp_path / "run")
     assert "\n" not in str(error.value)
     monkeypatch.undo()
-    assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["round-000002"], "none with the damaged states"
+    assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["round-000002"], (
+        "none with the damaged states"
+    )
     run = flray.resume(tmp_path / "run")
     assert run.status == "finished" and last_state(run.folder) == last_state(finished("own", cohort={"size": 5}).folder)
 
@@ -411,7 +428,11 @@ def test_damaged_tables_do_not_hinder_a_resume_and_are_told_of_for_ever(ray_clus
     with pytest.warns(RowsMissingWarning):
         again = flray.resume(folder)  # nothing left to do
     assert again.environment["missing_rows"] == {"rounds": "1-3", "clients": "1-3"}
-    assert (again.missing("rounds"), again.missing("clients"), again.missing("tasks")) == ("rounds 1-3", "rounds 1-3", "")
+    assert (again.missing("rounds"), again.missing("clients"), again.missing("tasks")) == (
+        "rounds 1-3",
+        "rounds 1-3",
+        "",
+    )
 
 
 def test_a_damaged_partition_is_made_again(ray_cluster, tmp_path, finished):
@@ -440,7 +461,9 @@ def test_kill_9_of_the_driver_and_resume_is_uninterrupted(ray_cluster, tmp_path)
     (tmp_path / "config.yaml").write_text(settings.yaml())
     folder = tmp_path / "killed"
     code = f"import flray; flray.run({str(tmp_path / 'config.yaml')!r}, out={str(folder)!r})"
-    child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE
+    )
     try:
         while child.poll() is None and not any(int(p.name[-6:]) >= 3 for p in checkpoint.checkpoints(folder)):
             time.sleep(0.01)

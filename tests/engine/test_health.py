@@ -1,4 +1,5 @@
-"""What is judged (models, updates, client states, losses) and what is only reported (metrics), apart from each other."""
+"""What is judged (models, updates, client states, losses) and what is only reported (metrics), apart from each
+other."""
 
 import math
 
@@ -50,7 +51,11 @@ def test_a_server_state_is_judged_by_its_model_alone():
 
 # reported -------------------------------------------------------------------------------------
 def test_metrics_are_numbers_and_vectors():
-    assert reported({"a": torch.tensor(2.0), "b": torch.tensor([0.5, 1.0]), "c": 3}) == {"a": 2.0, "b": [0.5, 1.0], "c": 3.0}
+    assert reported({"a": torch.tensor(2.0), "b": torch.tensor([0.5, 1.0]), "c": 3}) == {
+        "a": 2.0,
+        "b": [0.5, 1.0],
+        "c": 3.0,
+    }
     with pytest.raises(TypeError, match="metric 'm' is neither a number nor a vector"):
         reported({"m": torch.ones(2, 2)})
 

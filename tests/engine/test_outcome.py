@@ -47,7 +47,9 @@ def test_divergence_on_the_server_is_a_result(ray_cluster, tmp_path):
     assert run.status.startswith("diverged in round 2: the server's state is not finite")
     assert run.rounds["diverged"].tolist() == [False, True]
     assert checkpoint.latest(run.folder).done == 1
-    assert all(np.isfinite(np.frombuffer(a, np.float32)).all() for n, a in model(run.folder).items() if "tracked" not in n)
+    assert all(
+        np.isfinite(np.frombuffer(a, np.float32)).all() for n, a in model(run.folder).items() if "tracked" not in n
+    )
 
 
 def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
@@ -55,7 +57,11 @@ def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
 
     def outcome(*rounds):
         frame = pandas.DataFrame(
-            {"round": range(1, len(rounds) + 1), "test/acc": [a for a, _ in rounds], "test/loss": [x for _, x in rounds]}
+            {
+                "round": range(1, len(rounds) + 1),
+                "test/acc": [a for a, _ in rounds],
+                "test/loss": [x for _, x in rounds],
+            }
         )
         return collapsed(frame, labels, "test")
 
@@ -78,20 +84,26 @@ def test_a_run_whose_clients_were_all_left_out_says_so(ray_cluster, tmp_path):
     """Its model is the initial one: that of a run without rounds."""
     run = flray.run(config({"name": "fedavg", "lr": 1e38}, rounds=2, on_nonfinite="skip"), out=tmp_path / "run")
     assert run.rounds["clients_skipped"].tolist() == [3, 3]
-    assert run.status.startswith("diverged: all clients were left out in all 2 rounds") and "lower algorithm.lr" in run.status
+    assert (
+        run.status.startswith("diverged: all clients were left out in all 2 rounds")
+        and "lower algorithm.lr" in run.status
+    )
     assert model(run.folder) == model(flray.run(config(rounds=0), out=tmp_path / "none").folder)
 
 
 def test_who_was_left_out_of_some_rounds_is_no_such_run():
     frame = pandas.DataFrame({"cohort_size": [3, 3], "clients_skipped": [3.0, 2.0]})
-    assert untrained(frame) is None and untrained(frame[:0]) is None and untrained(frame.assign(clients_skipped=0)) is None
+    assert (
+        untrained(frame) is None and untrained(frame[:0]) is None and untrained(frame.assign(clients_skipped=0)) is None
+    )
     assert untrained(frame.drop(columns="clients_skipped")) is None
     assert untrained(frame[:1]) is not None
 
 
 # personalised test ----------------------------------------------------------------------------
 def test_personalised_test_by_hand_and_with_any_number_of_actors(ray_cluster, tmp_path):
-    """E = 0 is the global model on each client's share; E = 1 is one epoch of SGD from it; both recomputed here without the engine."""
+    """E = 0 is the global model on each client's share; E = 1 is one epoch of SGD from it; both recomputed here without
+    the engine."""
     sections = {"rounds": 2, "evaluate": {"finetune_epochs": [0, 1], "local_test_size": 60}}
     runs = [flray.run(config(resources={"client_actors": n}, **sections), out=tmp_path / str(n)) for n in (1, 3)]
     assert runs[0].personal.to_dict() == runs[1].personal.to_dict()
@@ -115,17 +127,23 @@ def test_personalised_test_by_hand_and_with_any_number_of_actors(ray_cluster, tm
                 for rows in np.array_split(index[order], range(4, len(index), 4)):
                     optimizer.zero_grad()
                     x = torch.tensor(np.array(train.x[rows]))
-                    torch.nn.functional.cross_entropy(module(bench.normalizer(x)), torch.tensor(train.y[rows])).backward()
+                    torch.nn.functional.cross_entropy(
+                        module(bench.normalizer(x)), torch.tensor(train.y[rows])
+                    ).backward()
                     optimizer.step()
             module.eval()
             with torch.no_grad():
-                right = module(bench.normalizer(torch.tensor(np.array(test.x[share])))).argmax(1).numpy() == test.y[share]
+                right = (
+                    module(bench.normalizer(torch.tensor(np.array(test.x[share])))).argmax(1).numpy() == test.y[share]
+                )
             (row,) = run.personal.query("client == @client and finetune_epochs == @epochs").to_dict("records")
             assert (row["num_test"], row["num_examples"]) == (len(share), len(index))
             assert row["test/acc"] == pytest.approx(right.mean())
     end = run.tasks.iloc[-1]
     values = run.personal.query("finetune_epochs == 1")["test/acc"]
-    assert end["personal/ft1/acc_mean"] == pytest.approx(values.mean()) and end["personal/ft1/acc_std"] == pytest.approx(values.std(ddof=0))
+    assert end["personal/ft1/acc_mean"] == pytest.approx(values.mean()) and end[
+        "personal/ft1/acc_std"
+    ] == pytest.approx(values.std(ddof=0))
 
 
 def test_a_client_without_test_samples_does_not_count():
@@ -140,7 +158,8 @@ def test_a_client_without_test_samples_does_not_count():
 # the validation split --------------------------------------------------------------------------
 @pytest.mark.parametrize("of", ["clients", "server"])
 def test_a_validation_split_takes_the_place_of_the_test_set(ray_cluster, tmp_path, of):
-    """No column of the test set, no held sample in a client, and the number is the saved model's own on the held samples."""
+    """No column of the test set, no held sample in a client, and the number is the saved model's own on the held
+    samples."""
     run = flray.run(config(evaluate={"validation": {"of": of, "fraction": 0.25}}), out=tmp_path / "v")
     experiment, rounds = run.experiment, run.rounds
     assert not [name for name in rounds if name.startswith("test/")]

@@ -1,4 +1,5 @@
-"""An error in the server half of a user's algorithm: which method, in which round, and the line of the user's own code."""
+"""An error in the server half of a user's algorithm: which method, in which round, and the line of the user's own
+code."""
 
 import pytest
 from flray.engine.server_actor import Server
@@ -36,5 +37,7 @@ def test_the_traceback_of_the_users_line_comes_with_the_error(tmp_path):
     first, *rest = str(caught.value).splitlines()
     assert first.startswith("Stumbling.broadcast failed in task 0, round 7: AttributeError")
     assert any("return state.velocity" in line for line in rest)
-    with pytest.raises(AlgorithmError, match=r"Stumbling.predict failed in task 0, round 7: RuntimeError(.|\n)*state.w @ x"):
+    with pytest.raises(
+        AlgorithmError, match=r"Stumbling.predict failed in task 0, round 7: RuntimeError(.|\n)*state.w @ x"
+    ):
         server.evaluate(moment)

@@ -40,7 +40,8 @@ def contents(folder):
     [
         ({"model": {"name": "tests.contracts.networks:NormNet", "weights": "/nope.safetensors"}}, ConfigError),
         ({"resources": {"client": {"num_gpus": 1}}}, ResourceError),
-        ({"algorithm": {"name": "fedproj", "round0": "ce_labels"}}, ConfigError),  # only the server actor can see this one
+        # only the server actor can see this one
+        ({"algorithm": {"name": "fedproj", "round0": "ce_labels"}}, ConfigError),
         ({"algorithm": {"name": "faulty", "at": f"0/0/{cohort(0)[0]}"}}, ClientError),  # in the first round
         ({"data": {"source": "no_such_set"}}, DataError),
     ],
@@ -88,7 +89,8 @@ def test_a_run_that_is_being_written_is_not_touched(ray_cluster, tmp_path):
 
 @pytest.mark.slow
 def test_a_driver_that_slept_through_a_takeover_stops_and_writes_nothing(ray_cluster, tmp_path):
-    """Its lock looks like that of another machine which has not been heard of for long; it wakes when the other has finished."""
+    """Its lock looks like that of another machine which has not been heard of for long; it wakes when the other has
+    finished."""
     folder = tmp_path / "run"
     sleeping = play(config(rounds=4), folder)
     for _ in range(2):
@@ -97,7 +99,8 @@ def test_a_driver_that_slept_through_a_takeover_stops_and_writes_nothing(ray_clu
     (folder / NAME).write_text(json.dumps({**record, "machine": "another", "host": "node7"}))
     os.utime(folder / NAME, (0, 0))
     subprocess.run(
-        [sys.executable, "-c", f"import flray; flray.resume({str(folder)!r})"], check=True, env={**os.environ, "RAY_ADDRESS": ""},
+        [sys.executable, "-c", "import flray; "
+        f"flray.resume({str(folder)!r})"], check=True, env={**os.environ, "RAY_ADDRESS": ""},
         cwd=Path(__file__).parents[2], capture_output=True,
     )  # fmt: skip
     after = contents(folder)
@@ -126,7 +129,9 @@ def test_the_server_actor_looks_at_the_lock_as_well(ray_cluster, tmp_path):
     for write in (lambda: server.save(2), server.save_model):
         with pytest.raises(FolderLostError):
             write()
-    assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-000000"] and not (tmp_path / "model.safetensors").exists()
+    assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-000000"] and not (
+        tmp_path / "model.safetensors"
+    ).exists()
 
 
 # the same experiment --------------------------------------------------------------------------
@@ -150,7 +155,9 @@ def test_an_edited_configuration_is_named_and_refused(finished, key):
     folder, _ = finished
     edit(folder, EDITS[key])
     before = contents(folder)
-    with pytest.raises(ConfigError, match=rf"{re.escape(key)} is .* in config\.yaml and was .*--accept {re.escape(key)}"):
+    with pytest.raises(
+        ConfigError, match=rf"{re.escape(key)} is .* in config\.yaml and was .*--accept {re.escape(key)}"
+    ):
         flray.resume(folder, rounds=5)
     assert contents(folder) == before
 
@@ -205,9 +212,14 @@ def test_a_module_of_ones_own_that_changed_is_named(ray_cluster, tmp_path, chang
 
     def driver(code):
         env = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"}
-        return subprocess.run([sys.executable, "-c", f"import flray\n{code}"], env=env, cwd=tmp_path, capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, "-c", f"import flray\n{code}"], env=env, cwd=tmp_path, capture_output=True, text=True
+        )
 
-    start = "flray.run('config.yaml', 'algorithm=own-avg', imports=['own_method', 'tests.contracts.own', 'tests.engine.faulty'], out='run')"
+    start = (
+        "flray.run('config.yaml', 'algorithm=own-avg', imports=['own_method', 'tests.contracts.own', "
+        "'tests.engine.faulty'], out='run')"
+    )
     assert driver(start).returncode == 0
     with (tmp_path / f"{changed}.py").open("a") as file:
         file.write("# changed\n")

@@ -16,7 +16,8 @@ from flray.experiment import Experiment
 
 
 def attempt(make: Callable[[], list[Experiment]]) -> None:
-    """Make experiments and look at the first as `flray doctor` does; nothing but a `FlrayError` of one line may come out."""
+    """Make experiments and look at the first as `flray doctor` does; nothing but a `FlrayError` of one line may come
+    out."""
     try:
         with warnings.catch_warnings(action="ignore"):
             experiment = make()[0]
@@ -30,7 +31,9 @@ def attempt(make: Callable[[], list[Experiment]]) -> None:
 def campaign(cases: int, strategy: SearchStrategy[Any], make: Callable[[Any], list[Experiment]]) -> None:
     """:func:`attempt` on so many cases of a strategy, always the same ones."""
 
-    @settings(max_examples=cases, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=cases, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
     @given(strategy)
     def run(case: Any) -> None:
         attempt(lambda: make(case))

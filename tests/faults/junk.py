@@ -1,4 +1,5 @@
-"""What users, editors and other programs write into a configuration: hypothesis strategies for the fuzz tests of this folder."""
+"""What users, editors and other programs write into a configuration: hypothesis strategies for the fuzz tests of this
+folder."""
 
 from __future__ import annotations
 
@@ -42,33 +43,48 @@ def _nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def _keys() -> dict[str, Any]:
     """Dotted keys of a complete experiment with their values, and what a file may have besides."""
-    complete = Experiment.model_validate({key: value for key, value in BASE.items() if key not in ("presets", "algorithms")}).dump()
+    complete = Experiment.model_validate(
+        {key: value for key, value in BASE.items() if key not in ("presets", "algorithms")}
+    ).dump()
     found: dict[str, Any] = dict.fromkeys(_OPTIONS, 1)
-    found |= dict.fromkeys(("preset", "presets", "algorithms", "models", "partitions", "imports", "extends", "evaluate.validation"))
+    found |= dict.fromkeys(
+        ("preset", "presets", "algorithms", "models", "partitions", "imports", "extends", "evaluate.validation")
+    )
     for path in _nodes(complete):
         if all(isinstance(part, str) for part in path):
             value: Any = complete
             for part in path:
                 value = value[part]
             found[".".join(path)] = value
-    return {key: value for key, value in sorted(found.items()) if key not in _OUTSIDE}  # a network, or another Ray, is no part of this
+    # a network, or another Ray, is no part of this
+    return {key: value for key, value in sorted(found.items()) if key not in _OUTSIDE}
 
 
-_OPTIONS = [f"data.options.{name}" for name in ("num_train", "num_test", "shape", "num_classes", "noise", "train", "include_valid")]
+_OPTIONS = [
+    f"data.options.{name}"
+    for name in ("num_train", "num_test", "shape", "num_classes", "noise", "train", "include_valid")
+]
 _OUTSIDE = {"storage", "address", "data.download", "proxy.download"}
 KEYS = _keys()
 
 # fmt: off
 TEXTS = [
-    "", "~", "null", "true", "yes", "off", "0", "-1", "1", "3", "1.5", "1e-3", "1e400", ".inf", "-.inf", ".nan", "nan", "inf", "010",
-    "0x1F", "1:30", "9" * 20, "1" * 5000, "abc", "ä", "²", "²..3", "0..3", "3..0", "0..99999999", "a,b", ",", "1,,2", "[]", "[1, 2]", "[a",
+    "", "~", "null", "true", "yes", "off", "0", "-1", "1", "3", "1.5", "1e-3", "1e400", ".inf", "-.inf", ".nan",
+    "nan", "inf", "010",
+    "0x1F", "1:30", "9" * 20, "1" * 5000, "abc", "ä", "²", "²..3", "0..3", "3..0", "0..99999999", "a,b", ",", "1,,2",
+    "[]", "[1, 2]", "[a",
     "[[1], [2, 3]]",
-    "{}", "{a: 1}", "{a: {b: [1]}}", "{name: 3}", "{name: [a]}", "{name: fedavg, name: feddf}", "{source: holdout}", "{? [a] : b}",
-    "[" * 200, "- " * 100, "2001-99-99", "2001-01-01", "!!timestamp x", "!!bool x", "!!int x", "!!float x", "!!binary x",
-    "!!python/object:os.system x", "!x y", "&a [*a]", "*a", "&a {b: *a}", "a: 1", "a: 1\na: 2", "'", '"', '"\\0"', '"\\ud800"', "\x00",
-    "\x1b[31m", "\udcff", "a\nb", "%", "@", "`", "#", "|", ">", "---", "...", "iris", "digits", "synthetic", "holdout", "uniform_box",
+    "{}", "{a: 1}", "{a: {b: [1]}}", "{name: 3}", "{name: [a]}", "{name: fedavg, name: feddf}", "{source: holdout}",
+    "{? [a] : b}",
+    "[" * 200, "- " * 100, "2001-99-99", "2001-01-01", "!!timestamp x", "!!bool x", "!!int x", "!!float x",
+    "!!binary x",
+    "!!python/object:os.system x", "!x y", "&a [*a]", "*a", "&a {b: *a}", "a: 1", "a: 1\na: 2", "'",
+    '"', '"\\0"', '"\\ud800"', "\x00",
+    "\x1b[31m", "\udcff", "a\nb", "%", "@", "`", "#", "|", ">", "---", "...", "iris", "digits", "synthetic",
+    "holdout", "uniform_box",
     "../x", "/etc", "cifar10", "fedavg", "scaffold", "local", "centralized", "mlp", "fedavg_cnn", "bert", "iid",
-    "shards", "label_skew", "natural", "table", "dirichlet", "os:system", "json:nope", ":", "a:", "torch.nn:Linear", "small", "train",
+    "shards", "label_skew", "natural", "table", "dirichlet", "os:system", "json:nope", ":", "a:", "torch.nn:Linear",
+    "small", "train",
     "auto", "files", "bf16", "numpy_legacy", "fedzoo", "unit", "x" * 300, "../..", "/abs",
 ]
 # fmt: on
@@ -98,7 +114,22 @@ USUAL: dict[type, list[str]] = {
     float: ["0", "0.001", "0.5", "1", "30", "1e6", "-1"],
     type(None): ["1", "2", "9", "40", "0.3", "~", "label", "x"],
     bool: ["true", "false"],
-    str: ["train", "all", "fedsol", "plain", "fedml", "uniform", "keep", "adam", "server", "classes", "half", "tanh", "shards", "a b"],
+    str: [
+        "train",
+        "all",
+        "fedsol",
+        "plain",
+        "fedml",
+        "uniform",
+        "keep",
+        "adam",
+        "server",
+        "classes",
+        "half",
+        "tanh",
+        "shards",
+        "a b",
+    ],
     list: ["[]", "[1]", "[3, 2]", "[0.5]", "2", "[1, 1, 1, 1, 1, 1]"],
 }
 # what the keys are tried on
@@ -146,7 +177,8 @@ SCALARS = st.one_of(
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "source", "size", "a", 1, None, True]), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "source", "size", "a", 1, None, True]), inner, max_size=3)
     ),
     max_leaves=4,
 )
@@ -165,7 +197,11 @@ def overrides(draw: st.DrawFn) -> list[str]:
         pool = random.choice([USUAL.get(type(KEYS[key]), PLAIN)] * 3 + [PLAIN, TEXTS])
         if random.random() < 0.05:
             cut = random.randrange(len(key))
-            key = key[:cut] + random.choice(["", ".", "..", "x", " ", "\n", "=", ".x", "\udcff"]) + key[cut + random.randrange(2) :]
+            key = (
+                key[:cut]
+                + random.choice(["", ".", "..", "x", " ", "\n", "=", ".x", "\udcff"])
+                + key[cut + random.randrange(2) :]
+            )
         return f"{key}={random.choice(pool)}"
 
     return [*random.choice(STARTS), *(one() for _ in range(random.choice([1, 1, 1, 2, 3])))]

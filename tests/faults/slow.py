@@ -1,4 +1,5 @@
-"""SCAFFOLD whose clients take a second each, so that a round of four on two actors takes two; the bits are SCAFFOLD's."""
+"""SCAFFOLD whose clients take a second each, so that a round of four on two actors takes two; the bits are
+SCAFFOLD's."""
 
 from __future__ import annotations
 

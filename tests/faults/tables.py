@@ -77,7 +77,11 @@ COLUMN_TYPES = [
 def damage(draw: st.DrawFn) -> Callable[[Path], dict[str, Any]]:
     """A function that writes one damaged data set into a folder and gives the options of `data` to read it with."""
     kind = draw(st.sampled_from(KINDS))
-    what = draw(st.sampled_from(["cell", "column", "bytes", "cut", "file", "note", "rows", "rename", "type", "options", "double"]))
+    what = draw(
+        st.sampled_from(
+            ["cell", "column", "bytes", "cut", "file", "note", "rows", "rename", "type", "options", "double"]
+        )
+    )
     split = draw(st.sampled_from(["train", "test"]))
     name = draw(st.sampled_from(list(sample(kind, split))))
     row, place = draw(st.integers(0, 7)), draw(st.floats(0, 1, exclude_max=True))
@@ -90,7 +94,9 @@ def damage(draw: st.DrawFn) -> Callable[[Path], dict[str, Any]]:
     file = draw(st.sampled_from(["empty", "folder", "link", "absent", "shard", "text"]))
     column = draw(st.sampled_from([*sample(kind, split), "nope", "", "a\nb"]))
     option = draw(
-        st.sampled_from(["label", "input", "group", "text", "tokenizer", "pca", "resize", "train_size", "standardize", "channels"])
+        st.sampled_from(
+            ["label", "input", "group", "text", "tokenizer", "pca", "resize", "train_size", "standardize", "channels"]
+        )
     )
 
     def make(folder: Path) -> dict[str, Any]:
@@ -110,7 +116,9 @@ def damage(draw: st.DrawFn) -> Callable[[Path], dict[str, Any]]:
             try:
                 table = pa.table(columns)
                 if here and what == "type":
-                    table = table.set_column(table.column_names.index(name), name, table[name].cast(column_type, safe=False))
+                    table = table.set_column(
+                        table.column_names.index(name), name, table[name].cast(column_type, safe=False)
+                    )
                 if here and what == "double":
                     table = table.append_column(name, table[name])
                 write(folder, part, table, note if here and what == "note" else None)
@@ -134,7 +142,9 @@ def damage(draw: st.DrawFn) -> Callable[[Path], dict[str, Any]]:
             elif file != "absent":
                 path.write_bytes(b"" if file == "empty" else b"x,y\n1,2\n")
         if what == "options":
-            value = {"pca": row, "resize": row, "train_size": row, "standardize": True, "channels": 3}.get(option, column)
+            value = {"pca": row, "resize": row, "train_size": row, "standardize": True, "channels": 3}.get(
+                option, column
+            )
             data[option] = value
         return data
 

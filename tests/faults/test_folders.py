@@ -1,4 +1,5 @@
-"""A campaign against the run folder: drivers killed at random moments while they replace a run, and two drivers with one folder.
+"""A campaign against the run folder: drivers killed at random moments while they replace a run, and two drivers with
+one folder.
 
 Each driver is a process of its own, as on a command line. Seeded, and the moment is in the test's name.
 """
@@ -29,7 +30,9 @@ MOMENTS = np.random.default_rng(20261122).uniform(0.0, LONGEST_S, 12).round(2).t
 def driver(folder, settings, *, overwrite=False):
     code = f"import flray; flray.run({str(settings)!r}, out={str(folder)!r}, overwrite={overwrite})"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
 
 
 def contents(folder):

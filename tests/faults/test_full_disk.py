@@ -1,4 +1,5 @@
-"""A disk that is full before the first round, or in the middle of a run: one line, a STATUS, and the same bits once there is room."""
+"""A disk that is full before the first round, or in the middle of a run: one line, a STATUS, and the same bits once
+there is room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever stands in a configuration, on the command line or in a data set: an experiment that can be examined, or one line."""
+"""Whatever stands in a configuration, on the command line or in a data set: an experiment that can be examined, or one
+line."""
 
 from __future__ import annotations
 

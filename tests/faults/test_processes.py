@@ -1,4 +1,5 @@
-"""A campaign: every kind of process that a run consists of is killed at a random moment; the run goes on, or resumes, to the same bits.
+"""A campaign: every kind of process that a run consists of is killed at a random moment; the run goes on, or resumes,
+to the same bits.
 
 `FLRAY_FAULTS=30 pytest -m slow tests/faults/test_processes.py` plays 30 seeds of each kind instead of one.
 """
@@ -25,7 +26,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 ROUNDS, ROUND_S = 5, 2.0
-NAMES = {"client": "ray::ClientActor", "server": "ray::ServerActor", "raylet": "raylet", "gcs": "gcs_server", "driver": ""}
+NAMES = {
+    "client": "ray::ClientActor",
+    "server": "ray::ServerActor",
+    "raylet": "raylet",
+    "gcs": "gcs_server",
+    "driver": "",
+}
 RESTARTED = ("client", "server")  # the run itself goes on
 SETTINGS = (
     f"rounds={ROUNDS}",
@@ -41,7 +48,19 @@ SETTINGS = (
 
 def words(out: Path, *more: str) -> list[str]:
     config = str(ROOT / "configs" / "quickstart.yaml")
-    return [sys.executable, "-m", "flray", "run", config, "--import", "tests.faults.slow", *SETTINGS, *more, "--out", str(out)]
+    return [
+        sys.executable,
+        "-m",
+        "flray",
+        "run",
+        config,
+        "--import",
+        "tests.faults.slow",
+        *SETTINGS,
+        *more,
+        "--out",
+        str(out),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +111,9 @@ def test_a_process_killed_at_a_random_moment_costs_no_bit(whole, home, tmp_path,
         assert process.returncode == 0 and finished, f"{told}: {errors}"
     if not finished:
         if who != "driver":
-            assert process.returncode == 2 and errors.splitlines()[-1].endswith(f"go on with: flray resume {out}"), f"{told}: {errors}"
+            assert process.returncode == 2 and errors.splitlines()[-1].endswith(f"go on with: flray resume {out}"), (
+                f"{told}: {errors}"
+            )
             assert "state-dump" not in output + errors, told
         resume = [sys.executable, "-m", "flray", "resume", str(out)]
         again = subprocess.run(resume, cwd=ROOT, env=environment, capture_output=True, text=True)

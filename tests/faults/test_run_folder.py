@@ -1,7 +1,8 @@
 """A campaign against what lies in a run folder: every file damaged in every way, then everything that reads a run.
 
-What may come of it is an error in one line, a warning that names the damage, or the same bits as those of the run that nobody
-touched. By default every file is damaged in one way, drawn with a seed; the whole product, and resumes, are slow.
+What may come of it is an error in one line, a warning that names the damage, or the same bits as those of the run that
+nobody touched. By default every file is damaged in one way, drawn with a seed; the whole product, and resumes, are
+slow.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from tests.engine.test_faults import config, last_state, model
 ROUNDS = 5
 # what is in the folder of `own` (client states in files, a task's end) after `ROUNDS` rounds, and after three of them
 TABLES = ("rounds/part-0000.parquet", "clients/part-0000.parquet")
-NOTES = ("STATUS", "config.yaml", "environment.json", *(f"partition/partition{name}" for name in (".json", "_indices.npy", "_offsets.npy")))
+NOTES = (
+    "STATUS",
+    "config.yaml",
+    "environment.json",
+    *(f"partition/partition{name}" for name in (".json", "_indices.npy", "_offsets.npy")),
+)
 PARTS = (*checkpoint.FILES, "meta.json")
 
 
@@ -53,7 +59,11 @@ def all_of(files: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def damage(folder: Path, name: str, way: str) -> None:
     """`state`: the newest client state."""
-    path = sorted((folder / "client_state").glob("*/*"), key=lambda p: p.name[-18:])[-1] if name == "state" else folder / name
+    path = (
+        sorted((folder / "client_state").glob("*/*"), key=lambda p: p.name[-18:])[-1]
+        if name == "state"
+        else folder / name
+    )
     content, draws = bytearray(path.read_bytes()), rng(0, "damage", name, way)
     path.unlink()
     if way == "truncated":
@@ -171,11 +181,16 @@ def test_every_file_has_the_users_umask(whole):
     """Also what safetensors writes, which is 0600 otherwise."""
     (whole.parent / "plain").touch()
     expected = (whole.parent / "plain").stat().st_mode
-    assert {path.name: oct(path.stat().st_mode) for path in whole.rglob("*") if path.is_file() and path.stat().st_mode != expected} == {}
+    assert {
+        path.name: oct(path.stat().st_mode)
+        for path in whole.rglob("*")
+        if path.is_file() and path.stat().st_mode != expected
+    } == {}
 
 
 def check_resume(original, whole, folder, name, way):
-    """An error in one line, or the bits of the run that nobody stopped; then its tables are whole, or their gaps are told of."""
+    """An error in one line, or the bits of the run that nobody stopped; then its tables are whole, or their gaps are
+    told of."""
     shutil.copytree(original, folder)
     damage(folder, name, way)
     run, told = outcome(lambda: flray.resume(folder, progress=False))

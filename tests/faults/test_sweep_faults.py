@@ -1,4 +1,5 @@
-"""A campaign on sweeps: the driver is killed with -9 at random moments, and what the resumed sweep says is what its runs wrote down."""
+"""A campaign on sweeps: the driver is killed with -9 at random moments, and what the resumed sweep says is what its
+runs wrote down."""
 
 from __future__ import annotations
 
@@ -42,10 +43,15 @@ def command(folder: Path) -> list[str]:
 
 
 def drive(folder: Path, kill_at: int | None) -> bool:
-    """Begin the sweep or go on with it; kill -9 once its journal has this many lines more than now. Whether it was killed."""
+    """Begin the sweep or go on with it; kill -9 once its journal has this many lines more than now.
+
+    Whether it was killed.
+    """
     journal = folder / "study.journal"
     lines = journal.read_bytes().count(b"\n") if journal.exists() else 0
-    with subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
         until = time.monotonic() + LIMIT_S
         while kill_at is not None and process.poll() is None and time.monotonic() < until:
             if journal.exists() and journal.read_bytes().count(b"\n") >= lines + kill_at:
@@ -59,8 +65,8 @@ def drive(folder: Path, kill_at: int | None) -> bool:
 
 
 def found(folder: Path) -> tuple[list[dict[str, Any]], list[Any], int]:
-    """What was suggested and seen, the rungs, and how many trials were stopped: without times, and without the trials' numbers, of which
-    a driver that is killed while it asks for a trial uses one up."""
+    """What was suggested and seen, the rungs, and how many trials were stopped: without times, and without the trials'
+    numbers, of which a driver that is killed while it asks for a trial uses one up."""
     table = trials_table(folder).drop(columns=["trial", "folder", "seconds"]).astype(object)
     rungs = json.loads((folder / "rungs.json").read_text())
     values = [[at, [value for _, value in sorted(recorded.items())]] for at, recorded in rungs["rungs"]]
@@ -78,8 +84,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_driver_killed_at_random_moments_changes_nothing(whole: Path, tmp_path: Path, seed: int) -> None:
-    """Killed up to three times, each after a random number of entries in its study: it ends with the trials, values and rungs of the
-    sweep that nothing happened to, and each of them is what `rounds/` says."""
+    """Killed up to three times, each after a random number of entries in its study: it ends with the trials, values and
+    rungs of the sweep that nothing happened to, and each of them is what `rounds/` says."""
     draw, folder = random.Random(seed), tmp_path / "s"
     total = (whole / "study.journal").read_bytes().count(b"\n")
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SWEEP))

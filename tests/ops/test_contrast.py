@@ -1,4 +1,5 @@
-"""The contrastive losses against NumPy and against double loops over samples, with their gradients and their degenerate batches."""
+"""The contrastive losses against NumPy and against double loops over samples, with their gradients and their degenerate
+batches."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ def test_model_contrast(negatives):
     z, others = normal(6, 4), [normal(6, 4, seed=1 + i) for i in range(1 + negatives)]
     u = [t.double().numpy() / np.linalg.norm(t.double().numpy(), axis=1, keepdims=True) for t in (z, *others)]
     e = np.exp(np.stack([(u[0] * other).sum(1) for other in u[1:]]) / 0.5)
-    assert float(model_contrast(z, others[0], others[1:], 0.5)) == pytest.approx(-np.log(e[0] / e.sum(0)).mean(), rel=1e-6)
+    assert float(model_contrast(z, others[0], others[1:], 0.5)) == pytest.approx(
+        -np.log(e[0] / e.sum(0)).mean(), rel=1e-6
+    )
 
 
 def test_every_norm_of_the_cosine_is_at_least_1e_8_by_itself():
-    """z = 1e-9 (1, 0), z_g = 4 (1, 0), z_p = 0: cosines 1e-9 * 4 / (1e-8 * 4) = 0.1 and 0; l = -log(e^0.2 / (e^0.2 + 1))."""
+    """z = 1e-9 (1, 0), z_g = 4 (1, 0), z_p = 0: cosines 1e-9 * 4 / (1e-8 * 4) = 0.1 and 0; l = -log(e^0.2 / (e^0.2 +
+    1))."""
     z, positive, negative = torch.tensor([[1e-9, 0.0]]), torch.tensor([[4.0, 0.0]]), torch.zeros(1, 2)
     expected = -math.log(math.exp(0.2) / (math.exp(0.2) + 1))
     assert float(model_contrast(z, positive, [negative], 0.5)) == pytest.approx(expected, rel=1e-6)
@@ -59,9 +63,14 @@ def by_loops(z, y, tau, threshold, form):
             near = [least if least >= threshold else torch.tensor(-1.0, dtype=z.dtype)]
         else:
             positives, near = near, [s for s in near if s >= threshold]
-        terms = [-torch.log(torch.exp(p / tau) / (torch.exp(p / tau) + sum(torch.exp(n / tau) for n in negatives))) for p in positives]
+        terms = [
+            -torch.log(torch.exp(p / tau) / (torch.exp(p / tau) + sum(torch.exp(n / tau) for n in negatives)))
+            for p in positives
+        ]
         scl.append(sum(terms, torch.zeros((), dtype=z.dtype)))
-        penalty.append(-torch.log(torch.exp(own / tau) / (torch.exp(own / tau) + sum(torch.exp(s / tau) for s in near))))
+        penalty.append(
+            -torch.log(torch.exp(own / tau) / (torch.exp(own / tau) + sum(torch.exp(s / tau) for s in near)))
+        )
     return sum(scl) / count, sum(penalty) / count
 
 
@@ -74,7 +83,9 @@ def test_both_terms_and_their_gradients_are_those_of_loops_over_samples(form, th
     double = [level.double().requires_grad_() for level in levels]
     s = cosine_matrices(single)
     found = relaxed_contrast(s, Y, 0.3, form), divergence_penalty(s, Y, 0.3, threshold, form)
-    expected = [sum(terms) / 2 for terms in zip(*(by_loops(z, Y.tolist(), 0.3, threshold, form) for z in double), strict=True)]
+    expected = [
+        sum(terms) / 2 for terms in zip(*(by_loops(z, Y.tolist(), 0.3, threshold, form) for z in double), strict=True)
+    ]
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.item() == pytest.approx(theirs.item(), rel=5e-6, abs=1e-6)
         gradients = torch.autograd.grad(mine, single, retain_graph=True)
@@ -93,7 +104,8 @@ def test_code_form_at_its_own_temperature():
 
 @pytest.mark.parametrize("form", ["code", "paper"])
 def test_a_pair_is_penalised_from_the_threshold_on(form):
-    """Two samples of a class with cosine 0.8: log(1 + e^{(0.8 - 1)/tau}), and above 0.8 log(1 + e^{(-1 - 1)/tau}) (code) or 0 (paper)."""
+    """Two samples of a class with cosine 0.8: log(1 + e^{(0.8 - 1)/tau}), and above 0.8 log(1 + e^{(-1 - 1)/tau})
+    (code) or 0 (paper)."""
     z, y = torch.tensor([[1.0, 0.0], [0.8, 0.6]]), torch.tensor([1, 1])
     s = cosine_matrices([z])
     assert float(divergence_penalty(s, y, 0.5, 0.79, form)) == pytest.approx(math.log1p(math.exp(-0.4)), rel=1e-6)
@@ -104,10 +116,16 @@ def test_a_pair_is_penalised_from_the_threshold_on(form):
 @pytest.mark.parametrize("form", ["code", "paper"])
 @pytest.mark.parametrize("y", [[2, 2, 2, 2], [0, 1, 2, 3], [0]], ids=["one class", "all different", "one sample"])
 def test_degenerate_batches_have_finite_gradients(form, y):
-    """One class: no negatives, scl = 0. All different: nothing to penalise, -log(e^{1/tau} / (e^{1/tau} + e^{-1/tau})) or 0."""
+    """One class: no negatives, scl = 0.
+
+    All different: nothing to penalise, -log(e^{1/tau} / (e^{1/tau} + e^{-1/tau})) or 0.
+    """
     z = normal(len(y), 3).requires_grad_()
     s = cosine_matrices([z])
-    scl, penalty = relaxed_contrast(s, torch.tensor(y), 0.5, form), divergence_penalty(s, torch.tensor(y), 0.5, 0.7, form)
+    scl, penalty = (
+        relaxed_contrast(s, torch.tensor(y), 0.5, form),
+        divergence_penalty(s, torch.tensor(y), 0.5, 0.7, form),
+    )
     (gradient,) = torch.autograd.grad(scl + penalty, z)
     assert torch.isfinite(gradient).all()
     if len(set(y)) == 1:

@@ -21,7 +21,8 @@ def test_accumulation_is_how_far_a_constant_gradient_of_1_moves_at_rate_1(steps,
 
 
 def test_accumulation_with_both_is_the_original_optimisers_count():
-    """m = 1/2, lr mu = 1/4: counter 1, 3/2, 7/4; a = (0 + 1) 3/4 + 1 = 7/4; (7/4 + 3/2) 3/4 + 1 = 55/16; (55/16 + 7/4) 3/4 + 1 = 313/64."""
+    """m = 1/2, lr mu = 1/4: counter 1, 3/2, 7/4; a = (0 + 1) 3/4 + 1 = 7/4; (7/4 + 3/2) 3/4 + 1 = 55/16; (55/16 + 7/4)
+    3/4 + 1 = 313/64."""
     assert accumulation(3, 0.5, 0.25) == 313 / 64
 
 

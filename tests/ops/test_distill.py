@@ -38,7 +38,10 @@ def test_ensemble_is_the_mean_of_the_clients_logits_or_probabilities(kind, batch
     found = ensemble(objective, w, b, proxy, batch_size)
     torch.testing.assert_close(found.logits, each.mean(0))
     assert found.teacher is found.logits
-    for teacher, expected in (("avg_probs", softmax(each, dim=2).mean(0)), ("avg_losses", softmax(each / 3, dim=2).mean(0))):
+    for teacher, expected in (
+        ("avg_probs", softmax(each, dim=2).mean(0)),
+        ("avg_losses", softmax(each / 3, dim=2).mean(0)),
+    ):
         found = ensemble(objective, w, b, proxy, batch_size, teacher, 3.0)
         torch.testing.assert_close(softmax(found.teacher / 3, dim=1), expected)
         torch.testing.assert_close(found.logits, each.mean(0))
@@ -48,16 +51,21 @@ def test_ensemble_is_the_mean_of_the_clients_logits_or_probabilities(kind, batch
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 def test_avg_losses_has_the_gradient_of_the_mean_of_the_clients_kl_terms(temperature, direction):
-    """All at T: mean_k KL(p_k || q) and KL(mean_k p_k || q) differ by a constant in q, and so do mean_k KL(q || p_k) and KL(q || p),
-    log p = mean_k log p_k + const; with the other direction's teacher the gradient is another."""
+    """All at T: mean_k KL(p_k || q) and KL(mean_k p_k || q) differ by a constant in q, and so do mean_k KL(q || p_k)
+    and KL(q || p), log p = mean_k log p_k + const; with the other direction's teacher the gradient is another."""
     objective = Objective(build(Mlp))
     _, w, b = clients(objective, Mlp)
     x, _ = inputs(Mlp, 10)
     student = normal(10, 3, seed=1).requires_grad_()
-    found, other = (ensemble(objective, 5 * w, b, ListProxy(x), 4, "avg_losses", temperature, d) for d in (direction, OTHER[direction]))
+    found, other = (
+        ensemble(objective, 5 * w, b, ListProxy(x), 4, "avg_losses", temperature, d)
+        for d in (direction, OTHER[direction])
+    )
     teachers = [objective.at(5 * v, b[k])(x).detach() for k, v in enumerate(w)]
     (first,) = torch.autograd.grad(kl(found.teacher, student, temperature, direction), student)
-    (second,) = torch.autograd.grad(sum(kl(t, student, temperature, direction) for t in teachers) / len(teachers), student)
+    (second,) = torch.autograd.grad(
+        sum(kl(t, student, temperature, direction) for t in teachers) / len(teachers), student
+    )
     torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
     (third,) = torch.autograd.grad(kl(other.teacher, student, temperature, direction), student)
     assert not torch.allclose(first, third, atol=1e-4)
@@ -78,8 +86,8 @@ def test_avg_losses_has_the_gradient_of_the_mean_of_the_clients_kl_terms(tempera
     ],
 )
 def test_student_against_torch(kind, options):
-    """Adam on T^2 KL(teacher/T || student/T) over the batches that the proxy was asked for, two epochs, the module in train mode unless
-    told; BatchNorm with momentum 0 leaves its running statistics alone."""
+    """Adam on T^2 KL(teacher/T || student/T) over the batches that the proxy was asked for, two epochs, the module in
+    train mode unless told; BatchNorm with momentum 0 leaves its running statistics alone."""
     objective = Objective(build(kind))
     x, _ = inputs(kind, 11)
     proxy, teacher = ListProxy(x), 3 * normal(11, 3, seed=5)
@@ -89,7 +97,9 @@ def test_student_against_torch(kind, options):
     anchor = w0 + 0.1
     alpha = options.pop("penalty", None)
     penalty = None if alpha is None else (lambda w: 2 * alpha * (w - anchor))
-    w, b, loss = distill(context(objective, proxy), w0, b0, teacher, proxy, lr=0.01, epochs=2, batch_size=4, penalty=penalty, **options)
+    w, b, loss = distill(
+        context(objective, proxy), w0, b0, teacher, proxy, lr=0.01, epochs=2, batch_size=4, penalty=penalty, **options
+    )
     assert torch.equal(w0, start[0]) and torch.equal(b0, start[1])
 
     module = build(kind).train(options.get("mode") != "eval")
@@ -138,7 +148,15 @@ def test_draws_are_addressed():
         proxy = ListProxy(x)
         point = objective.initial()
         return distill(
-            context(objective, proxy, **where), *point, teacher, proxy, lr=0.01, epochs=1, batch_size=3, temperature=1.0, squared=True
+            context(objective, proxy, **where),
+            *point,
+            teacher,
+            proxy,
+            lr=0.01,
+            epochs=1,
+            batch_size=3,
+            temperature=1.0,
+            squared=True,
         )[0]
 
     first = run()

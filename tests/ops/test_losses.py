@@ -67,7 +67,8 @@ def test_all_classes_in_use_are_the_same_computation():
 
 
 def test_a_divergence_over_some_classes_is_a_number_where_filled_logits_gave_nan():
-    """Old and new classes of the same logits: NumPy's KL of the softmax over those columns; -inf in the others is 0 * (inf - inf)."""
+    """Old and new classes of the same logits: NumPy's KL of the softmax over those columns; -inf in the others is 0 *
+    (inf - inf)."""
     teacher, student, classes = normal(5, 4), normal(5, 4, seed=1), Classes([[0, 2], [1, 3]], 4)
     for some, columns in ((classes.old, [0, 2]), (classes.new, [1, 3])):
         p, q = softmax(teacher[:, columns].double().numpy()), softmax(student[:, columns].double().numpy())
@@ -79,9 +80,13 @@ def test_a_divergence_over_some_classes_is_a_number_where_filled_logits_gave_nan
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_not_true_kl_drops_the_true_class_on_both_sides(temperature):
-    """NumPy: np.delete(row, y), T^2 mean_rows sum_c P (log P - log Q); the gradient T (Q - P) / B, 0 at the true class."""
+    """NumPy: np.delete(row, y), T^2 mean_rows sum_c P (log P - log Q); the gradient T (Q - P) / B, 0 at the true
+    class."""
     teacher, student, y = 3 * normal(5, 4), normal(5, 4, seed=1).requires_grad_(), [2, 0, 3, 3, 1]
-    rest = [np.stack([np.delete(row, c) for row, c in zip(t.detach().double().numpy(), y, strict=True)]) for t in (teacher, student)]
+    rest = [
+        np.stack([np.delete(row, c) for row, c in zip(t.detach().double().numpy(), y, strict=True)])
+        for t in (teacher, student)
+    ]
     p, q = (softmax(z / temperature) for z in rest)
     value = not_true_kl(teacher, student, torch.tensor(y), temperature)
     assert value.item() == pytest.approx(temperature**2 * (p * (np.log(p) - np.log(q))).sum() / 5, rel=1e-5)

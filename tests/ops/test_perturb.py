@@ -57,7 +57,9 @@ def test_ascend_against_numpy(name, scaled):
     assert (np.delete(found.numpy(), inside) == 7).all(), "the rest of `out` is not written"
     assert set(np.flatnonzero(mask)) <= set(inside)
     aliased = ascend(w, g, 0.5, chosen.spans, marker.copy_(scale), eps=0.25, out=marker) if scaled else found
-    torch.testing.assert_close(aliased[inside], found[inside] if not scaled else torch.from_numpy(expected[inside]).float())
+    torch.testing.assert_close(
+        aliased[inside], found[inside] if not scaled else torch.from_numpy(expected[inside]).float()
+    )
 
 
 def test_ascend_stays_at_w_without_a_gradient_with_rho_0_and_below_the_smallest_norm():
@@ -112,8 +114,12 @@ def test_tensor_and_layer_divide_by_one_norm_each(name):
                 assert (found[entry.name] == 7).all()
                 continue
             owner = entry.name.partition(".")[0]
-            joined = [v.ravel() for n, v in d.items() if n == entry.name or (how == "layer" and n.partition(".")[0] == owner)]
-            np.testing.assert_allclose(found[entry.name].numpy(), d[entry.name] / np.linalg.norm(np.concatenate(joined)), rtol=1e-5)
+            joined = [
+                v.ravel() for n, v in d.items() if n == entry.name or (how == "layer" and n.partition(".")[0] == owner)
+            ]
+            np.testing.assert_allclose(
+                found[entry.name].numpy(), d[entry.name] / np.linalg.norm(np.concatenate(joined)), rtol=1e-5
+            )
 
 
 @pytest.mark.parametrize("how", ["columnwise", "tensor", "layer"])

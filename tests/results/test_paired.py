@@ -39,8 +39,8 @@ def rows(frame: pandas.DataFrame, **key: Any) -> dict[str, dict[str, Any]]:
 def test_three_seeds_by_closed_form(tmp_path: Path) -> None:
     """Differences 0.02, 0.04, 0.09: mean 0.05, std sqrt(0.0013), t = 0.05 sqrt(3 / 0.0013).
 
-    Student's t with 2 degrees of freedom has the distribution function 1/2 + t / (2 sqrt(2 + t^2)), so p = 1 - t / sqrt(2 + t^2).
-    Three differences of one sign: 2 of the 8 assignments of signs are as extreme, p = 1/4.
+    Student's t with 2 degrees of freedom has the distribution function 1/2 + t / (2 sqrt(2 + t^2)), so p = 1 - t /
+    sqrt(2 + t^2). Three differences of one sign: 2 of the 8 assignments of signs are as extreme, p = 1/4.
     """
     table = rows(paired(compare(runs(tmp_path, fedavg=[0.5, 0.6, 0.4], fedsol=[0.52, 0.64, 0.49])), "fedavg"))
     other, std = table["fedsol"], math.sqrt(0.0013)
@@ -48,7 +48,9 @@ def test_three_seeds_by_closed_form(tmp_path: Path) -> None:
     assert [other[name] for name in ("n", "pairs", "diverged", "unfinished")] == [3, 3, 0, 0]
     assert other["mean"] == pytest.approx(0.55)
     assert other["diff"] == pytest.approx(0.05)
-    assert [other["diff_low"], other["diff_high"]] == pytest.approx([0.05 - T2 * std / math.sqrt(3), 0.05 + T2 * std / math.sqrt(3)])
+    assert [other["diff_low"], other["diff_high"]] == pytest.approx(
+        [0.05 - T2 * std / math.sqrt(3), 0.05 + T2 * std / math.sqrt(3)]
+    )
     assert other["p_t"] == pytest.approx(1 - t / math.sqrt(2 + t * t))
     assert other["p_wilcoxon"] == 0.25
     assert (other["holm_t"], other["holm_wilcoxon"]) == (other["p_t"], 0.25)  # one comparison
@@ -58,9 +60,14 @@ def test_three_seeds_by_closed_form(tmp_path: Path) -> None:
 
 
 def test_only_the_seeds_that_both_finished_are_paired(tmp_path: Path) -> None:
-    """Seeds 1 and 2 are in both: differences 0.1 and 0.3, 0.2 +- T1 * 0.1 is beyond [-1, 1]; means are over all finished runs."""
-    folders = [folder(tmp_path / f"a{seed}", config(seed=seed), [value]) for seed, value in ((0, 0.9), (1, 0.2), (2, 0.4))]
-    folders += [folder(tmp_path / f"s{seed}", config("fedsol", seed), [value]) for seed, value in ((1, 0.3), (2, 0.7), (5, 0.8))]
+    """Seeds 1 and 2 are in both: differences 0.1 and 0.3, 0.2 +- T1 * 0.1 is beyond [-1, 1]; means are over all
+    finished runs."""
+    folders = [
+        folder(tmp_path / f"a{seed}", config(seed=seed), [value]) for seed, value in ((0, 0.9), (1, 0.2), (2, 0.4))
+    ]
+    folders += [
+        folder(tmp_path / f"s{seed}", config("fedsol", seed), [value]) for seed, value in ((1, 0.3), (2, 0.7), (5, 0.8))
+    ]
     folders.append(folder(tmp_path / "going", config("fedsol", 0), [0.1], "running"))
     folders.append(folder(tmp_path / "nan", config("fedsol", 3), [0.1], "diverged in round 1: client 2"))
     other = rows(paired(compare(folders), "fedavg"))["fedsol"]
@@ -95,8 +102,8 @@ def test_differences_without_variance() -> None:
 @settings(max_examples=40)
 @given(st.lists(st.integers(-4, 4), min_size=2, max_size=6).filter(any))
 def test_wilcoxon_is_the_share_of_sign_assignments(values: list[int]) -> None:
-    """Exact, ties and zeros as well: ranks of |d| without the zeros, ties at their mean; every assignment of signs is equally likely, and p
-    is the share of those whose rank sum is as far from the middle."""
+    """Exact, ties and zeros as well: ranks of |d| without the zeros, ties at their mean; every assignment of signs is
+    equally likely, and p is the share of those whose rank sum is as far from the middle."""
     sizes = [abs(v) for v in values if v]
     ranks = [sum(other < size for other in sizes) + (sizes.count(size) + 1) / 2 for size in sizes]
     middle = sum(ranks) / 2
@@ -134,14 +141,20 @@ def test_holm_rejects_what_the_step_down_procedure_rejects(p: list[float]) -> No
 
 def test_correction_is_over_the_settings_compared(tmp_path: Path) -> None:
     """p_wilcoxon is 1/4 for both: Holm gives 1/2 for both."""
-    table = rows(paired(compare(runs(tmp_path, fedavg=[0.5, 0.6, 0.4], fedsol=[0.6, 0.8, 0.7], moon=[0.4, 0.4, 0.1])), "fedavg"))
+    table = rows(
+        paired(compare(runs(tmp_path, fedavg=[0.5, 0.6, 0.4], fedsol=[0.6, 0.8, 0.7], moon=[0.4, 0.4, 0.1])), "fedavg")
+    )
     assert [table[name]["p_wilcoxon"] for name in ("fedsol", "moon")] == [0.25, 0.25]
     assert [table[name]["holm_wilcoxon"] for name in ("fedsol", "moon")] == [0.5, 0.5]
     assert table["moon"]["diff"] == pytest.approx(-0.2)
 
 
 def test_naming_the_reference(tmp_path: Path) -> None:
-    folders = [folder(tmp_path / f"{lr}-{seed}", config(seed=seed, lr=lr), [lr + seed / 10]) for lr in (0.1, 0.2) for seed in (0, 1)]
+    folders = [
+        folder(tmp_path / f"{lr}-{seed}", config(seed=seed, lr=lr), [lr + seed / 10])
+        for lr in (0.1, 0.2)
+        for seed in (0, 1)
+    ]
     folders += [folder(tmp_path / f"s{seed}", config("fedsol", seed), [0.5]) for seed in (0, 1)]
     frame = compare(folders)
     for reference in (

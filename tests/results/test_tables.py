@@ -38,7 +38,9 @@ def folder(path: Path, values: Config | None, accuracies: list[float | None], st
     if status is not None:
         (path / "STATUS").write_text(status + "\n")
     if accuracies:
-        rows = pandas.DataFrame({"done": range(1, len(accuracies) + 1), "test/acc": pandas.Series(accuracies, dtype=float)})
+        rows = pandas.DataFrame(
+            {"done": range(1, len(accuracies) + 1), "test/acc": pandas.Series(accuracies, dtype=float)}
+        )
         rows["comm/up_bytes"], rows["comm/down_bytes"], rows["time/round_s"] = 100, 150, 0.5
         (path / "rounds").mkdir()
         rows.to_parquet(path / "rounds" / "part-0000.parquet")
@@ -46,7 +48,8 @@ def folder(path: Path, values: Config | None, accuracies: list[float | None], st
 
 
 def test_interval_by_closed_form() -> None:
-    """The t quantile has a closed form for 1 and 2 degrees of freedom: tan(pi (p - 1/2)) and (2p - 1) / sqrt(2 p (1 - p))."""
+    """The t quantile has a closed form for 1 and 2 degrees of freedom: tan(pi (p - 1/2)) and (2p - 1) / sqrt(2 p (1 -
+    p))."""
     t1, t2 = math.tan(math.pi * 0.475), 0.95 / math.sqrt(2 * 0.975 * 0.025)
     mean, std, low, high = interval([0.6, 0.8])
     assert (mean, std) == pytest.approx((0.7, 0.2 / math.sqrt(2)))
@@ -74,7 +77,13 @@ def test_compare_measures_and_keeps_only_what_differs(tmp_path: Path) -> None:
         *("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s", "folder"),
     ]
     first = frame.iloc[0]
-    assert (first["name"], first["algorithm"], first["seed"], first["done"], first["status"]) == ("hand", "fedavg", 0, 4, "finished")
+    assert (first["name"], first["algorithm"], first["seed"], first["done"], first["status"]) == (
+        "hand",
+        "fedavg",
+        0,
+        4,
+        "finished",
+    )
     assert first["test/acc"] == 0.5
     assert first["test/acc_best"] == 0.6
     assert first["test/acc_mean10"] == pytest.approx((0.2 + 0.6 + 0.5) / 3)
@@ -92,7 +101,11 @@ def test_sections_that_differ(tmp_path: Path) -> None:
     runs = [
         folder(tmp_path / "a", config(), [0.1]),
         folder(tmp_path / "b", config(model={"name": "cnn", "width": 4}, proxy=None), [0.1]),
-        folder(tmp_path / "c", config(model={"name": "mlp", "hidden": [8, 8]}, proxy={"source": "holdout", "size": 3}), [0.1]),
+        folder(
+            tmp_path / "c",
+            config(model={"name": "mlp", "hidden": [8, 8]}, proxy={"source": "holdout", "size": 3}),
+            [0.1],
+        ),
     ]
     frame = compare(runs)
     keys = list(frame.columns[2 : frame.columns.get_loc("seed")])
@@ -150,7 +163,8 @@ def test_summary_over_seeds(tmp_path: Path) -> None:
     assert found["n"].tolist() == [3, 1]
     assert found["unfinished"].tolist() == [1, 0]
     half = 4.302652729911275 * 0.1 / math.sqrt(3)
-    assert found.loc[0, ["mean", "std", "low", "high"]].tolist() == pytest.approx([0.8, 0.1, 0.8 - half, 1.0])  # 0.8 + half is 1.05
+    # 0.8 + half is 1.05
+    assert found.loc[0, ["mean", "std", "low", "high"]].tolist() == pytest.approx([0.8, 0.1, 0.8 - half, 1.0])
     assert found.loc[1, "mean"] == 0.6
     assert found.loc[1, ["std", "low", "high"]].isna().all()
     with pytest.raises(ConfigError, match="no column 'test/auc'"):
@@ -188,7 +202,9 @@ def test_markdown_and_terminal(tmp_path: Path) -> None:
 
 def test_runs_of_different_length_are_compared_side_by_side(tmp_path: Path) -> None:
     short, long = config() | {"rounds": 2}, config() | {"rounds": 4}
-    frame = compare([folder(tmp_path / "short", short, [0.1, 0.2]), folder(tmp_path / "long", long, [0.1, 0.2, 0.3, 0.4])])
+    frame = compare(
+        [folder(tmp_path / "short", short, [0.1, 0.2]), folder(tmp_path / "long", long, [0.1, 0.2, 0.3, 0.4])]
+    )
     assert (frame["rounds"].tolist(), frame["done"].tolist()) == ([2, 4], [2, 4])
     assert "rounds" in to_markdown(frame)
 
@@ -197,7 +213,12 @@ def test_a_diverged_run_is_counted_and_not_averaged(tmp_path: Path) -> None:
     runs = [
         folder(tmp_path / "a", config(seed=0), [0.4, 0.6]),
         folder(tmp_path / "b", config(seed=1), [0.4, 0.8]),
-        folder(tmp_path / "c", config(seed=2), [0.4], status="diverged in round 2: client 3 failed in task 0: update.w is not finite"),
+        folder(
+            tmp_path / "c",
+            config(seed=2),
+            [0.4],
+            status="diverged in round 2: client 3 failed in task 0: update.w is not finite",
+        ),
     ]
     frame = compare(runs)
     assert frame["status"].tolist() == ["finished", "finished", "diverged in round 2"]
@@ -209,7 +230,12 @@ def test_a_diverged_run_is_counted_and_not_averaged(tmp_path: Path) -> None:
 def test_personalised_accuracy_is_a_column_of_its_own(tmp_path: Path) -> None:
     run = folder(tmp_path / "a", config(), [0.5])
     (run / "tasks").mkdir()
-    values = {"task": [0], "personal/ft5/acc_mean": [0.9], "personal/ft5/acc_std": [0.1], "personal/ft0/acc_mean": [0.7]}
+    values = {
+        "task": [0],
+        "personal/ft5/acc_mean": [0.9],
+        "personal/ft5/acc_std": [0.1],
+        "personal/ft0/acc_mean": [0.7],
+    }
     pandas.DataFrame(values).to_parquet(run / "tasks" / "part-0000.parquet")
     frame = compare([run, folder(tmp_path / "b", config(seed=1), [0.5])])
     assert frame["personal/ft5/acc_mean"].tolist()[0] == 0.9 and math.isnan(frame["personal/ft5/acc_mean"][1])

@@ -53,7 +53,11 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, state, clients, wher
     for written, found in ((state, saved.server.message()), (clients, saved.clients.message())):
         assert written.keys() == found.keys()
         for name, array in written.items():
-            assert (array.dtype, array.shape, array.tobytes()) == (found[name].dtype, found[name].shape, found[name].tobytes())
+            assert (array.dtype, array.shape, array.tobytes()) == (
+                found[name].dtype,
+                found[name].shape,
+                found[name].tobytes(),
+            )
 
 
 def test_keep_drops_all_but_the_last(tmp_path):
@@ -190,7 +194,9 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_ones(tmp_path, monkeypatch):
         write(tmp_path, 2)
     assert "\n" not in str(error.value)
     monkeypatch.undo()
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["round-000001"], "nothing half-written stays"
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["round-000001"], (
+        "nothing half-written stays"
+    )
 
 
 def test_the_files_have_the_users_umask(tmp_path):
@@ -199,7 +205,9 @@ def test_the_files_have_the_users_umask(tmp_path):
         path = write(tmp_path, 1)
     finally:
         os.umask(before)
-    assert {p.name: oct(p.stat().st_mode & 0o777) for p in path.iterdir()} == dict.fromkeys((*FILES, "meta.json"), "0o640")
+    assert {p.name: oct(p.stat().st_mode & 0o777) for p in path.iterdir()} == dict.fromkeys(
+        (*FILES, "meta.json"), "0o640"
+    )
 
 
 def test_a_full_disk_inside_safetensors_is_one_line_as_well(tmp_path, monkeypatch):
@@ -234,14 +242,17 @@ def test_a_run_that_had_checkpoints_does_not_start_from_nothing(tmp_path, status
     if not lost:
         checkpoint.check_none_lost(tmp_path, status, rows, every)
         return
-    with pytest.raises(CheckpointError, match=r"has no checkpoint, but the run had some .*flray run \S+ --out \S+ --overwrite") as error:
+    with pytest.raises(
+        CheckpointError, match=r"has no checkpoint, but the run had some .*flray run \S+ --out \S+ --overwrite"
+    ) as error:
         checkpoint.check_none_lost(tmp_path, status, rows, every)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("format", [None, 1, 3])
 def test_a_checkpoint_of_another_format_is_refused_in_one_line(tmp_path, format):
-    """It is not passed over as damaged: the one before it is of another version as well, or the run has been two programs."""
+    """It is not passed over as damaged: the one before it is of another version as well, or the run has been two
+    programs."""
     write(tmp_path, 1)
     path = write(tmp_path, 2)
     meta = {**unsealed(path / "meta.json"), "format": format}
@@ -252,6 +263,8 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line(tmp_path, format)
         warnings.simplefilter("error")
         checkpoint.latest(tmp_path)
     line = str(caught.value)
-    assert line.startswith(f"checkpoint {path} has format {format or 1}, this version of flray reads {checkpoint.FORMAT};")
+    assert line.startswith(
+        f"checkpoint {path} has format {format or 1}, this version of flray reads {checkpoint.FORMAT};"
+    )
     assert f"flray run {tmp_path / 'config.yaml'} --out {tmp_path} --overwrite" in line and "\n" not in line
     assert checkpoint.latest(tmp_path, at_most=1).done == 1

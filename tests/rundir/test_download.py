@@ -89,7 +89,9 @@ def test_the_storage_changes_no_bit_and_no_setting(new_base, tmp_path, whole):
     assert mirrored(base, run.folder) == content(run.folder)
 
 
-def test_a_server_actor_that_starts_on_an_empty_node_goes_on_from_the_storage(new_base, ray_cluster, tmp_path, monkeypatch, whole):
+def test_a_server_actor_that_starts_on_an_empty_node_goes_on_from_the_storage(
+    new_base, ray_cluster, tmp_path, monkeypatch, whole
+):
     """The server dies in round 4, and with its node what it had written."""
     base, folder, loads = new_base("file"), tmp_path / "run", []
     original = Pool.start
@@ -233,7 +235,8 @@ def test_the_runs_of_a_storage_are_found(run, base, tmp_path):
 
 
 def test_a_trial_does_not_write_over_a_run_that_only_the_storage_has(run, base, tmp_path):
-    """Another machine's cell of a grid, or another sweep's trial of the same number; what it began itself it may begin again."""
+    """Another machine's cell of a grid, or another sweep's trial of the same number; what it began itself it may begin
+    again."""
     _, made = run
     trial = TrialRun(config(storage=base), tmp_path / "run", ())
     with pytest.raises(CheckpointError, match="already holds a run"):
@@ -241,7 +244,9 @@ def test_a_trial_does_not_write_over_a_run_that_only_the_storage_has(run, base, 
     assert not (tmp_path / "run").exists() and mirrored(base, made) == content(made)
 
 
-def test_a_cell_that_is_told_to_overwrite_does_so_in_the_storage_after_its_first_round(ray_cluster, run, base, tmp_path):
+def test_a_cell_that_is_told_to_overwrite_does_so_in_the_storage_after_its_first_round(
+    ray_cluster, run, base, tmp_path
+):
     _, made = run
     other = config(storage=base, algorithm={"name": "fedavg", "lr": 0.02})
     rows = TrialRun(other, tmp_path / "run", (), overwrite=True)._play()  # a generator: it begins with its first row

@@ -1,4 +1,7 @@
-"""Who may have a folder, what a run that replaces another one costs it, and what is left when nothing came of it. Without Ray."""
+"""Who may have a folder, what a run that replaces another one costs it, and what is left when nothing came of it.
+
+Without Ray.
+"""
 
 import os
 from pathlib import Path
@@ -69,7 +72,8 @@ def test_a_file_in_the_folders_place_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("replaces", [True, False])
 def test_what_a_start_that_was_killed_left_is_no_obstacle(tmp_path, replaces):
-    """The lock of a dead process, and what is written before config.yaml; in the folder, or in the one beside the run to replace."""
+    """The lock of a dead process, and what is written before config.yaml; in the folder, or in the one beside the run
+    to replace."""
     folder = tmp_path / "run"
     if replaces:
         write_run(folder)
@@ -102,7 +106,8 @@ def test_the_old_run_stays_until_the_new_one_settles(tmp_path):
 
 @pytest.mark.parametrize("stopped", [True, False])
 def test_a_replacement_that_ends_before_its_first_round(tmp_path, stopped):
-    """One that is stopped leaves nothing; one that failed stays beside the old run, and the next attempt takes its place."""
+    """One that is stopped leaves nothing; one that failed stays beside the old run, and the next attempt takes its
+    place."""
     folder = tmp_path / "run"
     write_run(folder)
     home = RunFolder.claim(folder, overwrite=True)
@@ -157,7 +162,9 @@ def test_a_name_that_no_folder_can_have_is_one_line(tmp_path, name):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_taken_for_an_empty_folder(tmp_path, monkeypatch, overwrite):
+def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_taken_for_an_empty_folder(
+    tmp_path, monkeypatch, overwrite
+):
     """As when its driver is on another machine: the folder was still empty at the first look."""
     acquire, folder = FolderLock.acquire, tmp_path / "run"
 
@@ -178,7 +185,9 @@ def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_taken_for_an_empt
 
 
 def test_default_folder_never_names_an_existing_one(tmp_path):
-    experiment = load_config(Path(__file__).parents[2] / "configs" / "quickstart.yaml", ["name=mine", "seed=3", "algorithm=fedavg"])[0]
+    experiment = load_config(
+        Path(__file__).parents[2] / "configs" / "quickstart.yaml", ["name=mine", "seed=3", "algorithm=fedavg"]
+    )[0]
     first = default_folder(experiment, tmp_path)
     assert first == tmp_path / "mine" / "fedavg-seed3"
     first.mkdir(parents=True)

@@ -27,7 +27,9 @@ sys.stdin.read()
 @pytest.fixture
 def other(tmp_path):
     """A process that holds the folder."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()

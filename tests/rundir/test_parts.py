@@ -30,7 +30,10 @@ def part(tmp_path):
 def test_what_is_read_is_what_was_written_and_what_pandas_reads(part):
     table = read_part(part)
     assert table.column_names == list(ROWS)
-    assert table["skipped_clients"].to_pylist() == ROWS["skipped_clients"] and table["diverged"].to_pylist() == ROWS["diverged"]
+    assert (
+        table["skipped_clients"].to_pylist() == ROWS["skipped_clients"]
+        and table["diverged"].to_pylist() == ROWS["diverged"]
+    )
     acc = table["test/acc"].to_pylist()
     assert acc[:2] == [0.5, None] and math.isnan(acc[2])
     pd.testing.assert_frame_equal(table.to_pandas(), pd.read_parquet(part))

@@ -1,4 +1,7 @@
-"""The source of one's own modules decides a run's bits: which modules count, and what a resume says of them. Without Ray."""
+"""The source of one's own modules decides a run's bits: which modules count, and what a resume says of them.
+
+Without Ray.
+"""
 
 import importlib
 import itertools
@@ -25,7 +28,8 @@ number = itertools.count()
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """(an experiment with an algorithm of its own, the folder of its modules, the names of the method's and of the helper's)."""
+    """(an experiment with an algorithm of its own, the folder of its modules, the names of the method's and of the
+    helper's)."""
     method, helper, stranger = (f"own_{kind}_{next(number)}" for kind in ("method", "helper", "stranger"))
     (tmp_path / f"{helper}.py").write_text("LIMIT = 1\n")
     (tmp_path / f"{stranger}.py").write_text("")  # in the same folder, imported by nobody
@@ -58,7 +62,9 @@ def test_a_module_that_changed_is_named_and_can_be_accepted(own, tmp_path, which
     changed = {"method": method, "helper": helper}[which]
     with (home / f"{changed}.py").open("a") as file:
         file.write("# changed\n")
-    with pytest.raises(ConfigError, match=f"the source of module {changed} changed since the run began.*--accept modules.{changed}"):
+    with pytest.raises(
+        ConfigError, match=f"the source of module {changed} changed since the run began.*--accept modules.{changed}"
+    ):
         Origin.of(settings, run)
     accepted = Origin.of(settings, run, [f"modules.{changed}"]).record(settings)["accepted"]
     assert [entry["what"] for entry in accepted] == [f"modules.{changed}"]

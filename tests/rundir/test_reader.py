@@ -40,7 +40,10 @@ def made(folder, rounds=6, saved=6, status="finished", **environment):
     for name, copies in (("rounds", 1), ("clients", 2)):
         for first in range(1, rounds + 1, 3):
             done = [d for d in range(first, min(first + 3, rounds + 1)) for _ in range(copies)]
-            write_part(folder / name / f"part-{first // 3:04d}.parquet", pyarrow.table({"done": done, "test/acc": [0.5] * len(done)}))
+            write_part(
+                folder / name / f"part-{first // 3:04d}.parquet",
+                pyarrow.table({"done": done, "test/acc": [0.5] * len(done)}),
+            )
     write_part(folder / "tasks" / "part-0000.parquet", pyarrow.table({"done": [rounds], "task": [0]}))
     (folder / "checkpoints" / f"round-{saved:06d}").mkdir(parents=True)
     (folder / "STATUS").write_text(status + "\n")
@@ -50,7 +53,9 @@ def made(folder, rounds=6, saved=6, status="finished", **environment):
     return folder
 
 
-@pytest.mark.parametrize("status", ["starting", "running", "finished", "diverged in round 3: x", "failed: a\nb", "paused after round 1"])
+@pytest.mark.parametrize(
+    "status", ["starting", "running", "finished", "diverged in round 3: x", "failed: a\nb", "paused after round 1"]
+)
 def test_status_is_what_the_run_wrote(tmp_path, status):
     assert Run(made(tmp_path / "r", status=status)).status == status
 

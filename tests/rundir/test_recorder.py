@@ -117,7 +117,10 @@ def test_a_folder_whose_name_looks_like_a_partition_adds_no_column(tmp_path):
 
 def test_recorder_writes_clients_with_their_round_and_status_whole(tmp_path):
     record = Recorder(tmp_path)
-    record.round({"done": 1, "task": 0, "round": 1, "test/acc": 0.5}, [{"client": 4, "skipped": False}, {"client": 2, "skipped": True}])
+    record.round(
+        {"done": 1, "task": 0, "round": 1, "test/acc": 0.5},
+        [{"client": 4, "skipped": False}, {"client": 2, "skipped": True}],
+    )
     record.task({"done": 1, "task": 0})
     record.close()
     clients = pd.read_parquet(tmp_path / "clients")
@@ -158,7 +161,9 @@ def spoil(path, how):
     if how == "folder":
         path.mkdir()
     elif how != "deleted":
-        path.write_bytes({"truncated": content[: len(content) // 2], "empty": b"", "garbage": b"\x07" * len(content)}[how])
+        path.write_bytes(
+            {"truncated": content[: len(content) // 2], "empty": b"", "garbage": b"\x07" * len(content)}[how]
+        )
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "garbage", "folder", "deleted"])

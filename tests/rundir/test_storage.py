@@ -26,7 +26,9 @@ def no_waiting(monkeypatch):
 
 
 def write(folder, done, keep=0):
-    return checkpoint.write(folder, checkpoint.Position(0, done, done), Packed.of({"w": np.full(9, done, np.float32)}), Packed.of({}), keep)
+    return checkpoint.write(
+        folder, checkpoint.Position(0, done, done), Packed.of({"w": np.full(9, done, np.float32)}), Packed.of({}), keep
+    )
 
 
 def record(folder, done):
@@ -34,7 +36,9 @@ def record(folder, done):
     for name in ("rounds", "partition"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     pandas.DataFrame({"done": range(1, done + 1)}).to_parquet(folder / "rounds/part-0000.parquet")
-    (folder / "config.yaml").write_text(yaml.safe_dump({"seed": 1, "rounds": 9, "algorithm": {"name": "fedavg", "lr": 0.1}}))
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"seed": 1, "rounds": 9, "algorithm": {"name": "fedavg", "lr": 0.1}})
+    )
     (folder / "partition/indices.npy").write_bytes(b"fixed")
     (folder / "STATUS").write_text("running\n")
 
@@ -84,7 +88,11 @@ def test_what_comes_back_is_what_went_up(base, run, tmp_path):
     mirror = Storage.of(base, run)
     mirror.sync(lambda: mirror.push(SERVER))
     mirror.check_complete()
-    expected = {name: data for name, data in content(run).items() if "half" not in data.decode(errors="ignore") and name != "notes.txt"}
+    expected = {
+        name: data
+        for name, data in content(run).items()
+        if "half" not in data.decode(errors="ignore") and name != "notes.txt"
+    }
     assert downloaded(base, "run 1", tmp_path / "there") == expected
 
 
@@ -107,7 +115,8 @@ def test_another_process_does_not_upload_checkpoints_client_states_and_partition
     (run / "client_state/003/000000003.r000002.safetensors").write_bytes(b"newer")
     assert Storage.of(base, run).push((*DRIVER, *SERVER)) is None
     assert set(written) == {
-        "config.yaml", "rounds/part-0000.parquet", "model.safetensors", "client_state/003/000000003.r000002.safetensors",
+        "config.yaml", "rounds/part-0000.parquet", "model.safetensors",
+        "client_state/003/000000003.r000002.safetensors",
     }  # fmt: skip
 
 
@@ -138,7 +147,9 @@ def test_what_is_dropped_here_is_dropped_there(base, run, tmp_path):
     write(run, 3, keep=2)
     (run / "client_state/003/000000003.r000001.safetensors").unlink()
     assert mirror.push(SERVER) is None
-    assert downloaded(base, "run 1", tmp_path / "there") == {name: data for name, data in content(run).items() if name.startswith(SERVER)}
+    assert downloaded(base, "run 1", tmp_path / "there") == {
+        name: data for name, data in content(run).items() if name.startswith(SERVER)
+    }
     # also by a process that did not bring them up
     write(run, 4, keep=2)
     assert Storage.of(base, run).push(SERVER) is None
@@ -225,10 +236,14 @@ def test_rows_go_up_before_the_checkpoint_that_counts_on_them_and_the_status_las
 
 def test_a_status_never_says_more_than_is_there(base, run, written):
     mirror = Storage.of(base, run)
-    with pytest.warns(UserWarning, match=r"storage .*run%201.*: the server's node has no network; .*run 1 has everything"):
+    with pytest.warns(
+        UserWarning, match=r"storage .*run%201.*: the server's node has no network; .*run 1 has everything"
+    ):
         mirror.sync(lambda: "the server's node has no network")
     assert "STATUS" not in written
-    with pytest.raises(CheckpointError, match=r"complete in .*here/run 1, but not in .*no network; for the rest run: flray resume"):
+    with pytest.raises(
+        CheckpointError, match=r"complete in .*here/run 1, but not in .*no network; for the rest run: flray resume"
+    ):
         mirror.check_complete()
     mirror.sync(lambda: None)
     assert written[-1] == "STATUS"
@@ -264,7 +279,8 @@ def test_a_new_run_finds_its_place_empty_and_leaves_no_trace_of_the_probe(base, 
 def test_a_bucket_that_does_not_exist_is_one_line(s3_endpoint, run):
     mirror = Storage.of(f"s3://no-such-bucket/exp?endpoint_override={s3_endpoint}", run)
     with pytest.raises(
-        CheckpointError, match=r"storage s3://no-such-bucket/exp/run%201.* cannot be written: .*NO_SUCH_BUCKET.*credentials"
+        CheckpointError,
+        match=r"storage s3://no-such-bucket/exp/run%201.* cannot be written: .*NO_SUCH_BUCKET.*credentials",
     ) as error:
         mirror.check(resume=False, overwrite=False)
     assert "\n" not in str(error.value)
@@ -324,7 +340,9 @@ def test_a_resume_does_not_go_back_behind_what_another_machine_did(base, run, tm
     record(ahead, 5)
     write(ahead, 5)
     Storage.of(base, ahead).push((*DRIVER, *SERVER))
-    with pytest.raises(CheckpointError, match=r"has round 5, .*run 1 only round 2: another machine went on with it; .*flray resume"):
+    with pytest.raises(
+        CheckpointError, match=r"has round 5, .*run 1 only round 2: another machine went on with it; .*flray resume"
+    ):
         Storage.of(base, run).check(resume=True, overwrite=False)
     record(run, 5)
     Storage.of(base, run).check(resume=True, overwrite=False)

@@ -15,7 +15,10 @@ from flray.rundir.uri import join, open_uri, split
     [
         ("s3://bucket/exp", "s3://bucket/exp/run"),
         ("s3://bucket", "s3://bucket/run"),
-        ("s3://bucket/exp/?endpoint_override=http://h:9000&region=x", "s3://bucket/exp/run?endpoint_override=http://h:9000&region=x"),
+        (
+            "s3://bucket/exp/?endpoint_override=http://h:9000&region=x",
+            "s3://bucket/exp/run?endpoint_override=http://h:9000&region=x",
+        ),
         ("file:///data/exp", "file:///data/exp/run"),
         ("hdfs://name:8020/exp", "hdfs://name:8020/exp/run"),
     ],
@@ -32,7 +35,9 @@ def test_every_name_survives_the_way_through_an_address(name):
 
 
 def test_an_address_is_opened_by_the_first_that_knows_its_scheme(tmp_path, s3_endpoint):
-    assert [open_uri(uri)[0].type_name for uri in (f"file://{tmp_path}", "s3://b/x?region=us-east-1", "memory://x")] == [
+    assert [
+        open_uri(uri)[0].type_name for uri in (f"file://{tmp_path}", "s3://b/x?region=us-east-1", "memory://x")
+    ] == [
         "local",
         "s3",
         "py::fsspec+memory",
@@ -43,7 +48,10 @@ def test_an_address_is_opened_by_the_first_that_knows_its_scheme(tmp_path, s3_en
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("runs/mirror", r"'runs/mirror' is no URI; write e\.g\. s3://bucket/exp, or file:///.*/runs/mirror for a folder"),
+        (
+            "runs/mirror",
+            r"'runs/mirror' is no URI; write e\.g\. s3://bucket/exp, or file:///.*/runs/mirror for a folder",
+        ),
         ("s4://bucket/exp", r"neither pyarrow nor fsspec knows a file system s4:// \(did you mean 's3'\?\)"),
         ("s3://", "names no bucket or folder"),
         ("file://relative/exp", "Unsupported hostname"),

@@ -1,4 +1,5 @@
-"""Sweep folders for tests: a real Optuna study in the agreed layout, its trials' run folders written by the recorder."""
+"""Sweep folders for tests: a real Optuna study in the agreed layout, its trials' run folders written by the
+recorder."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ class FakeSweep:
     def __init__(self, root: Path, objective: Mapping[str, str], name: str = "demo", url: str | None = None) -> None:
         self.root, self.objective, self.name = root, dict(objective), name
         root.mkdir(parents=True)
-        sweep = {"name": name, "experiment": {"algorithm": {"name": "fedsol", "lr": 0.1}}, "objective": self.objective, "study": url}
+        sweep = {
+            "name": name,
+            "experiment": {"algorithm": {"name": "fedsol", "lr": 0.1}},
+            "objective": self.objective,
+            "study": url,
+        }
         (root / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
         self.storage = open_storage(url, root)
 
@@ -46,7 +52,9 @@ class FakeSweep:
         seeds: int = 1,
         status: str = "finished",
     ) -> Trial:
-        """One trial whose run recorded `curves` (column -> a value a round). `params`: floats in [0, 10], or what suggests them.
+        """One trial whose run recorded `curves` (column -> a value a round).
+
+        `params`: floats in [0, 10], or what suggests them.
 
         Its `values` are the last ones of the curves, unless given; `state` None leaves it running.
         """
@@ -65,7 +73,13 @@ class FakeSweep:
             for number, value in enumerate(next(iter(curves.values()), []), start=1):
                 trial.report(value, number)
         if state is not None:
-            facts = {"round": rounds, "client_steps": 100 * rounds, "seconds": 1.5 * rounds, "seeds": seeds, "status": status}
+            facts = {
+                "round": rounds,
+                "client_steps": 100 * rounds,
+                "seconds": 1.5 * rounds,
+                "seeds": seeds,
+                "status": status,
+            }
             for name, value in facts.items():
                 trial.set_user_attr(name, value)
             found = [curve[-1] for curve in curves.values()] if values is None else values
@@ -78,7 +92,15 @@ def record(folder: Path, curves: Mapping[str, Sequence[float]], status: str = "f
     folder.mkdir(parents=True)
     recorder = Recorder(folder)
     for number in range(max(map(len, curves.values()), default=0)):
-        recorder.round({"done": number + 1, "task": 0, "round": number + 1, **{name: curve[number] for name, curve in curves.items()}}, [])
+        recorder.round(
+            {
+                "done": number + 1,
+                "task": 0,
+                "round": number + 1,
+                **{name: curve[number] for name, curve in curves.items()},
+            },
+            [],
+        )
     recorder.close()
     recorder.status(status)
     return folder

@@ -74,7 +74,9 @@ def test_a_finished_cell_is_kept_and_one_that_was_begun_goes_on(grid: Grid) -> N
     assert stamps(grid.folders[0]) == grid.before
     assert grid.begun.startswith("paused after round 1")
     after = stamps(grid.folders[1] / "checkpoints")
-    assert grid.checkpoint and all(after.get(path) == stamp for path, stamp in grid.checkpoint.items()), "it began again"
+    assert grid.checkpoint and all(after.get(path) == stamp for path, stamp in grid.checkpoint.items()), (
+        "it began again"
+    )
 
 
 def test_the_same_call_again_runs_nothing(grid: Grid) -> None:
@@ -85,20 +87,30 @@ def test_the_same_call_again_runs_nothing(grid: Grid) -> None:
 
 def test_a_folder_of_another_experiment_is_left_alone(grid: Grid) -> None:
     before = stamps(grid.root)
-    with pytest.raises(CheckpointError, match=r"holds another experiment: seed is 0 there, 7 here; give another --out or add --overwrite"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"holds another experiment: seed is 0 there, 7 here; give another --out or add --overwrite",
+    ):
         run_cells(cells("seed=7"), [grid.folders[0]], progress=False)
     assert stamps(grid.root) == before
 
 
-def test_a_cell_that_fails_leaves_the_others_alone(grid: Grid, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its error is one line, when all are done; `overwrite` runs every cell again. Cells of other resources take their turn."""
+def test_a_cell_that_fails_leaves_the_others_alone(
+    grid: Grid, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its error is one line, when all are done; `overwrite` runs every cell again.
+
+    Cells of other resources take their turn.
+    """
     two = [
         *cells("algorithm.lr=1e30", "on_nonfinite=fail", "resources.client_actors=2"),
         *cells("seed=1"),
     ]
     folders = [tmp_path / "bad", tmp_path / "good"]
     shutil.copytree(grid.folders[0], folders[1])  # another experiment, which --overwrite replaces
-    with pytest.raises(FlrayError, match=r"^1 of 2 cells failed; the first: client \d failed in .*train/loss is nan") as error:
+    with pytest.raises(
+        FlrayError, match=r"^1 of 2 cells failed; the first: client \d failed in .*train/loss is nan"
+    ) as error:
         run_cells(two, folders, overwrite=True, label="pair")
     assert "\n" not in str(error.value)
     assert Run(folders[0]).status.startswith("failed: client")
@@ -109,9 +121,9 @@ def test_a_cell_that_fails_leaves_the_others_alone(grid: Grid, tmp_path: Path, c
 
 # what is compared --------------------------------------------------------------------------------
 def test_axes_are_the_keys_with_several_values() -> None:
-    assert axes(["algorithm.rho=0,0.5", "seed=0..4", "rounds=3", "algorithm.perturb=head,all", "partition.clients=2..4"]) == [
-        *("algorithm.rho", "algorithm.perturb", "partition.clients")
-    ]
+    assert axes(
+        ["algorithm.rho=0,0.5", "seed=0..4", "rounds=3", "algorithm.perturb=head,all", "partition.clients=2..4"]
+    ) == [*("algorithm.rho", "algorithm.perturb", "partition.clients")]
     assert axes(["model.hidden=[6,6]", "seed=1"]) == []  # one value
 
 

@@ -1,4 +1,5 @@
-"""A sweep on three nodes, one of which goes away in the middle: no trial is lost, and every number is what it would have been."""
+"""A sweep on three nodes, one of which goes away in the middle: no trial is lost, and every number is what it would
+have been."""
 
 import os
 import subprocess
@@ -31,8 +32,8 @@ def away():
         time.sleep(0.1)
         if (folder / "study.journal").exists() and (trials_table(folder)["state"] != "running").sum() >= 1:
             break
-    busy = ray.util.placement_group_table()
-    homes = {node for group in busy.values() if group["state"] == "CREATED" for node in group["bundles_to_node_id"].values()}
+    busy = [group for group in ray.util.placement_group_table().values() if group["state"] == "CREATED"]
+    homes = {node for group in busy for node in group["bundles_to_node_id"].values()}
     victim = next((n for n in nodes if n.node_id in homes), nodes[0])  # one on which the trial has a bundle
     print("removed", victim.node_id in homes, flush=True)
     cluster.remove_node(victim, allow_graceful=False)

@@ -30,7 +30,14 @@ def experiment(tmp_path: Path) -> Path:
 
 
 def write_sweep(home: Path, **changes: Any) -> Path:
-    sweep = {"name": "tiny", "experiment": EXPERIMENT, "space": SPACE, "trials": 2, "concurrency": 1, "final": {"top": 1, "seeds": 2}}
+    sweep = {
+        "name": "tiny",
+        "experiment": EXPERIMENT,
+        "space": SPACE,
+        "trials": 2,
+        "concurrency": 1,
+        "final": {"top": 1, "seeds": 2},
+    }
     (home / "tiny.yaml").write_text(yaml.safe_dump({**sweep, **changes}))
     return home / "tiny.yaml"
 
@@ -41,13 +48,18 @@ def write_sweep(home: Path, **changes: Any) -> Path:
     [
         (["--metric", "nonsense"], "no column 'nonsense'; choose one of test/acc, test/acc_best"),
         (["--metric", "val/acc"], "no column 'val/acc'"),  # no validation split is held out
-        (["--metric", "personal/ft5/acc_mean"], "no column 'personal/ft5/acc_mean'; choose one of .*personal/ft1/acc_mean"),
+        (
+            ["--metric", "personal/ft5/acc_mean"],
+            "no column 'personal/ft5/acc_mean'; choose one of .*personal/ft1/acc_mean",
+        ),
         (["--against", "lr=7"], "reference 'lr=7' is none of the settings: fedsol, lr=0.01; fedsol, lr=0.1"),
         (["--against", "rho=0"], "rho"),
         (["--against", "fedavg"], "fedavg"),
     ],
 )
-def test_what_an_ablation_compares_is_checked_before_anything_runs(experiment: Path, words: list[str], line: str) -> None:
+def test_what_an_ablation_compares_is_checked_before_anything_runs(
+    experiment: Path, words: list[str], line: str
+) -> None:
     out = experiment.parent / "a"
     asked = invoke("ablate", experiment, "algorithm.lr=0.01,0.1", "evaluate.finetune_epochs=[1]", "--out", out, *words)
     with pytest.raises(ConfigError, match=line):
@@ -83,7 +95,8 @@ def test_a_sweep_ends_with_where_it_is_and_other_commands(ray_cluster: Any, tmp_
     (run,) = [line.split() for line in proposed.splitlines() if "flray run" in line]
     assert Path(run[2]).exists() and run[3] == "algorithm=fedavg"
     table = (folder / "final.md").read_text()
-    assert "test acc %" in table and "best %" not in table and "last 10 %" not in table  # one test a run: the same number three times
+    # one test a run: the same number three times
+    assert "test acc %" in table and "best %" not in table and "last 10 %" not in table
 
 
 @pytest.mark.slow

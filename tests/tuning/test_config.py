@@ -32,13 +32,31 @@ def test_defaults_are_written_out():
     sweep = load_sweep(BASE)
     assert sweep.objective == {"val/acc": "max"}
     assert (sweep.trials, sweep.hours, sweep.client_steps, sweep.budget_per) == (12, None, None, "sweep")
-    assert (sweep.seed, sweep.sampler, sweep.scheduler.name, sweep.concurrency, sweep.study) == (0, "tpe", "none", "auto", None)
+    assert (sweep.seed, sweep.sampler, sweep.scheduler.name, sweep.concurrency, sweep.study) == (
+        0,
+        "tpe",
+        "none",
+        "auto",
+        None,
+    )
     assert (sweep.final.top, sweep.final.seeds) == (1, 3)
     written = yaml.safe_load(sweep.yaml())
     assert written["space"] == {"algorithm.rho": {"log": [0.05, 5.0]}}
     assert written["experiment"]["evaluate"]["validation"] == {"fraction": 0.1, "of": "clients"}
     assert list(written) == [
-        *("name", "experiment", "space", "objective", "trials", "hours", "client_steps", "budget_per", "seed", "sampler", "scheduler"),
+        *(
+            "name",
+            "experiment",
+            "space",
+            "objective",
+            "trials",
+            "hours",
+            "client_steps",
+            "budget_per",
+            "seed",
+            "sampler",
+            "scheduler",
+        ),
         *("concurrency", "study", "final"),
     ]
 
@@ -47,17 +65,46 @@ def test_an_override_reaches_the_sweep_or_the_experiment():
     sweep = load_sweep(
         {**BASE, "scheduler": "asha"},
         [
-            *("trials=40", "hours=2", "seed=7", "name=mine", "scheduler.grace=2", "scheduler.seeds=[1, 3]", "final.top=2"),
-            *("space.algorithm.rho={log: [0.1, 1]}", "space.partition.alpha=[0.1, 0.3]", "objective={val/loss: min}", "concurrency=1"),
-            *("rounds=10", "experiment.seed=3", "algorithm.local_epochs=1", "experiment.name=theirs", "model.hidden=[8]"),
+            *(
+                "trials=40",
+                "hours=2",
+                "seed=7",
+                "name=mine",
+                "scheduler.grace=2",
+                "scheduler.seeds=[1, 3]",
+                "final.top=2",
+            ),
+            *(
+                "space.algorithm.rho={log: [0.1, 1]}",
+                "space.partition.alpha=[0.1, 0.3]",
+                "objective={val/loss: min}",
+                "concurrency=1",
+            ),
+            *(
+                "rounds=10",
+                "experiment.seed=3",
+                "algorithm.local_epochs=1",
+                "experiment.name=theirs",
+                "model.hidden=[8]",
+            ),
         ],
     )
     assert (sweep.trials, sweep.hours, sweep.seed, sweep.name, sweep.concurrency) == (40, 2.0, 7, "mine", 1)
-    assert (sweep.scheduler.name, sweep.scheduler.grace, sweep.scheduler.seeds, sweep.scheduler.reduction) == ("asha", 2, (1, 3), 3.0)
+    assert (sweep.scheduler.name, sweep.scheduler.grace, sweep.scheduler.seeds, sweep.scheduler.reduction) == (
+        "asha",
+        2,
+        (1, 3),
+        3.0,
+    )
     assert (sweep.final.top, sweep.final.seeds, sweep.objective) == (2, 3, {"val/loss": "min"})
     assert sweep.space == {"algorithm.rho": {"log": [0.1, 1.0]}, "partition.alpha": {"choice": [0.1, 0.3]}}
     experiment = sweep.experiment({"algorithm.rho": 0.5, "partition.alpha": 0.1})
-    assert (experiment.rounds, experiment.seed, experiment.name, experiment.algorithm.local_epochs) == (10, 3, "theirs", 1)
+    assert (experiment.rounds, experiment.seed, experiment.name, experiment.algorithm.local_epochs) == (
+        10,
+        3,
+        "theirs",
+        1,
+    )
     assert (experiment.algorithm.rho, experiment.partition.alpha, experiment.model.options["hidden"]) == (0.5, 0.1, [8])
 
 
@@ -74,7 +121,12 @@ def test_a_saved_sweep_is_the_same_from_any_folder(tmp_path, monkeypatch):
     presets = {"presets": {"small": {"rounds": 9, "algorithm": {"lr": 0.2}}}}
     (tmp_path / "configs" / "base.yaml").write_text(yaml.safe_dump(EXPERIMENT | presets))
     section = {"extends": "../base.yaml", "preset": "small", "cohort": {"size": 4}}
-    raw = {**BASE, "experiment": section, "scheduler": "asha", "space": {"algorithm": ["fedprox", "fedsol"], "algorithm.lr": "auto"}}
+    raw = {
+        **BASE,
+        "experiment": section,
+        "scheduler": "asha",
+        "space": {"algorithm": ["fedprox", "fedsol"], "algorithm.lr": "auto"},
+    }
     (tmp_path / "configs" / "sweeps" / "mine.yaml").write_text(yaml.safe_dump(raw))
     monkeypatch.chdir(tmp_path / "configs")
     sweep = load_sweep("sweeps/mine.yaml", ["algorithm.momentum=0.5"])
@@ -88,9 +140,12 @@ def test_a_saved_sweep_is_the_same_from_any_folder(tmp_path, monkeypatch):
     assert copy == sweep and copy.search_space == sweep.search_space
 
 
-@pytest.mark.parametrize("overrides", [[], ["preset=small"], ["algorithm.weighting=uniform", "model=resnet18", "model.norm=batch"]])
+@pytest.mark.parametrize(
+    "overrides", [[], ["preset=small"], ["algorithm.weighting=uniform", "model=resnet18", "model.norm=batch"]]
+)
 def test_a_trial_is_the_experiment_that_the_file_makes_of_the_same_overrides(overrides):
-    """The file's tables `algorithms` and `models` are still there when a trial names one of their entries; overrides go before them."""
+    """The file's tables `algorithms` and `models` are still there when a trial names one of their entries; overrides go
+    before them."""
     file = CONFIGS / "fedsol" / "cifar10_lda01.yaml"
     names = ["fedavg", "fedprox", "feddyn", "moon", "fedsol"]
     sweep = load_sweep({"experiment": {"extends": str(file)}, "space": {"algorithm": names}}, overrides)
@@ -124,9 +179,9 @@ def test_another_file_to_extend_is_found_from_the_working_directory(tmp_path, mo
 
 def test_modules_are_imported_before_their_names_are_read(tmp_path, monkeypatch):
     (tmp_path / "own_sweep_algorithm.py").write_text(
-        "from flray.algorithms import ALGORITHMS\nfrom flray.algorithms.fedavg import FedAvg\nfrom flray.core.hp import hp\n"
-        "class Mine(FedAvg, frozen=True):\n    pull: float = hp(0.1, log=(0.01, 1.0), gt=0, doc='how much')\n"
-        "ALGORITHMS.add('own_of_a_sweep', Mine)\n"
+        "from flray.algorithms import ALGORITHMS\nfrom flray.algorithms.fedavg import FedAvg\nfrom flray.core.hp "
+        "import hp\nclass Mine(FedAvg, frozen=True):\n    pull: float = hp(0.1, log=(0.01, 1.0), gt=0, doc='how "
+        "much')\nALGORITHMS.add('own_of_a_sweep', Mine)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     sweep = load_sweep(BASE, ["space={}", "space.algorithm=[fedavg, own_of_a_sweep]"], ["own_sweep_algorithm"])
@@ -159,7 +214,10 @@ def test_cumulative_objectives_add_columns_that_every_run_has():
         ("none", {}),
         (None, {}),
         ("asha", {"grace": 4, "reduction": 3.0, "seeds": (1,)}),
-        ({"name": "asha", "grace": 2, "reduction": 2.5, "seeds": [1, 1, 3]}, {"grace": 2, "reduction": 2.5, "seeds": (1, 1, 3)}),
+        (
+            {"name": "asha", "grace": 2, "reduction": 2.5, "seeds": [1, 1, 3]},
+            {"grace": 2, "reduction": 2.5, "seeds": (1, 1, 3)},
+        ),
         ("hyperband", {"reduction": 3.0}),
         ({"name": "pbt", "grace": 5}, {"grace": 5}),
         ("median", {"grace": 4, "startup": 5}),
@@ -211,9 +269,13 @@ def test_a_sweep_of_the_repository_loads_and_so_do_the_commands_that_it_names(pa
 def test_the_sweeps_search_what_the_issue_names():
     names = {path.stem: load_sweep(path).search_space.names() for path in FILES}
     assert set(names["fedsol_rho"]) == {"algorithm.rho", "algorithm.adaptive", "algorithm.perturb"}
-    assert {f"algorithm.{field}" for field in ("alpha", "delta", "projection_rate", "temperature", "memory_size")} <= set(names["fedproj"])
+    assert {
+        f"algorithm.{field}" for field in ("alpha", "delta", "projection_rate", "temperature", "memory_size")
+    } <= set(names["fedproj"])
     compared = load_sweep(CONFIGS / "sweeps" / "compare_tuned.yaml")
-    assert compared.budget_per == "algorithm" and {"fedavg", "fedsol", "fedproj"} <= set(compared.search_space.algorithms)
+    assert compared.budget_per == "algorithm" and {"fedavg", "fedsol", "fedproj"} <= set(
+        compared.search_space.algorithms
+    )
     assert all(f"{name}.lr" in compared.search_space.names(name) for name in compared.search_space.algorithms)
 
 
@@ -241,7 +303,10 @@ def test_the_sweeps_search_what_the_issue_names():
         (["nonsense"], "override 'nonsense': write key=value"),
         (["objective=val/ac"], "unknown metric 'val/ac' in objective (did you mean 'val/acc'?)"),
         (["objective=test/acc"], "objective: tuning never reads the test set, so not test/acc; use val/acc"),
-        (["objective={personal/ft0/acc_mean: max}"], "objective: tuning never reads the test set, so not personal/ft0/acc_mean"),
+        (
+            ["objective={personal/ft0/acc_mean: max}"],
+            "objective: tuning never reads the test set, so not personal/ft0/acc_mean",
+        ),
         (["objective={time/personal_s: min}"], "unknown metric 'time/personal_s' in objective"),
         (["objective=val/loss"], "objective: val/loss alone does not say max or min; write objective: {val/loss: min}"),
         (["objective={val/acc: maximum}"], "objective.val/acc: input should be 'max' or 'min', got 'maximum'"),
@@ -252,19 +317,46 @@ def test_the_sweeps_search_what_the_issue_names():
         (["scheduler=asha", "scheduler.seeds=[1, 0]"], "scheduler.seeds.1: input should be greater than or equal to 1"),
         (["scheduler=asha", "scheduler.seeds=[3, 1]"], "scheduler.seeds: [3, 1] falls; a later rung has as many seeds"),
         (["scheduler=median", "scheduler.seeds=[1, 3]"], "scheduler.seeds: median does not read it (read by asha)"),
-        (["scheduler.grace=3"], "scheduler.grace: none does not read it (read by asha, pbt, median, percentile, successive_halving)"),
-        (["scheduler=successive_halving", "scheduler.reduction=2.5"], "scheduler.reduction: successive_halving needs a whole number"),
-        (["scheduler=asha", "objective={val/acc: max, comm/bytes: min}"], "scheduler: asha judges trials by one number"),
-        (["scheduler=asha", "evaluate.every=0"], "evaluate.every: 0 tests a trial of 20 rounds only at its end, asha needs a value before"),
-        (["scheduler=pbt", "space={partition.alpha: [0.1, 1]}"], "scheduler: pbt changes numbers of the algorithm as it goes"),
-        (["scheduler=pbt", "space={algorithm: [fedprox, fedsol]}"], "scheduler: pbt copies one trial's state into another"),
-        (["scheduler=pbt", "space={algorithm.rho: auto, partition.alpha: [0.1, 1]}"], "which partition.alpha may not fit"),
+        (
+            ["scheduler.grace=3"],
+            "scheduler.grace: none does not read it (read by asha, pbt, median, percentile, successive_halving)",
+        ),
+        (
+            ["scheduler=successive_halving", "scheduler.reduction=2.5"],
+            "scheduler.reduction: successive_halving needs a whole number",
+        ),
+        (
+            ["scheduler=asha", "objective={val/acc: max, comm/bytes: min}"],
+            "scheduler: asha judges trials by one number",
+        ),
+        (
+            ["scheduler=asha", "evaluate.every=0"],
+            "evaluate.every: 0 tests a trial of 20 rounds only at its end, asha needs a value before",
+        ),
+        (
+            ["scheduler=pbt", "space={partition.alpha: [0.1, 1]}"],
+            "scheduler: pbt changes numbers of the algorithm as it goes",
+        ),
+        (
+            ["scheduler=pbt", "space={algorithm: [fedprox, fedsol]}"],
+            "scheduler: pbt copies one trial's state into another",
+        ),
+        (
+            ["scheduler=pbt", "space={algorithm.rho: auto, partition.alpha: [0.1, 1]}"],
+            "which partition.alpha may not fit",
+        ),
         (["scheduler=hyperband", "concurrency=2"], "concurrency: hyperband halts trials and goes on with others"),
-        (["space.algorithm.rhoo=auto"], "unknown parameter 'rhoo' in space.algorithm.rhoo, of fedsol (did you mean 'rho'?)"),
+        (
+            ["space.algorithm.rhoo=auto"],
+            "unknown parameter 'rhoo' in space.algorithm.rhoo, of fedsol (did you mean 'rho'?)",
+        ),
         (["space.algorithm.rho=[]"], "space.algorithm.rho: no values to choose from"),
         (["scheduler.name=[a]"], "scheduler.name: input should be 'none', 'asha'"),
         (["space.algorithm=1", "space=2"], "space: "),
-        (["evaluate.finetune_epochs=[0, 1]"], "evaluate.validation: evaluate.finetune_epochs tests each client on the test set"),
+        (
+            ["evaluate.finetune_epochs=[0, 1]"],
+            "evaluate.validation: evaluate.finetune_epochs tests each client on the test set",
+        ),
         (["space.algorithm=[fedavg, local]"], "evaluate.validation: algorithm local tests each client on the test set"),
     ],
 )
@@ -281,7 +373,9 @@ def test_a_file_that_is_no_sweep_is_said_in_one_line(tmp_path):
         load_sweep({**BASE, "spaces": {}})
     with pytest.raises(ConfigError, match="space: missing; add it"):
         load_sweep({"experiment": EXPERIMENT})
-    with pytest.raises(ConfigError, match=r"no configuration file .*fedsol_roh\.yaml \(did you mean 'fedsol_rho\.yaml'\?\)"):
+    with pytest.raises(
+        ConfigError, match=r"no configuration file .*fedsol_roh\.yaml \(did you mean 'fedsol_rho\.yaml'\?\)"
+    ):
         load_sweep(CONFIGS / "sweeps" / "fedsol_roh.yaml")
     with pytest.raises(ConfigError, match="is a folder, not a configuration file"):
         load_sweep(tmp_path)

@@ -1,4 +1,5 @@
-"""What a user sees of a sweep without a terminal: a line for each trial that ends, and one every few seconds with the best."""
+"""What a user sees of a sweep without a terminal: a line for each trial that ends, and one every few seconds with the
+best."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def test_a_line_for_each_trial_that_ends(capsys: pytest.CaptureFixture[str]) -> 
         complete(show, "0001", 0.4, round=2, status="running")
         complete(show, "0002", 0.3, round=3, diverged=True, status="diverged in round 3: client 2: loss is not finite")
         complete(show, "0003", None, round=1, status="failed: client 3: boom")
-        show.on_trial_error(1, [], FakeTrial("0004", error="Traceback ...\n  line\nflray.core.errors.ResourceError: memory ran out\n\n"))
+        show.on_trial_error(
+            1, [], FakeTrial("0004", error="Traceback ...\n  line\nflray.core.errors.ResourceError: memory ran out\n\n")
+        )
     out, error = capsys.readouterr()
     assert out == ""
     assert error.splitlines() == [
@@ -58,7 +61,13 @@ def test_a_line_for_each_trial_that_ends(capsys: pytest.CaptureFixture[str]) -> 
         "rho  trial 0004  failed: its processes were lost too often, the last time with ResourceError: memory ran out",
     ]
     assert show.done == 5
-    assert [status.partition(":")[0] for status in show.ended] == ["finished", "running", "diverged in round 3", "failed", "failed"]
+    assert [status.partition(":")[0] for status in show.ended] == [
+        "finished",
+        "running",
+        "diverged in round 3",
+        "failed",
+        "failed",
+    ]
     assert sum(status.startswith("failed: ") for status in show.ended) == 2  # what a sweep counts, with the reason
 
 
@@ -81,8 +90,12 @@ def test_a_line_now_and_then_with_what_runs(capsys: pytest.CaptureFixture[str], 
     ]
 
 
-@pytest.mark.parametrize(("mode", "best"), [("max", "best val/acc 0.7 (trial 0001)"), ("min", "best val/acc 0.2 (trial 0002)")])
-def test_the_best_is_that_of_trials_that_ended_well(capsys: pytest.CaptureFixture[str], now: list[float], mode: str, best: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "best"), [("max", "best val/acc 0.7 (trial 0001)"), ("min", "best val/acc 0.2 (trial 0002)")]
+)
+def test_the_best_is_that_of_trials_that_ended_well(
+    capsys: pytest.CaptureFixture[str], now: list[float], mode: str, best: str
+) -> None:
     """Not of one that was stopped early, that diverged, or whose value is equal to an earlier one's."""
     with Show("rho", 9, 0, {"val/acc": mode}) as show:
         complete(show, "0000", 0.5)

@@ -25,7 +25,10 @@ def test_the_ways_to_write_a_parameter():
         ({"log": [1]}, "space.x: log: [1]; write the two ends, log: [lo, hi]"),
         ({"linear": 3}, "space.x: linear: 3; write the two ends, linear: [lo, hi]"),
         ({"logg": [1, 2]}, "unknown kind of space 'logg' in space.x (did you mean 'log'?)"),
-        ({"log": [1, 2], "linear": [1, 2]}, 'space.x: {"log": [1, 2], "linear": [1, 2]}: write one of choice, log, linear'),
+        (
+            {"log": [1, 2], "linear": [1, 2]},
+            'space.x: {"log": [1, 2], "linear": [1, 2]}: write one of choice, log, linear',
+        ),
     ],
 )
 def test_what_is_no_space(form, message):
@@ -71,7 +74,11 @@ def test_whole_ends_make_a_range_of_integers():
     assert Range(1, 9, False).suggest(FixedTrial({"x": 4}), "x") == 4
     trial = FixedTrial({"x": 4.5})
     assert Range(1.0, 9.0, True).suggest(trial, "x") == 4.5
-    assert (trial.distributions["x"].low, trial.distributions["x"].high, trial.distributions["x"].log) == (1.0, 9.0, True)
+    assert (trial.distributions["x"].low, trial.distributions["x"].high, trial.distributions["x"].log) == (
+        1.0,
+        9.0,
+        True,
+    )
     with pytest.raises(ConfigError, match=r"trial: x=9\.5 is not in log 1 to 9"):
         Range(1.0, 9.0, True).value("x", 9.5)
 

@@ -1,4 +1,5 @@
-"""How many trials a cluster holds, against cases worked out by hand; and trials that Ray Tune really starts on what was reserved."""
+"""How many trials a cluster holds, against cases worked out by hand; and trials that Ray Tune really starts on what was
+reserved."""
 
 from __future__ import annotations
 
@@ -44,10 +45,13 @@ def cluster(monkeypatch: pytest.MonkeyPatch, *nodes: dict[str, float]) -> None:
         ([{"CPU": 2.0}, {"CPU": 2.0}], [{"CPU": 1.0}] * 3, 1),  # 2 on one and 1 on the other; one CPU is left
         ([{"CPU": 3.0}], [{"CPU": 0.6}], 5),  # 3 - 0.6 - 0.6 - 0.6 - 0.6 is less than 0.6 in floats
         ([{"CPU": 8.0, "GPU": 1.0}], [{"CPU": 1.0, "GPU": 0.25}, {"CPU": 1.0, "GPU": 0.25}], 2),
-        ([{"CPU": 8.0, "GPU": 3.0}], [{"GPU": 0.75}], 3),  # a quarter of each is left, and three quarters of three are of no use
+        # a quarter of each is left, and three quarters of three are of no use
+        ([{"CPU": 8.0, "GPU": 3.0}], [{"GPU": 0.75}], 3),
         ([{"CPU": 8.0, "GPU": 3.0}], [{"GPU": 0.5}, {"GPU": 1.0}], 2),  # the halves share the first
-        ([{"CPU": 8.0, "GPU": 4.0}], [{"GPU": 0.25}, {"GPU": 2.0}], 1),  # two whole ones behind the quarter, and one more
-        ([{"CPU": 8.0}, {"CPU": 1.0, "GPU": 1.0}], [{"CPU": 1.0}, {"CPU": 1.0, "GPU": 0.5}], 1),  # the GPU's node has one CPU
+        # two whole ones behind the quarter, and one more
+        ([{"CPU": 8.0, "GPU": 4.0}], [{"GPU": 0.25}, {"GPU": 2.0}], 1),
+        # the GPU's node has one CPU
+        ([{"CPU": 8.0}, {"CPU": 1.0, "GPU": 1.0}], [{"CPU": 1.0}, {"CPU": 1.0, "GPU": 0.5}], 1),
         ([{"CPU": 4.0}], [{"GPU": 1.0}], 0),
         ([], [{"CPU": 1.0}], 0),
     ],
@@ -66,7 +70,10 @@ def test_no_more_are_counted_than_asked_for() -> None:
 def test_a_trial_has_a_bundle_for_each_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two trials of 1 + 3 x 0.5 CPUs on the first node, none on the second, which has no 1 for the server."""
     cluster(monkeypatch, {"CPU": 5.0}, {"CPU": 0.5})
-    found = place(experiment(**{"resources.client_actors": 3, "resources.client.num_cpus": 0.5, "resources.server.num_cpus": 1}), "auto")
+    found = place(
+        experiment(**{"resources.client_actors": 3, "resources.client.num_cpus": 0.5, "resources.server.num_cpus": 1}),
+        "auto",
+    )
     assert found.group.bundles == [NOTHING, {"CPU": 1.0}, {"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 0.5}]
     assert found.at_once == 2
     assert found.why == (
@@ -79,8 +86,8 @@ def test_a_limit_of_trials_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster(monkeypatch, {"CPU": 4.0})
     assert [place(experiment(), limit).at_once for limit in ("auto", 3, 9)] == [4, 3, 4]
     assert place(experiment(), 9).why == (
-        "4 at a time: a trial takes a server actor (no CPU) and 1 client actor (1 CPU each); the cluster has 4 CPUs and 0 GPUs on 1 node; "
-        "concurrency: 9"
+        "4 at a time: a trial takes a server actor (no CPU) and 1 client actor (1 CPU each); the cluster has 4 CPUs "
+        "and 0 GPUs on 1 node; concurrency: 9"
     )
 
 
@@ -96,7 +103,8 @@ def test_a_limit_of_trials_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         (20, {}, 1, 10),
         (1, {"cohort.fraction": 0.75}, 3, 1),
         (1, {"cohort.size": 2}, 2, 1),
-        (1, {"resources.server.num_cpus": 1, "resources.client.num_cpus": 4}, 1, 1),  # a second actor of 4 has no node with room for it
+        # a second actor of 4 has no node with room for it
+        (1, {"resources.server.num_cpus": 1, "resources.client.num_cpus": 4}, 1, 1),
     ],
 )
 def test_automatic_client_actors_share_the_cluster_out(
@@ -116,12 +124,15 @@ def test_trials_that_reserve_nothing_are_as_many_as_cpus(monkeypatch: pytest.Mon
 
 
 def test_fractional_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter for the server and three eighths for each of two clients fill a GPU; each node has a GPU, the last one no CPU for it."""
+    """A quarter for the server and three eighths for each of two clients fill a GPU; each node has a GPU, the last one
+    no CPU for it."""
     cluster(monkeypatch, {"CPU": 8.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0})
     gpus = {"resources.client.num_gpus": 0.375, "resources.server.num_gpus": 0.25, "resources.client_actors": 2}
     found = place(experiment(**gpus), "auto")
     assert found.group.bundles[1:] == [{"GPU": 0.25}, {"CPU": 1.0, "GPU": 0.375}, {"CPU": 1.0, "GPU": 0.375}]
-    assert found.at_once == 2 and "a server actor (0.25 GPU) and 2 client actors (1 CPU and 0.375 GPU each)" in found.why
+    assert (
+        found.at_once == 2 and "a server actor (0.25 GPU) and 2 client actors (1 CPU and 0.375 GPU each)" in found.why
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,11 +147,19 @@ def test_fractional_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
             {"resources.client.num_gpus": 1},
             "no trial fits: a trial takes a server actor (no CPU) and 1 client actor (1 CPU and 1 GPU each), and",
         ),
-        ({"resources.server.num_cpus": 4}, "no trial fits: a trial takes a server actor (4 CPU) and 1 client actor (1 CPU each), and"),
-        ({"resources.client.num_gpus": "auto"}, "resources.client.num_gpus: auto is measured by a run of its own; run one"),
+        (
+            {"resources.server.num_cpus": 4},
+            "no trial fits: a trial takes a server actor (4 CPU) and 1 client actor (1 CPU each), and",
+        ),
+        (
+            {"resources.client.num_gpus": "auto"},
+            "resources.client.num_gpus: auto is measured by a run of its own; run one",
+        ),
     ],
 )
-def test_what_the_cluster_cannot_hold_is_one_line(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], line: str) -> None:
+def test_what_the_cluster_cannot_hold_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], line: str
+) -> None:
     """Nodes of 3 CPUs: the third actor of two CPUs has one on each left."""
     cluster(monkeypatch, {"CPU": 3.0}, {"CPU": 3.0})
     with pytest.raises(ResourceError) as error:
@@ -149,7 +168,9 @@ def test_what_the_cluster_cannot_hold_is_one_line(monkeypatch: pytest.MonkeyPatc
 
 
 # on a real Ray -----------------------------------------------------------------------------------
-def test_trials_run_and_ray_tune_leaves_nothing_behind(ray_cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_trials_run_and_ray_tune_leaves_nothing_behind(
+    ray_cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Two trials, one at a time. Ray Tune's own folder and words are gone: stdout is the command's."""
     cells = [experiment(rounds=2, seed=seed) for seed in (0, 1)]
     placement = place(cells[0], 1)

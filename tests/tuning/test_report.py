@@ -26,7 +26,16 @@ from tests.tuning.sweeps import FakeSweep
 from tuning import sweep_figures as figures
 from tuning.canvas import canvas, few_ticks
 from tuning.curves import curves_figure, history_figure, pareto_figure
-from tuning.report import final_table, front, pareto, render_front, render_trials, trials_table, write_report, write_table
+from tuning.report import (
+    final_table,
+    front,
+    pareto,
+    render_front,
+    render_trials,
+    trials_table,
+    write_report,
+    write_table,
+)
 from tuning.sweep_figures import _importance, _parts
 from tuning.trials import open_sweep, table_of
 
@@ -36,13 +45,20 @@ BOTH = {"val/acc": "max", "comm/bytes": "min"}
 
 @pytest.fixture
 def single(tmp_path: Path) -> FakeSweep:
-    """One objective, every state: trials 0 and 1 finished, 2 pruned in round 1, 3 diverged, 4 failed, 5 running, 6 waiting."""
+    """One objective, every state: trials 0 and 1 finished, 2 pruned in round 1, 3 diverged, 4 failed, 5 running, 6
+    waiting."""
     sweep = FakeSweep(tmp_path / "s", ACC)
     study = sweep.study()
     sweep.trial(study, {"algorithm.rho": 1.5}, {"val/acc": [0.5, 0.8]})
     sweep.trial(study, {"algorithm.rho": 0.5}, {"val/acc": [0.6, 0.9]}, seeds=3)
     sweep.trial(study, {"algorithm.rho": 9.0}, {"val/acc": [0.95]}, TrialState.PRUNED)
-    sweep.trial(study, {"algorithm.rho": 8.0}, {"val/acc": [0.1]}, TrialState.PRUNED, status="diverged in round 2: update.w is not finite")
+    sweep.trial(
+        study,
+        {"algorithm.rho": 8.0},
+        {"val/acc": [0.1]},
+        TrialState.PRUNED,
+        status="diverged in round 2: update.w is not finite",
+    )
     sweep.trial(study, {"algorithm.rho": 7.0}, {}, TrialState.FAIL, status="failed: client 3: boom")
     sweep.trial(study, {"algorithm.rho": 6.0}, {"val/acc": [0.3, 0.4, 0.41]}, None)
     study.enqueue_trial({"algorithm.rho": 2.0})
@@ -53,7 +69,18 @@ def single(tmp_path: Path) -> FakeSweep:
 def test_one_row_a_trial(single: FakeSweep) -> None:
     frame = trials_table(single.root)
     assert list(frame) == [
-        *("trial", "algorithm", "algorithm.rho", "state", "round", "val/acc", "seeds", "client_steps", "seconds", "folder")
+        *(
+            "trial",
+            "algorithm",
+            "algorithm.rho",
+            "state",
+            "round",
+            "val/acc",
+            "seeds",
+            "client_steps",
+            "seconds",
+            "folder",
+        )
     ]
     assert frame["state"].tolist() == ["finished", "finished", "pruned", "diverged", "failed", "running", "waiting"]
     assert frame["algorithm.rho"].tolist()[:6] == [1.5, 0.5, 9.0, 8.0, 7.0, 6.0]
@@ -95,7 +122,12 @@ def test_dtypes_of_parameters(tmp_path: Path) -> None:
     for _ in range(6):
         sweep.trial(study, suggest, {"val/acc": [0.5]})
     frame = pandas.read_parquet(write_table(sweep.root))
-    kinds = {"rounds": "Int64", "algorithm.nesterov": "boolean", "partition.alpha": "Float64", "algorithm.perturb": "string"}
+    kinds = {
+        "rounds": "Int64",
+        "algorithm.nesterov": "boolean",
+        "partition.alpha": "Float64",
+        "algorithm.perturb": "string",
+    }
     assert {name: frame[name].dtype.name.replace("float64", "Float64") for name in kinds} == kinds
     assert set(frame["model.hidden"]) == {"[64]", "[64, 64]", "null"}  # a choice of nothing is a value, as JSON
     assert [trial.params["partition.alpha"] for trial in study.trials] == frame["partition.alpha"].tolist()
@@ -172,7 +204,11 @@ def test_pareto_by_its_definition(rows: list[tuple[Any, ...]], directions: list[
 
 def test_front_is_sorted_and_equal_trials_share_it() -> None:
     frame = pandas.DataFrame(
-        {"val/acc": [0.5, 0.9, 0.7, 0.7, 0.6, 0.99], "comm/bytes": [1.0, 9, 4, 4, 5, 1], "state": ["finished"] * 5 + ["pruned"]}
+        {
+            "val/acc": [0.5, 0.9, 0.7, 0.7, 0.6, 0.99],
+            "comm/bytes": [1.0, 9, 4, 4, 5, 1],
+            "state": ["finished"] * 5 + ["pruned"],
+        }
     )
     assert front(frame, BOTH).index.tolist() == [1, 2, 3, 0]
     assert front(frame, ACC).index.tolist() == [1]
@@ -190,8 +226,15 @@ def shown(table: Any) -> str:
 def test_best_trials_on_the_terminal(single: FakeSweep) -> None:
     table = render_trials(trials_table(single.root), ACC, top=5)  # type: ignore[arg-type]
     text = shown(table)
-    assert "best 2 by val/acc (max) of 7 trials: 2 finished, 1 pruned, 1 diverged, 1 failed, 1 running, 1 waiting" in " ".join(text.split())
-    assert [list(column.cells) for column in table.columns[:3]] == [["1", "0"], ["rho=0.5", "rho=1.5"], ["90.00", "80.00"]]
+    assert (
+        "best 2 by val/acc (max) of 7 trials: 2 finished, 1 pruned, 1 diverged, 1 failed, 1 running, 1 waiting"
+        in " ".join(text.split())
+    )
+    assert [list(column.cells) for column in table.columns[:3]] == [
+        ["1", "0"],
+        ["rho=0.5", "rho=1.5"],
+        ["90.00", "80.00"],
+    ]
     assert "fedsol" not in text and "seeds" in text  # one algorithm, two numbers of seeds
     nothing = render_trials(trials_table(single.root).iloc[4:], ACC)  # type: ignore[arg-type]
     assert nothing.row_count == 0 and "best 0" in shown(nothing)
@@ -220,18 +263,32 @@ def test_figures_of_a_sweep(tmp_path: Path) -> None:
         sweep.trial(study, suggest, {"val/acc": [0.1 * number, 0.1]})
     before = (matplotlib.get_backend(), dict(matplotlib.rcParams), pyplot.get_fignums(), optuna.logging.get_verbosity())
     report = write_report(sweep.root)
-    assert [path.name for path in report.figures] == ["history.png", "importance.png", "slice.png", "parallel.png", "curves.png"]
+    assert [path.name for path in report.figures] == [
+        "history.png",
+        "importance.png",
+        "slice.png",
+        "parallel.png",
+        "curves.png",
+    ]
     assert report.skipped == ()
     assert sorted(sweep.root.glob("figures/*")) == sorted(report.figures)
     for path in report.figures:
         image = matplotlib.image.imread(path)[..., :3]
-        assert min(image.shape[:2]) > 300 and len(np.unique((image * 255).astype(int).reshape(-1, 3), axis=0)) > 20, path.name
-    assert before == (matplotlib.get_backend(), dict(matplotlib.rcParams), pyplot.get_fignums(), optuna.logging.get_verbosity())
+        assert min(image.shape[:2]) > 300 and len(np.unique((image * 255).astype(int).reshape(-1, 3), axis=0)) > 20, (
+            path.name
+        )
+    assert before == (
+        matplotlib.get_backend(),
+        dict(matplotlib.rcParams),
+        pyplot.get_fignums(),
+        optuna.logging.get_verbosity(),
+    )
     assert len(pandas.read_parquet(report.table)) == 9
 
 
 def test_the_history_shows_every_trial(single: FakeSweep) -> None:
-    """Finished trials at their value with the best so far; the others at their last one, or at the lower edge where they have none."""
+    """Finished trials at their value with the best so far; the others at their last one, or at the lower edge where
+    they have none."""
     sweep, frame = open_sweep(single.root), trials_table(single.root)
     with canvas():
         (axis,) = history_figure(sweep, frame, "val/acc").axes
@@ -241,7 +298,9 @@ def test_the_history_shows_every_trial(single: FakeSweep) -> None:
     assert sorted(drawn[:, 0]) == frame["trial"].tolist()
     height = dict(map(tuple, drawn))
     known = frame.dropna(subset="val/acc")
-    assert len(known) < len(frame) and all(height[number] == value for number, value in zip(known["trial"], known["val/acc"], strict=True))
+    assert len(known) < len(frame) and all(
+        height[number] == value for number, value in zip(known["trial"], known["val/acc"], strict=True)
+    )
     assert labels == {"best so far", *(f"{count} {state}" for state, count in frame["state"].value_counts().items())}
     assert best.get_ydata()[-1] == frame.loc[frame["state"] == "finished", "val/acc"].max()
 
@@ -254,7 +313,9 @@ def test_labels_of_a_short_logarithmic_axis_are_apart() -> None:
         axis.set_xlim(0.025, 0.16)
         few_ticks(axis.xaxis)
         axis.figure.canvas.draw()
-        shown = [tick.get_text() for tick in axis.get_xticklabels(which="both") if 0.025 <= tick.get_position()[0] <= 0.16]
+        shown = [
+            tick.get_text() for tick in axis.get_xticklabels(which="both") if 0.025 <= tick.get_position()[0] <= 0.16
+        ]
     assert [text for text in shown if text] == ["0.05", "0.1"]
 
 
@@ -288,7 +349,14 @@ def test_a_figure_for_each_objective_and_algorithm(tmp_path: Path) -> None:
     names = {path.name for path in write_report(sweep.root).figures}
     assert names == {
         *(f"slice-{a}-{o}.png" for a in ("fedavg", "fedprox") for o in ("val_acc", "comm_bytes")),
-        *("history-val_acc.png", "history-comm_bytes.png", "parallel-fedavg.png", "parallel-fedprox.png", "pareto.png", "curves.png"),
+        *(
+            "history-val_acc.png",
+            "history-comm_bytes.png",
+            "parallel-fedavg.png",
+            "parallel-fedprox.png",
+            "pareto.png",
+            "curves.png",
+        ),
     }
     opened = open_sweep(sweep.root)
     with canvas():
@@ -305,7 +373,10 @@ def test_a_figure_for_each_objective_and_algorithm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("objectives", [ACC, BOTH], ids=["one", "two"])
 def test_importance_is_for_good_values(tmp_path: Path, objectives: dict[str, str]) -> None:
-    """High accuracy needs x near 10, low accuracy comes from y near 0. Optuna's evaluator, given a target, looks for what makes it low."""
+    """High accuracy needs x near 10, low accuracy comes from y near 0.
+
+    Optuna's evaluator, given a target, looks for what makes it low.
+    """
     sweep = FakeSweep(tmp_path / "s", objectives)
     study = sweep.study()
     generator = np.random.default_rng(0)
@@ -316,7 +387,9 @@ def test_importance_is_for_good_values(tmp_path: Path, objectives: dict[str, str
     opened = open_sweep(sweep.root)
     with canvas():
         axis = _importance(opened, _parts(opened)[""], "", 0).axes[0]
-    widths = {label.get_text(): bar.get_width() for label, bar in zip(axis.get_yticklabels(), axis.patches, strict=True)}
+    widths = {
+        label.get_text(): bar.get_width() for label, bar in zip(axis.get_yticklabels(), axis.patches, strict=True)
+    }
     assert widths["x"] > 0.9
 
 
@@ -325,7 +398,11 @@ def test_curves_of_all_trials(single: FakeSweep) -> None:
     sweep = open_sweep(single.root)
     with canvas():
         axis = curves_figure(sweep, table_of(sweep)).axes[0]
-    lines = [(line.get_ydata().tolist(), line.get_linestyle(), line.get_color()) for line in axis.lines if line.get_marker() == "None"]
+    lines = [
+        (line.get_ydata().tolist(), line.get_linestyle(), line.get_color())
+        for line in axis.lines
+        if line.get_marker() == "None"
+    ]
     best, pruned, running = "#0072B2", "#9aa1a9", "#E69F00"
     assert lines == [
         ([0.5, 0.8], "-", "#56B4E9"),
@@ -342,12 +419,16 @@ def test_curves_of_all_trials(single: FakeSweep) -> None:
 def test_figure_sweep_command(single: FakeSweep) -> None:
     result = CliRunner().invoke(app, ["figure", "sweep", str(single.root)])
     assert result.exit_code == 0, result.output
-    assert str(single.root / "figures" / "curves.png") in result.output and "left out: importance.png: 2 finished" in result.output
+    assert (
+        str(single.root / "figures" / "curves.png") in result.output
+        and "left out: importance.png: 2 finished" in result.output
+    )
 
 
 # the final table ---------------------------------------------------------------------------------
 def test_final_table(tmp_path: Path) -> None:
-    """Fresh seeds 100 and 101: FedSOL is 0.2 and 0.4 better than FedAvg; two of four sign assignments are as extreme."""
+    """Fresh seeds 100 and 101: FedSOL is 0.2 and 0.4 better than FedAvg; two of four sign assignments are as
+    extreme."""
     with pytest.raises(CheckpointError, match="holds no runs: the sweep did not get to its final runs"):
         final_table(tmp_path)
     accuracies = {"ditto": [0.2, 0.2], "fedavg": [0.4, 0.5], "fedsol": [0.6, 0.9]}

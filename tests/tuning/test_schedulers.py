@@ -1,4 +1,7 @@
-"""What stops a trial: ASHA's rungs on disk, Optuna's pruners, the numbers of population-based training. Ray Tune's own classes; no Ray."""
+"""What stops a trial: ASHA's rungs on disk, Optuna's pruners, the numbers of population-based training.
+
+Ray Tune's own classes; no Ray.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +62,14 @@ class Report(NamedTuple):
     value: float
 
 
-def play(scheduler: Any, reports: Sequence[Report], cut: int | None = None, again: Any = None, back: int = 0) -> list[tuple[int, int, str]]:
+def play(
+    scheduler: Any, reports: Sequence[Report], cut: int | None = None, again: Any = None, back: int = 0
+) -> list[tuple[int, int, str]]:
     """(trial, round, decision) of every report, as Ray Tune's controller asks for them.
 
-    At report `cut` the driver is killed: `again()` is the new scheduler, the trials that go on get new ids, and each says its last
-    round once more, and `back` rounds before it. These decisions are not in the list: they must be to go on.
+    At report `cut` the driver is killed: `again()` is the new scheduler, the trials that go on get new ids, and each
+    says its last round once more, and `back` rounds before it. These decisions are not in the list: they must be to go
+    on.
     """
     found: list[tuple[int, int, str]] = []
     trials: dict[int, Any] = {}
@@ -76,7 +82,9 @@ def play(scheduler: Any, reports: Sequence[Report], cut: int | None = None, agai
                 trials[name] = trial(f"{name:04d}", f"second-{name}")
                 scheduler.on_trial_add(None, trials[name])
                 for round, value in list(enumerate(values[name], start=1))[-back - 1 :]:
-                    assert scheduler.on_trial_result(None, trials[name], {"round": round, "val/acc": value}) == "CONTINUE"
+                    assert (
+                        scheduler.on_trial_result(None, trials[name], {"round": round, "val/acc": value}) == "CONTINUE"
+                    )
         name = report.trial
         if name in over:
             continue
@@ -99,7 +107,9 @@ REPORTS = st.lists(st.builds(Report, st.integers(0, 5), st.floats(0, 1, width=16
 
 # ASHA --------------------------------------------------------------------------------------------
 @given(REPORTS, st.sampled_from(["max", "min"]), st.integers(0, 69), st.integers(0, 3))
-def test_asha_decides_after_a_resume_as_without_one_and_as_ray_tune_does(reports: list[Report], mode: str, cut: int, back: int) -> None:
+def test_asha_decides_after_a_resume_as_without_one_and_as_ray_tune_does(
+    reports: list[Report], mode: str, cut: int, back: int
+) -> None:
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         whole = play(asha(Path(one), mode), reports)
         assert whole == play(ray_asha(mode), reports)
@@ -108,7 +118,10 @@ def test_asha_decides_after_a_resume_as_without_one_and_as_ray_tune_does(reports
 
 
 def test_tuner_restore_forgets_the_rungs_and_a_resume_here_does_not(tmp_path: Path) -> None:
-    """ray#30838: `Tuner.restore` begins with an empty scheduler. Then 0.1 in round 2 has nothing to be compared with, and goes on."""
+    """ray#30838: `Tuner.restore` begins with an empty scheduler.
+
+    Then 0.1 in round 2 has nothing to be compared with, and goes on.
+    """
     reports = [*[Report(0, 0.9)] * ROUNDS, Report(1, 0.1), Report(1, 0.1)]
     cut = len(reports) - 1
     assert play(ray_asha(), reports)[-1] == (1, 2, "STOP")
@@ -146,17 +159,32 @@ def test_algorithms_with_a_budget_of_their_own_are_not_compared(tmp_path: Path) 
         return scheduler.on_trial_result(None, one, {"round": 2, "val/acc": value})
 
     first = asha(tmp_path)
-    assert [decide(first, "fedavg/0000", 0.9), decide(first, "fedsol/0000", 0.3), decide(first, "fedavg/0001", 0.5)] == [
-        *("CONTINUE", "CONTINUE", "STOP")
-    ]
+    assert [
+        decide(first, "fedavg/0000", 0.9),
+        decide(first, "fedsol/0000", 0.3),
+        decide(first, "fedavg/0001", 0.5),
+    ] == [*("CONTINUE", "CONTINUE", "STOP")]
     assert decide(asha(tmp_path), "fedsol/0001", 0.4) == "CONTINUE"
     assert decide(asha(tmp_path), "fedavg/0002", 0.6) == "STOP"  # the median of 0.9 and 0.5 is 0.7
     found = json.loads((tmp_path / RUNGS).read_text())
-    assert found["rungs"][0][1] == {"fedavg/0000": 0.9, "fedavg/0001": 0.5, "fedavg/0002": 0.6, "fedsol/0000": 0.3, "fedsol/0001": 0.4}
+    assert found["rungs"][0][1] == {
+        "fedavg/0000": 0.9,
+        "fedavg/0001": 0.5,
+        "fedavg/0002": 0.6,
+        "fedsol/0000": 0.3,
+        "fedsol/0001": 0.4,
+    }
     assert found["stopped"] == {"fedavg/0001": {"round": 2}, "fedavg/0002": {"round": 2}}
 
 
-DAMAGED = ["", "{", "[]", '{"rungs": []}', '{"rungs": [2], "stopped": {}}', '{"rungs": [[2, {"0000": "a"}]], "stopped": {}}']
+DAMAGED = [
+    "",
+    "{",
+    "[]",
+    '{"rungs": []}',
+    '{"rungs": [2], "stopped": {}}',
+    '{"rungs": [[2, {"0000": "a"}]], "stopped": {}}',
+]
 DAMAGED += ['{"rungs": [], "stopped": []}']
 
 
@@ -204,17 +232,30 @@ def test_schedulers_by_name(tmp_path: Path) -> None:
     assert isinstance(found, Asha) and found.metric == "val/loss" and found._mode == "min"
     assert [at for at, _ in found._group("0000")._rungs] == [9, 3]
     band = of(name="hyperband")
-    assert isinstance(band, HyperBandScheduler) and (band.metric, band._mode, band._time_attr) == ("val/loss", "min", "round")
+    assert isinstance(band, HyperBandScheduler) and (band.metric, band._mode, band._time_attr) == (
+        "val/loss",
+        "min",
+        "round",
+    )
     assert [band._get_r0(s) for s in range(4)] == [27, 9, 3, 1]  # Li et al. 2018: brackets of R / eta**s rounds
     change = of(name="pbt", grace=3)
-    assert isinstance(change, PopulationBasedTraining) and (change._metric_op, change._perturbation_interval) == (-1.0, 3)
+    assert isinstance(change, PopulationBasedTraining) and (change._metric_op, change._perturbation_interval) == (
+        -1.0,
+        3,
+    )
 
 
 @pytest.mark.parametrize(
     ("rule", "theirs"),
     [
-        ({"name": "median", "grace": 2, "startup": 3}, optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=2)),
-        ({"name": "median", "grace": 1, "startup": 0}, optuna.pruners.MedianPruner(n_startup_trials=0, n_warmup_steps=1)),
+        (
+            {"name": "median", "grace": 2, "startup": 3},
+            optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=2),
+        ),
+        (
+            {"name": "median", "grace": 1, "startup": 0},
+            optuna.pruners.MedianPruner(n_startup_trials=0, n_warmup_steps=1),
+        ),
         (
             {"name": "percentile", "grace": 2, "startup": 2, "percentile": 60},
             optuna.pruners.PercentilePruner(60.0, n_startup_trials=2, n_warmup_steps=2),
@@ -226,8 +267,11 @@ def test_schedulers_by_name(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("mode", ["max", "min"])
-def test_pruners_decide_as_optuna_itself(tmp_path: Path, rule: dict[str, Any], theirs: optuna.pruners.BasePruner, mode: str) -> None:
-    """Twelve trials of six rounds, resumed in the middle, beside Optuna's own loop over the same values; never before round `grace`."""
+def test_pruners_decide_as_optuna_itself(
+    tmp_path: Path, rule: dict[str, Any], theirs: optuna.pruners.BasePruner, mode: str
+) -> None:
+    """Twelve trials of six rounds, resumed in the middle, beside Optuna's own loop over the same values; never before
+    round `grace`."""
     direction = {"max": "maximize", "min": "minimize"}[mode]
     own = optuna.create_study(direction=direction, pruner=theirs, storage=optuna.storages.InMemoryStorage())
     draw = random.Random(3)
@@ -248,7 +292,11 @@ def test_pruners_decide_as_optuna_itself(tmp_path: Path, rule: dict[str, Any], t
                 stopped.append(round)
                 break
         studies.tell(key, {**result, "status": "running" if prune else "finished"})
-        own.tell(expected, None if prune else value, state=optuna.trial.TrialState.PRUNED if prune else optuna.trial.TrialState.COMPLETE)
+        own.tell(
+            expected,
+            None if prune else value,
+            state=optuna.trial.TrialState.PRUNED if prune else optuna.trial.TrialState.COMPLETE,
+        )
     assert 2 <= len(stopped) < 12 and min(stopped) >= rule["grace"]
     assert [t.state for t in studies.groups[None].trials] == [t.state for t in own.trials]
 
@@ -277,7 +325,8 @@ def population(tmp_path: Path) -> tuple[Any, Studies, list[Any]]:
 
 
 def test_changed_numbers_stay_in_the_space(population: tuple[Any, Studies, list[Any]]) -> None:
-    """300 changes, each of the last one's numbers: within their ranges and lists, integers stay integers, and all of them move."""
+    """300 changes, each of the last one's numbers: within their ranges and lists, integers stay integers, and all of
+    them move."""
     scheduler, _, (one, other) = population
     seen: dict[str, set[Any]] = {}
     for _ in range(300):
@@ -308,7 +357,9 @@ def test_population_based_training_takes_trials_of_a_searcher(population: tuple[
     searcher = StudySearcher(studies, lambda *_: {}, lambda: False)
     controller = SimpleNamespace(search_alg=SearchGenerator(searcher), get_trials=lambda: [one])
     with pytest.raises(ValueError, match="Search algorithms cannot be used"):
-        PopulationBasedTraining("round", "val/acc", "max", hyperparam_mutations={"values": {}}).on_trial_add(controller, one)
+        PopulationBasedTraining("round", "val/acc", "max", hyperparam_mutations={"values": {}}).on_trial_add(
+            controller, one
+        )
     scheduler.on_trial_add(controller, one)
     assert scheduler.on_trial_result(controller, one, {"round": 1, "val/acc": 0.5}) == "CONTINUE"
     assert scheduler.on_trial_result(controller, one, {"round": 2}) == "CONTINUE"  # not tested in this round

@@ -1,4 +1,5 @@
-"""The search space: what the algorithms declare and what a sweep makes of it; every suggestion is a valid experiment."""
+"""The search space: what the algorithms declare and what a sweep makes of it; every suggestion is a valid
+experiment."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def distributions(space, algorithm=None, seed=0):
 
 # one algorithm --------------------------------------------------------------------------------
 def test_auto_is_what_the_algorithm_declares():
-    """`rho: log (0.05, 5)`, `temperature: linear (1, 5)`, `momentum: choice (0, 0.5, 0.9)` in fedsol.py and fedavg.py."""
+    """`rho: log (0.05, 5)`, `temperature: linear (1, 5)`, `momentum: choice (0, 0.5, 0.9)` in fedsol.py and
+    fedavg.py."""
     space = resolve({"algorithm.temperature": "auto", "algorithm.rho": "auto", "algorithm.momentum": "auto"}, BASE)
     assert distributions(space) == {
         "algorithm.momentum": CategoricalDistribution((0.0, 0.5, 0.9)),
@@ -87,7 +89,13 @@ def test_every_way_to_write_a_parameter_reaches_optuna_and_the_experiment():
     assert overrides == {**params, "model.hidden": [8, 4], "algorithm.momentum": 0.5}
     experiment = build(BASE, overrides)
     algorithm = experiment.algorithm
-    assert (algorithm.lr, algorithm.local_epochs, algorithm.batch_size, algorithm.perturb, algorithm.momentum) == (0.25, 3, 20, "all", 0.5)
+    assert (algorithm.lr, algorithm.local_epochs, algorithm.batch_size, algorithm.perturb, algorithm.momentum) == (
+        0.25,
+        3,
+        20,
+        "all",
+        0.5,
+    )
     assert (experiment.partition.alpha, experiment.model.options["hidden"], experiment.cohort.size) == (0.5, [8, 4], 5)
     assert set(space.names()) == set(params)
 
@@ -96,12 +104,21 @@ def test_a_string_stays_a_string_and_a_list_may_hold_null_and_sections():
     """YAML reads `off` as false and `a,b` would be a grid; `none` is a string, null is null."""
     base = {**BASE, "algorithm": "fednova"}
     space = resolve(
-        {"algorithm.ccvr": ["off", "fixed"], "partition": [{"name": "shards", "clients": 5}, {"name": "iid", "clients": 4}]}, base
+        {
+            "algorithm.ccvr": ["off", "fixed"],
+            "partition": [{"name": "shards", "clients": 5}, {"name": "iid", "clients": 4}],
+        },
+        base,
     )
     overrides = space.suggest(FixedTrial({"algorithm.ccvr": "off", "partition": '{"name": "iid", "clients": 4}'}))
     assert (build(base, overrides).algorithm.ccvr, build(base, overrides).partition.name) == ("off", "iid")
     space = resolve({"algorithm.memory_size": [50, None]}, {**BASE, "algorithm": "fedproj"})
-    assert build({**BASE, "algorithm": "fedproj"}, space.suggest(FixedTrial({"algorithm.memory_size": None}))).algorithm.memory_size is None
+    assert (
+        build(
+            {**BASE, "algorithm": "fedproj"}, space.suggest(FixedTrial({"algorithm.memory_size": None}))
+        ).algorithm.memory_size
+        is None
+    )
     assert build(BASE, {"name": "a,b: 0..4"}).name == "a,b: 0..4"
 
 
@@ -113,12 +130,15 @@ def test_the_algorithm_may_be_fixed_by_the_space():
 
 def test_a_key_that_only_the_space_gives_need_not_be_in_the_experiment():
     base = {**BASE, "partition": {"name": "dirichlet", "clients": 10}}
-    assert distributions(resolve({"partition.alpha": [0.1, 0.3]}, base)) == {"partition.alpha": CategoricalDistribution((0.1, 0.3))}
+    assert distributions(resolve({"partition.alpha": [0.1, 0.3]}, base)) == {
+        "partition.alpha": CategoricalDistribution((0.1, 0.3))
+    }
 
 
 # a choice of algorithms -----------------------------------------------------------------------
 def test_a_choice_of_algorithms_brings_what_each_declares_in_its_own_class():
-    """FedProx declares mu; FedSOL rho, temperature and beta with a space; FedAvg's own are everybody's and come only when asked for."""
+    """FedProx declares mu; FedSOL rho, temperature and beta with a space; FedAvg's own are everybody's and come only
+    when asked for."""
     space = resolve(CHOICE, BASE)
     assert space.names("fedavg") == ()
     assert space.names("fedprox") == ("fedprox.mu",)
@@ -170,16 +190,23 @@ def test_what_a_users_algorithm_declares_is_read_like_any_other(monkeypatch):
         note: str = hp("", doc="no space")
 
     monkeypatch.setitem(ALGORITHMS._table, "mine", Mine)
-    assert distributions(resolve({"algorithm": ["fedavg", "mine"]}, BASE), "mine") == {"mine.heads": IntDistribution(1, 16, log=True)}
+    assert distributions(resolve({"algorithm": ["fedavg", "mine"]}, BASE), "mine") == {
+        "mine.heads": IntDistribution(1, 16, log=True)
+    }
 
 
 # what a study keeps ---------------------------------------------------------------------------
 def test_a_trial_is_rebuilt_from_the_study_that_another_process_opens(tmp_path):
-    space = resolve({**CHOICE, "algorithm.lr": "auto", "model.hidden": [[8], [8, 4]], "algorithm.batch_size": {"log": [10, 100]}}, BASE)
+    space = resolve(
+        {**CHOICE, "algorithm.lr": "auto", "model.hidden": [[8], [8, 4]], "algorithm.batch_size": {"log": [10, 100]}},
+        BASE,
+    )
 
     def study():
         storage = JournalStorage(JournalFileBackend(str(tmp_path / "study.journal")))
-        return optuna.create_study(storage=storage, study_name="s", load_if_exists=True, sampler=optuna.samplers.TPESampler(seed=3))
+        return optuna.create_study(
+            storage=storage, study_name="s", load_if_exists=True, sampler=optuna.samplers.TPESampler(seed=3)
+        )
 
     asked, here = [], study()
     for _ in range(14):
@@ -196,8 +223,14 @@ def test_a_trial_is_rebuilt_from_the_study_that_another_process_opens(tmp_path):
     [
         ({"fedprox.mu": 0.1}, "trial: its algorithm is missing; this sweep chooses among fedavg, fedprox, fedsol"),
         ({"algorithm": "fedprox"}, "trial: it has no parameter fedprox.mu; is it of another sweep?"),
-        ({"algorithm": "fedprox", "fedprox.mu": 0.2}, "trial: fedprox.mu=0.2 is not in 0.001, 0.01, 0.1, 1, so it is of another sweep"),
-        ({"algorithm": "fedavg", "fedprox.mu": 0.1}, "unknown parameter 'fedprox.mu' in a trial; is it of another sweep?"),
+        (
+            {"algorithm": "fedprox", "fedprox.mu": 0.2},
+            "trial: fedprox.mu=0.2 is not in 0.001, 0.01, 0.1, 1, so it is of another sweep",
+        ),
+        (
+            {"algorithm": "fedavg", "fedprox.mu": 0.1},
+            "unknown parameter 'fedprox.mu' in a trial; is it of another sweep?",
+        ),
         ({"algorithm": "moon"}, "unknown algorithm 'moon' in this sweep"),
     ],
 )
@@ -220,7 +253,14 @@ def test_a_dump_has_nothing_left_to_look_up_and_suggests_in_the_same_order():
             "model.hidden": [[8], [4]],
             "algorithm.momentum": 0.5,
         },
-        {"partition.alpha": [0.1], "fedsol.beta": 1.0, "algorithm.lr": "auto", **CHOICE, "fedprox.lr": 0.1, "cohort.size": [2, 3]},
+        {
+            "partition.alpha": [0.1],
+            "fedsol.beta": 1.0,
+            "algorithm.lr": "auto",
+            **CHOICE,
+            "fedprox.lr": 0.1,
+            "cohort.size": [2, 3],
+        },
         {"algorithm": "fedsol", "algorithm.rho": "auto"},
     ):
         space = resolve(section, base)
@@ -234,7 +274,12 @@ def test_a_dump_has_nothing_left_to_look_up_and_suggests_in_the_same_order():
 def test_population_based_training_may_change_the_algorithms_numbers_only():
     space = resolve(
         {"algorithm.rho": "auto", "algorithm.local_epochs": {"linear": [1, 4]}, "algorithm.momentum": "auto"}
-        | {"algorithm.perturb": ["head", "all"], "algorithm.beta": 1.0, "partition.alpha": {"log": [0.1, 1]}, "algorithm.tau": [None, 0.5]},
+        | {
+            "algorithm.perturb": ["head", "all"],
+            "algorithm.beta": 1.0,
+            "partition.alpha": {"log": [0.1, 1]},
+            "algorithm.tau": [None, 0.5],
+        },
         BASE,
     )
     assert space.mutations() == {
@@ -290,9 +335,13 @@ def whole():
     """The space of every algorithm with `auto` for everything that it declares, made once."""
     made = {}
     for name in built_in():
-        declared = [parameter.name for parameter in hyperparameters(ALGORITHMS.get(name)) if parameter.space is not None]
+        declared = [
+            parameter.name for parameter in hyperparameters(ALGORITHMS.get(name)) if parameter.space is not None
+        ]
         made[name] = resolve({"algorithm": name, **{f"algorithm.{field}": "auto" for field in declared}}, BASE)
-    made["all of them"] = resolve({"algorithm": built_in(), "algorithm.lr": "auto", "partition.alpha": {"log": [0.01, 100]}}, BASE)
+    made["all of them"] = resolve(
+        {"algorithm": built_in(), "algorithm.lr": "auto", "partition.alpha": {"log": [0.01, 100]}}, BASE
+    )
     return made
 
 
@@ -315,25 +364,58 @@ def test_whatever_is_suggested_is_a_valid_experiment(whole, name, data):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"algorithm.rhoo": "auto"}, "unknown parameter 'rhoo' in space.algorithm.rhoo, of fedsol (did you mean 'rho'?)"),
+        (
+            {"algorithm.rhoo": "auto"},
+            "unknown parameter 'rhoo' in space.algorithm.rhoo, of fedsol (did you mean 'rho'?)",
+        ),
         ({"algorithm.mu": "auto"}, "unknown parameter 'mu' in space.algorithm.mu, of fedsol"),
-        ({"algorithm.perturb": "auto"}, "space.algorithm.perturb: auto, but no search space is declared for algorithm.perturb; write"),
-        ({"partition.alpha": "auto"}, "space.partition.alpha: auto, but no search space is declared for partition.alpha; write"),
-        ({"algorithm.rho": {"log": [0.1, 50]}}, "space.algorithm.rho: 50 is outside of what fedsol declares (log 0.05 to 5); a sweep may"),
-        ({"algorithm.rho": [0.0, 1.0]}, "space.algorithm.rho: 0 is outside of what fedsol declares (log 0.05 to 5); a sweep may"),
-        ({"algorithm.rho": 7}, "space.algorithm.rho: 7 is outside of what fedsol declares (log 0.05 to 5); a sweep may"),
+        (
+            {"algorithm.perturb": "auto"},
+            "space.algorithm.perturb: auto, but no search space is declared for algorithm.perturb; write",
+        ),
+        (
+            {"partition.alpha": "auto"},
+            "space.partition.alpha: auto, but no search space is declared for partition.alpha; write",
+        ),
+        (
+            {"algorithm.rho": {"log": [0.1, 50]}},
+            "space.algorithm.rho: 50 is outside of what fedsol declares (log 0.05 to 5); a sweep may",
+        ),
+        (
+            {"algorithm.rho": [0.0, 1.0]},
+            "space.algorithm.rho: 0 is outside of what fedsol declares (log 0.05 to 5); a sweep may",
+        ),
+        (
+            {"algorithm.rho": 7},
+            "space.algorithm.rho: 7 is outside of what fedsol declares (log 0.05 to 5); a sweep may",
+        ),
         (
             {"algorithm.momentum": {"linear": [0.5, 0.95]}},
             "space.algorithm.momentum: 0.95 is outside of what fedsol declares (0, 0.5, 0.9)",
         ),
-        ({"algorithm.momentum": {"linear": [0.5, 1.0]}}, "space.algorithm.momentum: input should be less than 1, got 1.0"),
+        (
+            {"algorithm.momentum": {"linear": [0.5, 1.0]}},
+            "space.algorithm.momentum: input should be less than 1, got 1.0",
+        ),
         ({"algorithm.rho": {"log": [2, 1]}}, "space.algorithm.rho: the range from 2 to 1 is empty"),
         ({"algorithm.rho": []}, "space.algorithm.rho: no values to choose from"),
-        ({"algorithm.optimizer": ["sgd", "lion"]}, "space.algorithm.optimizer: input should be 'sgd' or 'adam', got 'lion'"),
-        ({"algorithm.local_epochs": {"linear": [1, 2.5]}}, "space.algorithm.local_epochs: input should be a valid integer"),
-        ({"algorithm.perturb": {"linear": [0, 1]}}, "space.algorithm.perturb: input should be 'head', 'body' or 'all', got 0"),
+        (
+            {"algorithm.optimizer": ["sgd", "lion"]},
+            "space.algorithm.optimizer: input should be 'sgd' or 'adam', got 'lion'",
+        ),
+        (
+            {"algorithm.local_epochs": {"linear": [1, 2.5]}},
+            "space.algorithm.local_epochs: input should be a valid integer",
+        ),
+        (
+            {"algorithm.perturb": {"linear": [0, 1]}},
+            "space.algorithm.perturb: input should be 'head', 'body' or 'all', got 0",
+        ),
         ({"algorithm.rho": [1.0, "1.0"]}, "space.algorithm.rho: 1 is listed twice"),
-        ({"algorithm.lr": "auto", "partition.alhpa": [1]}, "space.partition.alhpa: unknown key (did you mean 'alpha'?)"),
+        (
+            {"algorithm.lr": "auto", "partition.alhpa": [1]},
+            "space.partition.alhpa: unknown key (did you mean 'alpha'?)",
+        ),
         ({"partition.alpha": {"linear": [0, 1]}}, "space.partition.alpha: 0.0 must be above 0"),
         ({"model.hiden": [[1]]}, "unknown option 'hiden' in model 'mlp' (did you mean 'hidden'?)"),
         ({"model": ["mlp", "mlpp"]}, "space.model: unknown model 'mlpp' (did you mean 'mlp'?)"),
@@ -347,7 +429,10 @@ def test_whatever_is_suggested_is_a_valid_experiment(whole, name, data):
         ({"algorithm": ["fedavg", "fedprx"]}, "unknown algorithm 'fedprx' (did you mean 'fedprox'?)"),
         ({"algorithm": ["fedavg", "fedavg"]}, "space.algorithm: fedavg is listed twice"),
         ({"algorithm": {"rho": "auto"}}, "unknown kind of space 'rho' in space.algorithm"),
-        ({**CHOICE, "moon.mu": 0.1}, "space.moon.mu: moon is not an algorithm of this sweep; add it to space.algorithm"),
+        (
+            {**CHOICE, "moon.mu": 0.1},
+            "space.moon.mu: moon is not an algorithm of this sweep; add it to space.algorithm",
+        ),
         ({**CHOICE, "fedprox.m": 0.1}, "unknown parameter 'm' in space.fedprox.m (did you mean 'mu'?)"),
         (
             {**CHOICE, "algorithm.distill_lr": "auto"},
@@ -372,9 +457,15 @@ def test_what_is_wrong_is_said_in_one_line(section, message):
 def test_two_options_that_do_not_go_together_are_found_before_anything_runs():
     """FedSOL refuses `proximal: moon` with `perturb: head`, its default."""
     both = {"algorithm.proximal": ["kl", "moon"], "algorithm.perturb": ["all", "head"]}
-    with pytest.raises(ConfigError, match=r"space: algorithm\.perturb=head with algorithm\.proximal=moon: .* moon does not read the head"):
+    with pytest.raises(
+        ConfigError,
+        match=r"space: algorithm\.perturb=head with algorithm\.proximal=moon: .* moon does not read the head",
+    ):
         resolve(both, BASE)
-    assert resolve({**both, "algorithm.perturb": ["all", "body"]}, BASE).names() == ("algorithm.perturb", "algorithm.proximal")
+    assert resolve({**both, "algorithm.perturb": ["all", "body"]}, BASE).names() == (
+        "algorithm.perturb",
+        "algorithm.proximal",
+    )
 
 
 def test_an_algorithm_that_the_experiment_cannot_run_is_found_before_anything_runs():

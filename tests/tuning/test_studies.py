@@ -1,4 +1,5 @@
-"""Optuna studies that are asked and told: addressed suggestions, interruptions at any moment, what a trial's end is in the storage."""
+"""Optuna studies that are asked and told: addressed suggestions, interruptions at any moment, what a trial's end is in
+the storage."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ STARTUP = {"tpe": 10, "gp": 10, "nsga2": 50, "nsga3": 50, "random": None, "qmc":
 def value(overrides: dict[str, Any]) -> float:
     """Stands for training."""
     return (
-        1 - abs(overrides["algorithm.rho"] - 1.2) / 5 - abs(overrides["algorithm.lr"] - 0.1) - (overrides["algorithm.perturb"] == "all") / 3
+        1
+        - abs(overrides["algorithm.rho"] - 1.2) / 5
+        - abs(overrides["algorithm.lr"] - 0.1)
+        - (overrides["algorithm.perturb"] == "all") / 3
     )
 
 
@@ -92,13 +96,17 @@ def test_quasi_random_numbers_fill_the_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["qmc", "gp"])
-def test_what_only_some_algorithms_have_is_drawn_anew_in_each_trial(tmp_path: Path, sampler: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_only_some_algorithms_have_is_drawn_anew_in_each_trial(
+    tmp_path: Path, sampler: str, caplog: pytest.LogCaptureFixture
+) -> None:
     sweep = iris_sweep(space={"algorithm": {"choice": ["fedprox", "fedsol"]}}, sampler=sampler, trials=13)
     studies, rhos, mus = Studies(sweep, folder_of(tmp_path / "s", sweep)), [], []
     optuna.logging.enable_propagation()
     for _ in range(13):
         key, overrides, _ = studies.next()
-        (rhos if overrides["algorithm"] == "fedsol" else mus).append(overrides.get("algorithm.rho", overrides.get("algorithm.mu")))
+        (rhos if overrides["algorithm"] == "fedsol" else mus).append(
+            overrides.get("algorithm.rho", overrides.get("algorithm.mu"))
+        )
         studies.tell(key, ended(0.5))
     assert len(rhos) > 2 and len(set(rhos)) == len(rhos) and len(mus) > 2 and len(set(mus)) > 1
     optuna.logging.disable_propagation()
@@ -196,7 +204,8 @@ def test_a_line_that_a_lost_machine_left_half_written_is_dropped(tmp_path: Path)
 
 
 def test_the_lock_of_a_killed_process_leads_to_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Optuna breaks a stale lock by the age of what it links to; a link that leads nowhere it would wait for, for ever."""
+    """Optuna breaks a stale lock by the age of what it links to; a link that leads nowhere it would wait for, for
+    ever."""
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     open_storage(None, Path("runs"))._backend._lock.acquire()
@@ -210,10 +219,26 @@ def test_the_lock_of_a_killed_process_leads_to_the_journal(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("change", "state", "row"),
     [
-        ({}, TrialState.COMPLETE, {"state": "finished", "val/acc": 0.5, "round": 6, "seeds": 1, "client_steps": 72, "seconds": 1.5}),
-        ({"round": 4, "status": "running"}, TrialState.PRUNED, {"state": "pruned", "val/acc": 0.25, "round": 4, "client_steps": 72}),
-        ({"status": "diverged in round 6: loss", "diverged": True}, TrialState.PRUNED, {"state": "diverged", "round": 6, "val/acc": 0.25}),
-        ({"status": "failed: client 3: boom", "round": 3, "val/acc": None}, TrialState.FAIL, {"state": "failed", "round": 3}),
+        (
+            {},
+            TrialState.COMPLETE,
+            {"state": "finished", "val/acc": 0.5, "round": 6, "seeds": 1, "client_steps": 72, "seconds": 1.5},
+        ),
+        (
+            {"round": 4, "status": "running"},
+            TrialState.PRUNED,
+            {"state": "pruned", "val/acc": 0.25, "round": 4, "client_steps": 72},
+        ),
+        (
+            {"status": "diverged in round 6: loss", "diverged": True},
+            TrialState.PRUNED,
+            {"state": "diverged", "round": 6, "val/acc": 0.25},
+        ),
+        (
+            {"status": "failed: client 3: boom", "round": 3, "val/acc": None},
+            TrialState.FAIL,
+            {"state": "failed", "round": 3},
+        ),
         ({"val/acc": None}, TrialState.FAIL, {"state": "failed", "round": 6}),
     ],
 )
@@ -247,7 +272,11 @@ def test_several_objectives(tmp_path: Path) -> None:
     """Their directions, both values, and what has no place in a study of several: values on the way, and pruning."""
     sweep = iris_sweep(trials=3, objective={"val/acc": "max", "comm/bytes": "min"})
     studies = Studies(sweep, folder_of(tmp_path / "s", sweep))
-    for change in ({"comm/bytes": 10.0}, {"comm/bytes": 20.0, "diverged": True, "status": "diverged in round 6: loss"}, {}):
+    for change in (
+        {"comm/bytes": 10.0},
+        {"comm/bytes": 20.0, "diverged": True, "status": "diverged in round 6: loss"},
+        {},
+    ):
         key, *_ = studies.next()
         studies.report(key, {"round": 2, "val/acc": 0.25, "comm/bytes": 5.0})
         studies.tell(key, {**ended(0.5), **change})
@@ -276,7 +305,11 @@ def test_algorithms_take_turns_in_studies_of_their_own(tmp_path: Path) -> None:
     keys.append(studies.next()[0])
     assert keys == ["fedprox/0000", "fedsol/0000", "fedprox/0001", "fedsol/0001"]
     assert studies.next() is None
-    assert [(group, trial.number) for group, trial in studies.ended()] == [("fedprox", 0), ("fedprox", 1), ("fedsol", 0)]
+    assert [(group, trial.number) for group, trial in studies.ended()] == [
+        ("fedprox", 0),
+        ("fedprox", 1),
+        ("fedsol", 0),
+    ]
     names = optuna.get_all_study_names(open_storage(None, folder))
     assert sorted(names) == ["tiny/fedprox", "tiny/fedsol"]
     assert all("algorithm" not in trial.params for study in studies.groups.values() for trial in study.trials)
@@ -288,7 +321,10 @@ def test_a_database_may_hold_other_sweeps_but_not_one_of_this_name(tmp_path: Pat
     work(Studies(sweep, folder_of(tmp_path / "a", sweep), new=True), 1)
     other = sweep.model_copy(update={"name": "other"})
     assert Studies(other, folder_of(tmp_path / "b", other), new=True).next()[0] == "0000"
-    with pytest.raises(CheckpointError, match=r"^study: sqlite:.*studies\.db already holds tiny; give this sweep another name, or resume"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"^study: sqlite:.*studies\.db already holds tiny; give this sweep another name, or resume",
+    ):
         Studies(sweep, folder_of(tmp_path / "c", sweep), new=True)
     assert Studies(sweep, tmp_path / "a").next()[0] == "0001"
 
@@ -316,7 +352,16 @@ def unusable(kind: str, folder: Path) -> str | None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["no folder", "a folder", "not a journal", "not a database", "read only", "tables of something else", "no driver", "no database"],
+    [
+        "no folder",
+        "a folder",
+        "not a journal",
+        "not a database",
+        "read only",
+        "tables of something else",
+        "no driver",
+        "no database",
+    ],
 )
 def test_a_storage_that_cannot_be_used_is_one_line(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "s"

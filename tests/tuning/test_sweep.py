@@ -1,4 +1,5 @@
-"""A sweep end to end on a real Ray: reproducible, killed and resumed, budgets, several seeds a rung, honest, one-line errors."""
+"""A sweep end to end on a real Ray: reproducible, killed and resumed, budgets, several seeds a rung, honest, one-line
+errors."""
 
 import json
 import os
@@ -105,7 +106,8 @@ def test_the_same_seed_suggests_and_finds_the_same(whole, tmp_path):
 
 @pytest.mark.slow
 def test_killed_and_resumed_it_ends_as_if_it_had_not_been(whole, tmp_path):
-    """kill -9 of the driver in the middle of the third trial or later: finished trials and rungs are kept, the rest follows alike."""
+    """kill -9 of the driver in the middle of the third trial or later: finished trials and rungs are kept, the rest
+    follows alike."""
     folder = tmp_path / "killed"
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SWEEP))
     words = [sys.executable, "-m", "flray", "sweep", str(tmp_path / "tiny.yaml"), "--out", str(folder)]
@@ -177,11 +179,15 @@ def test_other_schedulers_by_name(ray_cluster, tmp_path, name):
 @pytest.mark.slow
 def test_several_objectives_have_a_front(ray_cluster, tmp_path):
     sweep = tiny(
-        trials=3, scheduler="none", objective={"val/acc": "max", "client_steps": "min"}, space={"algorithm.local_epochs": [1, 2, 5]}
+        trials=3,
+        scheduler="none",
+        objective={"val/acc": "max", "client_steps": "min"},
+        space={"algorithm.local_epochs": [1, 2, 5]},
     )
     run_sweep(sweep, tmp_path / "s", progress=False)
     rows = found(tmp_path / "s")
-    assert [row["client_steps"] for row in rows] == [6 * 4 * 3 * row["algorithm.local_epochs"] for row in rows]  # rounds, clients, batches
+    # rounds, clients, batches
+    assert [row["client_steps"] for row in rows] == [6 * 4 * 3 * row["algorithm.local_epochs"] for row in rows]
     assert len(list((tmp_path / "s" / "final").iterdir())) >= 2
 
 
@@ -205,7 +211,9 @@ def test_an_objective_that_no_run_reports_is_one_line(ray_cluster, tmp_path):
 
 def test_more_than_the_cluster_has_is_one_line(ray_cluster, tmp_path):
     sweep = load_sweep(SWEEP, ["resources.client_actors=9"])
-    with pytest.raises(ResourceError, match=r"no trial fits: a trial takes .* 9 client actors .*, and the cluster has 4 CPUs"):
+    with pytest.raises(
+        ResourceError, match=r"no trial fits: a trial takes .* 9 client actors .*, and the cluster has 4 CPUs"
+    ):
         run_sweep(sweep, tmp_path / "s", progress=False)
     assert not (tmp_path / "s" / "sweep.yaml").exists()
 

@@ -1,4 +1,7 @@
-"""What a sweep's folder survives: a second driver, a process number used again, a study that lost its trials. Nothing is trained."""
+"""What a sweep's folder survives: a second driver, a process number used again, a study that lost its trials.
+
+Nothing is trained.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,9 @@ def test_so_is_one_that_is_only_starting(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_one_that_ended_while_its_lock_was_waited_for_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_ended_while_its_lock_was_waited_for_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when its driver is on another machine: the folder was still empty at the first look."""
     acquire = FolderLock.acquire
 
@@ -65,7 +70,10 @@ def test_one_that_ended_while_its_lock_was_waited_for_is_not_written_over(tmp_pa
 
 
 def test_a_process_number_that_is_somebody_elses_now_is_no_driver(tmp_path: Path) -> None:
-    """Process 1 lives, but it did not start when the owner of the lock did. The lock on the journal goes with its owner."""
+    """Process 1 lives, but it did not start when the owner of the lock did.
+
+    The lock on the journal goes with its owner.
+    """
     folder, here = begun(tmp_path / "s"), Owner.here()
     (folder / NAME).write_text(json.dumps({**here._asdict(), "pid": 1, "started": 0}))
     (folder / "STATUS").write_text("running: process 1")
@@ -95,7 +103,9 @@ def test_who_lost_the_folder_writes_nothing_more_to_the_study(tmp_path: Path) ->
 def test_a_study_that_is_gone_does_not_start_over(tmp_path: Path, lost: str) -> None:
     folder = begun(tmp_path / "s")
     (folder / JOURNAL).unlink() if lost == "deleted" else (folder / JOURNAL).write_text("")
-    with pytest.raises(CheckpointError, match=r"study.journal knows none of the 3 trials in .*trials: .*bring it back, or start again"):
+    with pytest.raises(
+        CheckpointError, match=r"study.journal knows none of the 3 trials in .*trials: .*bring it back, or start again"
+    ):
         Studies(iris_sweep(trials=4), folder)
     assert not (folder / JOURNAL).exists() or not (folder / JOURNAL).read_text()
 
@@ -106,7 +116,9 @@ def test_a_study_that_lost_its_last_trial_does_not_train_over_its_run(tmp_path: 
     lines = (folder / JOURNAL).read_text().splitlines(keepends=True)
     last = next(number for number, line in enumerate(lines) if "trials/0002" in line)
     (folder / JOURNAL).write_text("".join(lines[:last]))
-    with pytest.raises(CheckpointError, match=r"does not know trials/0002: .* move .*trials/0002\* away to train it again"):
+    with pytest.raises(
+        CheckpointError, match=r"does not know trials/0002: .* move .*trials/0002\* away to train it again"
+    ):
         Studies(iris_sweep(trials=4), folder)
     for home in (folder / "trials").glob("0002*"):
         home.rmdir()
@@ -120,7 +132,8 @@ def test_a_study_in_a_database_that_is_gone_is_missed_as_well(tmp_path: Path) ->
 
 
 def test_a_full_disk_ends_the_sweep_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The journal cannot be written: Ray Tune sees no error, no other trial begins, and nothing follows the half-written line."""
+    """The journal cannot be written: Ray Tune sees no error, no other trial begins, and nothing follows the
+    half-written line."""
     sweep, folder = iris_sweep(trials=4), begun(tmp_path / "s", trials=1)
     studies = Studies(sweep, folder)
 
@@ -140,5 +153,8 @@ def test_a_full_disk_ends_the_sweep_in_one_line(tmp_path: Path, monkeypatch: pyt
     searcher.on_trial_result("a", {"round": 2, "val/acc": 0.5})
     searcher.on_trial_complete("a", ended(0.5))
     assert len(calls) == 1 and searcher.suggest("b") == StudySearcher.FINISHED
-    line = f"study: {folder}/study.journal cannot be used: [Errno 28] No space left on device; free some space and run: flray sweep"
+    line = (
+        f"study: {folder}/study.journal cannot be used: [Errno 28] No space left on device; free some space and "
+        "run: flray sweep"
+    )
     assert str(studies.error) == f"{line} {folder} --resume"

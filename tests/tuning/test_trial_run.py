@@ -48,7 +48,8 @@ def test_taken_up_at_a_round_that_was_not_tested_it_goes_on_to_the_next_test(ray
 
 
 def test_taken_up_behind_a_rung_of_two_seeds_it_is_not_judged_there_again(ray_cluster: Any, tmp_path: Path) -> None:
-    """The rung at round 2 was over two seeds, the process dies in round 4: that round is one seed's, and its steps are those of both."""
+    """The rung at round 2 was over two seeds, the process dies in round 4: that round is one seed's, and its steps are
+    those of both."""
     asked = job(tmp_path / "t", [(2, 2), (6, 2)])
     first = begin(asked)
     assert [first.step()["seeds"] for _ in range(4)] == [1, 2, 1, 1]
@@ -76,7 +77,9 @@ def saved(folder: Path, values: list[float], done: int) -> TrialRun:
         ([0.1, 0.2, 0.3, 0.4, 0.5], [0.1, 0.2, 0.3, 0.4]),  # it was ahead: its last round is done again
     ],
 )
-def test_a_run_that_goes_on_from_another_has_every_round_once(tmp_path: Path, own: list[float], expected: list[float]) -> None:
+def test_a_run_that_goes_on_from_another_has_every_round_once(
+    tmp_path: Path, own: list[float], expected: list[float]
+) -> None:
     other = saved(tmp_path / "other", [0.5, 0.6, 0.7, 0.8], 4)
     run = saved(tmp_path / "own", own, len(own))
     other.copy_to(tmp_path / "copy")

@@ -13,7 +13,11 @@ from optuna.trial import TrialState
 
 from tuning.studies import NEVER, open_storage
 
-SUMS = {"comm/bytes": ["comm/up_bytes", "comm/down_bytes"], "client_steps": ["client_steps"], "time/s": ["time/round_s"]}
+SUMS = {
+    "comm/bytes": ["comm/up_bytes", "comm/down_bytes"],
+    "client_steps": ["client_steps"],
+    "time/s": ["time/round_s"],
+}
 
 
 def read_rounds(run: Path) -> pandas.DataFrame:
@@ -30,26 +34,34 @@ def value_at(rows: pandas.DataFrame, objective: str, round: int) -> float:
 
 
 def cut(run: Path, round: int) -> bool:
-    """Whether the run's process was killed with this round still in memory, after it had been reported: it says `running` for ever."""
+    """Whether the run's process was killed with this round still in memory, after it had been reported: it says
+    `running` for ever."""
     return (run / "STATUS").read_text().startswith("running") and round not in read_rounds(run).index
 
 
 def assert_true(folder: Path, seeds_at: dict[int, int] | None = None, killed: bool = False) -> int:
-    """Every value of the studies, every rung and every row of `sweep.parquet` is what the rounds of the trials' runs say.
+    """Every value of the studies, every rung and every row of `sweep.parquet` is what the rounds of the trials' runs
+    say.
 
-    `seeds_at`: the rounds in which several seeds were judged, and how many; their mean counts. Times may differ in the last bit, which
-    depends on the order of a sum; nothing else may. Where the driver was `killed`, a stopped trial may lack the last second of
-    its rounds, and nothing is said of these. Returns how many intermediate values were compared.
+    `seeds_at`: the rounds in which several seeds were judged, and how many; their mean counts. Times may differ in the
+    last bit, which depends on the order of a sum; nothing else may. Where the driver was `killed`, a stopped trial may
+    lack the last second of its rounds, and nothing is said of these. Returns how many intermediate values were
+    compared.
     """
     sweep, seeds_at, count = yaml.safe_load((folder / "sweep.yaml").read_text()), seeds_at or {}, 0
     objectives = dict(sweep["objective"])
     storage = open_storage(sweep["study"], folder)
-    studies = {name: optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)}
+    studies = {
+        name: optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)
+    }
     given_out = (t for study in studies.values() for t in study.get_trials() if t.user_attrs.get("status") != NEVER)
     trials = {trial.user_attrs["folder"]: trial for trial in given_out}
 
     def same(said: float, trial: Any, objective: str, round: int) -> bool:
-        runs = [folder / f"{trial.user_attrs['folder']}{f'-seed{seed}' if seed else ''}" for seed in range(seeds_at.get(round, 1))]
+        runs = [
+            folder / f"{trial.user_attrs['folder']}{f'-seed{seed}' if seed else ''}"
+            for seed in range(seeds_at.get(round, 1))
+        ]
         if killed and trial.state == TrialState.PRUNED and any(cut(run, round) for run in runs):
             return False
         true = sum(value_at(read_rounds(run), objective, round) for run in runs) / len(runs)

@@ -45,7 +45,8 @@ def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Spl
 
 
 def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
-    """Parquet folder `root/name` (options: train, test, names of splits), else torchvision's files below `root` (SVHN: without extra)."""
+    """Parquet folder `root/name` (options: train, test, names of splits), else torchvision's files below `root` (SVHN:
+    without extra)."""
     name, root = config.source, data_root(config)
     folder = parquet_folder(config)
     check_options(config, {} if folder is None else {"train": None, "test": None})
@@ -54,7 +55,9 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     looked = [] if root is None else [f"Parquet files in {root / name}"]
     if name in TORCHVISION:
         if root is None and config.download:
-            raise DataError(f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA")
+            raise DataError(
+                f"data set {name!r}: `download: true` needs a folder to download to; set `root` or FLRAY_DATA"
+            )
         if root is not None:
             from flray.data.sources.image_sets import torchvision_files, torchvision_splits
 

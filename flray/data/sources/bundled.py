@@ -53,10 +53,19 @@ def synthetic(config: DataConfig) -> Splits:
     no_columns(config)
     shape = tuple(options["shape"]) if isinstance(options["shape"], (list, tuple)) else (options["shape"],)
     if len(shape) not in (1, 3) or not all(type(s) is int and 0 < s < 10_000 for s in shape):
-        raise DataError(f"synthetic: shape {shown(list(shape))} is neither [H, W, C] nor [d]; example: shape: [28, 28, 1]")
+        raise DataError(
+            f"synthetic: shape {shown(list(shape))} is neither [H, W, C] nor [d]; example: shape: [28, 28, 1]"
+        )
     sizes = {name: options[name] for name in ("num_train", "num_classes", "num_test")}
-    if min(sizes["num_train"], sizes["num_classes"]) < 1 or sizes["num_test"] < 0 or sum(sizes.values()) * math.prod(shape) > SYNTHETIC:
-        raise DataError(f"synthetic: {sizes} of shape {list(shape)} are no samples, or more than {SYNTHETIC:,} numbers; choose other sizes")
+    if (
+        min(sizes["num_train"], sizes["num_classes"]) < 1
+        or sizes["num_test"] < 0
+        or sum(sizes.values()) * math.prod(shape) > SYNTHETIC
+    ):
+        raise DataError(
+            f"synthetic: {sizes} of shape {list(shape)} are no samples, or more than {SYNTHETIC:,} numbers; choose "
+            "other sizes"
+        )
     if not 0 <= options["noise"] <= 1e6:
         raise DataError(f"synthetic: noise {options['noise']} is not in 0..1e6; it is a standard deviation")
 

@@ -1,4 +1,5 @@
-"""Columns of a table -> arrays, with the place of what cannot be trained on: labels as codes, numbers that are finite."""
+"""Columns of a table -> arrays, with the place of what cannot be trained on: labels as codes, numbers that are
+finite."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from flray.data.cache import Array
 
 
 class Table(NamedTuple):
-    """A pyarrow table with the `datasets` feature description of its columns, and the names and row counts of the files it is made of."""
+    """A pyarrow table with the `datasets` feature description of its columns, and the names and row counts of the files
+    it is made of."""
 
     data: Any
     features: Mapping[str, Any]
@@ -38,7 +40,10 @@ def _column(table: Table, name: str, what: str, any_values: bool = False) -> Arr
         column = column.cast(column.type.value_type)
     if column.null_count:
         row = pc.index(pc.is_null(column), True).as_py()
-        raise DataError(f"{what} has no value in {table.place(row)} ({column.null_count} such rows); remove them, or write what they are")
+        raise DataError(
+            f"{what} has no value in {table.place(row)} ({column.null_count} such rows); remove them, or write what "
+            "they are"
+        )
     kind = column.type
     if pa.types.is_floating(kind) and not any_values:
         raise DataError(f"{what} holds real numbers: regression is not supported; set data.label")
@@ -54,16 +59,22 @@ def named(tables: Iterable[Table], name: str, names: tuple[str, ...], what: str)
     for table in tables:
         values = _column(table, name, what)
         if values.dtype.kind not in "iu":
-            raise DataError(f"{what} holds {table.data.column(name).type}, but it has names for the classes 0..{len(names) - 1}")
+            raise DataError(
+                f"{what} holds {table.data.column(name).type}, but it has names for the classes 0..{len(names) - 1}"
+            )
         wrong = np.flatnonzero((values < 0) | (values >= len(names)))
         if len(wrong):
             value, place = values[wrong[0]], table.place(int(wrong[0]))
-            raise DataError(f"{what}: value {value} in {place} is no class of 0..{len(names) - 1} (-1 marks unlabelled rows)")
+            raise DataError(
+                f"{what}: value {value} in {place} is no class of 0..{len(names) - 1} (-1 marks unlabelled rows)"
+            )
         out.append(values.astype(np.int64))
     return out
 
 
-def codes(tables: Iterable[Table], name: str, what: str, any_values: bool = False) -> tuple[list[Array], tuple[str, ...]]:
+def codes(
+    tables: Iterable[Table], name: str, what: str, any_values: bool = False
+) -> tuple[list[Array], tuple[str, ...]]:
     """Values of several splits as int64 codes of one common, sorted vocabulary."""
     columns = [_column(table, name, what, any_values) for table in tables]
     kinds = {"text" if c.dtype.kind == "O" else "integers" if c.dtype.kind in "iu" else str(c.dtype) for c in columns}
@@ -109,11 +120,16 @@ def numbers(table: Table, name: str, where: str) -> Array:
         with np.errstate(over="ignore"):
             x: Array = values.astype(np.float32).reshape(len(values), -1)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{where}: column {name!r} holds {column.type}, not numbers of one length a row; set data.input") from error
+        raise DataError(
+            f"{where}: column {name!r} holds {column.type}, not numbers of one length a row; set data.input"
+        ) from error
     wrong = np.flatnonzero(~np.isfinite(x).all(axis=1))
     if len(wrong):
         row = int(wrong[0])
         value = shown(column[row].as_py())
         more = f" ({len(wrong)} such rows)" if len(wrong) > 1 else ""
-        raise DataError(f"{where}: column {name!r}, {table.place(row)}: {value} is no finite 32-bit number{more}; fill or remove them")
+        raise DataError(
+            f"{where}: column {name!r}, {table.place(row)}: {value} is no finite 32-bit number{more}; fill or remove "
+            "them"
+        )
     return x

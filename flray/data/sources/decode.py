@@ -15,10 +15,13 @@ from flray.core.errors import DataError, shown
 from flray.data.cache import Array
 
 
-def decode_images(column: Any, resize: int | None, where: str, place: Callable[[int], str], folders: Sequence[Path]) -> Array:
+def decode_images(
+    column: Any, resize: int | None, where: str, place: Callable[[int], str], folders: Sequence[Path]
+) -> Array:
     """A column of encoded images -> uint8 [n, H, W, C], C = 1 where the first image is grey, else 3.
 
-    A row may name a file instead of holding its bytes: one in `folders`, relative to the first of them. `place` names a row.
+    A row may name a file instead of holding its bytes: one in `folders`, relative to the first of them. `place` names a
+    row.
     """
     import pyarrow as pa
 
@@ -27,7 +30,9 @@ def decode_images(column: Any, resize: int | None, where: str, place: Callable[[
         parts = {name: column.field(name) for name in ("bytes", "path") if column.type.get_field_index(name) >= 0}
     parts = {name: part for name, part in parts.items() if not pa.types.is_null(part.type)}
     blobs, paths = parts.get("bytes"), parts.get("path")
-    if not parts or (blobs is not None and not pa.types.is_binary(blobs.type) and not pa.types.is_large_binary(blobs.type)):
+    if not parts or (
+        blobs is not None and not pa.types.is_binary(blobs.type) and not pa.types.is_large_binary(blobs.type)
+    ):
         raise DataError(f"{where} holds {column.type}, not encoded images; set data.input")
 
     def content(i: int) -> Any:
@@ -43,21 +48,28 @@ def decode_images(column: Any, resize: int | None, where: str, place: Callable[[
 
 
 def _inside(name: str, folders: Sequence[Path], what: str) -> str:
-    """The path of the file `name`, which must lie in one of `folders`: a data set from elsewhere may name any file of this machine."""
+    """The path of the file `name`, which must lie in one of `folders`: a data set from elsewhere may name any file of
+    this machine."""
     try:
         path = (folders[0] / name).resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(f"{what}: {shown(name)} is no path ({error})") from error
     if not any(path.is_relative_to(folder.resolve()) for folder in folders):
-        raise DataError(f"{what} names the file {shown(name)}, which is not in the data set's folder {folders[0]}; copy the images there")
+        raise DataError(
+            f"{what} names the file {shown(name)}, which is not in the data set's folder {folders[0]}; copy the images "
+            "there"
+        )
     return str(path)
 
 
-def decode(content: Callable[[int], Any], n: int, resize: int | None, place: Callable[[int], str], mode: str | None = None) -> Array:
-    """`n` images, `content(i)` a path or a binary file -> uint8 [n, H, W, C]; `mode` L or RGB, default: the first image's.
+def decode(
+    content: Callable[[int], Any], n: int, resize: int | None, place: Callable[[int], str], mode: str | None = None
+) -> Array:
+    """`n` images, `content(i)` a path or a binary file -> uint8 [n, H, W, C]; `mode` L or RGB, default: the first
+    image's.
 
-    `place(i)` names image i in errors. Threads, because Pillow's decoders let go of the interpreter lock; 60,000 WebP images of 32x32
-    take seconds.
+    `place(i)` names image i in errors. Threads, because Pillow's decoders let go of the interpreter lock; 60,000 WebP
+    images of 32x32 take seconds.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -67,7 +79,9 @@ def decode(content: Callable[[int], Any], n: int, resize: int | None, place: Cal
             with Image.open(source) as image:
                 image.load()
                 return image if mode in (None, image.mode) else image.convert(mode)
-        except Exception as error:  # Pillow's decoders raise many kinds for damaged files, and its own for an image that is a bomb
+        except (
+            Exception
+        ) as error:  # Pillow's decoders raise many kinds for damaged files, and its own for an image that is a bomb
             why = "no known format" if isinstance(error, UnidentifiedImageError) else str(error)[:200]
             raise DataError(f"{place(i)} is not a readable image ({why})") from error
 
@@ -83,7 +97,8 @@ def decode(content: Callable[[int], Any], n: int, resize: int | None, place: Cal
                 image = image.resize(size, Image.Resampling.BILINEAR)
             if image.size != size:
                 raise DataError(
-                    f"{place(i)} has {image.size[0]}x{image.size[1]} pixels and the first image {size[0]}x{size[1]}; set data.resize"
+                    f"{place(i)} has {image.size[0]}x{image.size[1]} pixels and the first image {size[0]}x{size[1]}; "
+                    "set data.resize"
                 )
             out[i] = np.asarray(image).reshape(out.shape[1:])
 

@@ -1,5 +1,5 @@
-"""Image sets in the layout in which their authors publish them: folders of PNG files (CINIC-10), `.npz` archives (MedMNIST), the files that
-torchvision reads (CIFAR, MNIST, SVHN)."""
+"""Image sets in the layout in which their authors publish them: folders of PNG files (CINIC-10), `.npz` archives
+(MedMNIST), the files that torchvision reads (CIFAR, MNIST, SVHN)."""
 
 from __future__ import annotations
 
@@ -51,20 +51,26 @@ MEDMNIST = {  # name of the class in the package medmnist, class names
 def cinic10(config: DataConfig) -> Splits:
     """CINIC-10 (Darlow et al. 2018): 90,000 train and 90,000 test images of 32x32 in CIFAR-10's classes.
 
-    Read from `root/cinic10/{train,test}/<class>/*.png`, as published, or from Parquet files in `root/cinic10`. The validation part
-    (another 90,000) is not used, as in FedSOL's code; `options: {include_valid: true}` adds it to the train split.
+    Read from `root/cinic10/{train,test}/<class>/*.png`, as published, or from Parquet files in `root/cinic10`. The
+    validation part (another 90,000) is not used, as in FedSOL's code; `options: {include_valid: true}` adds it to the
+    train split.
     """
     options = check_options(config, {"include_valid": False})
     folder = parquet_folder(config)
     if folder is not None:
         if options["include_valid"]:
-            raise DataError(f"data.options.include_valid: {folder} holds Parquet files, whose train split is taken as it is; leave it out")
+            raise DataError(
+                f"data.options.include_valid: {folder} holds Parquet files, whose train split is taken as it is; leave "
+                "it out"
+            )
         return parquet(config, folder)
     no_columns(config)
     root = data_root(config)
     folder = None if root is None else root / "cinic10"
     if folder is None or not (folder / "train").is_dir():
-        looked = [] if folder is None else [f"Parquet files in {folder}", f"images {folder}/{{train,test}}/<class>/*.png"]
+        looked = (
+            [] if folder is None else [f"Parquet files in {folder}", f"images {folder}/{{train,test}}/<class>/*.png"]
+        )
         get = "unpack CINIC-10.tar.gz (https://datashare.is.ed.ac.uk/handle/10283/3192) into the folder cinic10"
         raise not_found(config, looked, f"{get} below `root` or FLRAY_DATA")
     names = ["train", "valid", "test"] if options["include_valid"] else ["train", "test"]
@@ -72,8 +78,15 @@ def cinic10(config: DataConfig) -> Splits:
     for name, files in parts.items():
         if files.keys() != parts["train"].keys():
             odd = sorted(files.keys() ^ parts["train"].keys())
-            raise DataError(f"{folder}: {name} and train have different class folders ({', '.join(odd[:5])}); unpack the archive again")
-    key = digest("images", listing_digest([path for files in parts.values() for paths in files.values() for path in paths]), config.resize)
+            raise DataError(
+                f"{folder}: {name} and train have different class folders ({', '.join(odd[:5])}); unpack the archive "
+                "again"
+            )
+    key = digest(
+        "images",
+        listing_digest([path for files in parts.values() for paths in files.values() for path in paths]),
+        config.resize,
+    )
     return cached(key, lambda: _image_splits(parts, config.resize))
 
 
@@ -82,7 +95,9 @@ def _listing(folder: Path) -> dict[str, list[str]]:
     if not folder.is_dir():
         raise DataError(f"{folder} is missing; unpack the archive again")
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    files = {name: sorted(e.path for e in os.scandir(folder / name) if e.name.lower().endswith(".png")) for name in classes}
+    files = {
+        name: sorted(e.path for e in os.scandir(folder / name) if e.name.lower().endswith(".png")) for name in classes
+    }
     empty = [name for name, paths in files.items() if not paths]
     if empty or not files:
         raise DataError(f"{folder / empty[0] if empty else folder} holds no PNG images; unpack the archive again")
@@ -103,20 +118,23 @@ def _image_splits(parts: dict[str, dict[str, list[str]]], resize: int | None) ->
 
 # MedMNIST --------------------------------------------------------------------------------------
 def pathmnist(config: DataConfig) -> Splits:
-    """PathMNIST (MedMNIST, Yang et al. 2023): 100,000 train and 7,180 test images of colon tissue, 28x28, colour, 9 classes.
+    """PathMNIST (MedMNIST, Yang et al. 2023): 100,000 train and 7,180 test images of colon tissue, 28x28, colour, 9
+    classes.
 
-    Read from `root/pathmnist.npz` or `root/medmnist/pathmnist.npz`, as published, or from Parquet files in `root/pathmnist`. The
-    archive's train and validation part together are the train split, as in FedSOL's code. `download: true` needs the package medmnist.
+    Read from `root/pathmnist.npz` or `root/medmnist/pathmnist.npz`, as published, or from Parquet files in
+    `root/pathmnist`. The archive's train and validation part together are the train split, as in FedSOL's code.
+    `download: true` needs the package medmnist.
     """
     return _medmnist(config)
 
 
 def tissuemnist(config: DataConfig) -> Splits:
-    """TissueMNIST (MedMNIST, Yang et al. 2023): 189,106 train and 47,280 test images of kidney cells, 28x28, grey, 8 classes.
+    """TissueMNIST (MedMNIST, Yang et al. 2023): 189,106 train and 47,280 test images of kidney cells, 28x28, grey, 8
+    classes.
 
-    Read from `root/tissuemnist.npz` or `root/medmnist/tissuemnist.npz`, as published, or from Parquet files in `root/tissuemnist`. The
-    archive's train and validation part together are the train split, as in FedSOL's code, which also makes RGB of it: `channels: 3`.
-    `download: true` needs the package medmnist.
+    Read from `root/tissuemnist.npz` or `root/medmnist/tissuemnist.npz`, as published, or from Parquet files in
+    `root/tissuemnist`. The archive's train and validation part together are the train split, as in FedSOL's code, which
+    also makes RGB of it: `channels: 3`. `download: true` needs the package medmnist.
     """
     return _medmnist(config)
 
@@ -171,7 +189,9 @@ def _archive(name: str, path: Path) -> Splits:
 
         return Splits(split("train", "val"), split("test"), MEDMNIST[name][1])
     except KeyError as error:
-        raise DataError(f"{path} is no MedMNIST archive: it holds no {error.args[0].split()[0]}; download it again") from error
+        raise DataError(
+            f"{path} is no MedMNIST archive: it holds no {error.args[0].split()[0]}; download it again"
+        ) from error
     except Exception as error:  # zip, zlib and NumPy each have their own for damaged files
         raise DataError(f"{path} is not a readable .npz archive ({error}); download it again") from error
 
@@ -204,7 +224,9 @@ def torchvision_splits(name: str, root: Path) -> Splits:
         train, test = _vision(name, root, True), _vision(name, root, False)
         return Splits(_vision_split(train), _vision_split(test), tuple(getattr(train, "classes", map(str, range(10)))))
     except Exception as error:  # torchvision's readers raise many kinds for damaged files
-        raise DataError(f"torchvision's {name} files in {root} are incomplete or damaged; delete them and download again") from error
+        raise DataError(
+            f"torchvision's {name} files in {root} are incomplete or damaged; delete them and download again"
+        ) from error
 
 
 def _vision(name: str, root: Path, train: bool, download: bool = False) -> Any:
@@ -222,4 +244,6 @@ def _vision_split(data: Any) -> Split:
         x = x[..., None]
     elif x.shape[1] == 3 and x.shape[-1] != 3:  # SVHN is stored NCHW
         x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
-    return Split(x.astype(np.uint8), np.asarray(getattr(data, "targets", getattr(data, "labels", None)), dtype=np.int64))
+    return Split(
+        x.astype(np.uint8), np.asarray(getattr(data, "targets", getattr(data, "labels", None)), dtype=np.int64)
+    )

@@ -1,4 +1,5 @@
-"""What every source does with a configuration: the folder of data sets, options that it does not read, what was not found."""
+"""What every source does with a configuration: the folder of data sets, options that it does not read, what was not
+found."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def data_root(config: DataConfig) -> Path | None:
             next(root.iterdir(), None)
     except (OSError, ValueError, RuntimeError) as error:  # too long, not allowed; ~nobody has no home
         why = getattr(error, "strerror", None) or error
-        raise DataError(f"the folder of data sets {shown(named)} cannot be read ({why}); set data.root or FLRAY_DATA") from error
+        raise DataError(
+            f"the folder of data sets {shown(named)} cannot be read ({why}); set data.root or FLRAY_DATA"
+        ) from error
     return root
 
 
@@ -33,14 +36,20 @@ def not_found(config: DataConfig, looked: Sequence[str], what: str) -> DataError
 
 
 def check_options(config: DataConfig, default: dict[str, Any]) -> dict[str, Any]:
-    """`data.options` over the `default` of a source (None: a word); one that it does not read, or of another type, is an error."""
+    """`data.options` over the `default` of a source (None: a word); one that it does not read, or of another type, is
+    an error."""
     for name, value in config.options.items():
         if name not in default:
             raise DataError(f"data.options: {config.source} does not read {name!r}{nearest(name, default)}")
         kinds = {type(None): str, float: int | float, list: int | list | tuple}
         kind = kinds.get(type(default[name]), type(default[name]))
-        if value != default[name] and (not isinstance(value, kind) or isinstance(value, bool) != isinstance(default[name], bool)):
-            raise DataError(f"data.options.{name}: {shown(value)} is no value for it; an example is {shown(default[name] or 'train')}")
+        if value != default[name] and (
+            not isinstance(value, kind) or isinstance(value, bool) != isinstance(default[name], bool)
+        ):
+            raise DataError(
+                f"data.options.{name}: {shown(value)} is no value for it; an example is "
+                f"{shown(default[name] or 'train')}"
+            )
     return {**default, **config.options}
 
 

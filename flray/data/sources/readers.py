@@ -1,4 +1,7 @@
-"""Parquet and hub tables -> splits: which files and columns are read. Runs once a data set; `cache` keeps the result."""
+"""Parquet and hub tables -> splits: which files and columns are read.
+
+Runs once a data set; `cache` keeps the result.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,13 @@ from flray.data.published import LABELS, plain_name
 from flray.data.sources.columns import Table, codes, named, numbers, unlabelled
 from flray.data.splits import Split, Splits, Vocabulary
 
-TEST_SPLITS = ("test", "validation", "validation_matched")  # the official test split, else validation (MNLI: of the train genres)
+# the official test split, else validation (MNLI: of the train genres)
+TEST_SPLITS = ("test", "validation", "validation_matched")
 
 
 class Columns(NamedTuple):
-    """Which columns are read, of which kind the inputs are, class names where the table has them, and bare labels' meaning."""
+    """Which columns are read, of which kind the inputs are, class names where the table has them, and bare labels'
+    meaning."""
 
     label: str
     input: tuple[str, ...]
@@ -34,7 +39,8 @@ class Columns(NamedTuple):
 
 
 def parquet_files(folder: Path, train: str = "train", test: str | None = None) -> dict[str, list[Path]]:
-    """Files of the splits `train` and `test` (none: the official one): `train.parquet` or `train-00000-of-00003.parquet`."""
+    """Files of the splits `train` and `test` (none: the official one): `train.parquet` or
+    `train-00000-of-00003.parquet`."""
     splits: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("*.parquet")):
         match = re.fullmatch(r"(.+?)(?:-[0-9]+-of-([0-9]+))?", path.stem, re.DOTALL)
@@ -47,15 +53,21 @@ def parquet_files(folder: Path, train: str = "train", test: str | None = None) -
     for option, name in (("train", train), ("test", test)):
         if name is not None and name not in splits:
             raise DataError(
-                f"{folder} has no {name} split (it has {', '.join(sorted(splits))}); choose one with options: {{{option}: NAME}}"
+                f"{folder} has no {name} split (it has {', '.join(sorted(splits))}); choose one with options: "
+                f"{{{option}: NAME}}"
             )
     # one test split, never pooled with train
     test = test or next((name for name in TEST_SPLITS if name in splits and name != train), None)
     return {"train": splits[train]} | ({} if test is None else {test: splits[test]})
 
 
-def parquet_splits(config: DataConfig, folder: Path, files: Mapping[str, list[Path]], vocabulary: Vocabulary | None) -> Splits:
-    """Arrays of the files of every split. Raises DataError for a file that is damaged, or whose contents cannot be trained on."""
+def parquet_splits(
+    config: DataConfig, folder: Path, files: Mapping[str, list[Path]], vocabulary: Vocabulary | None
+) -> Splits:
+    """Arrays of the files of every split.
+
+    Raises DataError for a file that is damaged, or whose contents cannot be trained on.
+    """
     tables = {split: _parquet_table(paths) for split, paths in files.items()}
     return table_splits(config, tables, str(folder), vocabulary, [folder])
 
@@ -74,7 +86,9 @@ def _parquet_table(paths: Sequence[Path]) -> Table:
     try:
         data = pa.concat_tables(parts)
     except pa.ArrowException as error:
-        raise DataError(f"{paths[0].parent}: the files of {paths[0].name} to {paths[-1].name} have other columns ({error})") from error
+        raise DataError(
+            f"{paths[0].parent}: the files of {paths[0].name} to {paths[-1].name} have other columns ({error})"
+        ) from error
     names = tuple((path.name, part.num_rows) for path, part in zip(paths, parts, strict=True))
     return Table(data, _described((data.schema.metadata or {}).get(b"huggingface", b"{}"), paths[0]), "", names)
 
@@ -87,7 +101,9 @@ def _described(note: bytes, path: Path) -> Mapping[str, Any]:
             return found
     except (ValueError, AttributeError, RecursionError):
         pass
-    raise DataError(f"{path}: the description of its columns (schema metadata `huggingface`) is damaged; write the file again")
+    raise DataError(
+        f"{path}: the description of its columns (schema metadata `huggingface`) is damaged; write the file again"
+    )
 
 
 def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Table]:
@@ -110,7 +126,9 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Tabl
         if key not in found:
             raise DataError(f"hf:{name} has no split {key!r}{nearest(str(key), map(str, found))}; set options.{split}")
         part = found[key]
-        tables[split] = Table(part.with_format("arrow")[:], part.features.to_dict(), part._fingerprint, ((str(key), len(part)),))
+        tables[split] = Table(
+            part.with_format("arrow")[:], part.features.to_dict(), part._fingerprint, ((str(key), len(part)),)
+        )
     return tables
 
 
@@ -118,7 +136,8 @@ def hub_splits(config: DataConfig, tables: Mapping[str, Table], vocabulary: Voca
     import datasets
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    caches = [Path(place) for place in (datasets.config.HF_DATASETS_CACHE, HF_HUB_CACHE)]  # where images of a hub id are downloaded to
+    # where images of a hub id are downloaded to
+    caches = [Path(place) for place in (datasets.config.HF_DATASETS_CACHE, HF_HUB_CACHE)]
     named = Path(config.source.removeprefix("hf:")).expanduser()
     return table_splits(config, tables, config.source, vocabulary, [named, *caches])
 
@@ -126,7 +145,8 @@ def hub_splits(config: DataConfig, tables: Mapping[str, Table], vocabulary: Voca
 def table_splits(
     config: DataConfig, tables: Mapping[str, Table], where: str, vocabulary: Vocabulary | None, folders: Sequence[Path]
 ) -> Splits:
-    """Arrays of the tables `train` and, where there is one, the other; text becomes ids of `vocabulary`, or of one trained on it.
+    """Arrays of the tables `train` and, where there is one, the other; text becomes ids of `vocabulary`, or of one
+    trained on it.
 
     `folders` may hold files that an image column names.
     """
@@ -140,7 +160,9 @@ def table_splits(
         missing = [name for name in needed if name not in table.data.column_names]
         if missing:
             has = ", ".join(table.data.column_names)
-            raise DataError(f"{where}: {split} has no column {missing[0]!r}, which train has (it has {has}); choose another split")
+            raise DataError(
+                f"{where}: {split} has no column {missing[0]!r}, which train has (it has {has}); choose another split"
+            )
         if not table.data.num_rows:
             raise DataError(f"{where}: {split} has no rows; choose another split with options, or copy its files again")
     notes: tuple[str, ...] = ()
@@ -148,7 +170,9 @@ def table_splits(
         from flray.data.sources.text import labelled, token_ids
 
         tables, notes = labelled(tables, columns, where)
-        vocabulary, inputs = token_ids(config, [t.data.select(columns.input) for t in tables.values()], vocabulary, where)
+        vocabulary, inputs = token_ids(
+            config, [t.data.select(columns.input) for t in tables.values()], vocabulary, where
+        )
     else:
         inputs = [_inputs(config, t, columns, where, folders) for t in tables.values()]
     what = f"{where}: label column {columns.label!r}"
@@ -161,13 +185,18 @@ def table_splits(
         names = tuple(columns.values[int(value)] for value in names)
     groups: list[Array | None] = [None] * len(inputs)
     if columns.group:
-        groups = list(codes(tables.values(), columns.group, f"{where}: group column {columns.group!r}", any_values=True)[0])
+        groups = list(
+            codes(tables.values(), columns.group, f"{where}: group column {columns.group!r}", any_values=True)[0]
+        )
     splits = [Split(x, y, g) for x, y, g in zip(inputs, labels, groups, strict=True)]
     return Splits(splits[0], splits[1] if len(splits) > 1 else None, names, vocabulary=vocabulary, notes=notes)
 
 
 def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool) -> Columns:
-    """Label, input and group column; a wrong or missing name is an error that lists the columns. `tokenised`: text is asked for."""
+    """Label, input and group column; a wrong or missing name is an error that lists the columns.
+
+    `tokenised`: text is asked for.
+    """
     import pyarrow as pa
 
     schema, features = table.data.schema, table.features
@@ -175,16 +204,20 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
     for option in ("label", "input", "group"):
         name = getattr(config, option)
         if name is not None and name not in columns:
-            raise DataError(f"{where}: no column {name!r} for data.{option}{nearest(name, columns)}; columns: {', '.join(columns)}")
+            raise DataError(
+                f"{where}: no column {name!r} for data.{option}{nearest(name, columns)}; columns: {', '.join(columns)}"
+            )
     kinds = {c: schema.field(c).type for c in columns}
     images = [c for c in columns if pa.types.is_struct(kinds[c]) or pa.types.is_binary(kinds[c])]
     labels = (config.label, config.group, "label", "fine_label")
-    text = [c for c in columns if (pa.types.is_string(kinds[c]) or pa.types.is_large_string(kinds[c])) and c not in labels]
+    text = [
+        c for c in columns if (pa.types.is_string(kinds[c]) or pa.types.is_large_string(kinds[c])) and c not in labels
+    ]
     tokenised = tokenised or config.tokenizer is not None
     if not tokenised and (config.text or (text and not images and config.input is None) or config.input in text):
         raise DataError(
-            f"{where}: text (columns {', '.join(text)}) needs a tokenizer; set data.tokenizer to `train`, or to the name or folder of a "
-            "Hugging Face tokenizer (or name a numeric column with data.input)"
+            f"{where}: text (columns {', '.join(text)}) needs a tokenizer; set data.tokenizer to `train`, or to the "
+            "name or folder of a Hugging Face tokenizer (or name a numeric column with data.input)"
         )
     classes = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == "ClassLabel"]
     label = config.label or next((c for c in ("label", "fine_label") if c in columns), None)
@@ -198,7 +231,9 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
     rest = [c for c in columns if c not in (label, config.group)]
     names = features[label].get("names") if label in classes else None
     if names is not None and not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        raise DataError(f"{where}: the class names of {label!r} are {shown(names)}, no list of words; write the file again")
+        raise DataError(
+            f"{where}: the class names of {label!r} are {shown(names)}, no list of words; write the file again"
+        )
     if tokenised:
         from flray.data.sources.text import text_columns
 
@@ -210,7 +245,9 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
         chosen = tuple(c for c in rest if c not in classes)
     if not chosen:
         raise DataError(f"{where}: no input column beside {label!r}; columns: {', '.join(columns)}")
-    return Columns(label, chosen, "image" if chosen[0] in images else "number", config.group, tuple(names) if names else None)
+    return Columns(
+        label, chosen, "image" if chosen[0] in images else "number", config.group, tuple(names) if names else None
+    )
 
 
 def _inputs(config: DataConfig, table: Table, columns: Columns, where: str, folders: Sequence[Path]) -> Array:

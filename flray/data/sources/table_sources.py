@@ -63,7 +63,8 @@ def hub(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
 
 
 def _vocabulary(config: DataConfig, given: Vocabulary | None) -> Vocabulary | None:
-    """The `given` vocabulary, else that of the tokenizer which `config` names; None: no text, or to be trained on it."""
+    """The `given` vocabulary, else that of the tokenizer which `config` names; None: no text, or to be trained on
+    it."""
     if given is not None or config.tokenizer in (None, "train"):
         return given
     from flray.data.sources.text import pretrained
@@ -75,4 +76,10 @@ def _text_key(config: DataConfig, vocabulary: Vocabulary | None) -> list[Any]:
     """What decides on the token ids of a table, besides its contents; nothing where there are none."""
     if vocabulary is None and config.tokenizer is None:
         return []
-    return ["text", plain_name(config.source), config.text, config.max_length, vocabulary.fingerprint if vocabulary else "train"]
+    return [
+        "text",
+        plain_name(config.source),
+        config.text,
+        config.max_length,
+        vocabulary.fingerprint if vocabulary else "train",
+    ]

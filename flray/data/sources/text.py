@@ -1,4 +1,7 @@
-"""Text as token ids: which columns are text, which rows have a label, the tokenizer, and the ids. Runs once a data set."""
+"""Text as token ids: which columns are text, which rows have a label, the tokenizer, and the ids.
+
+Runs once a data set.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ ROWS = 10_000  # tokenised at once: the library's own records are large
 
 
 def text_columns(config: DataConfig, columns: Sequence[str], where: str) -> tuple[str, ...]:
-    """The column, or the two of a pair, among the text `columns` of a table: as `config.text` says, or where only one reading fits."""
+    """The column, or the two of a pair, among the text `columns` of a table: as `config.text` says, or where only one
+    reading fits."""
     if config.input is not None:
         raise DataError(f"{where}: data.input is not for text; name the column, or the two of a pair, with data.text")
     for name in config.text or ():
@@ -40,7 +44,10 @@ def text_columns(config: DataConfig, columns: Sequence[str], where: str) -> tupl
     if not columns:
         raise DataError(f"{where}: no text column for data.tokenizer; leave it out, or choose a text set")
     if pair is None and len(chosen) > 1:
-        raise DataError(f"{where}: which column is the text? set data.text to one of {', '.join(columns)}, or to two of them for pairs")
+        raise DataError(
+            f"{where}: which column is the text? set data.text to one of {', '.join(columns)}, or to two of them for "
+            "pairs"
+        )
     return chosen
 
 
@@ -53,36 +60,48 @@ def labelled(tables: Mapping[str, Table], columns: Columns, where: str) -> tuple
     for split, table in tables.items():
         y = table.data.column(columns.label)
         if columns.values is not None:
-            keep, why = np.isin(y.to_numpy(), list(columns.values)), f"with other labels than {', '.join(map(str, columns.values))}"
+            keep, why = (
+                np.isin(y.to_numpy(), list(columns.values)),
+                f"with other labels than {', '.join(map(str, columns.values))}",
+            )
         else:
             keep, why = y.is_valid().to_numpy(), "without a label"
             if pa.types.is_integer(y.type):
                 keep = pc.fill_null(pc.greater_equal(y, 0), False).to_numpy()
         if not keep.any():
             option = "train" if split == "train" else "test"
-            raise DataError(f"{where}: no row of {split} has a label; name a labelled split with options: {{{option}: NAME}}")
+            raise DataError(
+                f"{where}: no row of {split} has a label; name a labelled split with options: {{{option}: NAME}}"
+            )
         if not keep.all():
             notes.append(f"{where}: {len(y) - keep.sum()} of {len(y)} rows of {split} {why} are left out")
         kept[split] = table._replace(data=table.data.filter(pa.array(keep)))
     return kept, tuple(notes)
 
 
-def token_ids(config: DataConfig, tables: Sequence[Any], vocabulary: Vocabulary | None, where: str) -> tuple[Vocabulary, list[Array]]:
-    """Ids int32 [n, L] of every table (train first) of one or two text columns, and the vocabulary: the given one, or trained."""
+def token_ids(
+    config: DataConfig, tables: Sequence[Any], vocabulary: Vocabulary | None, where: str
+) -> tuple[Vocabulary, list[Array]]:
+    """Ids int32 [n, L] of every table (train first) of one or two text columns, and the vocabulary: the given one, or
+    trained."""
     import pyarrow as pa
 
     for table in tables:
         for name in table.column_names:
             if not (pa.types.is_string(table.column(name).type) or pa.types.is_large_string(table.column(name).type)):
-                raise DataError(f"{where}: column {name!r} holds {table.column(name).type} in one split, not text; choose another")
+                raise DataError(
+                    f"{where}: column {name!r} holds {table.column(name).type} in one split, not text; choose another"
+                )
             if table.column(name).null_count:
-                raise DataError(f"{where}: column {name!r} has no text in {table.column(name).null_count} rows; fill or remove them")
+                raise DataError(
+                    f"{where}: column {name!r} has no text in {table.column(name).null_count} rows; fill or remove them"
+                )
     texts = [[table.column(name).to_pylist() for name in table.column_names] for table in tables]
     if vocabulary is None:
         if len(tables) == 1 and config.test_fraction:
             raise DataError(
-                f"{where} has no test split, so test samples are drawn from the text on which `tokenizer: train` would train; "
-                "set data.tokenizer to a tokenizer's folder, or data.test_fraction to 0"
+                f"{where} has no test split, so test samples are drawn from the text on which `tokenizer: train` would "
+                "train; set data.tokenizer to a tokenizer's folder, or data.test_fraction to 0"
             )
         vocabulary = trained(texts[0])
     return vocabulary, [encode(vocabulary, columns, config.max_length, where) for columns in texts]
@@ -93,7 +112,9 @@ def encode(vocabulary: Vocabulary, columns: Sequence[Sequence[str]], length: int
     from tokenizers import Tokenizer
 
     if vocabulary.tokenizer is None:
-        raise DataError(f"{where}: the private data's source gives no tokenizer, so this text cannot become the same token ids")
+        raise DataError(
+            f"{where}: the private data's source gives no tokenizer, so this text cannot become the same token ids"
+        )
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer.tobytes().decode())
     tokenizer.enable_truncation(length, strategy="longest_first")
     tokenizer.enable_padding(length=length, pad_id=vocabulary.pad)
@@ -106,7 +127,8 @@ def encode(vocabulary: Vocabulary, columns: Sequence[Sequence[str]], length: int
 
 
 def pretrained(name: str, download: bool) -> Vocabulary:
-    """The vocabulary of a Hugging Face tokenizer: a folder, or a name in the local hub cache (or on the hub, with `download`)."""
+    """The vocabulary of a Hugging Face tokenizer: a folder, or a name in the local hub cache (or on the hub, with
+    `download`)."""
     from transformers import AutoTokenizer
 
     try:
@@ -116,7 +138,8 @@ def pretrained(name: str, download: bool) -> Vocabulary:
     except Exception as error:  # the library raises many kinds; the user needs one line
         text = str(error).strip().split("\n")[0] or type(error).__name__
         raise DataError(
-            f"data.tokenizer: {name!r} cannot be loaded ({text}); give a folder that holds it, set `download: true`, or `tokenizer: train`"
+            f"data.tokenizer: {name!r} cannot be loaded ({text}); give a folder that holds it, set `download: true`, "
+            "or `tokenizer: train`"
         ) from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or tokenizer.pad_token_id is None:
@@ -127,26 +150,35 @@ def pretrained(name: str, download: bool) -> Vocabulary:
 
 
 def trained(columns: Sequence[Sequence[str]]) -> Vocabulary:
-    """WordPiece (as BERT's: lower case, split at spaces and punctuation) of every token that occurs twice, up to 30,522 of them."""
+    """WordPiece (as BERT's: lower case, split at spaces and punctuation) of every token that occurs twice, up to 30,522
+    of them."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
     def tokenizer(model: Any) -> Any:
         new = Tokenizer(model)
-        new.normalizer, new.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+        new.normalizer, new.pre_tokenizer = (
+            normalizers.BertNormalizer(lowercase=True),
+            pre_tokenizers.BertPreTokenizer(),
+        )
         return new
 
     learner = tokenizer(models.WordPiece(unk_token="[UNK]"))
     letters = set()
     for text in chain.from_iterable(columns):
         letters.update(learner.normalizer.normalize_str(text))
-    # the trainer numbers these pieces in a hash map's order and breaks ties by number: given first, the result is always the same
+    # the trainer numbers these pieces in a hash map's order and breaks ties by number: given first, the result is
+    # always the same
     pieces = [f"##{letter}" for letter in sorted(letters) if not letter.isspace()]
-    trainer = trainers.WordPieceTrainer(vocab_size=TOKENS, min_frequency=2, special_tokens=[*SPECIAL, *pieces], show_progress=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=TOKENS, min_frequency=2, special_tokens=[*SPECIAL, *pieces], show_progress=False
+    )
     learner.train_from_iterator(chain.from_iterable(columns), trainer)
     whole = tokenizer(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"))  # without the pieces as special tokens
     whole.add_special_tokens(list(SPECIAL))
     named = [(token, whole.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    whole.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=named)
+    whole.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=named
+    )
     return _vocabulary(whole, whole.token_to_id("[PAD]"), whole.token_to_id("[SEP]"))
 
 

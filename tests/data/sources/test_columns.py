@@ -1,4 +1,5 @@
-"""What stands in a table and cannot be trained on is named with its file, column and row; nothing becomes a class by accident."""
+"""What stands in a table and cannot be trained on is named with its file, column and row; nothing becomes a class by
+accident."""
 
 import warnings
 
@@ -14,7 +15,12 @@ from tests.data.files import LABEL, image_column, images, write
 
 
 def columns(n=10, **other):
-    return {"x": pa.array(np.arange(n) / 7), "z": pa.array(np.arange(n) ** 2), "label": pa.array(np.arange(n) % 2), **other}
+    return {
+        "x": pa.array(np.arange(n) / 7),
+        "z": pa.array(np.arange(n) ** 2),
+        "label": pa.array(np.arange(n) % 2),
+        **other,
+    }
 
 
 def load(folder, train, test=None, features=None, **options):
@@ -31,15 +37,23 @@ def said(folder, train, test=None, features=None, **options):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("value", "shown"), [(float("nan"), "nan"), (float("inf"), "inf"), (-1e300, "-1e+300"), (None, "None")])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(float("nan"), "nan"), (float("inf"), "inf"), (-1e300, "-1e+300"), (None, "None")]
+)
 def test_a_number_that_is_none_is_named_with_its_place(tmp_path, value, shown):
     bad = columns(6, x=pa.array([0.0, 1.0, value, 3.0, 4.0, value]))
-    assert f"column 'x', test.parquet row 2: {shown} is no finite 32-bit number (2 such rows)" in said(tmp_path, columns(), bad)
+    assert f"column 'x', test.parquet row 2: {shown} is no finite 32-bit number (2 such rows)" in said(
+        tmp_path, columns(), bad
+    )
 
 
 def test_the_row_is_counted_in_its_own_file(tmp_path):
     for i in range(3):
-        write(tmp_path / "set", f"train-{i:05d}-of-00003", columns(4, z=pa.array([1.0, 2.0, 3.0, 4.0 if i < 2 else float("nan")])))
+        write(
+            tmp_path / "set",
+            f"train-{i:05d}-of-00003",
+            columns(4, z=pa.array([1.0, 2.0, 3.0, 4.0 if i < 2 else float("nan")])),
+        )
     with pytest.raises(DataError, match=r"column 'z', train-00002-of-00003.parquet row 3: nan is no finite"):
         load_dataset(DataConfig(source="set", root=str(tmp_path)))
 
@@ -51,7 +65,9 @@ def test_numbers_in_lists(tmp_path):
 
 @pytest.mark.parametrize("values", [["a", None, "b", "a"], [0, None, 1, 0], [0.0, None, 1.0, 0.0]])
 def test_a_missing_label_is_no_class(tmp_path, values):
-    assert "label column 'label' has no value in train.parquet row 1 (1 such rows)" in said(tmp_path, columns(4, label=pa.array(values)))
+    assert "label column 'label' has no value in train.parquet row 1 (1 such rows)" in said(
+        tmp_path, columns(4, label=pa.array(values))
+    )
 
 
 def test_a_missing_group_is_no_client(tmp_path):
@@ -83,7 +99,10 @@ def test_labels_of_another_kind(tmp_path, test_labels, says):
 
 
 def test_minus_one_beside_other_classes_is_told_of(tmp_path):
-    with pytest.warns(LabelWarning, match=r"label column 'label': -1 is a class of its own \(2 rows, the first is train.parquet row 1\)"):
+    with pytest.warns(
+        LabelWarning,
+        match=r"label column 'label': -1 is a class of its own \(2 rows, the first is train.parquet row 1\)",
+    ):
         load(tmp_path, columns(6, label=pa.array([0, -1, 1, 2, -1, 0])))
     with warnings.catch_warnings(action="error", category=LabelWarning):  # the two classes of a margin
         assert load(tmp_path / "svm", columns(6, label=pa.array([1, -1] * 3))).classes == ("-1", "1")
@@ -129,7 +148,9 @@ def test_a_parquet_name_that_is_no_file(tmp_path, kind):
 
 # images that are named ----------------------------------------------------------------------------
 def named(paths):
-    return pa.array([{"bytes": None, "path": path} for path in paths], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    return pa.array(
+        [{"bytes": None, "path": path} for path in paths], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    )
 
 
 def test_a_row_names_a_file_of_its_own_folder_only(tmp_path):
@@ -168,11 +189,15 @@ def built(folder, train, test):
 
 def test_one_class_is_no_task(tmp_path):
     same = columns(4, label=pa.array([1] * 4), x=pa.array([-1.0, -2.0, -3.0, -4.0]))
-    with pytest.raises(DataError, match="data set 'set': all 4 training samples are of class '1'; there is nothing to tell apart"):
+    with pytest.raises(
+        DataError, match="data set 'set': all 4 training samples are of class '1'; there is nothing to tell apart"
+    ):
         built(tmp_path / "all", same, columns())
     with pytest.raises(DataError, match="the only training sample is of class '0'"):
         built(tmp_path / "one", columns(1), columns(8, x=pa.array(np.arange(8) + 100.5)))
-    with pytest.warns(LabelWarning, match="all 4 test samples are of class '1': its accuracy says nothing of the other classes"):
+    with pytest.warns(
+        LabelWarning, match="all 4 test samples are of class '1': its accuracy says nothing of the other classes"
+    ):
         built(tmp_path / "test", columns(), same)
 
 
@@ -181,6 +206,10 @@ def test_arrays_of_a_source_of_your_own_are_finite(monkeypatch):
 
     x = np.ones((4, 3), np.float32)
     x[2, 1] = np.inf
-    monkeypatch.setattr(SOURCES, "_table", {**SOURCES._table, "mine": lambda config: Splits(Split(x, np.arange(4) % 2), None, ("a", "b"))})
+    monkeypatch.setattr(
+        SOURCES,
+        "_table",
+        {**SOURCES._table, "mine": lambda config: Splits(Split(x, np.arange(4) % 2), None, ("a", "b"))},
+    )
     with pytest.raises(DataError, match=r"source 'mine': train.x row 2, column 1 is inf, no finite number; 1 in all"):
         load_dataset(DataConfig(source="mine"))

@@ -54,10 +54,15 @@ def test_cinic10(cinic):
     _, x = cinic
     d = load("cinic10")
     assert np.array_equal(d.train.x, x["train"]) and np.array_equal(d.test.x, x["test"])
-    assert d.classes == tuple(CINIC_CLASSES) and d.train.y.tolist() == np.repeat(range(10), 3).tolist() == d.test.y.tolist()
+    assert (
+        d.classes == tuple(CINIC_CLASSES)
+        and d.train.y.tolist() == np.repeat(range(10), 3).tolist() == d.test.y.tolist()
+    )
     assert d.mean == (0.47889522, 0.47227842, 0.43047404) and d.std == (0.24205776, 0.23828046, 0.25874835)
     more = load("cinic10", options={"include_valid": True})
-    assert np.array_equal(more.train.x, np.concatenate([x["train"], x["valid"]])) and np.array_equal(more.test.x, x["test"])
+    assert np.array_equal(more.train.x, np.concatenate([x["train"], x["valid"]])) and np.array_equal(
+        more.test.x, x["test"]
+    )
     assert more.train.y.tolist() == 2 * np.repeat(range(10), 3).tolist()
     assert load("cinic10", resize=16).input_shape == (3, 16, 16)
 
@@ -203,7 +208,9 @@ def test_download_through_the_package(root, monkeypatch):
     assert len(load("tissuemnist", root=str(folder), download=True).train.y) == 26
     monkeypatch.setitem(sys.modules, "medmnist", None)  # not installed, and not needed any more
     assert len(load("tissuemnist", root=str(folder), download=True).train.y) == 26
-    with pytest.raises(DataError, match=r"needs the package medmnist \(pip install 'flray\[medmnist\]'\); or put pathmnist.npz"):
+    with pytest.raises(
+        DataError, match=r"needs the package medmnist \(pip install 'flray\[medmnist\]'\); or put pathmnist.npz"
+    ):
         load("pathmnist", download=True)
 
     def broken(**_):
@@ -223,7 +230,10 @@ def test_svhn_without_its_extra_split(root, monkeypatch):
     monkeypatch.setattr(SVHN, "_check_integrity", lambda self: True)  # checksums of the published files
     x = {split: images(n, (32, 32, 3), n) for split, n in (("train", 11), ("test", 5))}
     for split, pixels in x.items():
-        savemat(root / f"{split}_32x32.mat", {"X": pixels.transpose(1, 2, 3, 0), "y": (np.arange(len(pixels)) % 10 + 1)[:, None]})
+        savemat(
+            root / f"{split}_32x32.mat",
+            {"X": pixels.transpose(1, 2, 3, 0), "y": (np.arange(len(pixels)) % 10 + 1)[:, None]},
+        )
     first = load("svhn")
     assert np.array_equal(first.train.x, x["train"]) and np.array_equal(first.test.x, x["test"])
     assert first.train.y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
@@ -260,7 +270,8 @@ def test_mnist_with_three_channels(root):
         ),
         (
             "pathmnist",
-            r"looked for Parquet files in ROOT/pathmnist and ROOT/pathmnist.npz and ROOT/medmnist/pathmnist.npz; put pathmnist.npz "
+            r"looked for Parquet files in ROOT/pathmnist and ROOT/pathmnist.npz and ROOT/medmnist/pathmnist.npz; put "
+            r"pathmnist.npz "
             r"\(https://medmnist.com\) into .*, or set `download: true`",
         ),
         ("svhn", r"looked for Parquet files in ROOT/svhn and torchvision's svhn files in ROOT; .*or `download: true`"),
@@ -274,7 +285,9 @@ def test_missing(root, source, text):
 
 @pytest.mark.parametrize("source", ["cinic10", "pathmnist", "tissuemnist", "svhn"])
 def test_no_root(source):
-    with pytest.raises(DataError, match=rf"data set '{source}' not found; neither `root` nor FLRAY_DATA is set; .*FLRAY_DATA"):
+    with pytest.raises(
+        DataError, match=rf"data set '{source}' not found; neither `root` nor FLRAY_DATA is set; .*FLRAY_DATA"
+    ):
         load(source)
 
 
@@ -312,7 +325,8 @@ def test_fedsol_augmentation_is_written_out(source, want):
 
 def test_augmentation_that_is_not_known():
     with pytest.raises(
-        ConfigError, match=r"data.augment: fedsol is known for mnist, .*tissuemnist, not for 'cifar100'; write crop_padding"
+        ConfigError,
+        match=r"data.augment: fedsol is known for mnist, .*tissuemnist, not for 'cifar100'; write crop_padding",
     ):
         DataConfig(source="cifar100", augment="fedsol")
     with pytest.raises(ConfigError, match=r"data.augment: unknown preset 'fedsl' \(did you mean 'fedsol'\?\)"):
@@ -334,7 +348,12 @@ def test_an_experiment_saves_the_record(tmp_path):
     }
     (experiment,) = load_config(file)
     text = experiment.yaml()
-    assert yaml.safe_load(text)["data"]["augment"] == {"crop_padding": 4, "crop_mode": "constant", "flip": True, "cutout": 16}
+    assert yaml.safe_load(text)["data"]["augment"] == {
+        "crop_padding": 4,
+        "crop_mode": "constant",
+        "flip": True,
+        "cutout": 16,
+    }
     (tmp_path / "config.yaml").write_text(text)
     assert load_config(tmp_path / "config.yaml")[0] == experiment
     (other,) = load_config(file, ["data.source=svhn"])  # the preset is resolved after the overrides

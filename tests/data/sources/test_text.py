@@ -1,4 +1,5 @@
-"""Text as token ids: tokenizers, columns, rows without labels, public text, the way to a model; every error a user can meet."""
+"""Text as token ids: tokenizers, columns, rows without labels, public text, the way to a model; every error a user can
+meet."""
 
 import json
 import warnings
@@ -28,7 +29,11 @@ from flray.loader import load_config
 from tests.contracts.inprocess import Local
 from tests.data.files import write
 
-GOOD, BAD, REST = ["great", "lovely", "superb", "touching"], ["dull", "awful", "tedious", "stale"], ["film", "plot", "cast", "the", "a"]
+GOOD, BAD, REST = (
+    ["great", "lovely", "superb", "touching"],
+    ["dull", "awful", "tedious", "stale"],
+    ["film", "plot", "cast", "the", "a"],
+)
 
 
 def names(*classes, label="label"):
@@ -43,7 +48,9 @@ def sentences(n, seed):
 
 
 def load(source, **kw):
-    return load_dataset(DataConfig(source=source, **{"tokenizer": "train", "max_length": 12, "leak_check": False, **kw}))
+    return load_dataset(
+        DataConfig(source=source, **{"tokenizer": "train", "max_length": 12, "leak_check": False, **kw})
+    )
 
 
 def words(vocabulary, ids):
@@ -56,10 +63,16 @@ def words(vocabulary, ids):
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """`films`: 60 train and 20 test sentences; `pairs`: premise and hypothesis with rows without a label; `tweets`: bare labels."""
+    """`films`: 60 train and 20 test sentences; `pairs`: premise and hypothesis with rows without a label; `tweets`:
+    bare labels."""
     for split, n, seed in (("train", 60, 0), ("validation", 20, 1)):
         y = pa.array(np.arange(n) % 2)
-        write(tmp_path / "films", split, {"sentence": sentences(n, seed), "label": y, "idx": pa.array(range(n))}, names("bad", "good"))
+        write(
+            tmp_path / "films",
+            split,
+            {"sentence": sentences(n, seed), "label": y, "idx": pa.array(range(n))},
+            names("bad", "good"),
+        )
     for split, n in (("train", 24), ("test", 8)):
         two = {"premise": sentences(n, 2), "hypothesis": sentences(n, 3), "genre": ["x"] * n}
         write(tmp_path / "pairs", split, {**two, "label": pa.array(np.arange(n) % 4 - 1)}, names("yes", "maybe", "no"))
@@ -84,7 +97,8 @@ def bert(tmp_path):
 
 # ids ------------------------------------------------------------------------------------------
 def test_ids_are_those_of_the_tokenizer_itself(root, bert):
-    """Transformers' own call with padding and truncation, for sentences and for pairs (8 tokens: the longer text is cut first)."""
+    """Transformers' own call with padding and truncation, for sentences and for pairs (8 tokens: the longer text is cut
+    first)."""
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(bert)
@@ -93,12 +107,17 @@ def test_ids_are_those_of_the_tokenizer_itself(root, bert):
     assert d.train.x.dtype == np.int32 and d.train.x.tolist() == expected
     assert d.vocabulary[:3] == (len(theirs), theirs.pad_token_id, theirs.sep_token_id) and d.input_shape == (12,)
     assert d.train.y.tolist() == [0, 1] * 30 and d.classes == ("bad", "good") and not d.is_image and d.mean == ()
-    assert d.test.x.tolist() == theirs(sentences(20, 1), padding="max_length", truncation=True, max_length=12)["input_ids"]
+    assert (
+        d.test.x.tolist() == theirs(sentences(20, 1), padding="max_length", truncation=True, max_length=12)["input_ids"]
+    )
     labelled = [i for i in range(24) if i % 4]
     first, second = ([texts[i] for i in labelled] for texts in (sentences(24, 2), sentences(24, 3)))
     with pytest.warns(LabelWarning):
         pairs = load("pairs", tokenizer=str(bert), max_length=8)
-    assert pairs.train.x.tolist() == theirs(first, second, padding="max_length", truncation=True, max_length=8)["input_ids"]
+    assert (
+        pairs.train.x.tolist()
+        == theirs(first, second, padding="max_length", truncation=True, max_length=8)["input_ids"]
+    )
 
 
 def test_a_trained_vocabulary_has_whole_words(root):
@@ -122,7 +141,8 @@ def test_a_vocabulary_is_trained_on_train_alone(root):
 
 
 def test_the_same_text_gives_the_same_vocabulary(root):
-    """The library's trainer numbers pieces in the order of a hash map, another one at every call: left alone, it fails this test."""
+    """The library's trainer numbers pieces in the order of a hash map, another one at every call: left alone, it fails
+    this test."""
     texts = [sentences(60, 0)]
     first = trained(texts)
     assert all(trained(texts).fingerprint == first.fingerprint for _ in range(8))
@@ -137,7 +157,10 @@ def test_tokenised_once_for_each_tokenizer_and_length(root, bert, monkeypatch):
     from flray.data.sources import text
 
     monkeypatch.setattr(text, "encode", None)
-    assert load("films").fingerprint == first.fingerprint and load("films", tokenizer=str(bert)).fingerprint == other.fingerprint
+    assert (
+        load("films").fingerprint == first.fingerprint
+        and load("films", tokenizer=str(bert)).fingerprint == other.fingerprint
+    )
     (bert / "tokenizer.json").write_text((bert / "tokenizer.json").read_text().replace('"superb"', '"sublime"'))
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # another tokenizer under the same name
         load("films", tokenizer=str(bert))
@@ -146,7 +169,12 @@ def test_tokenised_once_for_each_tokenizer_and_length(root, bert, monkeypatch):
 # columns and rows --------------------------------------------------------------------------------
 def test_columns(root):
     label = {"label": pa.array([0, 1])}
-    write(root / "both", "train", {"title": ["a plot", "a cast"], "content": ["the film", "dull"], **label}, names("a", "b"))
+    write(
+        root / "both",
+        "train",
+        {"title": ["a plot", "a cast"], "content": ["the film", "dull"], **label},
+        names("a", "b"),
+    )
     write(root / "large", "train", {"text": pa.array(["a plot", "dull"], pa.large_string()), **label}, names("a", "b"))
     one, two = load("both", text="content", test_fraction=0), load("both", text=["title", "content"], test_fraction=0)
     assert (one.train.x == 3).sum(axis=1).tolist() == [1, 1] and (two.train.x == 3).sum(axis=1).tolist() == [2, 2]
@@ -171,29 +199,51 @@ def test_sentiment140_has_two_classes(root):
     with pytest.warns(LabelWarning, match="2 of 4 rows of test with other labels than 0, 4 are left out"):
         d = load("sentiment140", group="user")
     assert d.classes == ("negative", "positive") and d.train.y.tolist() == [0, 1] * 8 and d.test.y.tolist() == [0, 1]
-    assert words(d.vocabulary, d.test.x[1])[1:3] == sentences(4, 5)[2].lower().split()[:2] and d.train.group.tolist() == [0] * 16
+    assert (
+        words(d.vocabulary, d.test.x[1])[1:3] == sentences(4, 5)[2].lower().split()[:2]
+        and d.train.group.tolist() == [0] * 16
+    )
 
 
-@pytest.mark.parametrize("named", [None, names("1 star", "2 star", "3 stars", "4 stars", "5 stars")], ids=["bare labels", "class names"])
+@pytest.mark.parametrize(
+    "named", [None, names("1 star", "2 star", "3 stars", "4 stars", "5 stars")], ids=["bare labels", "class names"]
+)
 def test_marc_and_yelp_have_one_label_space(root, named):
-    """MARC's stars are bare numbers 0 to 4 on the hub, Yelp's have names; FedProj's Table 2 needs them to be the same classes."""
+    """MARC's stars are bare numbers 0 to 4 on the hub, Yelp's have names; FedProj's Table 2 needs them to be the same
+    classes."""
     stars = pa.array(np.arange(10) % 5)
     for split in ("train", "test"):
         columns = {"id": ["x"] * 10, "text": sentences(10, len(split)), "label": stars, "label_text": ["0"] * 10}
         write(root / "amazon_reviews_multi", split, columns, named)
-    write(root / "yelp", "train", {"text": sentences(10, 8), "label": stars}, names("1 star", "2 star", "3 stars", "4 stars", "5 stars"))
+    write(
+        root / "yelp",
+        "train",
+        {"text": sentences(10, 8), "label": stars},
+        names("1 star", "2 star", "3 stars", "4 stars", "5 stars"),
+    )
     marc = load("amazon_reviews_multi")
-    assert marc.classes == ("1 star", "2 star", "3 stars", "4 stars", "5 stars") and marc.train.y.tolist() == [0, 1, 2, 3, 4] * 2
+    assert (
+        marc.classes == ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
+        and marc.train.y.tolist() == [0, 1, 2, 3, 4] * 2
+    )
     assert load_proxy(ProxyConfig(source="yelp", same_labels=True, test_fraction=0), marc)[0].same_labels
 
 
 def test_splits_by_name(root):
-    """GLUE's names: the labelled split is named by option; of MNLI's two validation splits the matched one is the test split."""
+    """GLUE's names: the labelled split is named by option; of MNLI's two validation splits the matched one is the test
+    split."""
     folder = root / "glue"
-    for split, n, mark in (("train", 8, 0), ("validation_matched", 4, 0), ("validation_mismatched", 6, 0), ("test", 2, -1)):
+    for split, n, mark in (
+        ("train", 8, 0),
+        ("validation_matched", 4, 0),
+        ("validation_mismatched", 6, 0),
+        ("test", 2, -1),
+    ):
         y = pa.array([mark] * n)
         write(folder, split, {"sentence": sentences(n, n), "label": y}, names("bad", "good"))
-    with pytest.raises(DataError, match=r"no row of test has a label; name a labelled split with options: \{test: NAME\}"):
+    with pytest.raises(
+        DataError, match=r"no row of test has a label; name a labelled split with options: \{test: NAME\}"
+    ):
         load("glue")
     assert len(load("glue", options={"test": "validation_mismatched"}).test.y) == 6
     (folder / "test.parquet").unlink()
@@ -224,7 +274,9 @@ def test_classes_of_equal_label_spaces_must_agree_in_name_and_order(root):
     write(root / "swapped", "train", {"text": sentences(3, 8), **label}, names("good", "bad"))
     same, _ = load_proxy(ProxyConfig(source="agree", same_labels=True, test_fraction=0), d)
     assert same.same_labels and same.y.tolist() == [0, 1, 1]
-    with pytest.raises(ConfigError, match=r"classes of 'swapped' are good, bad and those of 'films' bad, good; leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"classes of 'swapped' are good, bad and those of 'films' bad, good; leave it out"
+    ):
         load_proxy(ProxyConfig(source="swapped", same_labels=True, test_fraction=0), d)
     assert not load_proxy(ProxyConfig(source="swapped", test_fraction=0), d)[0].same_labels
 
@@ -240,7 +292,9 @@ def test_holdout_of_text(root):
 def test_a_model_gets_int64_ids(root):
     d = load("films")
     normalizer = Normalizer(d.mean, d.std)
-    batches = Batches(d.train.x, d.train.y, np.arange(5), batch_size=4, epochs=1, rng=None, normalizer=normalizer, augment=d.augment)
+    batches = Batches(
+        d.train.x, d.train.y, np.arange(5), batch_size=4, epochs=1, rng=None, normalizer=normalizer, augment=d.augment
+    )
     got = [*batches, *eval_batches(d.test, normalizer, 7)]
     assert all(batch.x.dtype == torch.int64 and batch.y.dtype == torch.int64 for batch in got)
     assert torch.cat([batch.x for batch in got[:2]]).tolist() == d.train.x[:5].tolist()
@@ -266,7 +320,8 @@ def test_own_source_of_token_ids(root):
 
 
 def test_fedproj_learns_which_words_are_good(root, tmp_path):
-    """The engine's server and clients in this process: BERT, public text of the same classes, personalised and global test."""
+    """The engine's server and clients in this process: BERT, public text of the same classes, personalised and global
+    test."""
     y = pa.array(np.arange(40) % 2)
     write(root / "reviews", "train", {"text": sentences(40, 7), "label": y}, names("bad", "good"))
     experiment = load_config(
@@ -276,7 +331,14 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
             "proxy": {"source": "reviews", "same_labels": True, "test_fraction": 0},
             "partition": {"name": "label_skew", "clients": 4, "classes_per_client": 1},
             "model": {"name": "bert", "hidden": 16, "intermediate": 32, "layers": 1},
-            "algorithm": {"name": "fedproj", "optimizer": "adam", "lr": 0.01, "local_epochs": 3, "batch_size": 10, "distill_lr": 0.003},
+            "algorithm": {
+                "name": "fedproj",
+                "optimizer": "adam",
+                "lr": 0.01,
+                "local_epochs": 3,
+                "batch_size": 10,
+                "distill_lr": 0.003,
+            },
         }
     )[0]
     assert load_config(experiment.dump())[0] == experiment
@@ -291,7 +353,11 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
 @pytest.mark.parametrize(
     "source, kw, text",
     [
-        ("films", {"tokenizer": None}, r"films: text \(columns sentence\) needs a tokenizer; set data.tokenizer to `train`"),
+        (
+            "films",
+            {"tokenizer": None},
+            r"films: text \(columns sentence\) needs a tokenizer; set data.tokenizer to `train`",
+        ),
         ("films", {"text": "sentense"}, r"no text column 'sentense' for data.text \(did you mean 'sentence'\?\)"),
         ("films", {"text": "idx"}, r"no text column 'idx' for data.text \(valid: sentence\)"),
         ("films", {"input": "sentence"}, "data.input is not for text"),
@@ -304,8 +370,16 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
         ("films", {"pca": 2}, "data.pca: source 'films' has text, which do not take it"),
         ("films", {"normalize": "half"}, "data.normalize: source 'films' has text"),
         ("films", {"options": {"trian": "train"}}, r"films does not read 'trian' \(did you mean 'train'"),
-        ("films", {"options": {"test": "dev"}}, r"has no dev split \(it has train, validation\); choose one with options: \{test: NAME\}"),
-        ("many", {}, "which column is the text\\? set data.text to one of word, sentence1, sentence2, or to two of them"),
+        (
+            "films",
+            {"options": {"test": "dev"}},
+            r"has no dev split \(it has train, validation\); choose one with options: \{test: NAME\}",
+        ),
+        (
+            "many",
+            {},
+            "which column is the text\\? set data.text to one of word, sentence1, sentence2, or to two of them",
+        ),
         ("gaps", {}, "column 'text' has no text in 1 rows; fill or remove them"),
         ("numbers", {}, "no text column for data.tokenizer; leave it out"),
         (
@@ -340,7 +414,9 @@ def test_errors(root, source, kw, text):
 def test_proxy_errors(root):
     d = load("films")
     for option in ({"tokenizer": "train"}, {"max_length": 20}):
-        with pytest.raises(ConfigError, match=f"proxy.{next(iter(option))}: public text becomes token ids as the private text does"):
+        with pytest.raises(
+            ConfigError, match=f"proxy.{next(iter(option))}: public text becomes token ids as the private text does"
+        ):
             ProxyConfig(source="pairs", **option)
     with pytest.raises(DataError, match="uniform_box needs tabular features and 'films' has text"):
         load_proxy(ProxyConfig(source="uniform_box"), d)
@@ -355,8 +431,17 @@ def test_real_text_sets(real_root):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LabelWarning)
         mnli = load_dataset(DataConfig(source="mnli", tokenizer="train", max_length=32))
-        assert (len(mnli.train.y), len(mnli.test.y)) == (3000, 7469) and mnli.classes == ("entailment", "neutral", "contradiction")
-        snli, _ = load_proxy(ProxyConfig(source="snli", options={"train": "validation"}, splits="all", same_labels=True), mnli)
+        assert (len(mnli.train.y), len(mnli.test.y)) == (3000, 7469) and mnli.classes == (
+            "entailment",
+            "neutral",
+            "contradiction",
+        )
+        snli, _ = load_proxy(
+            ProxyConfig(source="snli", options={"train": "validation"}, splits="all", same_labels=True), mnli
+        )
         assert snli.x.shape == (9842 + 9824, 32) and snli.same_labels
         tweets = load_dataset(DataConfig(source="sentiment140", tokenizer="train", max_length=32))
-        assert np.bincount(tweets.train.y).tolist() == [5005, 4996] and np.bincount(tweets.test.y).tolist() == [177, 182]
+        assert np.bincount(tweets.train.y).tolist() == [5005, 4996] and np.bincount(tweets.test.y).tolist() == [
+            177,
+            182,
+        ]

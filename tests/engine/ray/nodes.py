@@ -1,7 +1,8 @@
-"""Three nodes on this machine, in a process of its own: `python -m tests.engine.ray.nodes OUT stay|working|delivered [KEY=VALUE ...]`.
+"""Three nodes on this machine, in a process of its own:
+`python -m tests.engine.ray.nodes OUT stay|working|delivered [KEY=VALUE ...]`.
 
-A node goes away (SIGKILL) in round 3: when a client actor on it has got its work (`working`), or when its results lie there and
-nobody has fetched them (`delivered`). Prints what happened, as JSON.
+A node goes away (SIGKILL) in round 3: when a client actor on it has got its work (`working`), or when its results lie
+there and nobody has fetched them (`delivered`). Prints what happened, as JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from flray.engine.simulation import Simulation, play
 from flray.loader import load_config
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
-SETTINGS = ("rounds=6", "model.hidden=[400]", "algorithm.local_epochs=40", "evaluate.clients=false", "checkpoint.every=0")
+SETTINGS = (
+    "rounds=6",
+    "model.hidden=[400]",
+    "algorithm.local_epochs=40",
+    "evaluate.clients=false",
+    "checkpoint.every=0",
+)
 ROUND = 2  # from 0
 
 
@@ -32,7 +39,8 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
 
     small = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
     cluster = Cluster(initialize_head=True, connect=False, head_node_args={**small, "include_dashboard": False})
-    others = {node.node_id: node for node in (cluster.add_node(**small) for _ in range(2))}  # the head's is the driver's
+    # the head's is the driver's
+    others = {node.node_id: node for node in (cluster.add_node(**small) for _ in range(2))}
     gone: list[str] = []
     training, execute = Simulation._training, Pool.execute
 
@@ -45,7 +53,8 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
         work = training(self, job, plan, down)
 
         def submit(actor: Any) -> Any:
-            where = node_of(actor) if job.round == ROUND else None  # asked first: the actor does one thing after the other
+            # asked first: the actor does one thing after the other
+            where = node_of(actor) if job.round == ROUND else None
             refs = work(actor)
             leave(where)
             return refs
@@ -74,7 +83,10 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
                 spread = spread or [node_of(actor) for actor in (pool.server, *pool.clients)]
                 rows.append({"round": row["round"], "seconds": row["time/round_s"], "actors": len(pool.clients)})
         here = ray.get_runtime_context().get_node_id()
-        print(json.dumps({"server_here": spread[0] == here, "nodes": len(set(spread[1:])), "gone": gone, "rounds": rows}), flush=True)
+        print(
+            json.dumps({"server_here": spread[0] == here, "nodes": len(set(spread[1:])), "gone": gone, "rounds": rows}),
+            flush=True,
+        )
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -1,4 +1,5 @@
-"""A process of Ray itself that dies, memory that runs out: one line of flray's is the last word, and the run goes on to the same bits."""
+"""A process of Ray itself that dies, memory that runs out: one line of flray's is the last word, and the run goes on to
+the same bits."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ from flray.engine.ray.pool import Pool
 from tests import heads
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
-FAST = ("partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false", "checkpoint.every=0")
+FAST = (
+    "partition.clients=4",
+    "cohort.size=4",
+    "algorithm.local_epochs=1",
+    "evaluate.clients=false",
+    "checkpoint.every=0",
+)
 
 
 @pytest.fixture
@@ -35,14 +42,18 @@ def home():
 
 def wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
     until = time.monotonic() + 120
-    while not list(folder.glob("rounds/part-*.parquet")) or pandas.read_parquet(folder / "rounds")["round"].max() < count:
+    while (
+        not list(folder.glob("rounds/part-*.parquet")) or pandas.read_parquet(folder / "rounds")["round"].max() < count
+    ):
         assert time.monotonic() < until and process.poll() is None
         time.sleep(0.05)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who, what", [("raylet", "raylet"), ("gcs_server", "GCS")])
-def test_a_process_of_ray_that_dies_is_said_in_one_line_and_the_run_resumes_to_the_same_bits(ray_cluster, tmp_path, home, who, what):
+def test_a_process_of_ray_that_dies_is_said_in_one_line_and_the_run_resumes_to_the_same_bits(
+    ray_cluster, tmp_path, home, who, what
+):
     out = tmp_path / "run"
     words = [sys.executable, "-m", "flray", "run", str(QUICK), "rounds=4000", *FAST, "--out", str(out)]
     environment = {**os.environ, "RAY_TMPDIR": str(home)}
@@ -51,7 +62,10 @@ def test_a_process_of_ray_that_dies_is_said_in_one_line_and_the_run_resumes_to_t
     (pid,) = heads.named(home, who)
     os.kill(pid, signal.SIGKILL)
     output, errors = process.communicate(timeout=120)
-    line = f"Ray's {what} on this machine has died (killed, or memory ran out); what is finished is saved, go on with: flray resume {out}"
+    line = (
+        f"Ray's {what} on this machine has died (killed, or memory ran out); what is finished is saved, go on with: "
+        f"flray resume {out}"
+    )
     assert process.returncode == 2 and errors.splitlines()[-1] == f"error: {line}", errors
     assert "state-dump" not in output + errors
     run = flray.load(out)
@@ -66,11 +80,16 @@ def test_a_process_of_ray_that_dies_is_said_in_one_line_and_the_run_resumes_to_t
 @pytest.mark.slow
 def test_memory_that_runs_out_is_said_in_one_line(tmp_path, home):
     """Ray's monitor ends workers when more than a thousandth of the memory is in use."""
-    environment = {"RAY_TMPDIR": str(home), "RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "200"}
+    environment = {
+        "RAY_TMPDIR": str(home),
+        "RAY_memory_usage_threshold": "0.001",
+        "RAY_memory_monitor_refresh_ms": "200",
+    }
     done = heads.flray("run", QUICK, *FAST, "--out", tmp_path / "run", **environment)
     assert done.returncode == 2
     assert re.fullmatch(
-        r"error: .* died .*\(memory ran out: Ray ended it before the machine had none left\).* lower resources\.client_actors .*",
+        r"error: .* died .*\(memory ran out: Ray ended it before the machine had none left\).* lower "
+        r"resources\.client_actors .*",
         done.stdout.splitlines()[-1],
     )
 
@@ -79,7 +98,9 @@ def test_a_death_for_lack_of_memory_is_called_that(monkeypatch):
     monkeypatch.setattr(alive, "_watch", None)  # no Ray here that could have died
     pool = Pool.__new__(Pool)
     pool._oom_kills = sys.maxsize  # the kernel has ended none since
-    assert pool._reason(OutOfMemoryError("Task was killed due to the node running low on memory.")).startswith("memory ran out: Ray")
+    assert pool._reason(OutOfMemoryError("Task was killed due to the node running low on memory.")).startswith(
+        "memory ran out: Ray"
+    )
     assert pool._reason(RuntimeError("first\nsecond")) == "RuntimeError: first"
     pool._oom_kills = -1
     assert pool._reason(RuntimeError("killed")) == "memory ran out: the kernel ended processes for it"

@@ -1,4 +1,5 @@
-"""Joining a cluster, or not: errors in one line, the token, SIGTERM; several nodes on this machine, one of which goes away."""
+"""Joining a cluster, or not: errors in one line, the token, SIGTERM; several nodes on this machine, one of which goes
+away."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def test_addresses_where_no_cluster_is_are_one_line_each_at_once():
         refused = f"127.0.0.1:{free.getsockname()[1]}"
         lines = ask(refused, "http://127.0.0.1:8265", "ray://127.0.0.1:10001", "somewhere")
     assert len(lines) == 4 and all(float(line.split(" s ")[0]) < 20 for line in lines), lines
-    assert f"address={refused}: no Ray cluster answers (" in lines[0] and "start one with `ray start --head`" in lines[0]
+    assert (
+        f"address={refused}: no Ray cluster answers (" in lines[0] and "start one with `ray start --head`" in lines[0]
+    )
     for line in lines[1:3]:
         assert "give the head's HOST:PORT" in line and "ray job submit --address http://HEAD:8265" in line
     assert "address=somewhere: no Ray cluster answers (" in lines[3]
@@ -71,7 +74,10 @@ actor = ray.remote(type("Actor", (), {"mode": lambda self: os.environ["RAY_AUTH_
 print(ray.get(actor.mode.remote()), ray.get_runtime_context().gcs_address, flush=True)
 input()
 """
-ASK_GCS = "import sys; from ray._raylet import GcsClient; print(GcsClient(address=sys.argv[1]).internal_kv_keys(b'', b'fun', 5))"
+ASK_GCS = (
+    "import sys; from ray._raylet import GcsClient; print(GcsClient(address=sys.argv[1]).internal_kv_keys(b'', "
+    "b'fun', 5))"
+)
 
 
 @pytest.fixture
@@ -85,7 +91,12 @@ def shell(tmp_path):
 
 def test_a_cluster_of_this_process_listens_on_loopback_only_and_asks_for_the_token(shell, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", PRIVATE], env=shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PRIVATE],
+        env=shell,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         mode, address = process.stdout.readline().split()
@@ -107,7 +118,10 @@ def test_a_cluster_of_this_process_listens_on_loopback_only_and_asks_for_the_tok
 
 
 def test_a_token_that_is_there_is_used_and_closed_to_others(shell, tmp_path):
-    code = "import os\nfrom flray.engine.ray.own import private\nwith private():\n  print(len(os.environ.get('RAY_AUTH_TOKEN', '')))"
+    code = (
+        "import os\nfrom flray.engine.ray.own import private\nwith private():\n  "
+        "print(len(os.environ.get('RAY_AUTH_TOKEN', '')))"
+    )
     shell["RAY_AUTH_MODE"] = "token"
     token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir()
@@ -122,7 +136,10 @@ def test_a_token_that_is_there_is_used_and_closed_to_others(shell, tmp_path):
     assert run(sys.executable, "-c", code, **{**shell, "HOME": "/proc"}).stdout == "64\n"
     code = "from flray.engine.ray.cluster import connect; connect(None, 1)"
     missing = run(sys.executable, "-c", code, **shell, RAY_AUTH_TOKEN_PATH="/nope")
-    assert "ResourceError: a new cluster here: RAY_AUTH_TOKEN_PATH is set but file cannot be opened or is empty: /nope" in missing.stdout
+    assert (
+        "ResourceError: a new cluster here: RAY_AUTH_TOKEN_PATH is set but file cannot be opened or is empty: /nope"
+        in missing.stdout
+    )
 
 
 def test_what_the_environment_says_of_the_token_is_kept():
@@ -143,21 +160,40 @@ def test_a_cluster_with_a_token_says_what_is_missing(tmp_path):
         shell = {"RAY_TMPDIR": str(head.folder)}
         assert ask(head.address, **shell, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token) == ["joined token"]
         (unset,) = ask(head.address, **shell, RAY_AUTH_TOKEN=token)
-        assert f"{where}the cluster asks for a token, and RAY_AUTH_MODE is disabled; run with RAY_AUTH_MODE=token" in unset
+        assert (
+            f"{where}the cluster asks for a token, and RAY_AUTH_MODE is disabled; run with RAY_AUTH_MODE=token" in unset
+        )
         (wrong,) = ask(head.address, **shell, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="another")
-        assert where in wrong and "missing or incorrect; put the token of the cluster's nodes into RAY_AUTH_TOKEN" in wrong
+        assert (
+            where in wrong and "missing or incorrect; put the token of the cluster's nodes into RAY_AUTH_TOKEN" in wrong
+        )
         (none,) = ask("auto", **shell, RAY_AUTH_MODE="token", HOME=str(tmp_path), RAY_ADDRESS=head.address)
-        assert "address=auto: Token authentication is enabled but no authentication token was found; put the token" in none
+        assert (
+            "address=auto: Token authentication is enabled but no authentication token was found; put the token" in none
+        )
         (old,) = ask(head.address, version="2.59.0", **shell, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
-        assert "Version mismatch: The cluster was started with: Ray: 2." in old and old.endswith("install the cluster's versions")
+        assert "Version mismatch: The cluster was started with: Ray: 2." in old and old.endswith(
+            "install the cluster's versions"
+        )
 
 
 # SIGTERM --------------------------------------------------------------------------------------
 def test_sigterm_saves_the_finished_rounds(tmp_path):
     """What a stopped job and a SLURM job out of time get; Ray was started from another thread than the main one."""
-    words = ["run", QUICK, "rounds=4000", "partition.clients=4", "cohort.size=4", "evaluate.clients=false", "checkpoint.every=0"]
+    words = [
+        "run",
+        QUICK,
+        "rounds=4000",
+        "partition.clients=4",
+        "cohort.size=4",
+        "evaluate.clients=false",
+        "checkpoint.every=0",
+    ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "flray", *words, "--out", tmp_path / "run"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "flray", *words, "--out", tmp_path / "run"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     until, rounds = time.monotonic() + 120, tmp_path / "run" / "rounds"
     while not list(rounds.glob("part-*.parquet")) or pandas.read_parquet(rounds)["round"].max() < 3:
@@ -167,7 +203,11 @@ def test_sigterm_saves_the_finished_rounds(tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and "continue with: flray resume" in errors
     done = pandas.read_parquet(rounds)["round"].max()
-    assert (tmp_path / "run" / "STATUS").read_text().startswith(f"interrupted after round {done}; continue with: flray resume")
+    assert (
+        (tmp_path / "run" / "STATUS")
+        .read_text()
+        .startswith(f"interrupted after round {done}; continue with: flray resume")
+    )
 
 
 # several nodes --------------------------------------------------------------------------------
@@ -184,14 +224,18 @@ def test_three_nodes_and_a_lost_one_give_the_bits_of_a_run_here(tmp_path):
         done = three_nodes(tmp_path / mode, mode)
         assert done.returncode == 0, done.stdout[-3000:]
         found[mode] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"server_here"')))
-        assert found[mode]["server_here"] and found[mode]["nodes"] == 3, "the server at the run folder, a client actor on every node"
+        assert found[mode]["server_here"] and found[mode]["nodes"] == 3, (
+            "the server at the run folder, a client actor on every node"
+        )
         assert [row["round"] for row in found[mode]["rounds"]] == [1, 2, 3, 4, 5, 6]
     config = tmp_path / "stay" / "config.yaml"
     here = flray("run", config, "address=null", "resources.client_actors=1", "--out", tmp_path / "here")
     assert here.returncode == 0, here.stdout
     for mode, facts in found.items():
         assert model(tmp_path / mode) == model(tmp_path / "here")
-        assert [row["actors"] for row in facts["rounds"]][-1] == (3 if mode == "stay" else 2) and bool(facts["gone"]) == (mode != "stay")
+        assert [row["actors"] for row in facts["rounds"]][-1] == (3 if mode == "stay" else 2) and bool(
+            facts["gone"]
+        ) == (mode != "stay")
     actors = {mode: json.loads((tmp_path / mode / "environment.json").read_text())["actors"] for mode in found}
     assert actors["stay"]["repeated_work"] == 0 and actors["working"]["repeated_work"] >= 1
 

@@ -1,4 +1,5 @@
-"""What `ray job submit --working-dir` uploads, against the archive that Ray itself makes; `flray doctor --working-dir`."""
+"""What `ray job submit --working-dir` uploads, against the archive that Ray itself makes;
+`flray doctor --working-dir`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ QUICK = ROOT / "configs" / "quickstart.yaml"
 
 
 def test_what_would_be_uploaded_is_what_ray_packs(tmp_path):
-    """Against the archive that Ray itself makes: nested ignore files, a negated pattern, folders, an unreadable name."""
+    """Against the archive that Ray itself makes: nested ignore files, a negated pattern, folders, an unreadable
+    name."""
     from ray._private.runtime_env.packaging import create_package
 
     (tmp_path / "big").mkdir()
@@ -31,10 +33,16 @@ def test_what_would_be_uploaded_is_what_ray_packs(tmp_path):
     (top / ".gitignore").write_text("*.log\n!t.log\n/data/\n")
     (top / "src" / ".gitignore").write_text("*.bin\n!keep/*.bin\n")
     (top / ".rayignore").write_text("run.*\n")
-    create_package(str(top), tmp_path / "ray.zip", include_gitignore=True, excludes=[".git", ".venv", "venv", "__pycache__"])
+    create_package(
+        str(top), tmp_path / "ray.zip", include_gitignore=True, excludes=[".git", ".venv", "venv", "__pycache__"]
+    )
     packed = {i.filename: i.file_size for i in zipfile.ZipFile(tmp_path / "ray.zip").infolist() if not i.is_dir()}
     found = working_dir(top)
-    assert {"src/keep/c.bin", "out/r/s/t.log"} <= set(packed) and not {"run.yaml", "data/train.parquet", ".git/objects/x"} & set(packed)
+    assert {"src/keep/c.bin", "out/r/s/t.log"} <= set(packed) and not {
+        "run.yaml",
+        "data/train.parquet",
+        ".git/objects/x",
+    } & set(packed)
     assert found.files == len(packed)
     assert found.bytes == pytest.approx((tmp_path / "ray.zip").stat().st_size, abs=200)
     assert found.largest[0] == ("out/r/s/t.log", 800)
@@ -51,7 +59,11 @@ def test_too_much_to_upload_is_one_line_that_names_it(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, ResourceError)
     text = str(result.exception)
-    assert "Ray uploads at most 105 MB" in text and "lines such as /deep/er/features.bin in .rayignore" in text and "\n" not in text
+    assert (
+        "Ray uploads at most 105 MB" in text
+        and "lines such as /deep/er/features.bin in .rayignore" in text
+        and "\n" not in text
+    )
     assert "deep/er/features.bin 105 MB, other.bin 3 MB" in text
     (tmp_path / ".rayignore").write_text("/deep/\n")
     result = CliRunner().invoke(app, words)
@@ -62,10 +74,24 @@ def test_too_much_to_upload_is_one_line_that_names_it(tmp_path, monkeypatch):
 
 
 def test_a_first_rayignore_is_written_and_an_own_one_stays(tmp_path):
-    for name in ("train.py", "data/cifar.bin", "lib/data/readers.py", "runs/a/model.safetensors", "x.parquet", "see.ipynb"):
+    for name in (
+        "train.py",
+        "data/cifar.bin",
+        "lib/data/readers.py",
+        "runs/a/model.safetensors",
+        "x.parquet",
+        "see.ipynb",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    words = ["doctor", str(QUICK), "--working-dir", str(tmp_path), "--write-rayignore", "data.root=" + str(tmp_path / "data")]
+    words = [
+        "doctor",
+        str(QUICK),
+        "--working-dir",
+        str(tmp_path),
+        "--write-rayignore",
+        "data.root=" + str(tmp_path / "data"),
+    ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert (tmp_path / ".rayignore").read_text() == RAYIGNORE

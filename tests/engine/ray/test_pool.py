@@ -1,4 +1,5 @@
-"""Client actors that go away and come back, with real actors; the work is done by those that are there, to the same bits."""
+"""Client actors that go away and come back, with real actors; the work is done by those that are there, to the same
+bits."""
 
 from __future__ import annotations
 

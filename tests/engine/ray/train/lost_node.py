@@ -1,4 +1,5 @@
-"""Centralized training on three nodes, one of which is lost behind round 2: `python -m tests.engine.ray.train.lost_node OUT ROUNDS`."""
+"""Centralized training on three nodes, one of which is lost behind round 2:
+`python -m tests.engine.ray.train.lost_node OUT ROUNDS`."""
 
 from __future__ import annotations
 

@@ -13,9 +13,12 @@ from flray.models.base import Classifier
 
 
 class Mortal(Classifier):
-    """`kill`: the process that makes this file dies, in forward pass `at` of training; `fault`: that pass raises an error instead."""
+    """`kill`: the process that makes this file dies, in forward pass `at` of training; `fault`: that pass raises an
+    error instead."""
 
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, kill: str = "", at: int = 0, fault: bool = False) -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], num_classes: int, *, kill: str = "", at: int = 0, fault: bool = False
+    ) -> None:
         super().__init__()
         self.hidden = nn.Linear(input_shape[0], 8)
         self.norm = nn.BatchNorm1d(4)
