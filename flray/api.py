@@ -153,7 +153,7 @@ def play(
 def _executors(experiment: Experiment) -> tuple[Background | None, Launch]:
     """(Ray, on its way up; None where the run needs none; what makes the run's executor)."""
     if experiment.resources.executor == "local":
-        from flray.engine.local import launch
+        from flray.engine.local_executor import launch
 
         return None, launch
     from flray.engine.ray.cluster import Background, connect

@@ -21,7 +21,7 @@ from flray.core.messages import to_torch
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts
 from flray.engine.client import in_folder
-from flray.engine.local import Local
+from flray.engine.local_executor import Local
 from flray.engine.rounds import transact
 from flray.engine.server import Server
 from flray.engine.threads import threads

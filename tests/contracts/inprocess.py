@@ -15,7 +15,7 @@ from flray.core.algorithm import Exchange
 from flray.core.clock import START, Clock, schedule
 from flray.core.messages import Record, flatten, to_torch
 from flray.engine import cohort as cohorts
-from flray.engine import local
+from flray.engine import local_executor as local
 from flray.engine.client import Client
 from flray.engine.local_loop import Trained
 from flray.engine.prepare import build_data, build_scenario
