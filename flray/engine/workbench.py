@@ -17,7 +17,7 @@ from flray.core.classes import Classes
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError, DataError
 from flray.core.messages import to_torch
-from flray.core.objective import Objective
+from flray.core.networks import objectives
 from flray.data import Normalizer, Proxy, load_dataset, load_proxy
 from flray.data.client_data import ClientSamples
 from flray.engine.block import samples_at_once
@@ -84,8 +84,7 @@ class Workbench:
         with torch.random.fork_rng(devices=[]):  # what an algorithm adds draws its own initial values
             torch.manual_seed(seeding.torch_seed(experiment.seed, "networks"))
             module, networks = self.algorithm.module(module), self.algorithm.networks(module)
-        self.objective = Objective(module, device, experiment.precision)
-        self.net = {name: Objective(network, device, experiment.precision) for name, network in networks.items()}
+        self.objective, self.net = objectives(module, networks, device, experiment.precision)
         outputs = [stage.outputs.tolist() for stage in roll.stages]  # the labels are outputs by now
         whole = len(outputs) == 1 and outputs[0] == list(range(self.dataset.num_classes))
         heads = [] if whole else [outputs[: task + 1] for task in range(len(outputs))]
