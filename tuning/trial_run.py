@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.api import play
+from flray.core.clock import Position
 from flray.core.errors import CheckpointError
 from flray.experiment import Experiment
 from flray.rundir import checkpoint
@@ -21,7 +22,7 @@ from flray.rundir.reader import Run
 from flray.rundir.recorder import Table
 from tuning.config import CUMULATIVE
 
-ROWS = ("rounds", "clients")
+ROWS = ("rounds", "clients", "tests")
 ORPHAN_S = 30.0  # for which a process is waited for that lost its driver; Ray ends it within seconds
 POLL_S = 0.2
 
@@ -156,12 +157,11 @@ class TrialRun:
         Rounds that this run had not done come from there: its table has no gap.
         """
         (source,) = place.glob("round-*")
-        position = checkpoint.read(source).position
-        done = position.done
+        done = checkpoint.rounds_done(source)
         for name in ROWS:
             own = Table(self.folder / name)
-            own.keep(position)
-            mine = max(own.kept, default=0)
+            own.keep(Position(0, done, done, "round"))
+            mine = max(own.kept, default=-1)  # the initial model's test has `done` 0
             theirs = (row for part in sorted((place / name).glob("part-*.parquet")) for row in read_part(part).to_pylist())
             for at, rows in itertools.groupby(theirs, key=itemgetter("done")):
                 if mine < at <= done:

@@ -92,10 +92,6 @@ class Table:
         self._part = part
         self._rows.extend(rows)
 
-    def drop(self, done: int, phase: str) -> None:
-        """Leave out what is there of this moment, of the file that is being written: what follows takes its place."""
-        self._rows = [row for row in self._rows if (row["done"], row["phase"]) != (done, phase)]
-
     def flush(self) -> None:
         if not self._rows:
             return
@@ -166,9 +162,8 @@ class Recorder:
             self.flush()
 
     def tested(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The rows of one test of the global model, see `tested.py`. They take the place of rows of the same test."""
+        """The rows of one test of the global model, see `tested.py`."""
         if rows:
-            self.tests.drop(rows[0]["done"], rows[0]["phase"])
             self.tests.append(rows, rows[0]["done"])
             # TensorBoard's curves begin here; later tests are in their round's row
             if rows[0]["done"] == 0 and rows[0]["total"]:
@@ -216,7 +211,7 @@ class Recorder:
         """Drop the rows of what comes after `position`: a resume from there writes them again."""
         self.check()
         with _one_line(self.folder):
-            for table in (self.rounds, self.clients, self.tests, self.tasks, self.personal):
+            for table in self._tables:
                 table.keep(position)
 
     def missing(self, position: Position, written: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flray.core.clock import Position
 from flray.core.errors import ConfigError
 from flray.metrics.classification import Counts
 from flray.results.learning import learning_curves
@@ -26,6 +27,10 @@ def counts(right, total, losses=(), covered=0, tasks=None):
 
 def when(done, phase="round"):
     return {"done": done, "task": 0, "round": done, "phase": phase}
+
+
+def after(done):
+    return Position(0, done, done, "round")
 
 
 def write(folder, rounds, every=1):
@@ -71,7 +76,7 @@ def test_a_resume_keeps_what_came_before_and_writes_the_rest_again(tmp_path, mon
     monkeypatch.setattr(recorder, "PART", 2)
     write(tmp_path, 5)
     again = Recorder(tmp_path)
-    again.keep_until(until, 0)
+    again.keep_until(after(until))
     assert again.tests.kept == set(range(until + 1)), "the initial model's test is never done again"
     for done in range(until + 1, 6):
         again.tested(tested.rows({("test", "global"): counts([0], [10])}, when(done)))
@@ -81,12 +86,12 @@ def test_a_resume_keeps_what_came_before_and_writes_the_rest_again(tmp_path, mon
     assert table["right"].tolist() == [done + 1 if done <= until else 0 for done in range(6)]
 
 
-def test_a_test_that_is_done_again_takes_the_place_of_the_first(tmp_path):
-    """The end of a task is tested after as many rounds as its last round: two tests, told apart by their phase."""
+def test_the_end_of_a_task_is_tested_after_its_last_round_and_told_apart_by_its_phase(tmp_path):
+    """A resume from before the task's end, after as many rounds, does it again."""
     write(tmp_path, 3)
     for right in (5, 7):
         again = Recorder(tmp_path)
-        again.keep_until(3, 0)
+        again.keep_until(after(3))
         again.tested(tested.rows({("test", "global"): counts([right], [10])}, when(3, "task_end")))
         again.close()
     table = Run(tmp_path).tests
@@ -98,9 +103,9 @@ def test_rows_that_are_gone_are_told_of_by_recorder_and_reader(tmp_path, monkeyp
     """Two rounds a file, a test after every second round: the file of rounds 3 and 4 held that of round 4."""
     monkeypatch.setattr(recorder, "PART", 2)
     write(tmp_path, 8, every=2)
-    assert Recorder(tmp_path).missing(8, 0, ["tests"]) == {} and Run(tmp_path).missing("tests") == ""
+    assert Recorder(tmp_path).missing(after(8), ["tests"]) == {} and Run(tmp_path).missing("tests") == ""
     (tmp_path / "tests" / "part-0001.parquet").unlink()
-    assert Recorder(tmp_path).missing(8, 0, ["tests"]) == {"tests": "4"}
+    assert Recorder(tmp_path).missing(after(8), ["tests"]) == {"tests": "4"}
     with pytest.warns(RowsMissingWarning, match="tests has lost rows: rounds 4"):
         assert Run(tmp_path).tests["done"].tolist() == [0, 2, 6, 8]
 

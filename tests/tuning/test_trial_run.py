@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flray import Run
 from flray.core.errors import CheckpointError
+from flray.metrics.classification import Counts
+from flray.rundir import tested
+from flray.rundir.recorder import Recorder
 from tests.tuning.iris import iris_sweep
 from tests.tuning.sweeps import record
 from tuning.trainable import Job, Trial
@@ -66,6 +70,11 @@ def test_taken_up_behind_a_rung_of_two_seeds_it_is_not_judged_there_again(ray_cl
 def saved(folder: Path, values: list[float], done: int) -> TrialRun:
     """A run with these values in its rounds, and something that is named like its checkpoint."""
     record(folder, {"val/acc": values})
+    recorder = Recorder(folder)
+    for done, value in enumerate([0.0, *values]):  # the initial model's first
+        counts = Counts(np.array([round(10 * value)]), np.array([10]), np.zeros(0), 0)
+        recorder.tested(tested.rows({("val", "global"): counts}, {"done": done, "task": 0, "round": done, "phase": "round"}))
+    recorder.close()
     (folder / "checkpoints" / f"round-{done:06d}").mkdir(parents=True)
     return TrialRun(iris_sweep().experiment({"algorithm.rho": 1.0}), folder, ["val/acc"])
 
@@ -84,8 +93,9 @@ def test_a_run_that_goes_on_from_another_has_every_round_once(
     run = saved(tmp_path / "own", own, len(own))
     other.copy_to(tmp_path / "copy")
     run.go_on_from(tmp_path / "copy")
-    rounds = Run(run.folder).rounds
+    rounds, tests = Run(run.folder).rounds, Run(run.folder).tests
     assert (rounds["round"].tolist(), rounds["val/acc"].tolist(), run.saved) == ([1, 2, 3, 4], expected, 4)
+    assert tests["done"].tolist() == [0, 1, 2, 3, 4] and tests["acc"].tolist() == [0.0, *expected]
 
 
 def test_rounds_that_are_missing_are_told_of(tmp_path: Path) -> None:
