@@ -1,31 +1,24 @@
 """A sweep: what its YAML file says, checked and complete.
 
-sweep = load_sweep("configs/sweeps/fedsol_rho.yaml", ["trials=40", "space.algorithm.rho=auto", "rounds=10"])
-sweep.experiment(sweep.search_space.suggest(trial))  # the experiment of one trial
+sweep.experiment(sweep.search_space.suggest(trial))  # the experiment of one trial of a sweep
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field, field_validator, model_validator
-from pydantic_core import to_jsonable_python
 
 from flray.core.errors import ConfigError, unknown
-from flray.core.section import Section, one_line, section_at, spelled_out
+from flray.core.section import Section, spelled_out
 from flray.experiment import Experiment, FolderName
-from flray.loader import NAMED, read_yaml, self_contained
 from flray.metrics.names import METRICS
-from flray.overrides import pairs, scalar
 from flray.scenario import ValidationConfig
-from tuning.domain import show
-from tuning.space import Space, build, narrowed, resolve
+from tuning.space import Space, build, resolve
 
 # objectives that are sums over a run's rounds, and the columns of rounds/ that they add
 CUMULATIVE = {
@@ -253,76 +246,6 @@ class Sweep(Section):
 
     def yaml(self) -> str:
         return yaml.safe_dump(self.dump(), sort_keys=False)
-
-
-KEYS = tuple(info.alias or name for name, info in Sweep.model_fields.items())
-# what an override may say of the experiment
-THEIRS = (*Experiment.model_fields, "preset", *(f"{section}s" for section in NAMED))
-
-
-def load_sweep(
-    source: str | Path | Mapping[str, Any],
-    overrides: Iterable[str] | Mapping[str, Any] = (),
-    imports: Sequence[str] = (),
-) -> Sweep:
-    """The sweep of a YAML file (or mapping) and overrides: `trials=40`, `scheduler.grace=2`, `space.algorithm.rho=auto`
-    are the sweep's, anything else is the experiment's (`rounds=10`, `preset=small`; `experiment.seed=3` where both have
-    the key). Commas make no grid. `space.algorithm=[...]` drops what the file says of algorithms that it leaves out.
-
-    What the experiment `extends` (relative to the file), its preset, `auto` and all defaults are written out: the
-    result reads no other file. Raises `ConfigError` in one line.
-    """
-    raw: dict[str, Any] = (
-        dict(source) if isinstance(source, Mapping) else {"name": Path(source).stem, **read_yaml(Path(source))}
-    )
-    folder = Path() if isinstance(source, Mapping) else Path(source).parent
-    experiment = raw.pop("experiment", None)
-    if not isinstance(experiment, Mapping | Experiment):
-        where = "the sweep" if isinstance(source, Mapping) else str(source)
-        raise ConfigError(
-            f"{where} has no section `experiment`: write what every trial runs, e.g. experiment: {{extends: "
-            f"../quickstart.yaml}}"
-        )
-    raw = to_jsonable_python(raw)
-    given = pairs(overrides)
-    if not isinstance(overrides, Mapping):
-        given = {key: scalar(key, text) for key, text in given.items()}
-    theirs: dict[str, Any] = {}
-    for key, value in given.items():
-        section, _, inner = key.partition(".")
-        if key == "experiment":
-            raise ConfigError(f"override experiment={show(value)}: write experiment.KEY=value, or another sweep file")
-        if section == "experiment":
-            theirs[inner] = value
-        elif section not in KEYS:
-            if section not in THEIRS:
-                raise unknown("key", section, [*KEYS, *THEIRS], f"override {key}")
-            theirs[key] = value
-        else:
-            _assign(raw, section, inner, value)
-    for key in raw:
-        if key not in KEYS:
-            raise unknown("key", str(key), KEYS, "the sweep; keys of the experiment stand below `experiment`")
-    plain = experiment if isinstance(experiment, Experiment) else copy.deepcopy(dict(experiment))
-    if "extends" in theirs and isinstance(plain, dict):  # as written on the command line: from the working directory
-        plain["extends"] = Path.cwd() / str(theirs.pop("extends"))
-    values = to_jsonable_python(self_contained(plain, theirs, imports, folder))
-    if "space.algorithm" in given:
-        raw["space"] = narrowed(raw["space"])
-    with one_line("", Sweep):
-        sweep = Sweep(**raw, experiment=values)
-    return sweep.model_copy(update={"space": sweep.search_space.dump()})
-
-
-def _assign(raw: dict[str, Any], section: str, inner: str, value: Any) -> None:
-    """`section=value`, or `section.inner=value`; the keys of `space` have dots themselves."""
-    if not inner:
-        raw[section] = value
-        return
-    current = spelled_out(raw.get(section), section_at(Sweep, (section,)))
-    if current is not None and not isinstance(current, Mapping):
-        raise ConfigError(f"override {section}.{inner}: {section} is {show(current)}, a value, not a section")
-    raw[section] = {**(current or {}), inner: value}
 
 
 def _metric(name: str) -> None:

@@ -169,23 +169,6 @@ def resolve(space: Mapping[str, Any], experiment: Mapping[str, Any] | Experiment
     return found
 
 
-def narrowed(space: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`space` without what it says of algorithms that its `algorithm` does not name: for a choice that became
-    shorter."""
-    if not isinstance(space, Mapping) or "algorithm" not in space:
-        return space  # what is wrong with it is said where it is read
-    form = space["algorithm"]
-    names = [form] if isinstance(form, str) else [str(name) for name in written("algorithm", form).probes()]
-
-    def left(key: str) -> bool:
-        section, _, field = key.partition(".")
-        if section == "algorithm":
-            return not field or any(field in ALGORITHMS.get(name).model_fields for name in names)
-        return section in names or section not in ALGORITHMS.names()
-
-    return {key: form for key, form in space.items() if left(key)}
-
-
 def _algorithms(form: Any, values: Mapping[str, Any]) -> tuple[list[str], bool]:
     """The algorithms of the sweep, and whether it chooses among them."""
     if form is None or isinstance(form, str):

@@ -26,13 +26,14 @@ from flray.rundir.lock import owner as lock_owner
 from flray.rundir.recorder import write_text
 from flray.rundir.uri import join
 from tuning.ablate import run_cells
-from tuning.config import Sweep, load_sweep
+from tuning.config import Sweep
 from tuning.display import Show
 from tuning.drive import drive, place
 from tuning.report import write_report, write_table
 from tuning.schedulers import Asha, make_scheduler, rungs
 from tuning.searcher import StudySearcher
 from tuning.studies import JOURNAL, Studies
+from tuning.sweep_file import load_sweep
 from tuning.trainable import Job
 from tuning.trials import state
 

@@ -37,8 +37,8 @@ def sweep(
     own_modules()
     with stage(STARTING):
         from flray.core.errors import ConfigError
-        from tuning.config import load_sweep
         from tuning.sweep import default_folder, resume_sweep, run_sweep
+        from tuning.sweep_file import load_sweep
 
     if resume and out is not None:
         raise ConfigError("--out: a sweep goes on in its own folder; leave it out")

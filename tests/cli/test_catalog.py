@@ -13,7 +13,7 @@ from flray.core.errors import ConfigError
 from flray.core.hp import hyperparameters
 from flray.grid import dotted
 from flray.loader import load_config
-from tuning.config import load_sweep
+from tuning.sweep_file import load_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICK, SWEEP = CONFIGS / "quickstart.yaml", CONFIGS / "sweeps" / "fedsol_rho.yaml"

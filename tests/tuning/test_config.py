@@ -13,7 +13,8 @@ import yaml
 from flray.core.errors import ConfigError
 from flray.loader import load_config
 from flray.metrics.names import METRICS
-from tuning.config import CUMULATIVE, load_sweep
+from tuning.config import CUMULATIVE
+from tuning.sweep_file import load_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted((CONFIGS / "sweeps").glob("*.yaml"))

@@ -20,7 +20,8 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.errors import ConfigError
 from flray.core.hp import hp, hyperparameters
 from flray.experiment import algorithm_name
-from tuning.space import build, narrowed, resolve
+from tuning.space import build, resolve
+from tuning.sweep_file import narrowed
 
 BASE = {
     "rounds": 3,

@@ -17,9 +17,9 @@ import flray
 from flray.api import simulate
 from flray.core.errors import CheckpointError, ConfigError, ResourceError
 from tests.tuning.iris import EXPERIMENT, SPACE
-from tuning.config import load_sweep
 from tuning.studies import Studies
 from tuning.sweep import resume_sweep, run_sweep
+from tuning.sweep_file import load_sweep
 from tuning.trials import trials_table
 
 SWEEP = {
