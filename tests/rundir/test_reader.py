@@ -7,6 +7,7 @@ import pyarrow
 import pytest
 
 import flray
+from flray.core.clock import Position
 from flray.core.disk import sealed
 from flray.core.errors import CheckpointError
 from flray.results import compare
@@ -44,7 +45,7 @@ def made(folder, rounds=6, saved=6, status="finished", **environment):
                 folder / name / f"part-{first // 3:04d}.parquet",
                 pyarrow.table({"done": done, "test/acc": [0.5] * len(done)}),
             )
-    write_part(folder / "tasks" / "part-0000.parquet", pyarrow.table({"done": [rounds], "task": [0]}))
+    write_part(folder / "tasks" / "part-0000.parquet", pyarrow.table({"done": [rounds], "task": [0], "phase": ["task_end"]}))
     (folder / "checkpoints" / f"round-{saved:06d}").mkdir(parents=True)
     (folder / "STATUS").write_text(status + "\n")
     (folder / "config.yaml").write_text("name: x\nseed: 1\nalgorithm: {name: fedavg}\n")
@@ -116,8 +117,9 @@ def test_a_round_in_which_nobody_trained_has_lost_no_clients(tmp_path):
     (folder / "environment.json").unlink()
     assert Run(folder).missing("clients") == ""
     record = Recorder(folder)
-    record.keep_until(6, 1)
-    assert record.missing(6, 1, ["rounds", "clients", "tasks"]) == {}
+    end = Position(0, 6, 6, "task_end")
+    record.keep_until(end)
+    assert record.missing(end, ["rounds", "clients", "tasks"]) == {}
 
 
 def test_what_a_resume_went_on_without_is_told_of_for_ever(tmp_path):

@@ -8,10 +8,15 @@ import warnings
 import pandas as pd
 import pytest
 
+from flray.core.clock import Position
 from flray.core.errors import CheckpointError
 from flray.rundir import recorder
 from flray.rundir.parts import RowsMissingWarning
 from flray.rundir.recorder import Recorder, Table
+
+
+def after(done, phase="round"):
+    return Position(0, done, done, phase)
 
 
 @pytest.fixture
@@ -91,7 +96,7 @@ def test_keep_until_drops_what_a_resume_computes_again(table, monkeypatch, until
         table.append([{"done": done, "x": float(done)}], done)
     table.flush()
     again = Table(table.folder)
-    again.keep(until)
+    again.keep(after(until))
     for done in range(until + 1, 9):
         again.append([{"done": done, "x": -float(done)}], done)
     again.flush()
@@ -108,7 +113,7 @@ def test_a_folder_whose_name_looks_like_a_partition_adds_no_column(tmp_path):
         table.append([{"done": done}], done)
     table.flush()
     again = Table(table.folder)
-    again.keep(2)
+    again.keep(after(2))
     again.append([{"done": 3, "new": 1.0}], 3)
     again.flush()
     frame = pd.read_parquet(table.folder)
@@ -121,7 +126,7 @@ def test_recorder_writes_clients_with_their_round_and_status_whole(tmp_path):
         {"done": 1, "task": 0, "round": 1, "test/acc": 0.5},
         [{"client": 4, "skipped": False}, {"client": 2, "skipped": True}],
     )
-    record.task({"done": 1, "task": 0})
+    record.task({"done": 1, "task": 0, "phase": "task_end"}, [])
     record.close()
     clients = pd.read_parquet(tmp_path / "clients")
     assert clients[["done", "task", "round", "client"]].values.tolist() == [[1, 0, 1, 4], [1, 0, 1, 2]]
@@ -150,7 +155,7 @@ def rows_of(folder, rounds, clients=2):
     for done in range(1, rounds + 1):
         row = {"done": done, "task": 0, "round": done, "test/acc": done / 100}
         record.round(row, [{"client": c, "skipped": False} for c in range(clients)])
-    record.task({"done": rounds, "task": 0})
+    record.task({"done": rounds, "task": 0, "phase": "task_end"}, [])
     record.close()
     return {name: pd.read_parquet(folder / name) for name in ("rounds", "clients", "tasks")}
 
@@ -174,10 +179,10 @@ def test_a_damaged_part_is_moved_aside_aloud_and_what_is_good_goes_on(tmp_path, 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         record = Recorder(tmp_path)
-    record.keep_until(7, 0)
+    record.keep_until(after(7))
     written = ["rounds", "clients", "tasks"]
-    assert record.missing(7, 1, written) == {"rounds": "4-6", "tasks": "1"}
-    assert record.missing(7, 0, ["clients"]) == {}
+    assert record.missing(after(7, "task_end"), written) == {"rounds": "4-6", "tasks": "1"}
+    assert record.missing(after(7), ["clients"]) == {}
     named = [str(warning.message).partition(" is damaged ")[0] for warning in told]
     assert named == [str(tmp_path / "rounds" / "part-0001.parquet")] * (how != "deleted")
     assert len(list((tmp_path / "rounds").glob("_damaged-*"))) == (how != "deleted")
