@@ -67,7 +67,7 @@ def run_cells(
         with stage(f"reading data: {cell.data.source}", progress):
             build_data(cell)  # an error in the data is said before anything starts
     with stage("starting Ray", progress):
-        connect(cells[0].address, max(cpus_needed(cells[i]) for i in left))
+        connect(cells[0].address, max(cpus_needed(cells[i]) for i in left), trials=1)
     folders[0].parent.mkdir(parents=True, exist_ok=True)
     groups: dict[Any, list[int]] = {}
     for i in left:  # cells that take other actors come after one another

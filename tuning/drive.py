@@ -16,15 +16,16 @@ os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")  # Ray Tune's own sta
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints its configuration and its own paths, however quiet it is told to be
 os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # a trial that failed or diverged has no value
 os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
-os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # `data.root` and `model.weights` may be relative
 
 import ray
 from ray import tune
 from ray.tune import Callback, CheckpointConfig, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
+from ray.tune.execution import class_cache
 from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Searcher
 
 from flray.core.errors import CheckpointError, ResourceError
+from flray.engine.ray.cluster import started
 from flray.engine.ray.pool import Pool
 from flray.experiment import Experiment
 from tuning.trainable import Trial
@@ -150,7 +151,7 @@ def drive(
     shutil.rmtree(scratch, ignore_errors=True)
     halts = isinstance(scheduler, HyperBandScheduler | PopulationBasedTraining)  # trials that it halts count for Ray Tune's limit
     try:
-        with _pending(count if isinstance(scheduler, HyperBandScheduler) else placement.at_once):
+        with _as_it_is(), _pending(count if isinstance(scheduler, HyperBandScheduler) else placement.at_once):
             Tuner(
                 tune.with_resources(Trial, placement.group),
                 tune_config=TuneConfig(
@@ -176,6 +177,19 @@ def drive(
         raise CheckpointError(f"cannot write {scratch}: {error.strerror or error}; free some space and try again") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _as_it_is() -> Iterator[None]:
+    """Trials get no environment of their own in a Ray of this process's own, which has the same: Ray would start a new process for each
+    of them and of their actors, where processes that have imported everything are there."""
+    before = class_cache.DEFAULT_ENV_VARS, class_cache.ENV_VARS_TO_PROPAGATE
+    if started():
+        class_cache.DEFAULT_ENV_VARS, class_cache.ENV_VARS_TO_PROPAGATE = {}, set()
+    try:
+        yield
+    finally:
+        class_cache.DEFAULT_ENV_VARS, class_cache.ENV_VARS_TO_PROPAGATE = before
 
 
 @contextlib.contextmanager

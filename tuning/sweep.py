@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from flray.core.errors import CheckpointError, ConfigError, FlrayError
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import stage
-from flray.engine.ray.cluster import connect
+from flray.engine.ray.cluster import Background, connect
 from flray.engine.ray.room import cpus_needed
 from flray.experiment import Experiment
 from flray.grid import dotted
@@ -102,11 +103,13 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
     """A sweep in a folder that is this process's."""
     first = sweep.experiment(sweep.search_space.example())
     try:
+        needed = cpus_needed(first)
+        starting = Background(lambda: connect(first.address, needed, trials=1))
         with stage(f"reading data: {first.data.source}", progress):
             data = build_data(first)  # what is wrong with the data is said before anything starts, and this node decodes it once
             build_scenario(first, data[0], data[2])
-        with stage("starting Ray", progress):
-            connect(first.address, cpus_needed(first))
+        with stage("starting Ray", progress and not starting.ready):
+            starting.join()
         placement = place(first, sweep.concurrency)
         write_text(folder / CONFIG, sweep.yaml())
         # of the lock only what pickles: Ray Tune writes its scheduler down, which writes to the studies
@@ -162,6 +165,7 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
 
     if progress:
         print(f"{sweep.name}: {total} trials, {placement.why}")
+    Background(lambda: import_module("matplotlib.pyplot"))  # for the figures, while nobody waits for it
     with Show(sweep.name, total, done, sweep.objective, progress) as show:
         drive(folder, Watched(studies, config, budget.reached, budget.spent), scheduler, placement, total - done, budget.reached, show)
     if studies.error is not None:

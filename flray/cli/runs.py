@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from flray.cli.show import Imports, Overrides, interruptible, kept, own_modules, print_rows, report, report_grid
 from flray.engine.progress import stage
 
 STARTING = "starting Ray and torch"
+
+
+class OwnProcess:
+    """The object of a command that is the whole process (`flray.cli.main`), not one that a test or a notebook calls."""
 
 
 def run(
@@ -99,6 +105,7 @@ def resume(
     """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
     own_modules()
     with stage(STARTING):
+        start_ray_early(Path(folder), overrides or [])
         from flray.api import resume as resume_run
         from flray.rundir.uri import is_uri, split
     with interruptible(Path(out or "runs") / split(folder)[1] if is_uri(folder) else Path(folder)):
@@ -106,13 +113,31 @@ def resume(
     report(found.folder)
 
 
-def start_ray_early(config: Path, overrides: list[str]) -> None:
-    """Ray starts while torch is imported, unless the configuration says which Ray, or how much of it."""
-    # what is no text is told when it is loaded
-    text = config.read_text(errors="replace") if config.is_file() else "resources:"
-    if any(f"{key}:" in text or any(o.startswith(key) for o in overrides) for key in ("resources", "address")):
-        return
-    from flray.engine.ray.cluster import Background, connect
+def start_ray_early(source: Path, overrides: list[str], trials: int = 0) -> None:
+    """Ray and its first processes start while torch is imported, where this command is the whole process.
+
+    Only where the guess is that it needs one here (see :func:`runs_here`). `trials`: see `connect`.
+    """
+    context = click.get_current_context(silent=True)
+    if context is not None and context.find_object(OwnProcess) and runs_here(source, overrides):
+        from flray.engine.ray.cluster import Background, connect
+        from flray.engine.threads import cores
+
+        Background(lambda: connect(None, cores(), trials))
+
+
+def runs_here(source: Path, overrides: list[str]) -> bool:
+    """Whether a run starts a Ray here, with as many CPUs as there are.
+
+    `source` is a configuration, or the folder of a run or a sweep. This is a guess from the file's own text and the
+    overrides: where the file that it `extends` says otherwise, another Ray takes the place of this one.
+    """
     from flray.engine.threads import cores
 
-    Background(lambda: connect(None, cores()))
+    file = next((path for path in (source, source / "config.yaml", source / "sweep.yaml") if path.is_file()), None)
+    if file is None:
+        return False
+    text = "\n".join([file.read_text(errors="replace"), *overrides])  # what is no text is told when it is loaded
+    elsewhere = re.search(r"address\s*[:=]\s*(?!null|~)\S", text)
+    counts = re.findall(r"(?:client_actors|num_cpus)\s*[:=]\s*(\d+)", text)
+    return "\ufffd" not in text and elsewhere is None and all(int(count) <= cores() for count in counts)

@@ -6,8 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-import torch
-
 
 def cores() -> int:
     """Cores that this process may use."""
@@ -17,6 +15,8 @@ def cores() -> int:
 @contextlib.contextmanager
 def threads(count: int | None) -> Iterator[None]:
     """With so many torch threads; None: as many as there are."""
+    import torch  # not above: the command line asks for the cores before it is imported
+
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

@@ -16,7 +16,7 @@ from sklearn.datasets import load_iris
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.cli.runs import start_ray_early
+from flray.cli.runs import runs_here
 from flray.core.errors import ConfigError
 from flray.doctor import examine
 from flray.loader import load_config
@@ -57,9 +57,27 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path):
 def test_a_file_that_is_no_text_is_left_to_the_reader_of_configurations(tmp_path):
     """The early start of Ray looks into it first, and ended in a traceback."""
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe resources:")
-    start_ray_early(tmp_path / "c.yaml", [])
+    assert not runs_here(tmp_path / "c.yaml", [])
     with pytest.raises(ConfigError, match="cannot be read as a configuration file"):
         load_config(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "here"),
+    [
+        ("rounds: 3", [], True),
+        ("address: null", ["resources.client_actors=1"], True),
+        ("rounds: 3\naddress: auto", [], False),
+        ("rounds: 3", ["address=10.0.0.1:6379"], False),
+        ("resources: {client_actors: 5000}", [], False),
+        ("rounds: 3", ["resources.client.num_cpus=5000"], False),
+    ],
+)
+def test_ray_starts_early_where_the_file_says_neither_which_nor_more_of_it(tmp_path, text, overrides, here):
+    (tmp_path / "config.yaml").write_text(text)
+    assert runs_here(tmp_path / "config.yaml", overrides) == here
+    assert runs_here(tmp_path, overrides) == here, "the folder of a run"
+    assert not runs_here(tmp_path / "other.yaml", overrides), "there is no such file"
 
 
 def test_an_existing_run_is_not_written_over(ray_cluster, tmp_path):

@@ -22,17 +22,22 @@ from flray.engine.ray import alive
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs its workers at nice 15 otherwise
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the round loop raises a client's error once, as one message
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits on a GPU
+os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # `data.root` and `model.weights` of a trial may be relative
 
 import ray
 
 from flray.engine.ray import own
 from flray.engine.ray.own import line, refused
 
+ACTORS = "flray.engine.ray.actors"  # every process of a Ray that is started here imports it while other things are made ready
+AHEAD = 8  # of those processes for client actors at most; more start when they are asked for
 ANSWER_S = 5.0  # how long a cluster's head may take to accept a connection
 
 
-def connect(address: str | None, num_cpus: int) -> None:
+def connect(address: str | None, num_cpus: int, trials: int = 0) -> None:
     """Join the cluster at `address`, or start one here with `num_cpus`; nothing to do when this process is connected.
+
+    One that is started here has processes that import what the actors of a run need, and as many more as there are `trials` of a sweep.
 
     `address` is HOST:PORT, `auto` (the cluster of this job, or of the last `ray start` here) or None (`RAY_ADDRESS`, else a
     new one). A cluster that is joined keeps its own resources. Raises `ResourceError` in one line, within seconds.
@@ -41,14 +46,14 @@ def connect(address: str | None, num_cpus: int) -> None:
         if ray.is_initialized() and alive.lost(ray._private.worker._global_node):
             close()
             ray.shutdown()  # one that another started
-        _connect(address, num_cpus)
+        _connect(address, num_cpus, trials)
         alive.watch(ray._private.worker._global_node, own=bool(_ours["cpus"]))
 
 
-def _connect(address: str | None, num_cpus: int) -> None:
+def _connect(address: str | None, num_cpus: int, trials: int) -> None:
     if ray.is_initialized():
-        if address is None and _ours["cpus"] and _ours["cpus"] < num_cpus:
-            close()
+        if _ours["cpus"] and (address is not None or _ours["cpus"] < num_cpus):
+            close()  # started early, on a guess, or for a run before
         else:
             return
     where = f"address={address}" if address else f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}"
@@ -58,9 +63,11 @@ def _connect(address: str | None, num_cpus: int) -> None:
         _join(address, where)
         return
     _ours["cpus"] = num_cpus
+    processes = min(num_cpus, AHEAD) + 1 + trials
+    config = {"preload_python_modules": [ACTORS], "num_workers_soft_limit": max(processes, num_cpus)}
     try:
-        with own.private():
-            _init("a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False)
+        with own.private(processes):
+            _init("a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False, _system_config=config)
     except BaseException:
         _ours["cpus"] = 0
         raise

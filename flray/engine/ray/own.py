@@ -28,8 +28,10 @@ LOOK_S = 0.05  # between two questions whether it is there
 
 
 @contextlib.contextmanager
-def private() -> Iterator[None]:
+def private(processes: int = 0) -> Iterator[None]:
     """`ray.init(address="local")` in this block starts a Ray that only processes of this user on this machine can use.
+
+    It begins with this many `processes` for actors to come.
 
     The token is that of `RAY_AUTH_TOKEN`, of the file `RAY_AUTH_TOKEN_PATH` or of ~/.ray/auth_token, which is made when there is none;
     workers read it there, or inherit the variable. Raises `ResourceError` where a token is asked for and cannot be read.
@@ -45,13 +47,13 @@ def private() -> Iterator[None]:
         except AuthenticationError as error:
             raise refused("a new cluster here", error) from error
     with contextlib.ExitStack() as stack:
-        for place, name, value in _changes():
+        for place, name, value in _changes(processes):
             stack.callback(setattr, place, name, getattr(place, name))
             setattr(place, name, value)
         yield
 
 
-def _changes() -> list[tuple[Any, str, Any]]:
+def _changes(processes: int) -> list[tuple[Any, str, Any]]:
     """(place, name, value) in Ray 2.60's own modules while `ray.init` starts a node; it has no options for these."""
     return [
         # every server of Ray binds to loopback when its node's address is 127.0.0.1; on Linux Ray replaces that by the machine's own
@@ -61,8 +63,19 @@ def _changes() -> list[tuple[Any, str, Any]]:
         (node.Node, "start_api_server", lambda self, **_: None),  # `include_dashboard=False` starts it, too, and waits for it
         # the node's agent has no web server, as where Ray is installed without its extra `default`
         (utils, "get_dashboard_dependency_error", lambda: ImportError("not wanted")),
+        (services, "start_ray_process", functools.partial(_start, services.start_ray_process, processes)),
         (services, "get_node", functools.partial(_get_node, services.get_node)),
     ]
+
+
+def _start(start: Callable[..., Any], processes: int, command: list[str], kind: str, *others: Any, **options: Any) -> Any:
+    """Ray's own `start_ray_process`, but that a raylet begins with this many processes, all at once: Ray has one a CPU, side by side."""
+    if kind == ray_constants.PROCESS_TYPE_RAYLET:
+        flags = ("--num_prestart_python_workers=", "--maximum_startup_concurrency=")
+        at_once = max([processes, *(int(word.partition("=")[2]) for word in command if word.startswith(flags[1]))])
+        command = [word for word in command if not word.startswith(flags)]
+        command += [f"{flags[0]}{processes}", f"{flags[1]}{at_once}"]
+    return start(command, kind, *others, **options)
 
 
 def _get_node(ask: Callable[[str, str], dict[str, Any]], gcs_address: str, node_id: str) -> dict[str, Any]:
