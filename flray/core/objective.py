@@ -21,7 +21,7 @@ from flray.core.point import Model
 
 Precision = Literal["fp32", "bf16"]
 
-CACHED_POINTS = 6  # models kept: local, perturbed, global, and one or two teachers
+CACHED_POINTS = 32  # views, no storage: a few for a local step, one a client while an ensemble is asked batch by batch
 
 
 class Objective:

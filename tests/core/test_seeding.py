@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flray.core.algorithm import Context
+from flray.core.clock import Clock
 from flray.core.objective import Objective
 from flray.core.seeding import key, rng, torch_seed
 from tests.core.networks import Mlp, build
@@ -53,17 +54,14 @@ def test_a_stream_does_not_depend_on_what_was_drawn_before():
 
 
 def test_a_context_addresses_by_everything_that_identifies_the_work():
+    """Also by the phase and the hop; not by `done`, so that a task's draws do not depend on the others' length."""
     objective = Objective(build(Mlp))
-    base = {"seed": 0, "task": 0, "round": 0, "exchange": 0, "client": 3}
-    draws = set()
-    for field in (None, *base):
-        where = {**base, **({field: base[field] + 1} if field else {})}
-        ctx = Context(
-            objective, where["seed"], where["task"], where["round"], where["exchange"], 10, 5, client=where["client"]
-        )
-        draws.add(float(ctx.rng("x").random()))
-        draws.add(float(ctx.rng("y").random()))
-    assert len(draws) == 12
+    changes = [{"task": 1}, {"round": 1}, {"exchange": 1}, {"phase": "task_end"}, {"phase": "task_begin"}, {"hop": 1}]
+    works = [(0, Clock(**change), 3) for change in ({}, *changes)] + [(1, Clock(), 3), (0, Clock(), 4)]
+    contexts = [Context(objective, seed, clock, 10, 5, client=client) for seed, clock, client in works]
+    draws = {float(ctx.rng(purpose).random()) for ctx in contexts for purpose in "xy"}
+    assert len(draws) == 2 * len(works)
+    assert Context(objective, 0, Clock(done=7), 10, 5, client=3).rng("x").random() in draws
 
 
 def test_torch_seeds_fit_torch():
