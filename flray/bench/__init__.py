@@ -132,14 +132,14 @@ def compare(
     from flray.engine.threads import cores
 
     experiment = workload.experiment(rounds + WARM_UP + 1)
-    partition = workload.partition(experiment)
+    scenario = workload.scenario(experiment)
     layouts = (False, True) if workload.shape[-1] > 1 and not workload.tested else (False,)
     numbers = ways or list(dict.fromkeys([(cores(), 1), (1, cores())]))
     seconds: dict[Way, list[float]] = {}
     runs: list[Measured] = []
     with ExitStack() as stack:
         possible = [Way(*number, fused, last) for last in layouts for number in numbers for fused in (False, True)]
-        pools = [stack.enter_context(BarePool(experiment, partition, way)) for way in possible]
+        pools = [stack.enter_context(BarePool(experiment, scenario, way)) for way in possible]
         # threads of one process on cores that others use can be 100 times slower: out after two rounds
         first = {pool.way: pool.measure(1) and pool.measure(1) for pool in pools}
         fastest = min(first.values())[0]
@@ -148,7 +148,7 @@ def compare(
             for pool in pools:
                 took, steps = pool.measure(rounds)
                 seconds.setdefault(pool.way, []).append(took)
-            runs.append(measure(experiment, partition, home / name.split()[0]))
+            runs.append(measure(experiment, scenario, home / name.split()[0]))
             if runs[-1].steps != steps:
                 raise RuntimeError(
                     f"{name}: flray took {runs[-1].steps} gradient steps a round and the bare loop {steps}"
@@ -181,7 +181,7 @@ def population(small: Workload, large: Workload, rounds: int, repeats: int, home
     for _ in range(repeats):
         for name, workload in (("W2", small), ("W3", large)):
             experiment = workload.experiment(rounds + WARM_UP + 1)
-            times[name].append(measure(experiment, workload.partition(experiment), home / name).round_s)
+            times[name].append(measure(experiment, workload.scenario(experiment), home / name).round_s)
     two, three = min(times["W2"]), min(times["W3"])
     return _row(
         "W3/W2 round",
@@ -194,11 +194,13 @@ _CHILD = """
 import sys
 from pathlib import Path
 from flray import bench
-from flray.scenario import load_partition
+from flray.data import load_dataset
+from flray.scenario import Scenario
 from flray.api import simulate
 name, partition, folder = sys.argv[1:]
-experiment, partition = getattr(bench, name).experiment(12), load_partition(partition, verify=False)
-simulate(experiment, Path(folder), partition=partition, overwrite=True)
+experiment = getattr(bench, name).experiment(12)
+scenario = Scenario.load(partition, load_dataset(experiment.data).num_classes, verify=False)
+simulate(experiment, Path(folder), scenario=scenario, overwrite=True)
 """
 
 
@@ -209,7 +211,7 @@ def memory(names: tuple[str, str], home: Path) -> Row:
         workload: Workload = globals()[name]
         experiment = workload.experiment(1)
         place = home / f"{name}-partition"
-        workload.partition(experiment).save(place, experiment.partition)
+        workload.scenario(experiment).save(place, experiment.partition)
         process = processes.python(_CHILD, name, str(place), str(home / f"{name}-memory"))
         peak, samples = (0.0, 0.0, 0.0), 0
         while process.poll() is None:

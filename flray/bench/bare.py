@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from flray.core import seeding
+from flray.core.clock import Clock
 from flray.data import load_dataset
 from flray.data.dataset import Split
 from flray.experiment import Experiment
 from flray.loader import load_config
 from flray.models import build_model
-from flray.scenario import Partition, make_partition
+from flray.scenario import Partition, Scenario, build
 
 WARM_UP = 2  # rounds of a run that are not counted, and the last one, which tests
 TEST_BATCH = 500  # samples that the bare loop tests at once
@@ -59,15 +60,15 @@ class Workload(NamedTuple):
         }  # fmt: skip
         return load_config({**config, **sections})[0]
 
-    def partition(self, experiment: Experiment) -> Partition:
+    def scenario(self, experiment: Experiment) -> Scenario:
+        """Who holds what; of a `population` larger than the clients, clients share samples."""
+        dataset = load_dataset(experiment.data)
         if self.population is None:
-            dataset = load_dataset(experiment.data)
-            return make_partition(
-                experiment.partition, dataset.train.y, seed=experiment.seed, num_classes=dataset.num_classes
-            )
+            return build(dataset, experiment.partition, seed=experiment.seed)
         samples = np.arange(self.clients * self.images, dtype=np.int32)
         indices = np.resize(samples, self.population * self.images)
-        return Partition(indices, np.arange(self.population + 1, dtype=np.int64) * self.images)
+        offsets = np.arange(self.population + 1, dtype=np.int64) * self.images
+        return Scenario.ordinary(Partition(indices, offsets), dataset.num_classes)
 
 
 class Way(NamedTuple):
@@ -88,9 +89,9 @@ class Bare:
     """Plain PyTorch FedAvg over a share of the cohort; the weighted sum of the clients' parameters is left in
     `total`."""
 
-    def __init__(self, experiment: Experiment, partition: Partition, way: Way, addressed: bool = False) -> None:
+    def __init__(self, experiment: Experiment, scenario: Scenario, way: Way, addressed: bool = False) -> None:
         dataset, algorithm = load_dataset(experiment.data), experiment.algorithm
-        self.seed, self.addressed, self.partition = experiment.seed, addressed, partition
+        self.seed, self.addressed, self.partition = experiment.seed, addressed, scenario.partitions[0]
         self.batch, self.epochs = algorithm.local_batches
         self.x, self.y = self._held(dataset.train, way.channels_last)
         self.tested = self._held(dataset.test, way.channels_last)
@@ -175,11 +176,11 @@ class BarePool:
     `with BarePool(...) as pool`.
     """
 
-    def __init__(self, experiment: Experiment, partition: Partition, way: Way, addressed: bool = False) -> None:
+    def __init__(self, experiment: Experiment, scenario: Scenario, way: Way, addressed: bool = False) -> None:
         from flray.engine.cohort import sample
 
         self.way = way
-        self.experiment, self.partition, self._sample = experiment, partition, sample
+        self.experiment, self.scenario, self._sample = experiment, scenario, sample
         dataset = load_dataset(experiment.data)
         seed = seeding.torch_seed(experiment.seed, "model")
         model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed)
@@ -192,7 +193,7 @@ class BarePool:
         self.workers = []
         for total in self.totals:
             here, there = context.Pipe()
-            arguments = (there, way.threads, self.weights, total, (experiment, partition, way, addressed))
+            arguments = (there, way.threads, self.weights, total, (experiment, scenario, way, addressed))
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             there.close()  # so that a worker that dies ends the wait for it
@@ -211,8 +212,10 @@ class BarePool:
 
     def round(self) -> int:
         """One round of FedAvg, and a test where the experiment tests every round; gradient steps done."""
-        clients = self._sample(self.experiment.cohort, self.experiment.seed, 0, self.done, self.partition.num_clients)
-        sizes = self.partition.offsets[clients + 1] - self.partition.offsets[clients]
+        cohort, members = self.experiment.cohort, self.scenario.members(0)
+        clients = self._sample(cohort, self.experiment.seed, Clock(0, self.done, done=self.done), members)
+        offsets = self.scenario.partitions[0].offsets
+        sizes = offsets[clients + 1] - offsets[clients]
         shares = sizes / sizes.sum()
         pieces = zip(np.array_split(clients, len(self.workers)), np.array_split(shares, len(self.workers)), strict=True)
         for (_, pipe), (members, part) in zip(self.workers, pieces, strict=True):
@@ -253,13 +256,13 @@ class Measured(NamedTuple):
     server: float
 
 
-def measure(experiment: Experiment, partition: Partition, folder: Path) -> Measured:
+def measure(experiment: Experiment, scenario: Scenario, folder: Path) -> Measured:
     """A real run through Ray, from one round's end to the next's; the first rounds and the last one are left out."""
     from flray.api import play
     from flray.engine.cohort import runs
     from flray.rundir.reader import load
 
-    ends = [time.perf_counter() for _ in play(experiment, folder, partition=partition, overwrite=True)]
+    ends = [time.perf_counter() for _ in play(experiment, folder, scenario=scenario, overwrite=True)]
     run = load(folder)
     rows, seconds = run.rounds.iloc[WARM_UP:-1], np.diff(ends)[WARM_UP - 1 : -1]
     actors = run.environment["actors"]["client_actors"]

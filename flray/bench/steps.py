@@ -64,8 +64,8 @@ def local_training(name: str, workload: Workload) -> Callable[[], tuple[float, i
     """Trains one client for a round each time it is called: (seconds of a local step, number of steps)."""
     experiment = _experiment(name, workload)
     index = np.arange(min(BATCHES * workload.batch, workload.images))
-    everything = Partition(index, np.array([0, len(index)]))
-    scenario = Scenario.ordinary(everything, load_dataset(experiment.data).num_classes)
+    alike = Partition(np.tile(index, workload.clients), np.arange(workload.clients + 1) * len(index))
+    scenario = Scenario.ordinary(alike, load_dataset(experiment.data).num_classes)
     bench = Workbench(experiment, Roll.of(scenario))
     clients, clock, algorithm = Client(bench), Clock(), bench.algorithm
     server = bench.context(clock)

@@ -122,9 +122,8 @@ def report(folder: Path) -> None:
     if len(tested):
         last = tested.iloc[-1]
         what = "test" if split == "test" else "validation"
-        print(
-            f"round {int(last['round'])}: {what} accuracy {last[f'{split}/acc']:.2%}, loss {last[f'{split}/loss']:.4f}"
-        )
+        when = f"round {int(last['done'])}" + (f", task {int(last['task'])}" if run.experiment.num_tasks > 1 else "")
+        print(f"{when}: {what} accuracy {last[f'{split}/acc']:.2%}, loss {last[f'{split}/loss']:.4f}")
     if len(run.personal):
         for epochs, rows in run.personal.groupby("finetune_epochs"):
             found = rows["test/acc"].dropna()
@@ -136,17 +135,16 @@ def report(folder: Path) -> None:
     print(f"results: {folder}   (pandas.read_parquet('{folder}/rounds'){look})")
     if run.experiment.storage is not None:
         print(f"storage: {join(run.experiment.storage, folder.absolute().name)}")
+    commands = [
+        f"flray run {folder}/config.yaml algorithm={other_algorithm(run.experiment)}   (flray list algorithms)",
+        f"flray figure curves {folder} --out curves.png",
+    ]
     if run.status.startswith("diverged"):
-        print(
-            f"next:    flray run {folder}/config.yaml "
-            f"algorithm.lr={getattr(run.experiment.algorithm, 'lr', 0.1) / 3:.2g}"
-        )
-    else:
-        print(f"next:    flray resume {folder} rounds={max(run.experiment.rounds, 1) * 2}")
-    print(
-        f"         flray run {folder}/config.yaml algorithm={other_algorithm(run.experiment)}   (flray list algorithms)"
-    )
-    print(f"         flray figure curves {folder} --out curves.png")
+        lr = getattr(run.experiment.algorithm, "lr", 0.1) / 3
+        commands.insert(0, f"flray run {folder}/config.yaml algorithm.lr={lr:.2g}")
+    elif run.experiment.num_tasks == 1:  # more rounds a task would be another experiment
+        commands.insert(0, f"flray resume {folder} rounds={max(run.experiment.rounds, 1) * 2}")
+    print("next:    " + "\n         ".join(commands))
 
 
 def other_algorithm(experiment: Any) -> str:

@@ -29,11 +29,11 @@ def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Pa
     """Two rounds of 3 clients x 2 epochs x ceil(10 / 4) = 3 batches: 18 steps a round; same order, so the same weights
     up to rounding."""
     experiment = TINY.experiment(rounds=2)
-    partition = TINY.partition(experiment)
-    simulate(experiment, tmp_path / "run", partition=partition)
+    scenario = TINY.scenario(experiment)
+    simulate(experiment, tmp_path / "run", scenario=scenario)
     ours = load_file(tmp_path / "run" / "model.safetensors")
     model = build_model(experiment.model, (1, 8, 8), 10, torch_seed(0, "model"))
-    with BarePool(experiment, partition, Way(2, 1, fused=True, channels_last=channels_last), addressed=True) as pool:
+    with BarePool(experiment, scenario, Way(2, 1, fused=True, channels_last=channels_last), addressed=True) as pool:
         assert [pool.round() for _ in range(2)] == [18, 18]
         moved = torch.cat([(w - p.detach()).flatten() for w, p in zip(pool.weights, model.parameters(), strict=True)])
         assert moved.abs().max() > 1e-3  # far more than the tolerance below
@@ -56,9 +56,9 @@ def test_the_bare_loop_tests_what_flray_tests(ray_cluster, tmp_path: Path):
     """Two processes and all 130 samples: as many right and the same loss as `tests/` has after each of two rounds."""
     workload = TINY._replace(tested=130)
     experiment = workload.experiment(rounds=2)
-    partition = workload.partition(experiment)
-    simulate(experiment, tmp_path / "run", partition=partition)
-    with BarePool(experiment, partition, Way(2, 1), addressed=True) as pool:
+    scenario = workload.scenario(experiment)
+    simulate(experiment, tmp_path / "run", scenario=scenario)
+    with BarePool(experiment, scenario, Way(2, 1), addressed=True) as pool:
         found = [pool.test(), *((pool.round(), pool.test())[1] for _ in range(2))]
     table = load(tmp_path / "run").tests
     assert table["total"].tolist() == [130] * 3
@@ -75,7 +75,7 @@ def test_unlike_work_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             return 1.0, 17
 
     monkeypatch.setattr(bench, "BarePool", Pool)
-    monkeypatch.setattr(bench, "measure", lambda experiment, partition, folder: bench.Measured(1.0, 18, 0.1))
+    monkeypatch.setattr(bench, "measure", lambda experiment, scenario, folder: bench.Measured(1.0, 18, 0.1))
     with pytest.raises(RuntimeError, match="18 gradient steps a round and the bare loop 17"):
         bench.compare("W2 round flray/bare", TINY, rounds=1, repeats=1, home=tmp_path, ways=[(1, 1)])
 
@@ -108,7 +108,7 @@ def test_the_declared_cost_of_a_step_is_what_torch_counts(name):
 def test_population_shares_the_samples():
     """1,000 clients of 10 images on the 60 there are: client 7 holds samples 70 mod 60 = 10 to 19."""
     many = TINY._replace(population=1000)
-    partition = many.partition(many.experiment(1))
+    partition = many.scenario(many.experiment(1)).partitions[0]
     assert partition.num_clients == 1000
     assert partition.client(7).tolist() == list(range(10, 20))
 
