@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from flray.core.algorithm import Context
+from flray.core.clock import Clock
 from flray.core.messages import Batch, Cohort, map_tensors
 from flray.core.objective import Objective
-from tests.algorithms.rounds import batches_of
+from tests.algorithms.rounds import batches_of, train
 
 
 class Epochs(list[Batch]):
@@ -24,18 +25,19 @@ class Epochs(list[Batch]):
 
 
 def client_context(objective: Objective, x: Tensor, round: int = 0, num_steps: int = -1, client: int = 0) -> Context:
-    return Context(objective, 0, 0, round, 0, 1, 1, client=client, num_steps=num_steps, num_examples=len(x), weight=1.0)
+    clock = Clock(round=round)
+    return Context(objective, 0, clock, 1, 1, client=client, num_steps=num_steps, num_examples=len(x), weight=1.0)
 
 
 def alone(algorithm: Any, objective: Objective, x: Tensor, y: Tensor, rounds: int) -> tuple[list[Any], list[Any]]:
     """(server states, client states), one more than rounds, of a federation of one client."""
-    server = Context(objective, 0, 0, 0, 0, 1, 1)
+    server = Context(objective, 0, Clock(), 1, 1)
     states, clients = [algorithm.init_server(server, *objective.initial())], [algorithm.init_client(server)]
     batches = batches_of(x, y, *algorithm.local_batches)
     for round in range(rounds):
         ctx = client_context(objective, x, round, len(batches))
         down = algorithm.broadcast(server, states[-1])
-        update, client, _ = algorithm.train(ctx, down, clients[-1], batches)
+        update, client, _ = train(algorithm, ctx, down, clients[-1], batches)
         cohort = Cohort(
             torch.tensor([0]), torch.tensor([len(x)]), torch.tensor([len(batches)]), torch.ones(1, dtype=torch.float64)
         )

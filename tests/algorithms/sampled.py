@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from flray.core.algorithm import Context
+from flray.core.clock import Clock
 from flray.core.messages import Cohort
 from flray.core.objective import Objective
 from flray.ops.pooling import Collector, pooled
-from tests.algorithms.rounds import Data, batches_of
+from tests.algorithms.rounds import Data, batches_of, train
 from tests.core.networks import Mlp, inputs
 
 
@@ -34,11 +35,13 @@ def play_sampled(
     """(server states, client states at the end); one cohort a round, `lost` holds (round, client) that the server
     skips."""
     count = len(data)
-    state = algorithm.init_server(Context(objective, 0, 0, 0, 0, 0, 0), *objective.initial())
-    kept = [algorithm.init_client(Context(objective, 0, 0, 0, 0, count, 1, client=k)) for k in range(count)]
+    state = algorithm.init_server(Context(objective, 0, Clock(), 0, 0), *objective.initial())
+    kept = [algorithm.init_client(Context(objective, 0, Clock(), count, 1, client=k)) for k in range(count)]
     states = [state]
     for round, clients in enumerate(cohorts):
-        server = Context(objective, 0, 0, round, 0, count, len(clients), total_examples=sum(len(x) for x, _ in data))
+        server = Context(
+            objective, 0, Clock(round=round), count, len(clients), total_examples=sum(len(x) for x, _ in data)
+        )
         down = algorithm.broadcast(server, state)
         sizes = torch.tensor([len(data[k][0]) for k in clients])
         weights, steps = algorithm.weights(sizes), torch.tensor(algorithm.local_steps(sizes.numpy()))
@@ -48,7 +51,7 @@ def play_sampled(
             ctx = replace(
                 server, client=k, num_steps=len(batches), num_examples=int(sizes[i]), weight=float(weights[i])
             )
-            update, after, _ = algorithm.train(ctx, down, kept[k], batches)
+            update, after, _ = train(algorithm, ctx, down, kept[k], batches)
             sent.add(i, update if arrived[i] else None, float(weights[i]))
             kept[k] = after if arrived[i] else kept[k]
         share = float(weights[arrived].sum())

@@ -15,7 +15,7 @@ from flray.algorithms.fednova import FedNova
 from flray.core.errors import ConfigError
 from flray.core.messages import nbytes
 from flray.core.objective import Objective
-from tests.algorithms.rounds import play
+from tests.algorithms.rounds import play, train
 from tests.algorithms.sampled import clients, play_sampled
 from tests.core.networks import Mlp, Norm, build, inputs
 from tests.ops.support import context, normal
@@ -241,7 +241,7 @@ def test_a_client_of_which_nothing_was_trained_keeps_its_direction():
         ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(objective.layout.size))
     )
     client = algorithm.init_client(ctx).replace(d=normal(objective.layout.size, seed=1))
-    update, after, _ = algorithm.train(ctx, down, client, [])
+    update, after, _ = train(algorithm, ctx, down, client, [])
     assert torch.equal(after.d, client.d) and torch.equal(update.own, client.d) and not update.d.any()
 
 
@@ -294,11 +294,11 @@ def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
     size = objective.layout.size
     down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(size)))
     client = algorithm.init_client(ctx).replace(d=normal(size, seed=1))
-    carry = algorithm.begin(ctx, down, client)
+    carry = algorithm.begin(ctx, down, client, None)
     value, g = algorithm.proximal(ctx, down, client, carry, None)
     torch.testing.assert_close(g, down.dbar - client.d)
     torch.testing.assert_close(value, ((down.dbar - client.d) * carry.w).sum())
     plain = FedNova()
     down = plain.broadcast(ctx, plain.init_server(ctx, *objective.initial()))
     with pytest.raises(ConfigError, match="set ccvr to fixed"):
-        plain.proximal(ctx, down, (), plain.begin(ctx, down, ()), None)
+        plain.proximal(ctx, down, (), plain.begin(ctx, down, (), None), None)

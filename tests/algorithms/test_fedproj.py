@@ -12,11 +12,12 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from flray.algorithms.feddf import FedDF
 from flray.algorithms.fedproj import FedProj
 from flray.core.algorithm import Context
+from flray.core.clock import Clock
 from flray.core.errors import ConfigError
 from flray.core.messages import equal
 from flray.core.objective import Objective
 from flray.core.seeding import rng
-from tests.algorithms.rounds import play
+from tests.algorithms.rounds import play, train
 from tests.core.networks import Mlp, Norm, build, inputs
 from tests.ops.support import ListProxy
 
@@ -239,7 +240,7 @@ def test_memory_size_sends_a_subset_with_its_own_logits():
     algorithm = FedProj(memory_size=4, round0="kl_init")
     seen = set()
     for round in range(5):
-        ctx = Context(objective, 0, 0, round, 0, 2, 2, proxy)
+        ctx = Context(objective, 0, Clock(round=round), 2, 2, proxy=proxy)
         state = algorithm.init_server(ctx, *objective.initial())
         down = algorithm.broadcast(ctx, state)
         assert down.memory.tolist() == sorted(set(down.memory.tolist())) and len(down.memory) == 4
@@ -275,14 +276,14 @@ def test_the_cost_of_the_whole_public_set_needs_its_size():
 def test_clients_read_only_the_memory_they_were_sent():
     objective, data, proxy = world(Mlp)
     algorithm = FedProj(**LOCAL, **SERVER, memory_size=3, round0="kl_init", memory_batch_size=2)
-    ctx = Context(objective, 0, 0, 0, 0, 2, 2, proxy)
+    ctx = Context(objective, 0, Clock(), 2, 2, proxy=proxy)
     down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
     proxy.asked.clear()
     from tests.algorithms.rounds import batches_of, contexts
 
     batches = batches_of(*data[0], 4, 3)
     client = contexts(objective, 0, data, torch.tensor([0.5, 0.5]), [len(batches), 0], proxy)[0]
-    algorithm.train(client, down, (), batches)
+    train(algorithm, client, down, (), batches)
     assert len(proxy.asked) == len(batches) and all(len(i) == 2 for i in proxy.asked)
     assert set(np.concatenate(proxy.asked).tolist()) == set(down.memory.tolist())
     # cyclic: every sample once before any comes again

@@ -21,7 +21,7 @@ from flray.core.errors import ConfigError
 from flray.core.messages import Broadcast, equal
 from flray.core.objective import Objective
 from flray.models.base import Classifier
-from tests.algorithms.rounds import batches_of, contexts, play
+from tests.algorithms.rounds import batches_of, contexts, play, train
 from tests.core.networks import Conv, Mlp, Norm, build, inputs
 from tests.ops.support import normal
 
@@ -207,7 +207,7 @@ def test_step_cost_counts_the_passes_through_the_body(strategy, perturb, proxima
     client = algorithm.init_client(ctx)
     if proximal == "moon":  # as after its first round: in that one the term is constant
         client = client.replace(w=client.w + 0.1)
-    algorithm.train(ctx, algorithm.broadcast(ctx, state), client, batches)
+    train(algorithm, ctx, algorithm.broadcast(ctx, state), client, batches)
     assert (passes["forward"] + 2 * passes["backward"]) / 3 / len(batches) == pytest.approx(algorithm.step_cost())
     if (strategy, perturb, proximal) == ("S1", "head", "kl"):
         assert passes == {"forward": 2 * len(batches), "backward": len(batches)}
@@ -267,7 +267,7 @@ def test_steps_with_the_proximal_losses_of_table_4(proximal, perturb):
         tau=0.2,
     )
     ctx, batches = one_client(objective, (x, y), epochs=2)
-    carry = algorithm.begin(ctx, down, client)
+    carry = algorithm.begin(ctx, down, client, None)
     for batch in batches:
         carry = algorithm.step(ctx, down, client, carry, batch)
     torch.testing.assert_close(carry.w, w2, rtol=1e-5, atol=1e-6)
@@ -288,7 +288,7 @@ def test_statistics_move_once_a_step_with_every_proximal_loss(proximal, strategy
     def statistics(algorithm):
         ctx, batches = one_client(objective, data[0])
         down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
-        return algorithm.train(ctx, down, algorithm.init_client(ctx), batches)[1].b
+        return train(algorithm, ctx, down, algorithm.init_client(ctx), batches)[1].b
 
     assert torch.equal(
         statistics(FedSOL(**step, proximal=proximal, strategy=strategy, perturb="all")), statistics(FedAvg(**step))
@@ -338,7 +338,7 @@ class Quadratic(FedSOL, frozen=True):
         w[:2] = torch.tensor(anchor)
         ctx, batches = one_client(objective, (torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)), self.local_epochs)
         down = Broadcast(w, b)
-        carry = self.begin(ctx, down, ())
+        carry = self.begin(ctx, down, (), None)
         carry.grad.zero_()
         objective.scratch("proximal gradient", w).zero_()
         carry.w[:2] = torch.tensor(start)
@@ -447,7 +447,7 @@ def test_strategies_with_the_kl_read_both_losses_of_one_network(strategy, kind):
     }[strategy]()
     algorithm = FedSOL(strategy=strategy, perturb="all", adaptive="none", rho=0.5, beta=beta)
     ctx, (batch,) = one_client(objective, (x, y))
-    carry = algorithm.begin(ctx, Broadcast(w_g, b), ())
+    carry = algorithm.begin(ctx, Broadcast(w_g, b), (), None)
     carry.w.copy_(w)
     _, g = algorithm.gradient(ctx, Broadcast(w_g, b), (), carry, batch)
     torch.testing.assert_close(g, expected, rtol=1e-5, atol=1e-6)

@@ -12,7 +12,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.scaffold import Scaffold
 from flray.core.messages import nbytes
 from flray.core.objective import Objective
-from tests.algorithms.rounds import play
+from tests.algorithms.rounds import play, train
 from tests.algorithms.sampled import clients, play_sampled
 from tests.algorithms.test_fedavg import Quadratic
 from tests.core.networks import Mlp, Norm, build
@@ -159,7 +159,7 @@ def test_a_client_without_data_keeps_its_control_variate():
         c=normal(objective.layout.size)
     )
     own = algorithm.init_client(ctx).replace(c=normal(objective.layout.size, seed=1))
-    update, kept, _ = algorithm.train(ctx, down, own, [])
+    update, kept, _ = train(algorithm, ctx, down, own, [])
     assert torch.equal(kept.c, own.c) and not update.c.any() and torch.equal(update.w, down.w)
 
 
@@ -186,7 +186,7 @@ def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
     size = objective.layout.size
     down = algorithm.init_server(ctx, *objective.initial()).replace(c=normal(size))
     client = algorithm.init_client(ctx).replace(c=normal(size, seed=1))
-    carry = algorithm.begin(ctx, down, client)
+    carry = algorithm.begin(ctx, down, client, None)
     carry = carry.replace(w=carry.w + normal(size, seed=2))
     value, g = algorithm.proximal(ctx, down, client, carry, None)
     torch.testing.assert_close(value, ((down.c - client.c) * carry.w).sum())

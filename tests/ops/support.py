@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flray.core.algorithm import Context
+from flray.core.clock import Clock
 from flray.core.objective import Objective
 
 
@@ -32,7 +33,7 @@ class ListProxy:
 
 def context(module: nn.Module | Objective, proxy: Any = None, **where: Any) -> Context:
     objective = module if isinstance(module, Objective) else Objective(module)
-    values = {"seed": 0, "task": 0, "round": 0, "exchange": 0, "population": 4, "cohort_size": 2, **where}
+    values = {"seed": 0, "clock": Clock(), "population": 4, "cohort_size": 2, **where}
     return Context(objective, proxy=proxy, **values)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import kl_div, log_softmax, softmax
 
+from flray.core.clock import Clock
 from flray.core.objective import Objective
 from flray.ops.distill import distill, ensemble, proxy_logits
 from flray.ops.losses import kl
@@ -163,7 +164,7 @@ def test_draws_are_addressed():
     torch.rand(5)
     np.random.rand(5)
     assert torch.equal(run(), first)
-    assert not torch.equal(run(round=1), first)
+    assert not torch.equal(run(clock=Clock(round=1)), first)
 
 
 def test_weight_decay_leaves_what_the_loss_does_not_reach_alone():
