@@ -30,7 +30,7 @@ class ClientStore(Protocol):
         """States in the order asked for; None for a client without one."""
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
-        """Replace the states of these clients; None and `()` leave the old one. `stamp` counts the rounds done."""
+        """Replace the states of these clients; None and `()` leave the old one. `stamp` is the `Position.order` that they belong to."""
 
     def clients(self) -> list[int]:
         """Numbers of the clients that have a state, ascending."""
@@ -207,7 +207,7 @@ class FileStore:
 
 
 class _File(NamedTuple):
-    """Which file holds a client's state: the rounds done when it was written, and its checksum (16 bytes)."""
+    """Which file holds a client's state: the `Position.order` for which it was written, and its checksum (16 bytes)."""
 
     stamp: int
     checksum: bytes

@@ -55,6 +55,12 @@ class Executor(local.Local):
         return super().run(plan._replace(exchange=exchange), hop, ahead)
 
 
+def server_of(experiment: Any, folder: Path, lock: str | None = None) -> Server:
+    """A server as a run makes it, with the scenario that the configuration gives."""
+    dataset, _, private = build_data(experiment)
+    return Server(Workbench(experiment, Roll.of(build_scenario(experiment, dataset, private))), folder, lock=lock)
+
+
 class Local:
     """An experiment that is played transaction by transaction, and what travelled in it."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -11,63 +10,67 @@ from torch import Tensor
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.feddf import FedDF
-from flray.core.algorithm import Context
+from flray.core.algorithm import ClientData, Context
 from flray.core.hp import hp
-from flray.core.messages import Batch, Metrics
+from flray.core.messages import Metrics
 from tests.contracts.own import Own
 
 
-def fault(kind: str, at: str, ctx: Context, update: Any, metrics: Metrics) -> tuple[Any, Metrics]:
-    if f"{ctx.round}/{ctx.exchange}/{ctx.client}" != at:
-        return update, metrics
+def due(at: str, ctx: Context) -> bool:
+    """Whether `at` names this client's exchange."""
+    return at == f"{ctx.clock.round}/{ctx.clock.exchange}/{ctx.client}"
+
+
+def spoiled(kind: str, update: Any) -> Any:
+    """What becomes of the update. Raises `ZeroDivisionError` where that is the fault."""
     if kind == "raise":
         raise ZeroDivisionError("made up by the test")
     if kind == "nan loss":
-        return update, {**metrics, "train/loss": torch.tensor(float("nan"))}
-    spoiled = update.w.clone()
-    spoiled[3] = float("inf")
-    return update.replace(w=spoiled), metrics
+        return update
+    w = update.w.clone()
+    w[3] = float("inf")
+    return update.replace(w=w)
 
 
-class Faulty(FedAvg, frozen=True):
+class Fault(FedAvg, frozen=True):
+    """Something goes wrong in local training."""
+
     kind: Literal["raise", "nan loss", "inf update"] = hp("raise", doc="what goes wrong")
     at: str = hp("", doc="ROUND/EXCHANGE/CLIENT, from 0")
 
-    def train(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
-        update, client, metrics = super().train(ctx, down, client, batches)
-        return (*_swap(fault(self.kind, self.at, ctx, update, metrics), client),)
+    def fails(self, ctx: Context) -> bool:
+        return due(self.at, ctx)
+
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+        update, client = super().end(ctx, down, client, carry, data)
+        return spoiled(self.kind, update) if self.fails(ctx) else update, client
+
+    def report(self, ctx: Context, carry: Any) -> Metrics:
+        lost = {"train/loss": torch.tensor(float("nan"))} if self.kind == "nan loss" and self.fails(ctx) else {}
+        return {**super().report(ctx, carry), **lost}
 
 
-class FaultyStack(FedDF, frozen=True):
-    kind: Literal["raise", "nan loss", "inf update"] = hp("raise", doc="what goes wrong")
-    at: str = hp("", doc="ROUND/EXCHANGE/CLIENT, from 0")
-
-    def train(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
-        update, client, metrics = super().train(ctx, down, client, batches)
-        return (*_swap(fault(self.kind, self.at, ctx, update, metrics), client),)
+class Faulty(Fault, frozen=True):
+    pass
 
 
-class FaultyOwn(Own, frozen=True):
+class FaultyStack(Fault, FedDF, frozen=True):
+    pass
+
+
+class FaultyOwn(Fault, Own, frozen=True):
     """Own (two exchanges, client state), with a fault in either exchange, while the file `unless` does not exist."""
 
-    kind: Literal["raise", "nan loss", "inf update"] = hp("raise", doc="what goes wrong")
-    at: str = hp("", doc="ROUND/EXCHANGE/CLIENT, from 0")
     unless: str = hp("", doc="a file that repairs the fault")
 
-    def _spoil(self, ctx: Context, update: Any, metrics: Metrics) -> tuple[Any, Metrics]:
+    def fails(self, ctx: Context) -> bool:
         from pathlib import Path
 
-        if self.unless and Path(self.unless).exists():
-            return update, metrics
-        return fault(self.kind, self.at, ctx, update, metrics)
+        return super().fails(ctx) and not (self.unless and Path(self.unless).exists())
 
-    def train(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
-        update, client, metrics = super().train(ctx, down, client, batches)
-        return (*_swap(self._spoil(ctx, update, metrics), client),)
-
-    def check(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
-        update, client, metrics = super().check(ctx, down, client, batches)
-        return (*_swap(self._spoil(ctx, update, metrics), client),)
+    def check(self, ctx: Context, down: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
+        update, client, metrics = super().check(ctx, down, client, data)
+        return spoiled(self.kind, update) if self.fails(ctx) else update, client, metrics
 
 
 class Scalar(FedAvg, frozen=True):
@@ -84,7 +87,7 @@ class Overflowing(FedAvg, frozen=True):
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> tuple[Any, Metrics]:
         state, metrics = super().aggregate(ctx, state, updates, cohort)
-        return (state.replace(w=state.w * float("inf")), metrics) if ctx.round == self.round else (state, metrics)
+        return (state.replace(w=state.w * float("inf")), metrics) if ctx.clock.round == self.round else (state, metrics)
 
 
 class Chatty(FedAvg, frozen=True):
@@ -97,10 +100,6 @@ class Chatty(FedAvg, frozen=True):
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> tuple[Any, Metrics]:
         state, metrics = super().aggregate(ctx, state, updates, cohort)
         return state, {**metrics, "server/score": float("inf")}
-
-
-def _swap(pair: tuple[Any, Metrics], client: Any) -> tuple[Any, Any, Metrics]:
-    return pair[0], client, pair[1]
 
 
 for name, kind in (

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flray.algorithms.fedavg import FedAvg
+from flray.core.algorithm import Exchange
+from flray.core.clock import Clock
 from flray.core.errors import ConfigError
 from flray.core.seeding import rng
-from flray.engine.cohort import runs, sample, sizes_of, work
-from flray.engine.workbench import Moment
+from flray.engine.cohort import hops, participants, runs, sample
 from flray.experiment import CohortConfig
-from flray.scenario import Partition
+from flray.scenario import Partition, Scenario
 
 COSTS = st.lists(st.floats(0.1, 1000), min_size=1, max_size=60)
 
@@ -39,12 +40,12 @@ def test_more_pieces_than_clients_gives_everyone_a_piece():
 
 def test_addressed_sampling_depends_on_its_address_alone():
     config = CohortConfig(size=4)
-    first = sample(config, 0, 0, 5, 20)
+    first = sample(config, 0, Clock(0, 5), range(20))
     np.random.seed(1)
-    assert sample(config, 0, 0, 5, 20).tolist() == first.tolist()
+    assert sample(config, 0, Clock(0, 5), range(20)).tolist() == first.tolist()
     assert first.tolist() == rng(0, "cohort", 0, 5).choice(20, 4, replace=False).tolist()
     assert len(set(first.tolist())) == 4 and first.dtype == np.int64
-    others = [sample(config, *where, 20).tolist() for where in ((1, 0, 5), (0, 1, 5), (0, 0, 6))]
+    others = [sample(config, seed, clock, range(20)).tolist() for seed, clock in ((1, Clock(0, 5)), (0, Clock(1, 5)), (0, Clock(0, 6)))]
     assert all(other != first.tolist() for other in others)
 
 
@@ -57,30 +58,71 @@ def test_numpy_round_seed_gives_the_sets_of_the_authors_code(round):
     np.random.set_state(state)
     config = CohortConfig(fraction=0.1, sampling="numpy_round_seed")
     for seed in (0, 7):
-        assert sample(config, seed, 0, round, 100).tolist() == expected.tolist()
+        assert sample(config, seed, Clock(0, round, done=round), range(100)).tolist() == expected.tolist()
 
 
 def test_the_whole_population_is_the_default_and_too_many_is_an_error():
-    assert sorted(sample(CohortConfig(), 0, 0, 0, 6).tolist()) == list(range(6))
+    assert sorted(sample(CohortConfig(), 0, Clock(), range(6)).tolist()) == list(range(6))
     with pytest.raises(ConfigError, match=r"cohort\.size: 7 clients per round, but 6 hold samples"):
-        sample(CohortConfig(size=7), 0, 0, 0, 6)
-    assert len(sample(CohortConfig(fraction=0.01), 0, 0, 0, 6)) == 1
+        sample(CohortConfig(size=7), 0, Clock(), range(6))
+    assert len(sample(CohortConfig(fraction=0.01), 0, Clock(), range(6))) == 1
 
 
-def test_work_carries_exactly_the_samples_of_its_clients():
-    """Weights 3/8, 3/8, 2/8; steps ceil(n / 2) * 3; two runs of even cost."""
-    partition = Partition(np.array([5, 6, 7, 0, 1, 9, 8, 2]), np.array([0, 3, 5, 5, 8]))
-    clients = np.array([3, 0, 1])
-    assert sizes_of(partition, clients).tolist() == [3, 3, 2]
-    cohort, jobs = work(partition, FedAvg(batch_size=2, local_epochs=3), clients, Moment(1, 4, 2, True, 4, 3, 20), 2)
-    assert cohort.client_ids.tolist() == [3, 0, 1]
-    assert cohort.num_steps.tolist() == [6, 6, 3]
-    assert cohort.weights.tolist() == [0.375, 0.375, 0.25]
-    seen = []
-    for job in jobs:
-        assert (job.task, job.round, job.exchange, job.cohort_size, job.population) == (1, 4, 1002, 3, 4)
-        for i, client in enumerate(job.clients):
-            seen.append(
-                (job.first + i, client, job.weights[i], job.indices[job.offsets[i] : job.offsets[i + 1]].tolist())
-            )
-    assert seen == [(0, 3, 0.375, [9, 8, 2]), (1, 0, 0.375, [5, 6, 7]), (2, 1, 0.25, [0, 1])]
+PARTITION = Partition(np.array([5, 6, 7, 0, 1, 9, 8, 2]), np.array([0, 3, 5, 5, 8]))  # client 2 holds nothing
+SCENARIO = Scenario.ordinary(PARTITION, 3)
+ALGORITHM = FedAvg(batch_size=2, local_epochs=3)
+
+
+def seen(hop):
+    return [
+        (job.first + i, client, job.weights[i], job.samples(i).tolist()) for job in hop.jobs for i, client in enumerate(job.clients)
+    ]
+
+
+def test_a_parallel_exchange_is_one_moment_of_contiguous_runs():
+    """Weights 3/8, 3/8, 2/8; steps ceil(n / 2) * 3; two runs of even cost. Who holds nothing is left out, and counted."""
+    clock = Clock(0, 4, "round", 1, done=4)
+    (hop,), empty = hops(SCENARIO, ALGORITHM, np.array([3, 0, 2, 1]), clock, ALGORITHM.training, 2)
+    assert empty == 1 and hop.clock == clock
+    assert hop.cohort.client_ids.tolist() == [3, 0, 1]
+    assert hop.cohort.num_steps.tolist() == [6, 6, 3]
+    assert hop.cohort.weights.tolist() == [0.375, 0.375, 0.25]
+    assert len(hop.jobs) == 2 and all(job.clock == clock for job in hop.jobs)
+    assert seen(hop) == [(0, 3, 0.375, [9, 8, 2]), (1, 0, 0.375, [5, 6, 7]), (2, 1, 0.25, [0, 1])]
+
+
+def test_a_sequential_exchange_is_a_moment_for_each_client_by_number_with_its_weight_among_all():
+    exchange = Exchange("chain", ALGORITHM.broadcast, ALGORITHM.aggregate, order="sequential")
+    found, empty = hops(SCENARIO, ALGORITHM, np.array([3, 0, 1, 2]), Clock(0, 9, "task_end", 0, done=9), exchange, 2)
+    assert empty == 1
+    assert [hop.clock.hop for hop in found] == [0, 1, 2]
+    assert [hop.cohort.weights.tolist() for hop in found] == [[0.375], [0.25], [0.375]]
+    assert [seen(hop) for hop in found] == [[(0, 0, 0.375, [5, 6, 7])], [(0, 1, 0.25, [0, 1])], [(0, 3, 0.375, [9, 8, 2])]]
+
+
+def test_those_with_state_take_part_without_samples_and_weigh_nothing():
+    exchange = Exchange("ask", ALGORITHM.broadcast, ALGORITHM.aggregate, who="stateful")
+    (hop,), empty = hops(SCENARIO, ALGORITHM, np.array([1, 2]), Clock(), exchange)
+    assert empty == 0
+    assert seen(hop) == [(0, 1, 1.0, [0, 1]), (1, 2, 0.0, [])]
+    (alone,), _ = hops(SCENARIO, FedAvg(weighting="uniform"), np.array([2]), Clock(), exchange)
+    assert alone.cohort.weights.tolist() == [1.0]
+
+
+def test_of_nobody_there_is_no_moment():
+    assert hops(SCENARIO, ALGORITHM, np.array([2]), Clock(), ALGORITHM.training) == ([], 1)
+    assert hops(SCENARIO, FedAvg(weighting="uniform"), np.zeros(0, np.int64), Clock(), ALGORITHM.training) == ([], 0)
+
+
+@pytest.mark.parametrize(("who", "expected"), [("cohort", [3, 0]), ("task", [0, 1, 3]), ("stateful", [1, 2])])
+def test_an_exchange_names_who_takes_part(who, expected):
+    exchange = Exchange("ask", ALGORITHM.broadcast, ALGORITHM.aggregate, who=who)
+    found = participants(exchange, Clock(), np.array([3, 0]), SCENARIO.members(0), lambda: [1, 2], 0)
+    assert found.tolist() == expected
+
+
+def test_a_sample_of_the_task_is_addressed_by_its_moment():
+    exchange, members = Exchange("ask", ALGORITHM.broadcast, ALGORITHM.aggregate, who=2), SCENARIO.members(0)
+    found = participants(exchange, Clock(0, 5, "round", 1), np.array([3, 0]), members, list, 7)
+    assert found.tolist() == np.array([0, 1, 3])[rng(7, "who", 0, 5, 1).choice(3, 2, replace=False)].tolist()
+    assert len(participants(exchange._replace(who=9), Clock(), np.array([3]), members, list, 7)) == 3

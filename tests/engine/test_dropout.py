@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import flray
+from flray.core.clock import Clock
 from flray.core.errors import ConfigError
 from flray.core.messages import flatten
 from flray.core.seeding import rng
@@ -33,12 +34,12 @@ def present(round, chance=CHANCE):
 # who ------------------------------------------------------------------------------------------
 def test_each_draw_is_addressed_by_task_round_and_client():
     half, everyone = CohortConfig(dropout=0.5), np.arange(4000)
-    found = delivering(half, 0, 0, 7, everyone)
-    assert delivering(half, 0, 0, 7, everyone[::-1]).tolist() == found[::-1].tolist(), "whoever else is there"
+    found = delivering(half, 0, Clock(0, 7), everyone)
+    assert delivering(half, 0, Clock(0, 7), everyone[::-1]).tolist() == found[::-1].tolist(), "whoever else is there"
     assert abs(len(found) - 2000) < 5 * np.sqrt(4000 * 0.25), "5 standard deviations of a binomial"
-    for where in ((1, 0, 7), (0, 1, 7), (0, 0, 8)):
-        assert delivering(half, *where, everyone).tolist() != found.tolist()
-    assert delivering(CohortConfig(), 0, 0, 7, everyone) is everyone
+    for seed, clock in ((1, Clock(0, 7)), (0, Clock(1, 7)), (0, Clock(0, 8))):
+        assert delivering(half, seed, clock, everyone).tolist() != found.tolist()
+    assert delivering(CohortConfig(), 0, Clock(0, 7), everyone) is everyone
 
 
 @pytest.mark.parametrize("chance", [-0.1, 1, 1.5, float("nan"), "often"])
@@ -55,7 +56,7 @@ def test_the_mean_is_over_those_that_deliver_and_the_rows_count_the_others(ray_c
     def watch(half, function, *arguments):
         result = function(*arguments)
         if half == "client":
-            updates[arguments[0].client] = (arguments[0].num_examples, result[0].w.double().clone())
+            updates[arguments[0].client] = (arguments[0].num_examples, result.update.w.double().clone())
         return result
 
     Local(config(), tmp_path / "local", watch).play(1)
@@ -89,7 +90,7 @@ def test_a_round_in_which_nobody_delivers_keeps_the_state(ray_cluster, tmp_path)
     cohort = {"size": 1, "dropout": 0.6}
     settings = config("scaffold", rounds=8, cohort=cohort, checkpoint={"every": 1, "keep": 0})
     run = flray.run(settings, out=tmp_path / "run")
-    clients = [int(sample(settings.cohort, 3, 0, round, 5)[0]) for round in range(8)]
+    clients = [int(sample(settings.cohort, 3, Clock(0, round, done=round), range(5))[0]) for round in range(8)]
     gone = [rng(3, "dropout", 0, round, client).random() < 0.6 for round, client in enumerate(clients)]
     assert any(gone[1:]) and not all(gone)
     saved = [checkpoint.read(path).server.message() for path in checkpoint.checkpoints(run.folder)]

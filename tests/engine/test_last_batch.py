@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
+from flray.core.clock import Clock
 from flray.core.errors import ConfigError
 from flray.engine import cohort as cohorts
-from flray.engine.workbench import Moment
 from tests.contracts.inprocess import Local
 from tests.engine.test_faults import cohort, config
 
@@ -29,7 +29,7 @@ def settings(policy, size, algorithm="fedavg", **sections):
 def largest(tmp_path_factory):
     """(a client of the first cohort, its number of samples)."""
     local = Local(config(), tmp_path_factory.mktemp("sizes"))
-    return max(((k, len(local.partition.client(k))) for k in cohort(0)), key=lambda pair: pair[1])
+    return max(((k, len(local.scenario.partitions[0].client(k))) for k in cohort(0)), key=lambda pair: pair[1])
 
 
 @pytest.mark.parametrize("policy", ["keep", "drop", "merge"])
@@ -37,14 +37,14 @@ def largest(tmp_path_factory):
 def test_an_algorithm_is_told_as_many_steps_as_there_are_batches(name, policy, tmp_path):
     """What FedNova's tau_k, SCAFFOLD's m_k and the tables' client_steps count."""
     local = Local(settings(policy, 7, name), tmp_path)
-    clients = np.arange(5)
-    moment = Moment(0, 0, 0, False, 5, 5, len(local.partition.indices))
-    told, (job,) = cohorts.work(local.partition, local.experiment.algorithm, clients, moment, 1)
+    clients, algorithm = np.arange(5), local.experiment.algorithm
+    (hop,), _ = cohorts.hops(local.scenario, algorithm, clients, Clock(), algorithm.training)
     for k in clients:
-        indices = local.partition.client(int(k))
-        ctx, batches = local.server.bench.client_context(job, int(k), 0.2, indices)
+        indices = local.scenario.partitions[0].client(int(k))
+        ctx = local.executor.client.context(hop.clock, int(k), 0.2, indices)
+        batches = algorithm.batches(ctx, None, (), None, local.server.bench.client_data(ctx, indices))
         made = [len(batch.y) for batch in batches]
-        assert len(made) == len(batches) == ctx.num_steps == told.num_steps[k]
+        assert len(made) == len(batches) == ctx.num_steps == hop.cohort.num_steps[k]
         if policy != "keep":
             assert min(made) >= min(7, len(indices)), "none is short, but an only one"
         if name != "perfedavg":  # pairs of batches, which may begin another epoch
@@ -64,12 +64,16 @@ def test_batch_norm_on_one_sample_names_the_setting_that_helps(tmp_path, largest
     for policy in ("merge", "drop"):
         taken = []
 
-        def watch(half, function, *arguments, taken=taken):
+        played = []
+
+        def watch(half, function, *arguments, taken=taken, played=played):
             if half == "client" and arguments[0].client == client:
-                taken.extend(len(batch.y) for batch in arguments[3])
+                data = played[0].server.bench.client_data(arguments[0], arguments[4])
+                taken.extend(len(batch.y) for batch in played[0].experiment.algorithm.batches(arguments[0], None, (), None, data))
             return function(*arguments)
 
-        Local(settings(policy, n - 1, **network), tmp_path / policy, watch).play(1)
+        played.append(Local(settings(policy, n - 1, **network), tmp_path / policy, watch))
+        played[0].play(1)
         assert taken == [n if policy == "merge" else n - 1] * EPOCHS
     with pytest.raises(ConfigError, match=r"algorithm\.batch_size is 1; raise it"):
         Local(settings("merge", 1, **network), tmp_path / "one").play(1)

@@ -20,6 +20,7 @@ from flray.core.errors import CheckpointError, ClientError, ConfigError, DataErr
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock, FolderLostError
 from tests.contracts.faults import interrupted
+from tests.contracts.inprocess import server_of
 from tests.engine.test_faults import cohort, config, model
 
 
@@ -120,10 +121,8 @@ def test_a_driver_whose_folder_was_deleted_stops_with_an_error(ray_cluster, tmp_
 
 
 def test_the_server_actor_looks_at_the_lock_as_well(ray_cluster, tmp_path):
-    from flray.engine.server_actor import Server
-
     lock = FolderLock.acquire(tmp_path)
-    server = Server(config(), tmp_path, lock=lock.owner.id)
+    server = server_of(config(), tmp_path, lock=lock.owner.id)
     server.save(2)
     lock.release()
     for write in (lambda: server.save(2), server.save_model):

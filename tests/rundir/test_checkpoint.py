@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from flray.core.clock import Position
 from flray.core.disk import sealed, unsealed
 from flray.core.errors import CheckpointError
 from flray.core.packed import Packed
@@ -27,7 +28,7 @@ def server(value):
 
 def write(folder, done, keep=0):
     packed = Packed.of(server(done)), Packed.of({"3": np.arange(done)})
-    return checkpoint.write(folder, checkpoint.Position(0, done, done), *packed, keep)
+    return checkpoint.write(folder, Position(0, done, done, "round"), *packed, keep)
 
 
 def damage(path, where=-1):
@@ -47,9 +48,9 @@ MESSAGES = st.dictionaries(
 def test_what_is_read_is_what_was_written(tmp_path_factory, state, clients, where):
     """Bits, dtypes and shapes; also NaN, 0-dim and empty arrays."""
     folder = tmp_path_factory.mktemp("c")
-    path = checkpoint.write(folder, checkpoint.Position(*where), Packed.of(state), Packed.of(clients), 0)
+    path = checkpoint.write(folder, Position(*where, "round"), Packed.of(state), Packed.of(clients), 0)
     saved = checkpoint.read(path)
-    assert (saved.task, saved.round, saved.done) == where
+    assert saved.position == (*where, "round")
     for written, found in ((state, saved.server.message()), (clients, saved.clients.message())):
         assert written.keys() == found.keys()
         for name, array in written.items():
@@ -64,8 +65,8 @@ def test_keep_drops_all_but_the_last(tmp_path):
     for done in (1, 2, 3, 10):
         write(tmp_path, done, keep=2)
     assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-000003", "round-000010"]
-    assert checkpoint.latest(tmp_path).done == 10
-    assert checkpoint.latest(tmp_path, at_most=9).done == 3
+    assert checkpoint.latest(tmp_path).position.done == 10
+    assert checkpoint.latest(tmp_path, at_most=9).position.done == 3
     assert checkpoint.latest(tmp_path, at_most=2) is None
 
 
@@ -88,7 +89,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, name, how):
         path.unlink()
     with pytest.warns(UserWarning, match=r"round-000002.*falling back"):
         saved = checkpoint.latest(tmp_path)
-    assert saved.done == 1 and np.array_equal(saved.server.message()["w"], server(1)["w"])
+    assert saved.position.done == 1 and np.array_equal(saved.server.message()["w"], server(1)["w"])
 
 
 def test_when_all_are_damaged_the_run_does_not_silently_start_again(tmp_path):
@@ -101,31 +102,32 @@ def test_when_all_are_damaged_the_run_does_not_silently_start_again(tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("key", ["task", "round", "done", "task_end", "checksums"])
+@pytest.mark.parametrize("key", ["task", "round", "done", "phase", "checksums"])
 def test_an_edited_meta_json_is_damage(tmp_path, key):
     write(tmp_path, 1)
     path = write(tmp_path, 2) / "meta.json"
     meta = json.loads(path.read_text())
-    meta[key] = {**meta["checksums"], FILES[0]: meta["checksums"][FILES[1]]} if key == "checksums" else meta[key] + 1
+    other = {"checksums": {**meta["checksums"], FILES[0]: meta["checksums"][FILES[1]]}, "phase": "task_end"}
+    meta[key] = other[key] if key in other else meta[key] + 1
     path.write_text(json.dumps(meta, indent=1))
     with pytest.warns(UserWarning, match=r"round-000002.*its checksum is not that of its contents.*falling back"):
-        assert checkpoint.latest(tmp_path).done == 1
+        assert checkpoint.latest(tmp_path).position.done == 1
 
 
 def test_a_checkpoint_under_the_name_of_another_is_passed_over(tmp_path):
     write(tmp_path, 1)
     write(tmp_path, 2).rename(tmp_path / "checkpoints" / "round-000009")
     with pytest.warns(UserWarning, match=r"round-000009 is round-000002 under another name"):
-        assert checkpoint.latest(tmp_path).done == 1
+        assert checkpoint.latest(tmp_path).position.done == 1
 
 
 def test_a_file_in_the_place_of_a_checkpoint_is_passed_over_aloud_and_makes_room(tmp_path):
     write(tmp_path, 1)
     (tmp_path / "checkpoints" / "round-000002").write_text("x")
     with pytest.warns(UserWarning, match=r"round-000002 cannot be read"):
-        assert checkpoint.latest(tmp_path).done == 1
+        assert checkpoint.latest(tmp_path).position.done == 1
     write(tmp_path, 2, keep=1)
-    assert checkpoint.latest(tmp_path).done == 2 and len(checkpoint.checkpoints(tmp_path)) == 1
+    assert checkpoint.latest(tmp_path).position.done == 2 and len(checkpoint.checkpoints(tmp_path)) == 1
 
 
 def test_what_has_no_checkpoints_name_is_none(tmp_path):
@@ -133,7 +135,7 @@ def test_what_has_no_checkpoints_name_is_none(tmp_path):
     for name in ("round-x", "round-", "round-1", "round-000002-task", "round-000003.old", ".round-000004.77", "notes"):
         (tmp_path / "checkpoints" / name).mkdir()
     assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-000001"]
-    assert checkpoint.latest(tmp_path).done == 1
+    assert checkpoint.latest(tmp_path).position.done == 1
 
 
 def test_a_checkpoint_whose_client_states_are_damaged_is_passed_over(tmp_path):
@@ -145,7 +147,7 @@ def test_a_checkpoint_whose_client_states_are_damaged_is_passed_over(tmp_path):
             raise CheckpointError("the state of client 3 is damaged")
 
     with pytest.warns(UserWarning, match="client 3 is damaged; falling back to the checkpoint before round-00000"):
-        assert checkpoint.latest(tmp_path, check=check).done == 1
+        assert checkpoint.latest(tmp_path, check=check).position.done == 1
 
 
 @pytest.mark.parametrize("point", ["save", "fsync", "rename"])
@@ -166,10 +168,10 @@ def test_a_crash_while_writing_leaves_the_old_ones(tmp_path, monkeypatch, point)
         write(tmp_path, 2)
     monkeypatch.undo()
     assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-000001"]
-    assert checkpoint.latest(tmp_path).done == 1
+    assert checkpoint.latest(tmp_path).position.done == 1
     # and the next attempt succeeds over what the crash left
     write(tmp_path, 2)
-    assert checkpoint.latest(tmp_path).done == 2
+    assert checkpoint.latest(tmp_path).position.done == 2
 
 
 def test_a_good_checkpoint_of_the_same_round_is_left_alone(tmp_path):
@@ -180,7 +182,7 @@ def test_a_good_checkpoint_of_the_same_round_is_left_alone(tmp_path):
     assert {p.name: p.stat().st_mtime_ns for p in path.iterdir()} == before
     damage(path / "server.safetensors")
     write(tmp_path, 1)
-    assert checkpoint.read(path).done == 1
+    assert checkpoint.read(path).position.done == 1
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_ones(tmp_path, monkeypatch):
@@ -267,4 +269,4 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line(tmp_path, format)
         f"checkpoint {path} has format {format or 1}, this version of flray reads {checkpoint.FORMAT};"
     )
     assert f"flray run {tmp_path / 'config.yaml'} --out {tmp_path} --overwrite" in line and "\n" not in line
-    assert checkpoint.latest(tmp_path, at_most=1).done == 1
+    assert checkpoint.latest(tmp_path, at_most=1).position.done == 1

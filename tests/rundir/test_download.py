@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import flray
+from flray.core.clock import Position
 from flray.core.errors import CheckpointError, ConfigError
 from flray.core.packed import Packed
 from flray.engine.ray.pool import Pool
@@ -106,9 +107,9 @@ def test_a_server_actor_that_starts_on_an_empty_node_goes_on_from_the_storage(
         return ref
 
     monkeypatch.setattr(Pool, "start", start)
-    with server_killed_at("aggregate", 6) as killed:
+    with server_killed_at("finish", 6) as killed:
         run = flray.run(config("own", storage=base, resources={"store": "files"}), out=folder)
-    assert killed and loads == [(0, 2, 2)], "the checkpoint after round 2"
+    assert killed and loads == [Position(0, 2, 2, "round")], "the checkpoint after round 2"
     assert run.rounds["round"].tolist() == [1, 2, 3, 4] and run.status == "finished"
     assert last_state(run.folder) == last_state(whole.folder)
 
@@ -135,11 +136,11 @@ def test_a_storage_that_breaks_does_not_lose_the_run(new_base, ray_cluster, tmp_
     home = Path(base.removeprefix("file://"))
     original = flray.engine.simulation.Simulation._round
 
-    def _round(self, task, round, done):
-        if round == 1:  # a file where the storage was
+    def _round(self, clock, ahead):
+        if clock.round == 1:  # a file where the storage was
             home.rename(tmp_path / "gone")
             home.write_text("")
-        return original(self, task, round, done)
+        return original(self, clock, ahead)
 
     monkeypatch.setattr(flray.engine.simulation.Simulation, "_round", _round)
     monkeypatch.setattr("flray.rundir.storage.RETRY_S", (0.0,))
@@ -175,7 +176,7 @@ def run(base, tmp_path):
     folder = tmp_path / "maker" / "run"
     record(folder, 2)
     (folder / "model.safetensors").write_bytes(b"model")
-    checkpoint.write(folder, checkpoint.Position(0, 2, 2), Packed.of({}), Packed.of({}), 0)
+    checkpoint.write(folder, Position(0, 2, 2, "round"), Packed.of({}), Packed.of({}), 0)
     assert Storage.of(base, folder).push((*DRIVER, *SERVER, "STATUS")) is None
     return join(base, "run"), folder
 
