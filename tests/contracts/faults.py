@@ -11,21 +11,21 @@ from unittest.mock import patch
 
 import ray
 
+from flray.engine.ray.calls import Calls
 from flray.engine.ray.pool import Pool
 from flray.engine.simulation import Simulation
 
 
 @contextmanager
 def client_killed_in_round(round: int) -> Iterator[list[int]]:
-    """SIGKILL for the first client actor that gets work in a round (from 0); it has accepted the work and never ends
-    it."""
-    original, killed = Simulation._training, []
+    """SIGKILL for the first client actor that gets work in a round (from 0); it has accepted the work and never ends it."""
+    original, killed = Calls._work, []
 
-    def training(self: Simulation, job: Any, plan: Any, down: Any) -> Any:
-        work = original(self, job, plan, down)
+    def sent(self: Calls, job: Any, exchange: Any, down: Any) -> Any:
+        work = original(self, job, exchange, down)
 
         def submit(actor: Any) -> Any:
-            if job.round != round or killed:
+            if job.clock.round != round or killed:
                 return work(actor)
             pid = ray.get(actor.setup.remote(*self.pool._setup))
             os.kill(pid, signal.SIGSTOP)
@@ -36,7 +36,7 @@ def client_killed_in_round(round: int) -> Iterator[list[int]]:
 
         return submit
 
-    with patch.object(Simulation, "_training", training):
+    with patch.object(Calls, "_work", sent):
         yield killed
 
 
@@ -62,14 +62,12 @@ def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
 
 @contextmanager
 def interrupted(where: str, round: int, error: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
-    """Ctrl-C (or an error) in round `round` (from 0): `before` it, or in its `evaluate` half, when the state has
-    already moved on."""
+    """Ctrl-C (or an error) in round `round` (from 0): `before` it, or in its `evaluate` half, when the state has already moved on."""
     name = {"before": "_round", "evaluate": "_test"}[where]
     original = getattr(Simulation, name)
 
     def raising(self: Simulation, *arguments: Any) -> Any:
-        at = arguments[1] if where == "before" else arguments[0].round
-        if at == round:
+        if (arguments[0].phase, arguments[0].round) == ("round", round):
             raise error("stopped by the test")
         return original(self, *arguments)
 

@@ -45,7 +45,10 @@ def test_addressed_sampling_depends_on_its_address_alone():
     assert sample(config, 0, Clock(0, 5), range(20)).tolist() == first.tolist()
     assert first.tolist() == rng(0, "cohort", 0, 5).choice(20, 4, replace=False).tolist()
     assert len(set(first.tolist())) == 4 and first.dtype == np.int64
-    others = [sample(config, seed, clock, range(20)).tolist() for seed, clock in ((1, Clock(0, 5)), (0, Clock(1, 5)), (0, Clock(0, 6)))]
+    others = [
+        sample(config, seed, clock, range(20)).tolist()
+        for seed, clock in ((1, Clock(0, 5)), (0, Clock(1, 5)), (0, Clock(0, 6)))
+    ]
     assert all(other != first.tolist() for other in others)
 
 
@@ -75,7 +78,9 @@ ALGORITHM = FedAvg(batch_size=2, local_epochs=3)
 
 def seen(hop):
     return [
-        (job.first + i, client, job.weights[i], job.samples(i).tolist()) for job in hop.jobs for i, client in enumerate(job.clients)
+        (job.first + i, client, job.weights[i], job.samples(i).tolist())
+        for job in hop.jobs
+        for i, client in enumerate(job.clients)
     ]
 
 
@@ -97,7 +102,11 @@ def test_a_sequential_exchange_is_a_moment_for_each_client_by_number_with_its_we
     assert empty == 1
     assert [hop.clock.hop for hop in found] == [0, 1, 2]
     assert [hop.cohort.weights.tolist() for hop in found] == [[0.375], [0.25], [0.375]]
-    assert [seen(hop) for hop in found] == [[(0, 0, 0.375, [5, 6, 7])], [(0, 1, 0.25, [0, 1])], [(0, 3, 0.375, [9, 8, 2])]]
+    assert [seen(hop) for hop in found] == [
+        [(0, 0, 0.375, [5, 6, 7])],
+        [(0, 1, 0.25, [0, 1])],
+        [(0, 3, 0.375, [9, 8, 2])],
+    ]
 
 
 def test_those_with_state_take_part_without_samples_and_weigh_nothing():

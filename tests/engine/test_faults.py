@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import flray
+from flray.core.clock import Clock, Position
 from flray.core.disk import sealed
 from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
 from flray.core.messages import flatten
@@ -53,8 +54,11 @@ def config(algorithm="fedavg", rounds=4, **sections):
     return load_config({**base, "resources": resources, **sections})[0]
 
 
+AFTER_3 = Position(0, 3, 3, "round").order
+
+
 def cohort(round):
-    return sample(config().cohort, 3, 0, round, 5).tolist()
+    return sample(config().cohort, 3, Clock(0, round, done=round), range(5)).tolist()
 
 
 def model(folder):
@@ -154,7 +158,7 @@ def test_when_every_client_is_skipped_the_model_stays(ray_cluster, tmp_path):
         on_nonfinite="skip",
         cohort={"size": 1},
     )
-    client = sample(settings.cohort, 3, 0, 1, 5)[0]
+    client = sample(settings.cohort, 3, Clock(0, 1, done=1), range(5))[0]
     settings = config(
         {"name": "faulty", "kind": "nan loss", "at": f"1/0/{client}"}, rounds=2, on_nonfinite="skip", cohort={"size": 1}
     )
@@ -229,8 +233,8 @@ def test_ctrl_c_between_rounds_keeps_what_is_done(ray_cluster, tmp_path, finishe
     [
         ("plan", 0, "files"),  # before the first checkpoint
         ("plan", 4, "memory"),  # round 4; the plan of a round's first exchange comes with the aggregation before it
-        ("aggregate", 5, "files"),  # after the second exchange's client work of round 3
-        ("aggregate", 6, "memory"),
+        ("finish", 5, "files"),  # after the second exchange's client work of round 3
+        ("finish", 6, "memory"),
         ("states", 9, "files"),
     ],
 )
@@ -378,7 +382,7 @@ def flip(path):
 def test_a_flipped_bit_in_a_client_state_resumes_from_the_checkpoint_before(ray_cluster, tmp_path, finished):
     with interrupted("before", 3), pytest.raises(KeyboardInterrupt):
         flray.run(config("own", resources={"store": "files"}), out=tmp_path / "run")
-    flip(sorted((tmp_path / "run" / "client_state").glob("*/*.r000003.safetensors"))[0])
+    flip(sorted((tmp_path / "run" / "client_state").glob(f"*/*.r{AFTER_3:06d}.safetensors"))[0])
     with pytest.warns(UserWarning, match="round-000003 damaged; going on after round 2"):
         run = flray.resume(tmp_path / "run")
     assert run.status == "finished" and last_state(run.folder) == last_state(finished("own").folder)
@@ -390,11 +394,11 @@ def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back
     """Between rounds 3 and 4 the states of round 3 rot; the checkpoint after round 2 does not count on them."""
     known = Simulation._round
 
-    def rotting(self, task, round, done):
-        if round == 3:
-            for path in (tmp_path / "run" / "client_state").glob("*/*.r000003.safetensors"):
+    def rotting(self, clock, ahead):
+        if clock.round == 3:
+            for path in (tmp_path / "run" / "client_state").glob(f"*/*.r{AFTER_3:06d}.safetensors"):
                 flip(path)
-        return known(self, task, round, done)
+        return known(self, clock, ahead)
 
     monkeypatch.setattr(Simulation, "_round", rotting)
     with pytest.raises(CheckpointError, match=r"the state of client \d+ in \S+ is damaged .*flray resume") as error:

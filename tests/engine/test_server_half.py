@@ -1,14 +1,13 @@
-"""An error in the server half of a user's algorithm: which method, in which round, and the line of the user's own
-code."""
+"""An error in the server half of a user's algorithm: which method, in which round, and the line of the user's own code."""
 
 import pytest
-from flray.engine.server_actor import Server
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
+from flray.core.clock import Clock
 from flray.core.errors import AlgorithmError
-from flray.engine.workbench import Moment
 from flray.loader import load_config
+from tests.contracts.inprocess import server_of
 
 
 class Stumbling(FedAvg):
@@ -30,14 +29,14 @@ CONFIG = {
 
 
 def test_the_traceback_of_the_users_line_comes_with_the_error(tmp_path):
-    server = Server(load_config(CONFIG)[0], tmp_path)
-    moment = Moment(0, 6, 0, False, 2, 2, 150)
+    server = server_of(load_config(CONFIG)[0], tmp_path)
+    clock = Clock(0, 6, done=6)
     with pytest.raises(AlgorithmError) as caught:
-        server.plan(moment)
+        server.plan(clock)
     first, *rest = str(caught.value).splitlines()
     assert first.startswith("Stumbling.broadcast failed in task 0, round 7: AttributeError")
     assert any("return state.velocity" in line for line in rest)
     with pytest.raises(
         AlgorithmError, match=r"Stumbling.predict failed in task 0, round 7: RuntimeError(.|\n)*state.w @ x"
     ):
-        server.evaluate(moment)
+        server.evaluate(clock)

@@ -9,14 +9,14 @@ import numpy as np
 import pandas
 import pytest
 import yaml
-from flray.engine.server_actor import Server
 
+from flray.core.clock import Clock, Position
 from flray.core.errors import CheckpointError, ConfigError
 from flray.core.packed import Packed
 from flray.rundir import checkpoint, storage
 from flray.rundir.mirrored import DRIVER, SERVER, STATE
 from flray.rundir.storage import Storage
-from tests.contracts.inprocess import bits
+from tests.contracts.inprocess import bits, server_of
 from tests.engine.test_faults import config
 
 
@@ -27,7 +27,7 @@ def no_waiting(monkeypatch):
 
 def write(folder, done, keep=0):
     return checkpoint.write(
-        folder, checkpoint.Position(0, done, done), Packed.of({"w": np.full(9, done, np.float32)}), Packed.of({}), keep
+        folder, Position(0, done, done, "round"), Packed.of({"w": np.full(9, done, np.float32)}), Packed.of({}), keep
     )
 
 
@@ -115,8 +115,7 @@ def test_another_process_does_not_upload_checkpoints_client_states_and_partition
     (run / "client_state/003/000000003.r000002.safetensors").write_bytes(b"newer")
     assert Storage.of(base, run).push((*DRIVER, *SERVER)) is None
     assert set(written) == {
-        "config.yaml", "rounds/part-0000.parquet", "model.safetensors",
-        "client_state/003/000000003.r000002.safetensors",
+        "config.yaml", "rounds/part-0000.parquet", "model.safetensors", "client_state/003/000000003.r000002.safetensors",
     }  # fmt: skip
 
 
@@ -135,7 +134,7 @@ def test_another_process_uploads_a_checkpoint_of_the_same_size_and_other_content
     (run / "checkpoints/round-000002/meta.json").unlink()
     with pytest.raises(CheckpointError):
         checkpoint.read(run / "checkpoints/round-000002")
-    checkpoint.write(run, checkpoint.Position(0, 2, 2), Packed.of({"w": np.full(9, 8, np.float32)}), Packed.of({}), 0)
+    checkpoint.write(run, Position(0, 2, 2, "round"), Packed.of({"w": np.full(9, 8, np.float32)}), Packed.of({}), 0)
     written.clear()
     assert Storage.of(base, run).push(STATE) is None
     assert set(written) == {f"checkpoints/round-000002/{name}" for name in (*checkpoint.FILES, "meta.json")}
@@ -204,7 +203,7 @@ def test_a_checkpoint_whose_upload_broke_off_is_not_there(base, run, tmp_path, m
     monkeypatch.undo()
     assert mirror.push(SERVER) is None
     Storage(base, "run 1", there).pull(STATE)
-    assert checkpoint.latest(there).done == 3
+    assert checkpoint.latest(there).position.done == 3
 
 
 def test_a_checkpoint_whose_removal_broke_off_is_not_there(base, run, tmp_path, monkeypatch):
@@ -358,23 +357,17 @@ def test_a_run_folder_is_not_its_own_mirror(run):
 def test_a_server_on_another_node_goes_on_from_the_storage(base, tmp_path, store):
     """Two folders of one name stand for two nodes that share no disk. SCAFFOLD's clients keep a state."""
     experiment = config("scaffold", storage=base, resources={"store": store})
-    first = Server(experiment, tmp_path / "node1" / "run")
+    first = server_of(experiment, tmp_path / "node1" / "run")
     first.state = first.state.replace(w=first.state.w + 1)
-    state = first.algorithm.init_client(first._context(first_moment()))
+    state = first.algorithm.init_client(first.bench.context(Clock()))
     first.store.scatter([4], [numpy_of(state, 7.0)], 1)
-    first.commit(0, 1, 1)
+    first.commit(Position(0, 1, 1, "round"))
     first.save(keep=2)
     assert first.push() is None
-    second = Server(experiment, tmp_path / "node2" / "run")
-    assert second.load() == (0, 1, 1)
+    second = server_of(experiment, tmp_path / "node2" / "run")
+    assert second.load() == Position(0, 1, 1, "round")
     assert bits(second.state) == bits(first.state)
     assert bits(second.states([4])[0]) == bits(first.states([4])[0])
-
-
-def first_moment():
-    from flray.engine.workbench import Moment
-
-    return Moment(0, 0, 0, False, 5, 3, 100)
 
 
 def numpy_of(state, value):
@@ -385,22 +378,22 @@ def numpy_of(state, value):
 
 def test_a_server_whose_storage_is_gone_goes_on_from_its_own_checkpoint_but_does_not_start_again(tmp_path, monkeypatch):
     experiment = config(storage=f"file://{tmp_path}/exp")
-    server = Server(experiment, tmp_path / "run")
-    server.commit(0, 1, 1)
+    server = server_of(experiment, tmp_path / "run")
+    server.commit(Position(0, 1, 1, "round"))
     server.save(keep=2)
 
     def gone(self, kinds):
         raise OSError("no route to host")
 
     monkeypatch.setattr(Storage, "_list", gone)
-    assert Server(experiment, tmp_path / "run").load() == (0, 1, 1)
+    assert server_of(experiment, tmp_path / "run").load() == Position(0, 1, 1, "round")
     with pytest.raises(CheckpointError, match=r"cannot be copied to .*node2/run: no route to host"):
-        Server(experiment, tmp_path / "node2" / "run").load()
+        server_of(experiment, tmp_path / "node2" / "run").load()
 
 
 def test_a_checkpoint_of_another_format_is_no_damage_and_stays_where_it_is(tmp_path, monkeypatch):
-    server = Server(config(storage=f"file://{tmp_path}/exp"), tmp_path / "run")
-    server.commit(0, 1, 1)
+    server = server_of(config(storage=f"file://{tmp_path}/exp"), tmp_path / "run")
+    server.commit(Position(0, 1, 1, "round"))
     server.save(keep=2)
     monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
     with pytest.raises(checkpoint.FormatError, match="has format 2, this version of flray reads 3"):
