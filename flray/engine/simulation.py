@@ -222,7 +222,7 @@ class Simulation:
             if every and position.done % every == 0 and position.round < rounds:
                 self._save()
             yield row
-        labels = self.scenario.stages[-1].tests[self.experiment.evaluate.split].of(self.dataset).y
+        labels = next(iter(self.scenario.stages[-1].tests.values())).labels(self.dataset)
         found = Run(self.folder).rounds
         self._finish(untrained(found) or collapsed(found, labels, self.experiment.evaluate.split) or "finished")
 

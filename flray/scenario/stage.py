@@ -13,7 +13,6 @@ import numpy as np
 
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
-from flray.data.splits import Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +27,10 @@ class TestSet:
     samples: Array | None = None
     task: int = -1
 
-    def of(self, dataset: Dataset) -> Split:
-        """The samples themselves: a view of the whole split, or a copy of those that are named."""
-        split: Split = getattr(dataset, self.split)
-        return split if self.samples is None else Split(split.x[self.samples], split.y[self.samples])
+    def labels(self, dataset: Dataset) -> Array:
+        """The labels of the samples, int64 `[n]`."""
+        y: Array = getattr(dataset, self.split).y
+        return y if self.samples is None else y[self.samples]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +42,8 @@ class Stage:
     number. Where each domain has labels of its own for the same things (a union of digit data sets), one shared head is
     the same outputs in every stage, and a head for each stage is outputs that no other stage has.
 
-    `tests`: the test sets after this stage by name; `test` (or `val`, held-out training data) is the one whose accuracy
-    and loss are the columns `test/acc` and `test/loss` of `rounds/`.
+    `tests`: the test sets after this stage by name, `test` or `val` (held-out training data) where a configuration made
+    them; accuracy and loss on the first one are the columns `test/acc` and `test/loss` (`val/...`) of `rounds/`.
     """
 
     index: int

@@ -103,8 +103,8 @@ def test_what_is_tested_are_all_classes_seen_so_far():
 def test_the_validation_split_of_a_task_is_of_the_classes_seen_so_far_and_nobody_trains_on_it(of):
     data = load_dataset(IRIS)
     found = scenario(class_order=(1, 2, 0), validation=ValidationConfig(fraction=0.2, of=of))
-    tested = [stage.tests["val"].of(data) for stage in found.stages]
-    assert [set(split.y.tolist()) for split in tested] == [{1}, {1, 2}, {0, 1, 2}]
+    tested = [stage.tests["val"].labels(data) for stage in found.stages]
+    assert [set(labels.tolist()) for labels in tested] == [{1}, {1, 2}, {0, 1, 2}]
     held = found.stages[2].tests["val"].samples
     trained = np.concatenate([part.indices for part in found.partitions])
     assert sorted([*held, *trained]) == list(range(len(data.train.y)))

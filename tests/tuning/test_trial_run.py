@@ -51,6 +51,26 @@ def test_taken_up_at_a_round_that_was_not_tested_it_goes_on_to_the_next_test(ray
     assert [{**report, "seconds": 0} for report in again] == [{**report, "seconds": 0} for report in reports[1:]]
 
 
+def test_a_trials_time_goes_on_over_its_tasks(tmp_path: Path) -> None:
+    """Two tasks of two rounds, on the local executor: four reports, the third and fourth by another process."""
+    own = {"tasks": {"num_tasks": 2, "class_order": "natural"}, "rounds": 2, "resources.executor": "local"}
+    whole, cut = (job(tmp_path / name, [(3, 1), (4, 1)], **own) for name in ("whole", "cut"))
+    alone = begin(whole)
+    reports = [alone.step() for _ in range(4)]
+    alone.cleanup()
+    assert [(report["round"], report["rounds"], report["done"]) for report in reports] == [
+        (1, 4, False), (2, 4, False), (3, 4, False), (4, 4, True),
+    ]  # fmt: skip
+    dies = begin(cut)
+    for _ in range(3):
+        dies.step()
+    dies.cleanup()
+    second = begin(cut)
+    again = [second.step() for _ in range(2)]
+    second.cleanup()
+    assert [{**report, "seconds": 0} for report in again] == [{**report, "seconds": 0} for report in reports[2:]]
+
+
 def test_taken_up_behind_a_rung_of_two_seeds_it_is_not_judged_there_again(ray_cluster: Any, tmp_path: Path) -> None:
     """The rung at round 2 was over two seeds, the process dies in round 4: that round is one seed's, and its steps are
     those of both."""
