@@ -1,4 +1,7 @@
-"""Given experiments, side by side on the cluster: the cells of a grid, or of an ablation. A second call goes on where the first stopped."""
+"""Given experiments, side by side on the cluster: the cells of a grid, or of an ablation.
+
+A second call goes on where the first stopped.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +59,8 @@ def run_cells(
 ) -> None:
     """Run each cell into its folder; a finished (or diverged) cell is kept, an unfinished one resumed.
 
-    Raises `CheckpointError` when a folder holds another experiment, `FlrayError` when a cell failed, after all others are done, and
-    `KeyboardInterrupt` when Ctrl-C ended the cells before that.
+    Raises `CheckpointError` when a folder holds another experiment, `FlrayError` when a cell failed, after all others
+    are done, and `KeyboardInterrupt` when Ctrl-C ended the cells before that.
     """
     state = [cell_status(cell, folder, overwrite) for cell, folder in zip(cells, folders, strict=True)]
     left = [i for i, status in enumerate(state) if status != "finished"]
@@ -75,7 +78,10 @@ def run_cells(
     with Show(label, len(cells), len(cells) - len(left), {}, progress) as show:
         for members in groups.values():
             placement = place(cells[members[0]], concurrency)
-            jobs = [Job.of(folders[i].name, folders[i], cells[i], (), [(cells[i].total_rounds, 1)], overwrite) for i in members]
+            jobs = [
+                Job.of(folders[i].name, folders[i], cells[i], (), [(cells[i].total_rounds, 1)], overwrite)
+                for i in members
+            ]
             drive(folders[0].parent, Cells(jobs), FIFOScheduler(), placement, len(jobs), lambda: False, show)
     if len(show.ended) < len(left):
         raise KeyboardInterrupt  # Ray Tune keeps it to itself
@@ -83,8 +89,14 @@ def run_cells(
     if failed:
         raise FlrayError(f"{len(failed)} of {len(cells)} cells failed; the first: {failed[0].removeprefix('failed: ')}")
 
+
 def run_grid(
-    cells: Sequence[Experiment], root: Path, concurrency: int | str = "auto", *, overwrite: bool = False, progress: bool = True
+    cells: Sequence[Experiment],
+    root: Path,
+    concurrency: int | str = "auto",
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
 ) -> Any:
     """Run every cell into `ROOT/LABEL`; the table of all (DataFrame)."""
     folders = [root / label for label in labels(cells)]
@@ -93,7 +105,8 @@ def run_grid(
 
 
 def check_comparison(cells: Sequence[Experiment], root: Path, metric: str, against: str) -> None:
-    """Raises `ConfigError` where the cells will have no such metric, or `against` names none of their settings, or several."""
+    """Raises `ConfigError` where the cells will have no such metric, or `against` names none of their settings, or
+    several."""
     optional = dict.fromkeys(f"personal/ft{epochs}/acc_mean" for cell in cells for epochs in personal_epochs(cell))
     if any(cell.evaluate.validation is not None for cell in cells):
         optional["val/acc"] = None
@@ -106,6 +119,7 @@ def axes(overrides: Sequence[str]) -> list[str]:
 
 
 def reference_cell(own: Experiment, cells: Sequence[Experiment], root: Path) -> Path:
-    """The folder of the cell that is the configuration itself (`own`), whatever its seed; the first cell where there is none."""
+    """The folder of the cell that is the configuration itself (`own`), whatever its seed; the first cell where there is
+    none."""
     bare = [cell.model_copy(update={"seed": own.seed}) for cell in cells]
     return root / labels(cells)[bare.index(own) if own in bare else 0]

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # a trial is a run folder, which has all that and more
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")  # Ray Tune's own state is not what a resume reads
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints its configuration and its own paths, however quiet it is told to be
+# the new one prints its configuration and its own paths, however quiet it is told to be
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # a trial that failed or diverged has no value
 os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
 
@@ -30,7 +31,8 @@ from flray.engine.ray.pool import Pool
 from flray.experiment import Experiment
 from tuning.trainable import Trial
 
-logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)  # a traceback where Ray Tune's own state finds no room
+# a traceback where Ray Tune's own state finds no room
+logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)
 
 LOST = 3  # times that a trial whose processes were lost is started again
 NOTHING = {"memory": float(2**20)}  # a bundle that takes no CPU and no GPU must take something
@@ -47,32 +49,48 @@ class Placement(NamedTuple):
 def place(experiment: Experiment, concurrency: int | str) -> Placement:
     """One bundle for the trial's driver, one for its server actor, one for each client actor.
 
-    `resources.client_actors: auto` is what an equal share of the cluster holds for `concurrency` trials, and 1 when that is auto too: many
-    small trials use a cluster better than few large ones. Raises `ResourceError` when not even one trial fits.
+    `resources.client_actors: auto` is what an equal share of the cluster holds for `concurrency` trials, and 1 when
+    that is auto too: many small trials use a cluster better than few large ones. Raises `ResourceError` when not even
+    one trial fits.
     """
     resources = experiment.resources
     if resources.client.num_gpus == "auto":
-        raise ResourceError("resources.client.num_gpus: auto is measured by a run of its own; run one experiment, and write what it took")
+        raise ResourceError(
+            "resources.client.num_gpus: auto is measured by a run of its own; run one experiment, and write what it "
+            "took"
+        )
     client = _bundle(resources.client.num_cpus, resources.client.num_gpus)
     server = _bundle(resources.server.num_cpus, resources.server.num_gpus)
     nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
     have = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
     actors = 1 if experiment.algorithm.centralized else resources.client_actors  # its one worker in a trial
     if actors == "auto":
-        actors, most, trials = 1, _most_actors(experiment, client, have), 0 if concurrency == "auto" else int(concurrency)
+        actors, most, trials = (
+            1,
+            _most_actors(experiment, client, have),
+            0 if concurrency == "auto" else int(concurrency),
+        )
         while trials and actors < most and _fit(nodes, _bundles(server, client, actors + 1), trials) == trials:
             actors += 1
     bundles = _bundles(server, client, int(actors))
     fits = _fit(nodes, bundles)
     if all(bundle == NOTHING for bundle in bundles):
         fits = min(fits, max(int(have["CPU"]), 1))  # trials that reserve nothing still compute
-    cluster = f"the cluster has {have['CPU']:g} CPUs and {have['GPU']:g} GPUs on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
-    needs = f"a trial takes a server actor ({_words(server)}) and {actors} client actor{'s' if actors != 1 else ''} ({_words(client)} each)"
+    cluster = (
+        f"the cluster has {have['CPU']:g} CPUs and {have['GPU']:g} GPUs on {len(nodes)} "
+        f"node{'s' if len(nodes) > 1 else ''}"
+    )
+    needs = (
+        f"a trial takes a server actor ({_words(server)}) and {actors} client actor{'s' if actors != 1 else ''} "
+        f"({_words(client)} each)"
+    )
     if fits < 1:
         raise ResourceError(f"no trial fits: {needs}, and {cluster}; lower resources.client_actors or resources.client")
     at_once = fits if concurrency == "auto" else min(fits, int(concurrency))
     asked = "" if concurrency == "auto" else f"; concurrency: {concurrency}"
-    return Placement(PlacementGroupFactory(bundles, strategy="PACK"), at_once, f"{at_once} at a time: {needs}; {cluster}{asked}")
+    return Placement(
+        PlacementGroupFactory(bundles, strategy="PACK"), at_once, f"{at_once} at a time: {needs}; {cluster}{asked}"
+    )
 
 
 def _most_actors(experiment: Experiment, client: dict[str, float], have: dict[str, float]) -> int:
@@ -149,7 +167,8 @@ def drive(
     Pool.release()  # the actors of a run before, in this process, hold CPUs that the trials wait for
     scratch = (folder / "tune").absolute()
     shutil.rmtree(scratch, ignore_errors=True)
-    halts = isinstance(scheduler, HyperBandScheduler | PopulationBasedTraining)  # trials that it halts count for Ray Tune's limit
+    # trials that it halts count for Ray Tune's limit
+    halts = isinstance(scheduler, HyperBandScheduler | PopulationBasedTraining)
     try:
         with _as_it_is(), _pending(count if isinstance(scheduler, HyperBandScheduler) else placement.at_once):
             Tuner(
@@ -174,15 +193,17 @@ def drive(
                 ),
             ).fit()
     except OSError as error:
-        raise CheckpointError(f"cannot write {scratch}: {error.strerror or error}; free some space and try again") from error
+        raise CheckpointError(
+            f"cannot write {scratch}: {error.strerror or error}; free some space and try again"
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _as_it_is() -> Iterator[None]:
-    """Trials get no environment of their own in a Ray of this process's own, which has the same: Ray would start a new process for each
-    of them and of their actors, where processes that have imported everything are there."""
+    """Trials get no environment of their own in a Ray of this process's own, which has the same: Ray would start a new
+    process for each of them and of their actors, where processes that have imported everything are there."""
     before = class_cache.DEFAULT_ENV_VARS, class_cache.ENV_VARS_TO_PROPAGATE
     if started():
         class_cache.DEFAULT_ENV_VARS, class_cache.ENV_VARS_TO_PROPAGATE = {}, set()
@@ -194,7 +215,8 @@ def _as_it_is() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _pending(count: int) -> Iterator[None]:
-    """How many trials Ray Tune makes before they can start: each costs a placement group, but Hyperband must see its brackets whole."""
+    """How many trials Ray Tune makes before they can start: each costs a placement group, but Hyperband must see its
+    brackets whole."""
     name = "TUNE_MAX_PENDING_TRIALS_PG"
     before = os.environ.get(name)
     os.environ[name] = str(count)

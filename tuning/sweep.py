@@ -43,8 +43,8 @@ RESUMABLE = ("trials", "hours", "client_steps", "concurrency", "final")  # what 
 
 
 class Budget:
-    """When no trial starts any more: hours of this call, or local steps (of each algorithm, where each has its budget); or an error that
-    concerns every trial."""
+    """When no trial starts any more: hours of this call, or local steps (of each algorithm, where each has its budget);
+    or an error that concerns every trial."""
 
     def __init__(self, sweep: Sweep, studies: Studies) -> None:
         self._sweep, self._studies, self._began = sweep, studies, time.monotonic()
@@ -84,10 +84,12 @@ class Budget:
 
 
 def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: bool = True) -> None:
-    """Run a sweep into `folder`, or go on with the one that is there. Raises `FlrayError` in one line; what is on disk stays.
+    """Run a sweep into `folder`, or go on with the one that is there.
 
-    The folder then holds `sweep.parquet`, `figures/`, the run folders of the trials, and `final/` with the best configurations on fresh
-    seeds. Ctrl-C, a kill, or a lost machine: `resume` goes on, finished trials are kept.
+    Raises `FlrayError` in one line; what is on disk stays.
+
+    The folder then holds `sweep.parquet`, `figures/`, the run folders of the trials, and `final/` with the best
+    configurations on fresh seeds. Ctrl-C, a kill, or a lost machine: `resume` goes on, finished trials are kept.
     """
     lock = _take(folder, sweep, resume)
     try:
@@ -106,7 +108,8 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
         needed = cpus_needed(first)
         starting = Background(lambda: connect(first.address, needed, trials=1))
         with stage(f"reading data: {first.data.source}", progress):
-            data = build_data(first)  # what is wrong with the data is said before anything starts, and this node decodes it once
+            # what is wrong with the data is said before anything starts, and this node decodes it once
+            data = build_data(first)
             build_scenario(first, data[0], data[2])
         with stage("starting Ray", progress and not starting.ready):
             starting.join()
@@ -130,19 +133,26 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
         _final(sweep, folder, studies, progress)
         write_report(folder)
         _status(
-            folder, f"finished with {done} ({spent}); more with: flray sweep {folder} --resume and a larger budget" if spent else "finished"
+            folder,
+            f"finished with {done} ({spent}); more with: flray sweep {folder} --resume and a larger budget"
+            if spent
+            else "finished",
         )
     except BaseException as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else f"failed: {reason}"
-        with contextlib.suppress(CheckpointError):  # a full disk, or another's folder now: the first error is the one to show
+        # a full disk, or another's folder now: the first error is the one to show
+        with contextlib.suppress(CheckpointError):
             lock.check()
             _status(folder, why if "--resume" in why else f"{why}; continue with: flray sweep {folder} --resume")
         raise
 
 
 def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress: bool) -> str | None:
-    """Every trial that is left. Returns the budget that was spent before the last one, "" when none was, None after an interruption."""
+    """Every trial that is left.
+
+    Returns the budget that was spent before the last one, "" when none was, None after an interruption.
+    """
     space, budget = sweep.search_space, Budget(sweep, studies)
     rounds = _rounds(sweep)
     scheduler = make_scheduler(sweep, studies, folder, rounds)
@@ -154,8 +164,12 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
 
     def config(key: str, overrides: dict[str, Any], run_folder: Path) -> dict[str, Any]:
         experiment = _stored(sweep.experiment(overrides), folder, "trials")
-        job = Job.of(key, run_folder, experiment, tuple(sweep.objective), rungs(sweep.scheduler, experiment.total_rounds))
-        numbers = [p.key for p in space.parameters[space.algorithms[0]] if p.name in space.mutations(space.algorithms[0])]
+        job = Job.of(
+            key, run_folder, experiment, tuple(sweep.objective), rungs(sweep.scheduler, experiment.total_rounds)
+        )
+        numbers = [
+            p.key for p in space.parameters[space.algorithms[0]] if p.name in space.mutations(space.algorithms[0])
+        ]
         return job.config({name: overrides[name] for name in numbers} if sweep.scheduler.name == "pbt" else {})
 
     class Watched(StudySearcher):
@@ -167,7 +181,15 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
         print(f"{sweep.name}: {total} trials, {placement.why}")
     Background(lambda: import_module("matplotlib.pyplot"))  # for the figures, while nobody waits for it
     with Show(sweep.name, total, done, sweep.objective, progress) as show:
-        drive(folder, Watched(studies, config, budget.reached, budget.spent), scheduler, placement, total - done, budget.reached, show)
+        drive(
+            folder,
+            Watched(studies, config, budget.reached, budget.spent),
+            scheduler,
+            placement,
+            total - done,
+            budget.reached,
+            show,
+        )
     if studies.error is not None:
         raise studies.error
     ended = studies.ended()
@@ -191,12 +213,15 @@ def _rounds(sweep: Sweep) -> int:
 
 # the end -----------------------------------------------------------------------------------------
 def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None:
-    """The best configurations on seeds that tuning never saw, with all training data, tested once, at the end of each run's rounds."""
+    """The best configurations on seeds that tuning never saw, with all training data, tested once, at the end of each
+    run's rounds."""
     if not sweep.final.top:
         return
     cells, homes = [], []
     for group, trial in best(sweep, studies):
-        tuned = sweep.experiment({**sweep.search_space.overrides(trial.params, group), **trial.user_attrs.get("values", {})})
+        tuned = sweep.experiment(
+            {**sweep.search_space.overrides(trial.params, group), **trial.user_attrs.get("values", {})}
+        )
         label = f"{trial.params.get('algorithm', group) or sweep.search_space.algorithms[0]}-{trial.number:04d}"
         first = tuned.seed + max(sweep.scheduler.seeds or (1,))
         for seed in range(first, first + sweep.final.seeds):
@@ -232,12 +257,14 @@ def _status(folder: Path, text: str) -> None:
 
 
 def _take(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
-    """The folder for this process alone. Raises `CheckpointError` rather than write over a sweep, go on with another one, or into a folder
-    that is something else, and where another process writes."""
+    """The folder for this process alone. Raises `CheckpointError` rather than write over a sweep, go on with another
+    one, or into a folder that is something else, and where another process writes."""
     there = folder / CONFIG
     if resume:
         if not there.exists():
-            raise CheckpointError(f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}")
+            raise CheckpointError(
+                f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}"
+            )
         _same(dotted(yaml.safe_load(there.read_text())), dotted(sweep.dump()), folder)
         killed = lock_owner(folder) is not None
         lock = FolderLock.acquire(folder)
@@ -246,9 +273,13 @@ def _take(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
         return lock
     if there.exists():
         _same(dotted(yaml.safe_load(there.read_text())), dotted(sweep.dump()), folder)
-        raise CheckpointError(f"{folder} already holds this sweep; continue with: flray sweep {folder} --resume, or give another --out")
+        raise CheckpointError(
+            f"{folder} already holds this sweep; continue with: flray sweep {folder} --resume, or give another --out"
+        )
     try:
-        if folder.exists() and (not folder.is_dir() or any(not item.name.startswith(LOCK) for item in folder.iterdir())):
+        if folder.exists() and (
+            not folder.is_dir() or any(not item.name.startswith(LOCK) for item in folder.iterdir())
+        ):
             raise CheckpointError(f"{folder} is not empty and not a sweep folder; give another --out")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -256,7 +287,9 @@ def _take(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
     lock = FolderLock.acquire(folder)
     if there.exists():  # whoever held the folder while this process waited for the lock has left a sweep
         lock.release()
-        raise CheckpointError(f"{folder} holds a sweep by now; continue with: flray sweep {folder} --resume, or give another --out")
+        raise CheckpointError(
+            f"{folder} holds a sweep by now; continue with: flray sweep {folder} --resume, or give another --out"
+        )
     return lock
 
 
@@ -264,13 +297,17 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
     for key in [*new, *old]:
         free = key.split(".")[0] in RESUMABLE or key.startswith(("experiment.resources", "experiment.address"))
         if not free and old.get(key) != new.get(key):
-            raise CheckpointError(f"{folder} holds another sweep: {key} is {old.get(key)} there, {new.get(key)} here; give another --out")
+            raise CheckpointError(
+                f"{folder} holds another sweep: {key} is {old.get(key)} there, {new.get(key)} here; give another --out"
+            )
 
 
 def resume_sweep(folder: Path, overrides: Sequence[str], imports: Sequence[str] = (), *, progress: bool = True) -> None:
     """Go on with the sweep in `folder`; `overrides` may raise its budgets (`trials=40 hours=2`)."""
     if not (folder / CONFIG).exists():
-        raise CheckpointError(f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}")
+        raise CheckpointError(
+            f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}"
+        )
     run_sweep(load_sweep(folder / CONFIG, overrides, imports), folder, resume=True, progress=progress)
 
 

@@ -30,8 +30,9 @@ POLL_S = 0.2
 class TrialRun:
     """A run that is played round by round, paused, and gone on with by whoever comes next.
 
-    `row` is the last round's (empty before the first), `sums` the :data:`CUMULATIVE` objectives over all rounds up to it. Both are those
-    in memory: the recorder writes at most once a second, so what is on disk is read only up to a checkpoint, which it is complete to.
+    `row` is the last round's (empty before the first), `sums` the :data:`CUMULATIVE` objectives over all rounds up to
+    it. Both are those in memory: the recorder writes at most once a second, so what is on disk is read only up to a
+    checkpoint, which it is complete to.
     """
 
     def __init__(
@@ -43,8 +44,17 @@ class TrialRun:
         replaces: int | None = None,
         accept: Sequence[str] = (),
     ) -> None:
-        """`overwrite` and `replaces` are the job's. `accept`: keys of the configuration that may change while it runs."""
-        self.experiment, self.folder, self.overwrite, self.replaces, self.accept = experiment, folder, overwrite, replaces, accept
+        """`overwrite` and `replaces` are the job's.
+
+        `accept`: keys of the configuration that may change while it runs.
+        """
+        self.experiment, self.folder, self.overwrite, self.replaces, self.accept = (
+            experiment,
+            folder,
+            overwrite,
+            replaces,
+            accept,
+        )
         self.row: dict[str, Any] = {}
         self.sums = dict.fromkeys(CUMULATIVE, 0.0)
         self._tests = [name for name in objectives if name not in CUMULATIVE]
@@ -95,7 +105,8 @@ class TrialRun:
             self._rows = self._play()
         row = next(self._rows)
         if begins:
-            self.recall(row["done"] - 1)  # the checkpoint that it began with, which need not be the last: that can be damaged
+            # the checkpoint that it began with, which need not be the last: that can be damaged
+            self.recall(row["done"] - 1)
         self.row = row
         for name, columns in CUMULATIVE.items():
             self.sums[name] += sum(float(row.get(column) or 0) for column in columns)
@@ -127,7 +138,9 @@ class TrialRun:
         rounds = Run(self.folder).rounds
         rounds = rounds[rounds["done"] <= last] if len(rounds) else rounds
         if len(rounds) < last:
-            raise CheckpointError(f"{self.folder / 'rounds'} has {len(rounds)} of {last} rounds; remove {self.folder} to train it again")
+            raise CheckpointError(
+                f"{self.folder / 'rounds'} has {len(rounds)} of {last} rounds; remove {self.folder} to train it again"
+            )
         # as play() yields it: Python's own numbers, and None where there is no value
         row = rounds.sort_values("done").iloc[-1:].to_dict("records")[0]
         self.row = {str(name): None if value != value else value for name, value in row.items()}
@@ -162,7 +175,9 @@ class TrialRun:
             own = Table(self.folder / name)
             own.keep(Position(0, done, done, "round"))
             mine = max(own.kept, default=-1)  # the initial model's test has `done` 0
-            theirs = (row for part in sorted((place / name).glob("part-*.parquet")) for row in read_part(part).to_pylist())
+            theirs = (
+                row for part in sorted((place / name).glob("part-*.parquet")) for row in read_part(part).to_pylist()
+            )
             for at, rows in itertools.groupby(theirs, key=itemgetter("done")):
                 if mine < at <= done:
                     own.append(list(rows), at)
@@ -172,14 +187,19 @@ class TrialRun:
         shutil.copytree(source, home / source.name)
 
     def _play(self) -> Generator[dict[str, Any]]:
-        """Its rows from where it is. Who holds the folder is an earlier process of this trial, which ends because its driver was killed."""
+        """Its rows from where it is.
+
+        Who holds the folder is an earlier process of this trial, which ends because its driver was killed.
+        """
         patience = time.monotonic() + ORPHAN_S
         while holder(self.folder) is not None and time.monotonic() < patience:
             time.sleep(POLL_S)
         begun = self.saved > 0
         # a folder without a checkpoint is this trial's own beginning; a run that only the storage has is somebody's
         overwrite = not begun and (self.overwrite or self.folder.exists())
-        return play(self.experiment, self.folder, resume=begun, overwrite=overwrite, accept=self.accept if begun else ())
+        return play(
+            self.experiment, self.folder, resume=begun, overwrite=overwrite, accept=self.accept if begun else ()
+        )
 
     def _finish(self) -> None:
         """What a run does behind its last round."""

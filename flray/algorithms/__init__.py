@@ -34,6 +34,7 @@ ALGORITHMS = Registry(
 
 
 def built_in(federated: bool = False) -> list[str]:
-    """The names of flray's own algorithms, without those that a package or an `--import` added; `federated`: those with clients."""
+    """The names of flray's own algorithms, without those that a package or an `--import` added; `federated`: those with
+    clients."""
     own = [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).__module__.startswith("flray.")]
     return [name for name in own if not (federated and ALGORITHMS.get(name).centralized)]

@@ -8,13 +8,16 @@
 | eta | `lr` | as FedAvg, for both models | as FedAvg |
 | s, local steps of v_k | `personal_epochs` | none: as many as `local_epochs` | - |
 
-w^t is the broadcast. Both models step on the same batch, v_k first, as in the authors' code; momentum, Adam's moments and weight
-decay are each model's own, new every round. The global model is FedAvg's to the bit. A client's predictor is v_k (the initial
-parameters where it never took part), fine-tuned without the penalty.
-Down: P + Q numbers. Up: P + Q. State: P + Q on each client (Q more with `buffers: local`). Cost per step: 2 FedAvg steps.
-Official code (litian96/ditto, TensorFlow): plain SGD, momentum 0, an unweighted mean (`weighting: uniform`) over clients drawn by size;
-its `dynamic_lam` (lambda of 0.1, 1, 2 by validation loss) and its attacks and robust means are not here.
-Known failure: lr lambda > 2 makes v_k diverge from the penalty alone (sooner with momentum); a client seen seldom lags far behind w.
+w^t is the broadcast. Both models step on the same batch, v_k first, as in the authors' code; momentum, Adam's moments
+and weight decay are each model's own, new every round. The global model is FedAvg's to the bit. A client's predictor is
+v_k (the initial parameters where it never took part), fine-tuned without the penalty.
+Down: P + Q numbers. Up: P + Q. State: P + Q on each client (Q more with `buffers: local`). Cost per step: 2 FedAvg
+steps.
+Official code (litian96/ditto, TensorFlow): plain SGD, momentum 0, an unweighted mean (`weighting: uniform`) over
+clients drawn by size; its `dynamic_lam` (lambda of 0.1, 1, 2 by validation loss) and its attacks and robust means are
+not here.
+Known failure: lr lambda > 2 makes v_k diverge from the penalty alone (sooner with momentum); a client seen seldom lags
+far behind w.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from flray.ops.optim import Moments
 
 
 class DittoClient(ClientState):
-    """The personal model's parameters `v [P]` and `statistics [Q]`; `b [Q]`: the global model's, with `buffers: local`, else `[0]`."""
+    """The personal model's parameters `v [P]` and `statistics [Q]`; `b [Q]`: the global model's, with `buffers: local`,
+    else `[0]`."""
 
     v: Tensor
     statistics: Tensor
@@ -46,7 +50,9 @@ class DittoCarry(Carry):
 
 
 class Ditto(FedAvg, frozen=True):
-    lam: float = hp(1.0, choice=(0.05, 0.1, 0.2, 1.0, 2.0), ge=0, doc="pull of v_k towards the global model (lambda); 0: v_k alone")
+    lam: float = hp(
+        1.0, choice=(0.05, 0.1, 0.2, 1.0, 2.0), ge=0, doc="pull of v_k towards the global model (lambda); 0: v_k alone"
+    )
     personal_epochs: int | None = hp(None, ge=1, doc="epochs of v_k per round; none: as many as local_epochs")
 
     @property
@@ -92,7 +98,9 @@ class Ditto(FedAvg, frozen=True):
 
     def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
         update, _ = super().end(ctx, down, client, carry, data)
-        return update, DittoClient(carry.personal.w, carry.personal.b, carry.b.clone() if self.buffers == "local" else client.b)
+        return update, DittoClient(
+            carry.personal.w, carry.personal.b, carry.b.clone() if self.buffers == "local" else client.b
+        )
 
     def report(self, ctx: Context, carry: Any) -> Metrics:
         personal = carry.personal

@@ -1,4 +1,5 @@
-"""FedASAM (Caldarola et al., ECCV 2022): FedSAM with a perturbation that scales with the weights (ASAM), so rho does not depend on them.
+"""FedASAM (Caldarola et al., ECCV 2022): FedSAM with a perturbation that scales with the weights (ASAM), so rho does
+not depend on them.
 
 e = rho T_w^2 g(w) / (norm(T_w g(w)) + eps), element by element; then w <- optimiser step from w with g(w + e).
 
@@ -11,7 +12,8 @@ e = rho T_w^2 g(w) / (norm(T_w g(w)) + eps), element by element; then w <- optim
 | - | `perturb`: head, body, all | all | all | - |
 
 Otherwise as FedSAM, its script included. Down: P + Q. Up: P + Q. State: none. Cost per step: 2 FedAvg steps.
-Known failure: weights that are 0 are never perturbed with eta = 0, so a bias that starts at 0 counts only once it has moved.
+Known failure: weights that are 0 are never perturbed with eta = 0, so a bias that starts at 0 counts only once it has
+moved.
 """
 
 from __future__ import annotations
@@ -29,10 +31,14 @@ from flray.ops.perturb import around, ascend, magnitude, part
 class FedASAM(FedSAM, frozen=True):
     rho: float = hp(0.7, log=(0.05, 5.0), ge=0, doc="perturbation radius (rho), in units of the weights")
     eta: float = hp(0.2, choice=(0.0, 0.01, 0.2), ge=0, doc="added to the absolute weights (eta)")
-    scaled: Literal["all", "weights"] = hp("weights", doc="tensors with T_w = |w| + eta: all, or those named weight (1 on the rest)")
+    scaled: Literal["all", "weights"] = hp(
+        "weights", doc="tensors with T_w = |w| + eta: all, or those named weight (1 on the rest)"
+    )
 
     def perturbed(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
         objective = ctx.objective
-        scale = magnitude(carry.w, objective.layout.entries, self.eta, self.scaled, objective.scratch("magnitude", carry.w))
+        scale = magnitude(
+            carry.w, objective.layout.entries, self.eta, self.scaled, objective.scratch("magnitude", carry.w)
+        )
         spans, out = part(objective, self.perturb).spans, around(objective, carry.w, self.perturb)
         return ascend(carry.w, g.mul_(scale), self.rho, spans, scale, self.eps, out=out)

@@ -1,6 +1,9 @@
-"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1): several local epochs, then weighted averaging. The base of the others.
+"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1): several local epochs, then weighted averaging.
 
-w_k: `local_epochs` of the optimiser on the cross-entropy from w_g; then w_g <- sum_k p_k w_k with p_k = n_k / n over the sampled clients.
+The base of the others.
+
+w_k: `local_epochs` of the optimiser on the cross-entropy from w_g; then w_g <- sum_k p_k w_k with p_k = n_k / n over
+the sampled clients.
 
 | paper | field | default | searched |
 |---|---|---|---|
@@ -12,9 +15,11 @@ w_k: `local_epochs` of the optimiser on the cross-entropy from w_g; then w_g <- 
 | - | `optimizer`, `momentum`, `weight_decay`: new every round | sgd, 0.9, 0 | - |
 | - | `buffers`: batch-norm statistics | average (a plain weighted mean, the variances too) | - |
 
-Down: P + Q numbers. Up: P + Q. State: none (with `buffers: local`, Q on each client). Cost per step: 1, the unit of the others.
-Official code: FedSOL's engine multiplies the rate by 0.99 a round (`lr_decay`); FedZoo-Bench has SGD 0.01 without decay, momentum 0.5
-(0.9 in its scripts), and Adam for FedDF's clients alone. Adam 1e-3 for every client is FedProj's setting.
+Down: P + Q numbers. Up: P + Q. State: none (with `buffers: local`, Q on each client). Cost per step: 1, the unit of the
+others.
+Official code: FedSOL's engine multiplies the rate by 0.99 a round (`lr_decay`); FedZoo-Bench has SGD 0.01 without
+decay, momentum 0.5 (0.9 in its scripts), and Adam for FedDF's clients alone. Adam 1e-3 for every client is FedProj's
+setting.
 Known failures: with skewed labels a local model forgets the classes its client has not, and the average with it.
 """
 
@@ -34,7 +39,8 @@ from flray.ops.optim import Moments, adam_direction_, sgd_direction_
 
 
 class Carry(Record):
-    """A client in training: parameters `w [P]`, statistics `b [Q]`, scratch `grad [P]`, optimiser state, sum of the losses."""
+    """A client in training: parameters `w [P]`, statistics `b [Q]`, scratch `grad [P]`, optimiser state, sum of the
+    losses."""
 
     w: Tensor
     b: Tensor
@@ -57,7 +63,9 @@ class FedAvg(Algorithm, frozen=True):
     weight_decay: float = hp(0.0, log=(1e-6, 1e-2), ge=0, doc="weight decay, added to the gradient")
     local_epochs: int = hp(5, choice=(1, 2, 5, 10, 20), ge=1, doc="local epochs per round (E)")
     batch_size: int = hp(50, choice=(10, 32, 50, 64, 128, 256), ge=1, doc="local batch size (B)")
-    weighting: Literal["examples", "uniform"] = hp("examples", doc="aggregation weights: n_k over the cohort's sum, or equal")
+    weighting: Literal["examples", "uniform"] = hp(
+        "examples", doc="aggregation weights: n_k over the cohort's sum, or equal"
+    )
     buffers: Literal["average", "keep", "local"] = hp(
         "average", doc="batch-norm statistics: averaged like parameters, kept at the initial ones, or each client's own"
     )
@@ -96,7 +104,8 @@ class FedAvg(Algorithm, frozen=True):
         return self.start(ctx, down.w, self.statistics_before(down, client))
 
     def statistics_before(self, down: Any, client: Any) -> Tensor:
-        """The batch-norm statistics `[Q]` with which a client begins: its own under `buffers: local`, else the global ones."""
+        """The batch-norm statistics `[Q]` with which a client begins: its own under `buffers: local`, else the global
+        ones."""
         return client.b if self.buffers == "local" else down.b  # type: ignore[no-any-return]
 
     def start(self, ctx: Context, w: Tensor, b: Tensor) -> Carry:
@@ -107,10 +116,14 @@ class FedAvg(Algorithm, frozen=True):
         first, second = ctx.objective.scratch("first moment", w), w[:0]
         if self.optimizer == "adam":
             first, second = first.zero_(), ctx.objective.scratch("second moment", w).zero_()
-        return Carry(w, b, ctx.objective.scratch("gradient", w), Moments(first, second, 0), torch.zeros((), device=w.device))
+        return Carry(
+            w, b, ctx.objective.scratch("gradient", w), Moments(first, second, 0), torch.zeros((), device=w.device)
+        )
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-        return ctx.objective.value_and_grad(lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), carry.w, carry.b, out=carry.grad)
+        return ctx.objective.value_and_grad(
+            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), carry.w, carry.b, out=carry.grad
+        )
 
     def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:
         return self.descend(ctx, down, carry, *self.gradient(ctx, down, client, carry, batch))
@@ -140,8 +153,8 @@ class FedAvg(Algorithm, frozen=True):
         return ctx.objective.at(w, b)
 
     def finetune(self, ctx: Context, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        """Scratch `(w [P], b [Q])` after plain cross-entropy steps from a point with a new optimiser, whatever the algorithm's own
-        client does (FedSOL section 4.4, spec 6.9)."""
+        """Scratch `(w [P], b [Q])` after plain cross-entropy steps from a point with a new optimiser, whatever the
+        algorithm's own client does (FedSOL section 4.4, spec 6.9)."""
         carry = self.start(ctx, w, b)
         for batch in batches:
             _, g = FedAvg.gradient(self, ctx, None, (), carry, batch)

@@ -1,4 +1,5 @@
-"""FedBABU (Oh et al., ICLR 2022, Algorithm 1): the clients train and share the body alone; the head stays as it was initialised.
+"""FedBABU (Oh et al., ICLR 2022, Algorithm 1): the clients train and share the body alone; the head stays as it was
+initialised.
 
     body_k: SGD on L_k(body, head_0);   body <- sum_k p_k body_k;   afterwards each client fine-tunes body and head
 
@@ -7,11 +8,14 @@
 | alpha, tau, B | `lr`, `local_epochs`, `batch_size` | as FedAvg |
 | n_k / n, or 1 / m in the authors' code | `weighting` | examples (FedSOL); uniform reproduces the authors' |
 
-The head is the model's `head` module; it gets no gradient, no weight decay and no momentum (the authors: learning rate 0).
+The head is the model's `head` module; it gets no gradient, no weight decay and no momentum (the authors: learning rate
+0).
 Down: P - P_head + Q numbers. Up: the same. State: none. Cost per step: 1 FedAvg step.
-Official code (jhoon-oh/FedBABU): momentum 0.9, rate x0.1 after half and after three quarters of the rounds (here `lr_decay` per round),
-and finds the head by a substring of its parameters' names; FedSOL's takes the last registered child.
-Known failure: the global model's own accuracy depends on the random head; the method is meant to be read after fine-tuning.
+Official code (jhoon-oh/FedBABU): momentum 0.9, rate x0.1 after half and after three quarters of the rounds (here
+`lr_decay` per round), and finds the head by a substring of its parameters' names; FedSOL's takes the last registered
+child.
+Known failure: the global model's own accuracy depends on the random head; the method is meant to be read after
+fine-tuning.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ from flray.core.params import Entry
 
 
 class BodyMessage(Record):
-    """What travels, both ways: the parameters outside the head `body [P - P_head]`, without gaps, and the statistics `b [Q]`."""
+    """What travels, both ways: the parameters outside the head `body [P - P_head]`, without gaps, and the statistics
+    `b [Q]`."""
 
     body: Tensor
     b: Tensor
@@ -74,7 +79,8 @@ class FedBABU(FedAvg, frozen=True):
 
     # personalised evaluation ------------------------------------------------------------------
     def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
-        return super().personalize(ctx, Broadcast(*self.point(ctx, down)), client, batches)  # finetune moves the head as well
+        # finetune moves the head as well
+        return super().personalize(ctx, Broadcast(*self.point(ctx, down)), client, batches)
 
 
 def parts(objective: Objective, head: bool) -> list[Entry]:

@@ -1,6 +1,8 @@
-"""FedDF (Lin et al., NeurIPS 2020, section 3, Algorithm 1): fuse the client models by ensemble distillation on public data.
+"""FedDF (Lin et al., NeurIPS 2020, section 3, Algorithm 1): fuse the client models by ensemble distillation on public
+data.
 
-Client: FedAvg. Server: start at the average, minimise T^2 KL(sigma(mean_k f_k(x) / T) || sigma(f(x) / T)) over the proxy set.
+Client: FedAvg. Server: start at the average, minimise T^2 KL(sigma(mean_k f_k(x) / T) || sigma(f(x) / T)) over the
+proxy set.
 
 | paper | field | default | original code |
 |---|---|---|---|
@@ -12,12 +14,12 @@ Client: FedAvg. Server: start at the average, minimise T^2 KL(sigma(mean_k f_k(x
 | - | `distill_clip`, `distill_weight_decay` (added to the gradient after clipping) | none, 0 | 5, 0 |
 | - | `student_bn`: the student's batch norm | train | train |
 
-`student_bn: train` reads batch statistics and moves the student's own, of which nothing is left after an epoch or two (TAKFL's code too);
-train_frozen reads them and leaves b at the clients' average; eval reads b. FedZoo-Bench's student is in the mode of the last test: train
-in round 1, eval from round 2 on.
+`student_bn: train` reads batch statistics and moves the student's own, of which nothing is left after an epoch or two
+(TAKFL's code too); train_frozen reads them and leaves b at the clients' average; eval reads b. FedZoo-Bench's student
+is in the mode of the last test: train in round 1, eval from round 2 on.
 
-The server's defaults are those of FedProj's tables, so that FedDF = FedProj with projection_rate 0 and alpha 0 (spec 9.1); the clients'
-are FedAvg's, where those tables have Adam 1e-3.
+The server's defaults are those of FedProj's tables, so that FedDF = FedProj with projection_rate 0 and alpha 0 (spec
+9.1); the clients' are FedAvg's, where those tables have Adam 1e-3.
 Down: P + Q. Up: P + Q. State: none besides the public data. Cost per step: 1 FedAvg step.
 Server cost: K forward passes and E_d epochs on the public data.
 Known failure: on public data far from the private ones the clients' logits say little, and the student learns that.
@@ -40,16 +42,21 @@ from flray.ops.pooling import mean_of_each
 
 
 class ServerDistillation(FedAvg, frozen=True):
-    """FedAvg whose server, from the average on, learns from the client models' logits on the proxy data (Adam, new every round)."""
+    """FedAvg whose server, from the average on, learns from the client models' logits on the proxy data (Adam, new
+    every round)."""
 
     needs_proxy: ClassVar[bool] = True
 
     distill_lr: float = hp(1e-5, log=(1e-6, 1e-2), gt=0, doc="server learning rate (Adam)")
-    distill_schedule: Literal["constant", "cosine"] = hp("constant", doc="server learning rate over the distillation steps")
+    distill_schedule: Literal["constant", "cosine"] = hp(
+        "constant", doc="server learning rate over the distillation steps"
+    )
     distill_epochs: int = hp(1, choice=(1, 3, 5), ge=1, doc="epochs on the proxy data per round (E_d)")
     distill_batch_size: int = hp(256, choice=(64, 128, 256), ge=1, doc="batch size on the proxy data")
     distill_clip: float | None = hp(None, gt=0, doc="largest norm of the server's gradient; none: no clipping")
-    distill_weight_decay: float = hp(0.0, log=(1e-6, 1e-2), ge=0, doc="weight decay on the server, added to the gradient")
+    distill_weight_decay: float = hp(
+        0.0, log=(1e-6, 1e-2), ge=0, doc="weight decay on the server, added to the gradient"
+    )
     student_bn: ModuleMode = hp("train", doc="batch norm of the student: batch statistics (kept out of b or not), or b")
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
@@ -84,7 +91,9 @@ class ServerDistillation(FedAvg, frozen=True):
 
 
 class FedDF(ServerDistillation, frozen=True):
-    teacher: Teacher = hp("avg_logits", doc="mean of logits, of probabilities at T = 1, or of the clients' KL terms at T")
+    teacher: Teacher = hp(
+        "avg_logits", doc="mean of logits, of probabilities at T = 1, or of the clients' KL terms at T"
+    )
     temperature: float = hp(3.0, linear=(1.0, 5.0), gt=0, doc="distillation temperature (T)")
     squared: bool = hp(True, doc="factor T^2 on the distillation loss (Algorithm 1)")
     kl_direction: Direction = hp("forward", doc="forward: KL(teacher || student), Eq. 9; reverse: the other way round")

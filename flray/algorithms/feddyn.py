@@ -1,6 +1,8 @@
-"""FedDyn (Acar et al., ICLR 2021, Algorithm 1): linear and quadratic terms make local and global stationary points agree.
+"""FedDyn (Acar et al., ICLR 2021, Algorithm 1): linear and quadratic terms make local and global stationary points
+agree.
 
-Client: min CE(w) - <h_k, w> + alpha/2 norm(w - w_g)^2, gradient g_l - h_k + alpha (w - w_g); then h_k <- h_k - alpha (w_k - w_g).
+Client: min CE(w) - <h_k, w> + alpha/2 norm(w - w_g)^2, gradient g_l - h_k + alpha (w - w_g); then h_k <- h_k - alpha
+(w_k - w_g).
 Server: h <- h - (alpha/N) sum_{k in S} (w_k - w_g), w_g <- mean_{k in S} w_k - h / alpha. h and all h_k start at 0.
 
 | paper | field | default | others |
@@ -10,16 +12,18 @@ Server: h <- h - (alpha/N) sum_{k in S} (w_k - w_g), w_g <- mean_{k in S} w_k - 
 | - | `official` | off | alpha_k = alpha n / (n_k N) on the clients |
 | - | `clip` | none | official 10 |
 
-The official code (alpemreacar/FedDyn) keeps ghat_k = -h_k / alpha_k: loss CE + alpha_k <w, ghat_k - w_g>, and alpha_k added to the
-weight decay. The gradient is the same, except that its clipping leaves out alpha_k w: `official` does so too. Its CIFAR-10 run: lr 0.1,
-momentum 0, weight decay 1e-3, alpha 0.01, clip 10; it tests the mean of the w_k, where flray tests w_g, its "cloud model".
+The official code (alpemreacar/FedDyn) keeps ghat_k = -h_k / alpha_k: loss CE + alpha_k <w, ghat_k - w_g>, and alpha_k
+added to the weight decay. The gradient is the same, except that its clipping leaves out alpha_k w: `official` does so
+too. Its CIFAR-10 run: lr 0.1, momentum 0, weight decay 1e-3, alpha 0.01, clip 10; it tests the mean of the w_k, where
+flray tests w_g, its "cloud model".
 h and h_k cover the trainable parameters; batch-norm statistics are averaged (FedSOL's code applies h to them too).
 Down: P + Q. Up: P + Q. State: h_k, P on each client (and Q with `buffers: local`); h, P on the server
 (and, with `weighting: examples`, the cohort's models while it aggregates).
 Cost per step: 1 FedAvg step. Under Adam the terms stay in the gradient. `train/loss` is the cross-entropy alone.
-FedZoo-Bench's FedDyn is another method: its h starts at the initial parameters and its h_k is the last mini-batch's gradient.
+FedZoo-Bench's FedDyn is another method: its h starts at the initial parameters and its h_k is the last mini-batch's
+gradient.
 Known failure: w_g is no mean of models: with few clients of many in a round and alpha small, h / alpha can outgrow it.
-"""
+"""  # noqa: E501  rows of a table
 
 from __future__ import annotations
 
@@ -59,7 +63,9 @@ class FedDyn(FedAvg, frozen=True):
     alpha: float = hp(0.1, log=(1e-3, 1.0), gt=0, doc="strength of the dynamic regulariser (alpha)")
     official: bool = hp(False, doc="official code: alpha n / (n_k N) on client k, and clipping before the part alpha w")
     clip: float | None = hp(None, gt=0, doc="largest norm of the local gradient (official code: 10); none: no clipping")
-    weighting: Literal["examples", "uniform"] = hp("uniform", doc="mean of the local models: equal weights (paper), or by n_k (FedSOL)")
+    weighting: Literal["examples", "uniform"] = hp(
+        "uniform", doc="mean of the local models: equal weights (paper), or by n_k (FedSOL)"
+    )
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
@@ -106,9 +112,12 @@ class FedDyn(FedAvg, frozen=True):
         g = torch.mul(drift, self.strength(ctx), out=ctx.objective.scratch("proximal gradient", carry.w)).sub_(client.h)
         return 0.5 * self.strength(ctx) * torch.dot(drift, drift) - torch.dot(client.h, carry.w), g
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0) -> tuple[Any, Any]:
+    def end(
+        self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0
+    ) -> tuple[Any, Any]:
         """`used`: the share of h_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         drift = torch.sub(carry.w, down.w, out=carry.linear)
         h = torch.mul(client.h, used).sub_(drift, alpha=self.strength(ctx))
-        sent = Update if self.weighting == "uniform" else EachUpdate  # a weighted and a plain mean need the models themselves
+        # a weighted and a plain mean need the models themselves
+        sent = Update if self.weighting == "uniform" else EachUpdate
         return sent(carry.w, carry.b), DynClient(h, carry.b.clone() if self.buffers == "local" else None)

@@ -1,6 +1,8 @@
-"""Fed-ET (Cho et al., IJCAI 2022, section 3.2): the server learns a variance-weighted consensus of the clients, and their dissent.
+"""Fed-ET (Cho et al., IJCAI 2022, section 3.2): the server learns a variance-weighted consensus of the clients, and
+their dissent.
 
-Client: FedAvg. Server, from the average on, for every public x with the clients' logits s_k, v_k = the variance of s_k over the classes:
+Client: FedAvg. Server, from the average on, for every public x with the clients' logits s_k, v_k = the variance of s_k
+over the classes:
 y = argmax sum_k a_k s_k, a_k = v_k / sum_j v_j;  D = clients whose argmax is not y;
 s_div = sum_{k in D} b_k s_k, b_k = v_k / sum_{j in D} v_j;
 loss = mean_x [ CE(f, y) + lambda T^2 1[D not empty] KL( sigma(s_div / T) || sigma(f / T) ) ].
@@ -16,10 +18,11 @@ loss = mean_x [ CE(f, y) + lambda T^2 1[D not empty] KL( sigma(s_div / T) || sig
 | - | `distill_clip`, `distill_weight_decay` | none, 0 (TAKFL's vision script: 5e-5) | not known |
 | - | `student_bn` | train, as its code | not known |
 
-takfl is the TAKFL code's Fed-ET, by FedProj's group (spec 9.2); no official code was found. Denominators get 1e-12: a client with
-constant logits has v = 0. Down: P + Q. Up: P + Q. State: none besides the public data.
+takfl is the TAKFL code's Fed-ET, by FedProj's group (spec 9.2); no official code was found. Denominators get 1e-12: a
+client with constant logits has v = 0. Down: P + Q. Up: P + Q. State: none besides the public data.
 Cost per step: 1 FedAvg step. Server cost: K forward passes and E_d epochs on the public data.
-Known failure: with one client in a round nobody dissents, and takfl pulls every prediction towards the uniform distribution.
+Known failure: with one client in a round nobody dissents, and takfl pulls every prediction towards the uniform
+distribution.
 Not here: clients with networks of different architectures.
 """
 
@@ -42,7 +45,8 @@ FORMS = {"takfl": (0.1, 3.0), "paper": (0.05, 1.0)}  # lambda, T
 
 
 class Consensus(Record):
-    """Of every proxy sample: the ensemble's `labels [n]`, the logits `diverse [n, C]` of those who dissent, and whether any does `[n]`."""
+    """Of every proxy sample: the ensemble's `labels [n]`, the logits `diverse [n, C]` of those who dissent, and whether
+    any does `[n]`."""
 
     labels: Tensor
     diverse: Tensor
@@ -51,8 +55,12 @@ class Consensus(Record):
 
 class FedET(ServerDistillation, frozen=True):
     fedet: Literal["takfl", "paper"] = hp("takfl", doc="form of the weights and of samples on which all clients agree")
-    diversity: float | None = hp(None, log=(0.01, 1.0), ge=0, doc="weight of the diversity term (lambda); none: the form's own")
-    temperature: float | None = hp(None, linear=(1.0, 5.0), gt=0, doc="temperature of the diversity term (T); none: the form's own")
+    diversity: float | None = hp(
+        None, log=(0.01, 1.0), ge=0, doc="weight of the diversity term (lambda); none: the form's own"
+    )
+    temperature: float | None = hp(
+        None, linear=(1.0, 5.0), gt=0, doc="temperature of the diversity term (T); none: the form's own"
+    )
 
     def ensemble(self, ctx: Context, updates: Any) -> Consensus:
         """The consensus over the proxy data, block by block: K B C logits at a time."""
@@ -60,7 +68,11 @@ class FedET(ServerDistillation, frozen=True):
         with torch.no_grad():
             for index in blocks(np.arange(proxy.size), self.distill_batch_size):
                 x = proxy.inputs(index)
-                parts.append(self.consensus(torch.stack([ctx.objective.at(w, b)(x) for w, b in zip(updates.w, updates.b, strict=True)])))
+                parts.append(
+                    self.consensus(
+                        torch.stack([ctx.objective.at(w, b)(x) for w, b in zip(updates.w, updates.b, strict=True)])
+                    )
+                )
         return Consensus(**{name: torch.cat([vars(part)[name] for part in parts]) for name in vars(parts[0])})
 
     def consensus(self, logits: Tensor) -> Consensus:
@@ -71,7 +83,8 @@ class FedET(ServerDistillation, frozen=True):
         return Consensus(labels, self.weighted(logits, variance, dissent), dissent.any(0))
 
     def weighted(self, logits: Tensor, variance: Tensor, members: Tensor) -> Tensor:
-        """`[B, C]`: sum of the members' `logits [K, B, C]`, weighted by their variance `[K, B]` over its sum or (takfl) its mean.
+        """`[B, C]`: sum of the members' `logits [K, B, C]`, weighted by their variance `[K, B]` over its sum or (takfl)
+        its mean.
 
         `members [K, B]` are 0 or 1; where there is none the result is 0.
         """
@@ -82,9 +95,14 @@ class FedET(ServerDistillation, frozen=True):
     def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Consensus) -> tuple[Any, Metrics]:
         """The state after training on the consensus and the dissent, with what it cost."""
         proxy = ctx.require_proxy()
-        w, b, loss = fit(ctx, average.w, average.b, lambda z, index: self.loss(z, teacher, index), proxy, **self.schedule)
+        w, b, loss = fit(
+            ctx, average.w, average.b, lambda z, index: self.loss(z, teacher, index), proxy, **self.schedule
+        )
         passes = len(updates.w) + self.distill_epochs
-        return state.replace(w=w, b=self.statistics(state, b)), {"distill/loss": loss, "proxy_examples": float(passes * proxy.size)}
+        return state.replace(w=w, b=self.statistics(state, b)), {
+            "distill/loss": loss,
+            "proxy_examples": float(passes * proxy.size),
+        }
 
     def loss(self, z: Tensor, teacher: Consensus, index: Tensor) -> Tensor:
         """The server's loss, 0-dim, of the student's logits `z [B, C]` on the samples `index [B]`."""

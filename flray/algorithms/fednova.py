@@ -1,8 +1,11 @@
-"""FedNova (Wang et al., NeurIPS 2020, section 4): average normalised updates, so that clients with more steps do not pull more.
+"""FedNova (Wang et al., NeurIPS 2020, section 4): average normalised updates, so that clients with more steps do not
+pull more.
 
-Client: SGD of rate gamma; sends d_k = (w_g - w_k) / (gamma a_k), a_k = norm_1 of its accumulation vector: tau_k for plain SGD,
-[tau - m (1 - m^tau) / (1 - m)] / (1 - m) with momentum m, a <- a (1 - gamma mu) + 1 at every step with a proximal term.
-Server: w_g <- w_g - gamma tau_eff sum_k p_k d_k, tau_eff = sum_k p_k a_k (sum_k p_k tau_k with a proximal term, original code).
+Client: SGD of rate gamma; sends d_k = (w_g - w_k) / (gamma a_k), a_k = norm_1 of its accumulation vector: tau_k for
+plain SGD, [tau - m (1 - m^tau) / (1 - m)] / (1 - m) with momentum m, a <- a (1 - gamma mu) + 1 at every step with a
+proximal term.
+Server: w_g <- w_g - gamma tau_eff sum_k p_k d_k, tau_eff = sum_k p_k a_k (sum_k p_k tau_k with a proximal term,
+original code).
 The statistics of batch norm by the same formula (`buffers: average`).
 
 | paper | field | default | others |
@@ -13,17 +16,20 @@ The statistics of batch norm by the same formula (`buffers: average`).
 | slow momentum | `gmf` | 0 | original option: buf <- gmf buf + tau_eff sum_k p_k d_k, w_g <- w_g - gamma buf |
 | - | `ccvr` | off | fixed, fedsol_snapshot: g + (dbar - d_k), d_k of the client's last round |
 
-`ccvr: fixed` stores the client's own direction, d_k <- (w_g - w_k) / (gamma a_k) - (dbar - d_k), without what the correction added to
-its steps (the move itself would alternate for ever), and dbar <- (1 - q) dbar + sum_{k in S} (n_k / n) d_k, q = n_S / n.
+`ccvr: fixed` stores the client's own direction, d_k <- (w_g - w_k) / (gamma a_k) - (dbar - d_k), without what the
+correction added to its steps (the move itself would alternate for ever), and dbar <- (1 - q) dbar + sum_{k in S} (n_k /
+n) d_k, q = n_S / n.
 `fedsol_snapshot` stores the move, as that code does. FedSOL's snapshot ships with ccvr on and never updates
-dbar, which stays 0 (`fedsol_snapshot`): the gradient g - d_k fights the client's last direction, a likely cause of its 10.00 entries.
-`nova_compat`: the original optimiser (JYWa/FedNova) adds mu (w - w_g) in place into the momentum buffer, as if it were a part of the
-gradient, and counts counter <- m counter + 1, a <- (a + counter) (1 - gamma mu) + 1. Without it mu with momentum is refused, and under
-Adam a_k = tau_k (spec 13).
+dbar, which stays 0 (`fedsol_snapshot`): the gradient g - d_k fights the client's last direction, a likely cause of its
+10.00 entries.
+`nova_compat`: the original optimiser (JYWa/FedNova) adds mu (w - w_g) in place into the momentum buffer, as if it were
+a part of the gradient, and counts counter <- m counter + 1, a <- (a + counter) (1 - gamma mu) + 1. Without it mu with
+momentum is refused, and under Adam a_k = tau_k (spec 13).
 Down: P + Q. Up: P + Q + 1. With `ccvr: fixed` P more each way. State: none; with ccvr d_k, P on each client (and Q with
 `buffers: local`), and dbar, P on the server (fixed); with gmf P on the server. Cost per step: 1 FedAvg step.
 An update carries no model, so `client/acc_after` is not measured. With equal a_k it is FedAvg up to rounding.
-Known failure: where tau_eff sum_k p_k / a_k is far above 1 (very unequal clients) the statistics are extrapolated, a variance below 0.
+Known failure: where tau_eff sum_k p_k / a_k is far above 1 (very unequal clients) the statistics are extrapolated, a
+variance below 0.
 """
 
 from __future__ import annotations
@@ -56,15 +62,16 @@ class NovaBroadcast(Broadcast):
 
 
 class NovaClient(ClientState):
-    """With ccvr: the client's direction `d [P]` in its last round, and its statistics `b [Q]` under `buffers: local`."""
+    """With ccvr: the client's direction `d [P]` in its last round, and its statistics `b [Q]` under
+    `buffers: local`."""
 
     d: Tensor
     b: Tensor | None
 
 
 class NovaUpdate(Record):
-    """Normalised changes `d [P]` = (w_g - w_k) / (gamma a_k) and `d_b [Q]`, the client's part of tau_eff (a_k, or tau_k with mu), and
-    its `own [P]` direction (ccvr: fixed)."""
+    """Normalised changes `d [P]` = (w_g - w_k) / (gamma a_k) and `d_b [Q]`, the client's part of tau_eff (a_k, or tau_k
+    with mu), and its `own [P]` direction (ccvr: fixed)."""
 
     d: Tensor
     d_b: Tensor
@@ -82,20 +89,24 @@ class FedNova(FedAvg, frozen=True):
     mu: float = hp(0.0, ge=0, doc="weight of a proximal term (mu); needs momentum 0 or nova_compat")
     gmf: float = hp(0.0, choice=(0.0, 0.5, 0.9), ge=0, lt=1, doc="slow momentum of the server (gmf)")
     nova_compat: bool = hp(False, doc="a_k by the original optimiser's counters: mu with momentum, and under Adam")
-    ccvr: Literal["off", "fixed", "fedsol_snapshot"] = hp("off", doc="cross-client variance reduction: add dbar - d_k to the gradient")
+    ccvr: Literal["off", "fixed", "fedsol_snapshot"] = hp(
+        "off", doc="cross-client variance reduction: add dbar - d_k to the gradient"
+    )
 
     @model_validator(mode="after")
     def _defined(self) -> FedNova:
         if self.mu and self.momentum and self.optimizer == "sgd" and not self.nova_compat:
             raise ConfigError(
-                "algorithm fednova: a_k is not defined for mu with momentum; set algorithm.momentum: 0, algorithm.mu: 0, "
-                "or algorithm.nova_compat: true for the original optimiser's rule"
+                "algorithm fednova: a_k is not defined for mu with momentum; set algorithm.momentum: 0, algorithm.mu: "
+                "0, or algorithm.nova_compat: true for the original optimiser's rule"
             )
         return self
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
-        return NovaState(w, b, torch.zeros_like(w) if self.gmf else None, torch.zeros_like(w) if self.ccvr == "fixed" else None)
+        return NovaState(
+            w, b, torch.zeros_like(w) if self.gmf else None, torch.zeros_like(w) if self.ccvr == "fixed" else None
+        )
 
     def broadcast(self, ctx: Context, state: Any) -> Any:
         return NovaBroadcast(state.w, state.b, state.dbar)
@@ -151,7 +162,9 @@ class FedNova(FedAvg, frozen=True):
         shrink = self.mu * self.learning_rate(ctx) if sgd or self.nova_compat else 0.0
         return accumulation(steps, self.momentum if sgd else 0.0, shrink)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0) -> tuple[Any, Any]:
+    def end(
+        self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0
+    ) -> tuple[Any, Any]:
         """`used`: the share of dbar - d_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         a = self.normalizer(ctx, carry.moments.steps)
         scale = a * self.learning_rate(ctx) or 1.0  # a client without a step sends 0
@@ -162,4 +175,6 @@ class FedNova(FedAvg, frozen=True):
         update = NovaUpdate(d, (down.b - carry.b).div_(scale), float(carry.moments.steps) if self.mu else a, own)
         if self.ccvr == "off":
             return update, super().end(ctx, down, client, carry, data)[1]
-        return update, NovaClient(d.clone() if own is None else own, carry.b.clone() if self.buffers == "local" else None)
+        return update, NovaClient(
+            d.clone() if own is None else own, carry.b.clone() if self.buffers == "local" else None
+        )

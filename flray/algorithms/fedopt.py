@@ -1,4 +1,5 @@
-"""FedOpt (Reddi et al., ICLR 2021, Algorithm 2; FedAvgM: Hsu et al. 2019): the mean move is the gradient of a server optimiser.
+"""FedOpt (Reddi et al., ICLR 2021, Algorithm 2; FedAvgM: Hsu et al. 2019): the mean move is the gradient of a server
+optimiser.
 
 Client: FedAvg. Server: Delta = sum_k p_k (w_k - w_g), m_0 = 0, every operation element by element:
 
@@ -18,11 +19,13 @@ Client: FedAvg. Server: Delta = sum_k p_k (w_k - w_g), m_0 = 0, every operation 
 | - | `nesterov` | false: the formula as printed | - | - | - |
 | 1 / K | `weighting` | examples, as in the experiments; Algorithm 2 prints the plain mean (uniform) | same | same | - |
 
-There is no bias correction, as in Algorithm 2: with v_0 = 0 the first step of FedAdam is (1 - beta_1) / sqrt(1 - beta_2) = 1 times eta.
-Only trainable parameters are moved so; batch-norm statistics follow `buffers`. `beta: 0`, `server_lr: 1` is FedAvg up to rounding.
+There is no bias correction, as in Algorithm 2: with v_0 = 0 the first step of FedAdam is (1 - beta_1) / sqrt(1 -
+beta_2) = 1 times eta.
+Only trainable parameters are moved so; batch-norm statistics follow `buffers`. `beta: 0`, `server_lr: 1` is FedAvg up
+to rounding.
 Down: P + Q. Up: P + Q. State: m, P on the server, and v, P more (not fedavgm). Cost per step: 1 FedAvg step.
-Known failures: an adaptive step is about eta in every place however small Delta is, so eta too large never settles; tau, which says what
-counts as small, has to fit the size of Delta, and so the local rate and the number of local steps.
+Known failures: an adaptive step is about eta in every place however small Delta is, so eta too large never settles;
+tau, which says what counts as small, has to fit the size of Delta, and so the local rate and the number of local steps.
 """
 
 from __future__ import annotations

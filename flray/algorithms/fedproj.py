@@ -1,4 +1,5 @@
-"""FedProj (journal version and preprint): client gradients projected so that a memory loss cannot rise, then ensemble distillation.
+"""FedProj (journal version and preprint): client gradients projected so that a memory loss cannot rise, then ensemble
+distillation.
 
 Journal version (seed 000: sections 4, A.2, A.4, Algorithm 1) by default; the preprint (seed 001) by option.
 
@@ -15,13 +16,15 @@ Journal version (seed 000: sections 4, A.2, A.4, Algorithm 1) by default; the pr
 | r, Figure 2 | `projection_rate` | 1 | - |
 | alpha, R | `alpha`, `wd_anchor` | 0, previous_global (Algorithm 1); `sum_clients` in C.1, with Table 3 | same; `per_client_mean` in 4.3 |
 
-Constraint <g, g_mem> >= 0; g = g_local - (<g_local, g_mem> / ||g_mem||^2) g_mem where it is violated. The projected gradient goes
-to the optimiser (`project_stage: update` projects the optimiser's direction instead).
-Down: P + Q + |M| C logits, and with `memory_size` |M| int64 numbers of samples (their inputs are public and already there); Table 5 counts
-the model alone. Up: P + Q. State: server keeps Z, the ensemble's logits.
-Cost per step: 1 + r m / B FedAvg steps with m memory samples a step: 2 by default, about 196 for the whole of 50,000 beside batches of 256.
-Known failure: the Iris pilot with the optimiser that is printed, SGD 1e-3, is not better than FedAvg's (`configs/fedproj/pilot_iris.yaml`).
-"""
+Constraint <g, g_mem> >= 0; g = g_local - (<g_local, g_mem> / ||g_mem||^2) g_mem where it is violated. The projected
+gradient goes to the optimiser (`project_stage: update` projects the optimiser's direction instead).
+Down: P + Q + |M| C logits, and with `memory_size` |M| int64 numbers of samples (their inputs are public and already
+there); Table 5 counts the model alone. Up: P + Q. State: server keeps Z, the ensemble's logits.
+Cost per step: 1 + r m / B FedAvg steps with m memory samples a step: 2 by default, about 196 for the whole of 50,000
+beside batches of 256.
+Known failure: the Iris pilot with the optimiser that is printed, SGD 1e-3, is not better than FedAvg's
+(`configs/fedproj/pilot_iris.yaml`).
+"""  # noqa: E501  rows of a table
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ from flray.ops.project import Rule, project
 
 
 class FedProjState(ServerState):
-    """Global model and `logits [n, C]`: the ensemble of the last round on the public data; `[0, 0]` before there is one."""
+    """Global model and `logits [n, C]`: the ensemble of the last round on the public data; `[0, 0]` before there is
+    one."""
 
     logits: Tensor
 
@@ -70,18 +74,28 @@ class FedProjCarry(Carry):
 class FedProj(FedDF, frozen=True):
     proxy_on_clients: ClassVar[bool] = True
 
-    projection_rate: float = hp(1.0, linear=(0.0, 1.0), ge=0, le=1, doc="share of local steps that project (r); 0: FedDF's client")
+    projection_rate: float = hp(
+        1.0, linear=(0.0, 1.0), ge=0, le=1, doc="share of local steps that project (r); 0: FedDF's client"
+    )
     rule: Rule = hp("threshold", doc="threshold: exact, skipped where ||g_mem||^2 <= delta; epsilon, always: preprint")
     delta: float = hp(1e-12, log=(1e-14, 1e-2), ge=0, doc="smallest ||g_mem||^2 that projects (rule threshold, A.4)")
     eps: float = hp(1e-8, log=(1e-12, 1e-2), ge=0, doc="added to ||g_mem||^2 (rules epsilon and always)")
     scope: Literal["global", "tensor"] = hp("global", doc="one inner product over all parameters, or one per tensor")
-    project_stage: Literal["gradient", "update"] = hp("gradient", doc="project the gradient before the optimiser, or its direction after")
+    project_stage: Literal["gradient", "update"] = hp(
+        "gradient", doc="project the gradient before the optimiser, or its direction after"
+    )
     memory_loss: Kind = hp("kl", doc="KL to the ensemble, or cross-entropy with the memory's labels")
     round0: Literal["auto", "skip", "ce_labels", "kl_init"] = hp("auto", doc="memory loss before there is an ensemble")
-    memory_size: int | None = hp(None, ge=1, doc="size of the buffer M, resampled every round; none: the whole public set")
-    memory_batch: Literal["minibatch", "full"] = hp("minibatch", doc="memory gradient on one mini-batch per step, or on the buffer")
+    memory_size: int | None = hp(
+        None, ge=1, doc="size of the buffer M, resampled every round; none: the whole public set"
+    )
+    memory_batch: Literal["minibatch", "full"] = hp(
+        "minibatch", doc="memory gradient on one mini-batch per step, or on the buffer"
+    )
     memory_batch_size: int | None = hp(None, ge=1, doc="size of that mini-batch; none: the local batch size")
-    memory_bn: ModuleMode = hp("train_frozen", doc="batch norm in the memory pass: batch statistics (kept out of b or not), or b")
+    memory_bn: ModuleMode = hp(
+        "train_frozen", doc="batch norm in the memory pass: batch statistics (kept out of b or not), or b"
+    )
     alpha: float = hp(0.0, choice=(0.0, 0.1, 0.3, 0.5), ge=0, doc="weight of the divergence term R on the server")
     wd_anchor: Literal["previous_global", "average", "sum_clients", "per_client_mean"] = hp(
         "previous_global", doc="R: ||w - w_g||^2, to the average, summed over the clients' models, or their mean"
@@ -91,10 +105,15 @@ class FedProj(FedDF, frozen=True):
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
         proxy = ctx.require_proxy()
         if "ce_labels" in (self.memory_loss, self.round0) and not proxy.same_labels:
-            what = "algorithm.memory_loss or round0 is ce_labels, but the proxy data carry no labels of the private classes"
+            what = (
+                "algorithm.memory_loss or round0 is ce_labels, but the proxy data carry no labels of the private "
+                "classes"
+            )
             raise ConfigError(f"{what}; use kl and round0=auto, or set proxy.labelled and proxy.same_labels")
         initial = self.round0 == "kl_init"
-        return FedProjState(w, b, proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size) if initial else w.new_zeros(0, 0))
+        return FedProjState(
+            w, b, proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size) if initial else w.new_zeros(0, 0)
+        )
 
     def broadcast(self, ctx: Context, state: Any) -> Any:
         size = ctx.require_proxy().size
@@ -121,8 +140,13 @@ class FedProj(FedDF, frozen=True):
     # client -----------------------------------------------------------------------------------
     def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
         base: Carry = super().begin(ctx, down, client, data)
-        order = ctx.rng("memory order").permutation(ctx.require_proxy().size if down.memory is None else len(down.memory))
-        draws, tally = ctx.rng("projection").random(ctx.num_steps), Tally(*torch.zeros(5, device=base.w.device).unbind())
+        order = ctx.rng("memory order").permutation(
+            ctx.require_proxy().size if down.memory is None else len(down.memory)
+        )
+        draws, tally = (
+            ctx.rng("projection").random(ctx.num_steps),
+            Tally(*torch.zeros(5, device=base.w.device).unbind()),
+        )
         memory_grad = ctx.objective.scratch("memory gradient", base.w)
         return FedProjCarry.of(base, memory_grad=memory_grad, order=order, draws=draws, tally=tally)
 
@@ -135,7 +159,10 @@ class FedProj(FedDF, frozen=True):
         if self.memory_batch == "minibatch":
             sizes.append(self.memory_batch_size or self.batch_size)
         if not sizes:
-            raise ConfigError("algorithm.memory_batch: full costs what the public set is large: say its size, or set algorithm.memory_size")
+            raise ConfigError(
+                "algorithm.memory_batch: full costs what the public set is large: say its size, or set "
+                "algorithm.memory_size"
+            )
         return 1 + self.projection_rate * min(sizes) / self.batch_size
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -166,7 +193,9 @@ class FedProj(FedDF, frozen=True):
         size, full = self.memory_batch_size or self.batch_size, self.memory_batch == "full"
         chosen = carry.order if full else batch_of(carry.order, carry.moments.steps, size)
         where, how = (carry.w, carry.b, Buffer(down.memory, down.logits)), (self._loss_kind(ctx, down), self.memory_bn)
-        loss, g_mem = memory_gradient(ctx, *where, chosen, *how, self.distill_batch_size if full else size, carry.memory_grad)
+        loss, g_mem = memory_gradient(
+            ctx, *where, chosen, *how, self.distill_batch_size if full else size, carry.memory_grad
+        )
         entries = ctx.objective.layout.entries if self.scope == "tensor" else None
         result, conflict = project(v, g_mem, self.rule, self.delta, self.eps, out, entries)
         carry.tally.add_(loss, conflict)

@@ -1,14 +1,16 @@
-"""FedRCL (Seo et al., CVPR 2024, sections 3 and 4): supervised contrastive learning at every level, relaxed by a penalty on near pairs.
+"""FedRCL (Seo et al., CVPR 2024, sections 3 and 4): supervised contrastive learning at every level, relaxed by a
+penalty on near pairs.
 
-loss = CE + scl_weight mean_{l,i} scl_i + penalty_weight mean_{l,i} penalty_i. Of every level l: representations before the activation,
-averaged over pixels, of unit length; s_ij their inner products within the batch; Neg_i = samples of other classes.
+loss = CE + scl_weight mean_{l,i} scl_i + penalty_weight mean_{l,i} penalty_i. Of every level l: representations before
+the activation, averaged over pixels, of unit length; s_ij their inner products within the batch; Neg_i = samples of
+other classes.
 
-* `rcl: code` (official code): scl_i = -log( e^{s_ip/tau} / (e^{s_ip/tau} + sum of e^{s_in/tau} over the two largest s_in of Neg_i) ),
-  p = the least similar sample of i's class, i itself among them;
-  penalty_i = -log( e^{s_ii/tau} / (e^{s_ii/tau} + e^{r/tau}) ), r = the similarity to the least similar other sample of the class if that
-  is at least `threshold`, otherwise (and where there is no other) -1.
-* `rcl: paper` (restored, spec 8.3): scl_i = sum over every other p of the class, against all of Neg_i; penalty_i with the sum of
-  e^{s_ij/tau} over all other j of the class with s_ij at least `threshold` in place of e^{r/tau}.
+* `rcl: code` (official code): scl_i = -log( e^{s_ip/tau} / (e^{s_ip/tau} + sum of e^{s_in/tau} over the two largest
+  s_in of Neg_i) ), p = the least similar sample of i's class, i itself among them;
+  penalty_i = -log( e^{s_ii/tau} / (e^{s_ii/tau} + e^{r/tau}) ), r = the similarity to the least similar other sample of
+  the class if that is at least `threshold`, otherwise (and where there is no other) -1.
+* `rcl: paper` (restored, spec 8.3): scl_i = sum over every other p of the class, against all of Neg_i; penalty_i with
+  the sum of e^{s_ij/tau} over all other j of the class with s_ij at least `threshold` in place of e^{r/tau}.
 
 | paper | field | default | own experiments |
 |---|---|---|---|
@@ -19,9 +21,11 @@ averaged over pixels, of unit length; s_ij their inner products within the batch
 | levels | `levels` | all that the model declares | stem and the four stages of ResNet-18 with `norm: group` |
 | - | `clip` | none, as nothing is printed in FedProj's comparison | 10 |
 
-Down: P + Q. Up: P + Q. State: none. Cost per step: 1 FedAvg step (and B x B similarities per level). Both weights 0: FedAvg.
-Official code differs: lr 0.1 without momentum, weight decay 1e-3, `weighting: uniform`, `lr_decay: 0.998`; it decays the rate once more at
-every local epoch, which is not here. Its proximal and feature-alignment terms have weight 0 and are left out.
+Down: P + Q. Up: P + Q. State: none. Cost per step: 1 FedAvg step (and B x B similarities per level). Both weights 0:
+FedAvg.
+Official code differs: lr 0.1 without momentum, weight decay 1e-3, `weighting: uniform`, `lr_decay: 0.998`; it decays
+the rate once more at every local epoch, which is not here. Its proximal and feature-alignment terms have weight 0 and
+are left out.
 Known failures: a batch of one class has no negatives and scl = 0; a model without `levels` cannot be trained.
 """
 
@@ -45,10 +49,14 @@ from flray.ops.optim import clip_
 class FedRCL(FedAvg, frozen=True):
     rcl: Form = hp("code", doc="code: hardest pairs only; paper: sums over all pairs")
     tau: float = hp(0.05, log=(0.01, 1.0), gt=0, doc="temperature of the similarities")
-    threshold: float = hp(0.7, linear=(0.0, 1.0), ge=-1, le=1, doc="similarity from which a pair of one class is penalised (lambda)")
+    threshold: float = hp(
+        0.7, linear=(0.0, 1.0), ge=-1, le=1, doc="similarity from which a pair of one class is penalised (lambda)"
+    )
     scl_weight: float = hp(1.0, log=(0.01, 10.0), ge=0, doc="weight of the supervised contrastive loss")
     penalty_weight: float = hp(1.0, log=(0.01, 10.0), ge=0, doc="weight of the divergence penalty")
-    levels: tuple[int, ...] | None = hp(None, doc="levels of the model that are contrasted, 0 the shallowest; none: all")
+    levels: tuple[int, ...] | None = hp(
+        None, doc="levels of the model that are contrasted, 0 the shallowest; none: all"
+    )
     clip: float | None = hp(None, gt=0, doc="largest norm of the gradient; none: no clipping")
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -72,5 +80,8 @@ class FedRCL(FedAvg, frozen=True):
         """Those of the model's `levels` that are contrasted."""
         wanted = range(len(levels)) if self.levels is None else self.levels
         if not wanted or not all(0 <= level < len(levels) for level in wanted):
-            raise ConfigError(f"algorithm.levels = {list(wanted)}: name at least one of the {len(levels)} levels of this model, from 0 on")
+            raise ConfigError(
+                f"algorithm.levels = {list(wanted)}: name at least one of the {len(levels)} levels of this model, from "
+                "0 on"
+            )
         return [levels[level] for level in wanted]

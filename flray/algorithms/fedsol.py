@@ -1,8 +1,10 @@
-"""FedSOL (Lee et al., CVPR 2024, Algorithm 1): the local gradient at weights that are shifted along the proximal gradient.
+"""FedSOL (Lee et al., CVPR 2024, Algorithm 1): the local gradient at weights that are shifted along the proximal
+gradient.
 
-e_p = rho Lambda (*) g_p(w) / (norm(g_p(w)) + 1e-12), Lambda = abs(w - w_g) normalised (Eq. 5, 7, 8). The optimiser then steps from the
-unperturbed w, which weight decay reads, with g_l(w + e_p) of all parameters (Eq. 6). g_l: gradient of the local cross-entropy L_l; g_p: of
-L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), teacher in eval mode, no factor T^2. Norm and shift are those of the perturbed part.
+e_p = rho Lambda (*) g_p(w) / (norm(g_p(w)) + 1e-12), Lambda = abs(w - w_g) normalised (Eq. 5, 7, 8). The optimiser then
+steps from the unperturbed w, which weight decay reads, with g_l(w + e_p) of all parameters (Eq. 6). g_l: gradient of
+the local cross-entropy L_l; g_p: of L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), teacher in eval mode, no
+factor T^2. Norm and shift are those of the perturbed part.
 
 | paper | field | default | paper and code |
 |---|---|---|---|
@@ -16,21 +18,25 @@ L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), teacher in eval mode, no f
 | beta | `beta` | 1, read by S2 to S6 | - |
 | - | `min_gp_norm` | 0 (code) | with `adaptive: none` a g_p that is mere rounding is blown up to length rho: this guards against it |
 
-S2: g_l(w) + beta g_p(w + e_p). S3: (g_l + beta g_p)(w + e_p). S4: (g_l + beta g_p)(w + e_c), e_c from (g_l + beta g_p)(w).
-S5: (g_l + beta g_p)(w). S6: g_l(w + e_p) + beta g_p(w). The configurations of the paper set lr_decay 0.99 and weight_decay 1e-5.
-rho = 0 is FedAvg for S0 and S1 (and kl); S4 with beta = 0, `adaptive: none`, `perturb: all` is FedSAM (`bn_passes: first`). In a round's
-first step w = w_g: g_p = 0 and Lambda = 0, so that it is FedAvg's. Batch-norm statistics move once a step, in its first pass through
-the network (where L_p is not kl, for which no code exists: in that of L_l).
-Down: P + Q. Up: P + Q. State: none. With a `proximal` of Table 4: those of its method. `train/loss`: L_l where g_l is taken, plus
-beta L_p in S3 to S5. The state of scaffold, fednova and feddyn takes the correction for the part beta_used of it that the steps
-contained (spec 6.6): 0 in S0 and S1, beta in S2 to S6; `strategy: projection` is refused with them.
+S2: g_l(w) + beta g_p(w + e_p). S3: (g_l + beta g_p)(w + e_p). S4: (g_l + beta g_p)(w + e_c), e_c from (g_l + beta
+g_p)(w).
+S5: (g_l + beta g_p)(w). S6: g_l(w + e_p) + beta g_p(w). The configurations of the paper set lr_decay 0.99 and
+weight_decay 1e-5.
+rho = 0 is FedAvg for S0 and S1 (and kl); S4 with beta = 0, `adaptive: none`, `perturb: all` is FedSAM
+(`bn_passes: first`). In a round's first step w = w_g: g_p = 0 and Lambda = 0, so that it is FedAvg's. Batch-norm
+statistics move once a step, in its first pass through the network (where L_p is not kl, for which no code exists: in
+that of L_l).
+Down: P + Q. Up: P + Q. State: none. With a `proximal` of Table 4: those of its method. `train/loss`: L_l where g_l is
+taken, plus beta L_p in S3 to S5. The state of scaffold, fednova and feddyn takes the correction for the part beta_used
+of it that the steps contained (spec 6.6): 0 in S0 and S1, beta in S2 to S6; `strategy: projection` is refused with
+them.
 FedSOL-FT: `evaluate.finetune_epochs`, plain cross-entropy without a perturbation (section 4.4).
-Cost per step: 1.33 FedAvg steps for the head (one pass through the body serves both gradients), 2.33 for body or all, with the
-teacher's forward pass (0.33). Table 5's 1.33, 1.96 and 2 (head, body, all) leave the teacher out; its 1.33 has a second forward pass in
-its place.
-Known failures: a tensor whose dimension 0 has size 1 gets Lambda = 1 column-wise (SL-ViT's class token); a head that shares parameters
-with the body is refused. Table 10's rows S2 to S6 are matched to their names by order only.
-"""
+Cost per step: 1.33 FedAvg steps for the head (one pass through the body serves both gradients), 2.33 for body or all,
+with the teacher's forward pass (0.33). Table 5's 1.33, 1.96 and 2 (head, body, all) leave the teacher out; its 1.33 has
+a second forward pass in its place.
+Known failures: a tensor whose dimension 0 has size 1 gets Lambda = 1 column-wise (SL-ViT's class token); a head that
+shares parameters with the body is refused. Table 10's rows S2 to S6 are matched to their names by order only.
+"""  # noqa: E501  rows of a table
 
 from __future__ import annotations
 
@@ -56,16 +62,29 @@ from flray.ops.losses import cross_entropy, kl
 from flray.ops.perturb import Adaptive, PartName, around, ascend, check_head, distance, part, part_gradient, still
 from flray.ops.project import project
 
-BASES: dict[str, type[FedAvg]] = {"kl": FedAvg, "l2": FedProx, "scaffold": Scaffold, "fednova": FedNova, "feddyn": FedDyn, "moon": Moon}
+BASES: dict[str, type[FedAvg]] = {
+    "kl": FedAvg,
+    "l2": FedProx,
+    "scaffold": Scaffold,
+    "fednova": FedNova,
+    "feddyn": FedDyn,
+    "moon": Moon,
+}
 
 
 class FedSOL(FedAvg, frozen=True):
     rho: float = hp(1.5, log=(0.05, 5.0), ge=0, doc="perturbation strength (rho, Eq. 5); 0: FedAvg")
-    adaptive: Adaptive = hp("columnwise", doc="Lambda (Eq. 7): |w - w_g| normalised per column (code), tensor or layer, or 1")
+    adaptive: Adaptive = hp(
+        "columnwise", doc="Lambda (Eq. 7): |w - w_g| normalised per column (code), tensor or layer, or 1"
+    )
     perturb: PartName = hp("head", doc="what is perturbed; the norm of g_p is that of this part")
     temperature: float = hp(3.0, linear=(1.0, 5.0), gt=0, doc="temperature of the KL (T)")
-    proximal: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = hp("kl", doc="L_p, with the server of its method (Table 4)")
-    strategy: Literal["S0", "S1", "S2", "S3", "S4", "S5", "S6", "projection"] = hp("S1", doc="update direction (Table 10; Eq. 3)")
+    proximal: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = hp(
+        "kl", doc="L_p, with the server of its method (Table 4)"
+    )
+    strategy: Literal["S0", "S1", "S2", "S3", "S4", "S5", "S6", "projection"] = hp(
+        "S1", doc="update direction (Table 10; Eq. 3)"
+    )
     beta: float = hp(1.0, log=(0.01, 10.0), ge=0, doc="weight of L_p (Eq. 2; strategies S2 to S6)")
     min_gp_norm: float = hp(0.0, ge=0, doc="smallest norm of g_p that perturbs")
     alpha: float | None = hp(None, gt=0, doc="FedDyn's alpha (proximal: feddyn); none: its default")
@@ -74,7 +93,10 @@ class FedSOL(FedAvg, frozen=True):
     @model_validator(mode="after")
     def _head_is_read(self) -> FedSOL:
         if self.proximal == "moon" and self.perturb == "head" and self.strategy not in ("S0", "S4", "S5", "projection"):
-            raise ConfigError("algorithm.proximal: moon does not read the head, so perturb: head changes nothing; set it to body or all")
+            raise ConfigError(
+                "algorithm.proximal: moon does not read the head, so perturb: head changes nothing; set it to body or "
+                "all"
+            )
         if self.strategy == "projection" and self.proximal in ("scaffold", "fednova", "feddyn"):
             raise ConfigError(
                 "algorithm.strategy: projection takes another part of L_p out of every step, for which the state of "
@@ -85,12 +107,17 @@ class FedSOL(FedAvg, frozen=True):
     @property
     def base(self) -> FedAvg:
         """The method that L_p, the server and the state are taken from (Table 4), with the options that both have."""
-        options: dict[str, Any] = {"fednova": {"ccvr": "fixed"}, "feddyn": {"alpha": self.alpha}, "moon": {"tau": self.tau}}
+        options: dict[str, Any] = {
+            "fednova": {"ccvr": "fixed"},
+            "feddyn": {"alpha": self.alpha},
+            "moon": {"tau": self.tau},
+        }
         own = {name: value for name, value in options.get(self.proximal, {}).items() if value is not None}
         return BASES[self.proximal](**{name: getattr(self, name) for name in FedAvg.model_fields}, **own)
 
     def step_cost(self) -> float:
-        passes = {"S0": (1, 0, 0), "S2": (1, 2, 0), "S3": (1, 2, 1), "S4": (2, 2, 2), "S5": (1, 1, 1)}  # for g_l, g_p; of them for both
+        # for g_l, g_p; of them for both
+        passes = {"S0": (1, 0, 0), "S2": (1, 2, 0), "S3": (1, 2, 1), "S4": (2, 2, 2), "S5": (1, 1, 1)}
         local, near, joint = passes.get(self.strategy, (1, 1, 0))
         if self.proximal != "kl":  # of vectors, but MOON's
             return local + (near * self.base.step_cost() if self.proximal == "moon" else 0.0)
@@ -144,10 +171,19 @@ class FedSOL(FedAvg, frozen=True):
         return ascend(carry.w, g_p, self.rho, chosen.spans, scale, min_norm=self.min_gp_norm, out=out)
 
     def mixture(
-        self, ctx: Context, down: Any, client: Any, batch: Batch, target: Any, carry: Any, local: bool, proximal: float, out: Tensor
+        self,
+        ctx: Context,
+        down: Any,
+        client: Any,
+        batch: Batch,
+        target: Any,
+        carry: Any,
+        local: bool,
+        proximal: float,
+        out: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Value and gradient `[P]`, in `out` or the base's scratch, of [local] L_l + proximal L_p at the carry's point, in one pass for kl,
-        which reads the global model's logits `target [B, C]`."""
+        """Value and gradient `[P]`, in `out` or the base's scratch, of [local] L_l + proximal L_p at the carry's point,
+        in one pass for kl, which reads the global model's logits `target [B, C]`."""
         if self.proximal == "kl":
 
             def loss(f: Model) -> Tensor:
@@ -170,11 +206,15 @@ class FedSOL(FedAvg, frozen=True):
         objective = ctx.objective
         here = objective.at(carry.w, carry.b, "train", grad=True)
         z = here.features(batch.x)
-        g_p = part_gradient(kl(target, here.head(z.detach()), self.temperature), here, part(objective, "head"), carry.grad)
+        g_p = part_gradient(
+            kl(target, here.head(z.detach()), self.temperature), here, part(objective, "head"), carry.grad
+        )
         point = self.perturbed(ctx, down, carry, g_p, objective.scratch("perturbed", carry.w))
         there = objective.at(point, carry.b, "train_frozen", grad=True)
         loss = cross_entropy(there.head(z), batch.y, ctx.classes)
-        leaves = [t if in_head else h for h, t, in_head in zip(here.leaves, there.leaves, objective.in_head, strict=True)]
+        leaves = [
+            t if in_head else h for h, t, in_head in zip(here.leaves, there.leaves, objective.in_head, strict=True)
+        ]
         return loss.detach(), objective.gradient(loss, leaves, carry.grad)
 
     # server and state: those of the method that L_p is taken from --------------------------------
@@ -197,6 +237,7 @@ class FedSOL(FedAvg, frozen=True):
 
     def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
         base = self.base
-        if isinstance(base, Scaffold | FedNova | FedDyn):  # their state is what the steps contained besides the correction
+        # their state is what the steps contained besides the correction
+        if isinstance(base, Scaffold | FedNova | FedDyn):
             return base.end(ctx, down, client, carry, data, 0.0 if self.strategy in ("S0", "S1") else self.beta)
         return base.end(ctx, down, client, carry, data)

@@ -1,4 +1,5 @@
-"""kNN-Per (Marfoq et al., ICML 2022, section 4): FedAvg, then each client mixes the global model with its nearest training samples.
+"""kNN-Per (Marfoq et al., ICML 2022, section 4): FedAvg, then each client mixes the global model with its nearest
+training samples.
 
     q_c(z) = sum_j [y_j = c] e^(-D_j / (F scale)) / sum_j e^(-D_j / (F scale)),   prediction: argmax lam q + (1 - lam) h
 
@@ -13,10 +14,11 @@ over the k stored samples j nearest to the query's feature z `[F]` by squared Eu
 | h | `mix` | probabilities; FedSOL's code: logits | probabilities (logits optional) |
 | datastore's images | `store_augment` | false; FedSOL's code: true | false |
 
-Training is FedAvg's to the bit; the fields above act in the personalised evaluation alone. There a client fine-tunes (FedSOL; the
-authors do not), passes its training data through the network in eval mode and stores (feature, label): the feature enters the head.
-A client with fewer samples than k uses them all. The search is exact: faiss `IndexFlatL2` where faiss is installed, as in both codes, else
-scikit-learn's brute force, with the same neighbours up to ties.
+Training is FedAvg's to the bit; the fields above act in the personalised evaluation alone. There a client fine-tunes
+(FedSOL; the authors do not), passes its training data through the network in eval mode and stores (feature, label): the
+feature enters the head.
+A client with fewer samples than k uses them all. The search is exact: faiss `IndexFlatL2` where faiss is installed, as
+in both codes, else scikit-learn's brute force, with the same neighbours up to ties.
 Down: P + Q numbers. Up: P + Q. State: none (the store is rebuilt). Cost per step: 1 FedAvg step.
 Known failure: logits outweigh q, which is at most 1, so `mix: logits` rarely differs from the model alone.
 """
@@ -38,11 +40,15 @@ from flray.core.point import Model
 
 class KNNPer(FedAvg, frozen=True):
     k: int = hp(5, choice=(1, 3, 5, 7, 10), ge=1, doc="number of neighbours")
-    lam: float = hp(0.5, linear=(0.0, 1.0), ge=0, le=1, doc="weight of the neighbours (lambda); 0: the fine-tuned model alone")
+    lam: float = hp(
+        0.5, linear=(0.0, 1.0), ge=0, le=1, doc="weight of the neighbours (lambda); 0: the fine-tuned model alone"
+    )
     capacity: int = hp(500, choice=(50, 100, 200, 500, 1000), ge=1, doc="samples in a client's store, drawn uniformly")
     scale: float = hp(1.0, log=(0.01, 100.0), gt=0, doc="width of the kernel e^(-D / (F scale))")
     mix: Literal["probabilities", "logits"] = hp("probabilities", doc="what of the model is mixed with q (h)")
-    store_augment: bool = hp(False, doc="store augmented images, the first epoch of fine-tuning; plain ones where there is none")
+    store_augment: bool = hp(
+        False, doc="store augmented images, the first epoch of fine-tuning; plain ones where there is none"
+    )
 
     def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
         model = cast(Model, super().personalize(ctx, down, client, batches))
@@ -63,7 +69,9 @@ class KNNPer(FedAvg, frozen=True):
         epoch = int(self.epoch_batches(np.array(ctx.num_examples)))
         source = itertools.islice(batches, epoch) if self.store_augment and len(batches) else batches.plain
         with torch.no_grad():
-            keys, labels = (torch.cat(parts) for parts in zip(*((model.features(b.x), b.y) for b in source), strict=True))
+            keys, labels = (
+                torch.cat(parts) for parts in zip(*((model.features(b.x), b.y) for b in source), strict=True)
+            )
         if len(keys) > self.capacity:
             kept = torch.from_numpy(ctx.rng("store").choice(len(keys), self.capacity, replace=False)).to(keys.device)
             keys, labels = keys[kept], labels[kept]
@@ -71,7 +79,8 @@ class KNNPer(FedAvg, frozen=True):
 
 
 def neighbour_probabilities(z: Tensor, keys: Tensor, labels: Tensor, k: int, scale: float, classes: int) -> Tensor:
-    """q `[B, C]` of queries `z [B, F]` from the stored `keys [n, F]`, `labels [n]`; min_j D_j is taken off before exp (same q)."""
+    """q `[B, C]` of queries `z [B, F]` from the stored `keys [n, F]`, `labels [n]`; min_j D_j is taken off before exp
+    (same q)."""
     distances, nearest = search(z.cpu().contiguous().numpy(), keys.cpu().numpy(), min(k, len(keys)))
     similar = np.exp(-(distances - distances[:, :1]) / (z.shape[1] * scale))
     share = torch.from_numpy(similar / similar.sum(axis=1, keepdims=True)).to(z)

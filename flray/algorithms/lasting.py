@@ -14,7 +14,8 @@ from flray.ops.optim import Moments
 
 
 class Trained(ClientState):
-    """A model that goes on where it stopped: parameters `w [P]`, statistics `b [Q]`, optimiser; moments that it does not read are `[0]`."""
+    """A model that goes on where it stopped: parameters `w [P]`, statistics `b [Q]`, optimiser; moments that it does
+    not read are `[0]`."""
 
     w: Tensor
     b: Tensor

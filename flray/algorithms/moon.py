@@ -1,7 +1,9 @@
-"""MOON (Li, He and Song, CVPR 2021, section 3): pull the representation to the global model's, push it from the last local one's.
+"""MOON (Li, He and Song, CVPR 2021, section 3): pull the representation to the global model's, push it from the last
+local one's.
 
 loss = CE + mu l_con,  l_con = mean_x -log( e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + e^{cos(z, z_p)/tau}) );
-z, z_g, z_p = what enters the head in the local, the global and the client's previous local model, the last two frozen, in eval mode.
+z, z_g, z_p = what enters the head in the local, the global and the client's previous local model, the last two frozen,
+in eval mode.
 A cosine divides by max(norm(z), 1e-8) max(norm(z_g), 1e-8).
 
 | paper | field | default | others |
@@ -9,14 +11,16 @@ A cosine divides by max(norm(z), 1e-8) max(norm(z_g), 1e-8).
 | mu | `mu` | 1 (CIFAR-100, Tiny-ImageNet; FedZoo-Bench) | 5 (CIFAR-10); 0.1 in FedSOL; searched 0.001, 0.01, 0.1, 1, 5, 10 |
 | tau | `tau` | 0.5 | FedSOL's table 0.5, its shipped configuration 1; searched 0.1, 0.5, 1 |
 
-Down: P + Q. Up: P + Q. State: the last local model, P + Q on each client; of a client that never took part it is the initial global model.
+Down: P + Q. Up: P + Q. State: the last local model, P + Q on each client; of a client that never took part it is the
+initial global model.
 Cost per step: 1 + 2/3 FedAvg steps (two forward passes more). mu = 0 is FedAvg, and makes none of them.
-In round 1 both are the initial model: the term is constant and its gradient 0 up to rounding (exactly 0 in `proximal`, which FedSOL scales
-to length rho); the original has no negative then, and no term.
-The original differs where a client first takes part later: its negative is a random network of its own, here the initial one (FedSOL).
+In round 1 both are the initial model: the term is constant and its gradient 0 up to rounding (exactly 0 in `proximal`,
+which FedSOL scales to length rho); the original has no negative then, and no term.
+The original differs where a client first takes part later: its negative is a random network of its own, here the
+initial one (FedSOL).
 Its projection head (linear, ReLU, linear to 256) is a part of the network: `model.projection: 256`.
 Known failure: few clients of many in a round, so that the previous model is an old one.
-"""
+"""  # noqa: E501  rows of a table
 
 from __future__ import annotations
 
@@ -43,7 +47,9 @@ class MoonClient(ClientState):
 
 
 class Moon(FedAvg, frozen=True):
-    mu: float = hp(1.0, choice=(0.001, 0.01, 0.1, 1.0, 5.0, 10.0), ge=0, doc="weight of the contrastive term; 0: FedAvg")
+    mu: float = hp(
+        1.0, choice=(0.001, 0.01, 0.1, 1.0, 5.0, 10.0), ge=0, doc="weight of the contrastive term; 0: FedAvg"
+    )
     tau: float = hp(0.5, choice=(0.1, 0.5, 1.0), gt=0, doc="temperature of the contrastive term")
 
     def init_client(self, ctx: Context) -> Any:
@@ -64,9 +70,11 @@ class Moon(FedAvg, frozen=True):
         return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)
 
     def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu (FedSOL Table 4, spec 6.6)."""
+        """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu (FedSOL Table 4,
+        spec 6.6)."""
         out = ctx.objective.scratch("proximal gradient", carry.w)
-        # z_p = z_g in round 1: a constant, of which autograd would leave rounding, and FedSOL blow that up to length rho
+        # z_p = z_g in round 1: a constant, of which autograd would leave rounding, and FedSOL blow that up to length
+        # rho
         if ctx.clock.task == ctx.clock.round == 0 and torch.equal(client.w, down.w):
             return torch.full((), math.log(2.0), device=out.device), out.zero_()
         contrast = self.contrast(ctx, down, client, batch)

@@ -11,19 +11,21 @@
 | delta (HF) | `delta` | 1e-3 | 1e-4 to 0.1 |
 | - | `adaptation`: fine-tuning | step with `form: clean`, meta with `form: code` | - |
 
-HF: H v is (grad L(w + delta v; B1) - grad L(w - delta v; B1)) / (2 delta) at v = grad L(w'; B2): the exact meta-gradient of the step
-that was made. The paper draws a third batch for it.
-`form: clean`: the inner step is plain SGD without momentum, `optimizer` and `momentum` see the outer gradients alone; `local_epochs`
-passes over the data in pairs of batches, a last one completed by a batch of the next epoch.
-`form: code` (Lee-Gihun/FedSOL, jhoon-oh/FedBABU): one optimiser makes both steps, so its momentum mixes both gradients; there are
-E ceil(n_b / E) pairs of consecutive batches, about 2 passes over the data in all, not E (n_b batches an epoch).
+HF: H v is (grad L(w + delta v; B1) - grad L(w - delta v; B1)) / (2 delta) at v = grad L(w'; B2): the exact
+meta-gradient of the step that was made. The paper draws a third batch for it.
+`form: clean`: the inner step is plain SGD without momentum, `optimizer` and `momentum` see the outer gradients alone;
+`local_epochs` passes over the data in pairs of batches, a last one completed by a batch of the next epoch.
+`form: code` (Lee-Gihun/FedSOL, jhoon-oh/FedBABU): one optimiser makes both steps, so its momentum mixes both gradients;
+there are E ceil(n_b / E) pairs of consecutive batches, about 2 passes over the data in all, not E (n_b batches an
+epoch).
 In both, the weight decay of the outer step is that of w, not of w'; batch-norm statistics move in both steps.
 `adaptation: step` (the paper's): one inner step from the global model, on the first batch of the fine-tuning, of which
-`evaluate.finetune_epochs` says only whether there is any. `adaptation: meta` (both codes): the pairs of training again (with
-`form: code` ceil(n_b / E) of them for each epoch, which read those epochs again where they are too short).
+`evaluate.finetune_epochs` says only whether there is any. `adaptation: meta` (both codes): the pairs of training again
+(with `form: code` ceil(n_b / E) of them for each epoch, which read those epochs again where they are too short).
 
 Down: P + Q numbers. Up: P + Q. State: none. Cost per step: 1 FedAvg step per batch, 2 with `hf`; steps as above.
-Known failure: with `form: code` and momentum 0.9 nearly half of the outer step is inner gradients: much of it is FedAvg at rate beta.
+Known failure: with `form: code` and momentum 0.9 nearly half of the outer step is inner gradients: much of it is FedAvg
+at rate beta.
 """
 
 from __future__ import annotations
@@ -43,14 +45,17 @@ from flray.ops.optim import sgd_direction_
 
 
 class MetaCarry(Carry):
-    """FedAvg's carry, whose `moments.steps` counts batches, the adapted point `ahead [P]` (w') and the batch that led there (B1)."""
+    """FedAvg's carry, whose `moments.steps` counts batches, the adapted point `ahead [P]` (w') and the batch that led
+    there (B1)."""
 
     ahead: Tensor
     first: Batch | None
 
 
 class PerFedAvg(FedAvg, frozen=True):
-    form: Literal["clean", "code"] = hp("clean", doc="clean: momentum of outer gradients alone; code: one optimiser makes both steps")
+    form: Literal["clean", "code"] = hp(
+        "clean", doc="clean: momentum of outer gradients alone; code: one optimiser makes both steps"
+    )
     beta: float = hp(0.01, log=(1e-4, 1.0), gt=0, doc="learning rate of the outer step (beta)")
     hf: bool = hp(False, doc="Hessian-vector term by finite differences (HF); false: first order (FO)")
     delta: float = hp(1e-3, log=(1e-4, 0.1), gt=0, doc="half width of the finite difference (hf)")
@@ -68,7 +73,9 @@ class PerFedAvg(FedAvg, frozen=True):
 
     def pairs(self, per_epoch: np.ndarray, epochs: int) -> np.ndarray:
         """Pairs of batches `[K]` in `epochs` epochs of clients with `per_epoch [K]` batches."""
-        return np.asarray(epochs * -(-per_epoch // self.local_epochs) if self.form == "code" else -(-per_epoch * epochs // 2))
+        return np.asarray(
+            epochs * -(-per_epoch // self.local_epochs) if self.form == "code" else -(-per_epoch * epochs // 2)
+        )
 
     def step_cost(self) -> float:
         return 2.0 if self.hf else 1.0  # two more gradients at every other batch
@@ -104,7 +111,12 @@ class PerFedAvg(FedAvg, frozen=True):
     def curve_(self, ctx: Context, down: Any, client: Any, carry: Any, v: Tensor) -> None:
         """v <- v - gamma H(w; B1) v, by a central difference of gradients (HF); batch-norm statistics stay."""
         scratch = ctx.objective.scratch
-        point, b, grad, bend = scratch("probe", v), scratch("probe statistics", carry.b), scratch("probe gradient", v), scratch("bend", v)
+        point, b, grad, bend = (
+            scratch("probe", v),
+            scratch("probe statistics", carry.b),
+            scratch("probe gradient", v),
+            scratch("bend", v),
+        )
         bend.zero_()
         for sign in (1, -1):
             torch.add(carry.w, v, alpha=sign * self.delta, out=point)

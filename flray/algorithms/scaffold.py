@@ -12,14 +12,15 @@ Server: w_g <- w_g + eta_g (mean w_k - w_g), c <- c + (1/N) sum_{k in S} (c_k+ -
 | A | `divisor` | momentum: (tau - m (1 - m^tau) / (1 - m)) / (1 - m), FedSOL's | steps: tau, the paper's (plain SGD) |
 | mean of w_k | `weighting` | examples, FedSOL's | uniform: the paper's |
 
-The change of c is a plain mean over the cohort whatever the `weighting`. FedSOL multiplies it by the configured sampling ratio, here
-it is K/N. Only trainable parameters have control variates; batch-norm statistics follow `buffers`.
+The change of c is a plain mean over the cohort whatever the `weighting`. FedSOL multiplies it by the configured
+sampling ratio, here it is K/N. Only trainable parameters have control variates; batch-norm statistics follow `buffers`.
 Down: 2P + Q. Up: 2P + Q. State: c_k, P on each client (and Q with `buffers: local`); c, P on the server.
 Cost per step: 1 FedAvg step (option I: 2 in the first local epoch). Round 1 is FedAvg's.
-Not reproduced: NIID-Bench corrects the parameters after the step, outside the momentum; alpemreacar/FedDyn scales c by n / (n_k N) and
-divides by the undecayed rate.
-Known failures: `divisor: steps` with momentum makes c_k up to 1 / (1 - m) too large; weight decay is inside w_g - w_k and so inside c_k;
-under Adam (A = tau) c_k is a mean direction, not a gradient; few clients of many in a round: c_k is stale.
+Not reproduced: NIID-Bench corrects the parameters after the step, outside the momentum; alpemreacar/FedDyn scales c by
+n / (n_k N) and divides by the undecayed rate.
+Known failures: `divisor: steps` with momentum makes c_k up to 1 / (1 - m) too large; weight decay is inside w_g - w_k
+and so inside c_k; under Adam (A = tau) c_k is a mean direction, not a gradient; few clients of many in a round: c_k is
+stale.
 """
 
 from __future__ import annotations
@@ -57,15 +58,20 @@ class ScaffoldUpdate(Update):
 
 
 class ScaffoldCarry(Carry):
-    """FedAvg's carry, the `correction [P]` c - c_k, and `full [P]`: the gradient at w_g so far (option I; else empty)."""
+    """FedAvg's carry, the `correction [P]` c - c_k, and `full [P]`: the gradient at w_g so far (option I; else
+    empty)."""
 
     correction: Tensor
     full: Tensor
 
 
 class Scaffold(FedAvg, frozen=True):
-    option: Literal["I", "II"] = hp("II", doc="new c_k: gradient of the whole local loss at w_g (I), or from the local steps (II)")
-    divisor: Literal["momentum", "steps"] = hp("momentum", doc="option II divides by the momentum's effective steps, or by tau (paper)")
+    option: Literal["I", "II"] = hp(
+        "II", doc="new c_k: gradient of the whole local loss at w_g (I), or from the local steps (II)"
+    )
+    divisor: Literal["momentum", "steps"] = hp(
+        "momentum", doc="option II divides by the momentum's effective steps, or by tau (paper)"
+    )
     server_lr: float = hp(1.0, log=(0.1, 10.0), gt=0, doc="server learning rate (eta_g)")
 
     # server -----------------------------------------------------------------------------------
@@ -114,12 +120,16 @@ class Scaffold(FedAvg, frozen=True):
         g = ctx.objective.scratch("proximal gradient", carry.w).copy_(carry.correction)
         return torch.dot(g, carry.w), g
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0) -> tuple[Any, Any]:
+    def end(
+        self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0
+    ) -> tuple[Any, Any]:
         """`used`: the share of c - c_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         c = self.control(ctx, down, client, carry, used)
         # of sum_k p_k (c_k+ - c_k) / m_k the server makes the plain sum, whoever was skipped
         change = torch.sub(c, client.c, out=carry.correction).div_(mass(self.weighting, ctx.num_examples) or 1.0)
-        return ScaffoldUpdate(carry.w, carry.b, change), ScaffoldClient(c, carry.b.clone() if self.buffers == "local" else None)
+        return ScaffoldUpdate(carry.w, carry.b, change), ScaffoldClient(
+            c, carry.b.clone() if self.buffers == "local" else None
+        )
 
     def control(self, ctx: Context, down: Any, client: Any, carry: Any, used: float) -> Tensor:
         """c_k+ `[P]`, a new tensor: the mean local gradient, which is what the steps contained besides used (c - c_k).

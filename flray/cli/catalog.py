@@ -25,7 +25,7 @@ def catalog(kind: str) -> list[dict[str, Any]]:
     table = _table(kind)
     rows = _folders() if kind == "datasets" else []
     here = {row["name"] for row in rows}
-    return rows + [{"name": name, "about": _first_line(table.get(name))} for name in table.names() if name not in here]
+    return rows + [{"name": name, "about": _summary(table.get(name))} for name in table.names() if name not in here]
 
 
 def _folders() -> list[dict[str, Any]]:
@@ -143,11 +143,11 @@ def _table(kind: str) -> Any:
     return tables[kind]
 
 
-def _first_line(target: Any) -> str:
+def _summary(target: Any) -> str:
     module = sys.modules.get(getattr(target, "__module__", ""))
     own = inspect.isclass(target) and issubclass(target, BaseModel)  # an algorithm's card stands at the top of its file
     text = (module.__doc__ if own and module is not None else inspect.getdoc(target)) or ""
-    return text.strip().split("\n")[0]
+    return " ".join(text.strip().split("\n\n")[0].split())
 
 
 def _row(hp: Hyperparameter) -> dict[str, Any]:

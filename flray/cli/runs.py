@@ -25,7 +25,9 @@ def run(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="run folder (a grid: the folder that holds the run folders)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run that is already in the folder")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the complete configuration, or the grid's cells; run nothing")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the complete configuration, or the grid's cells; run nothing")
+    ] = False,
     imports: Imports = None,
 ) -> None:
     """Run an experiment, or a grid of them.
@@ -76,7 +78,8 @@ def pretrain(
 ) -> None:
     """Train the configuration's model in one place on its whole data set: weights to start from.
 
-    `flray pretrain CONFIG data.source=cifar100 --out runs/pretrained`, then `flray run CONFIG model.weights=runs/pretrained`
+    `flray pretrain CONFIG data.source=cifar100 --out runs/pretrained`, then
+    `flray run CONFIG model.weights=runs/pretrained`
     """
     own_modules()
     with stage(STARTING):
@@ -95,11 +98,15 @@ def pretrain(
 def resume(
     folder: Annotated[str, typer.Argument(help="run folder, or the URI of a run in a storage")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="rounds, resources, address, checkpoint, storage")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="rounds, resources, address, checkpoint, storage"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="of a URI: the folder that gets the run folder; default runs")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="of a URI: the folder that gets the run folder; default runs")
+    ] = None,
     accept: Annotated[
-        list[str] | None, typer.Option(help="go on although this changed since the run began (the error names it); stays on record")
+        list[str] | None,
+        typer.Option(help="go on although this changed since the run began (the error names it); stays on record"),
     ] = None,
 ) -> None:
     """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
@@ -119,7 +126,8 @@ def start_ray_early(source: Path, overrides: list[str], trials: int = 0) -> None
     Only where the guess is that it needs one here (see :func:`runs_here`). `trials`: see `connect`.
     """
     context = click.get_current_context(silent=True)
-    if context is not None and context.find_object(OwnProcess) and runs_here(source, overrides):
+    own = None if context is None else context.find_object(OwnProcess)
+    if own is not None and runs_here(source, overrides):
         from flray.engine.ray.cluster import Background, connect
         from flray.engine.threads import cores
 

@@ -1,10 +1,12 @@
 """The algorithm interface: one frozen record of hyper-parameters with pure methods.
 
-No method assigns to `self`, edits an argument in place, reads a clock, a file or a global, or draws an unaddressed random
-number. One exception, for speed: a `Carry` belongs to the running client, so `step` may update its tensors in place.
+No method assigns to `self`, edits an argument in place, reads a clock, a file or a global, or draws an unaddressed
+random number. One exception, for speed: a `Carry` belongs to the running client, so `step` may update its tensors in
+place.
 
-One client trains at a time: `Objective.at` binds one point to the module and cannot run under `vmap`. Many clients at once would need
-another backend: `functional_call` over `views(W)` of `W [M, P]` under `vmap`, with one `autograd.grad` on `W` outside of it.
+One client trains at a time: `Objective.at` binds one point to the module and cannot run under `vmap`. Many clients at
+once would need another backend: `functional_call` over `views(W)` of `W [M, P]` under `vmap`, with one `autograd.grad`
+on `W` outside of it.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class Sized(Protocol):
 
 
 class ClientData(Protocol):
-    """What a client holds at this moment; every draw from it is addressed, so that the same call gives the same batches."""
+    """What a client holds at this moment; every draw from it is addressed, so that the same call gives the same
+    batches."""
 
     @property
     def num_examples(self) -> int:
@@ -77,11 +80,12 @@ class ClientData(Protocol):
 
     @property
     def previous(self) -> ClientData | None:
-        """What the client held in the stage before, through its first round in a new one; None for an algorithm that does not declare
-        `keeps_exemplars`, and later."""
+        """What the client held in the stage before, through its first round in a new one; None for an algorithm that
+        does not declare `keeps_exemplars`, and later."""
 
     def batches(self, batch_size: int, epochs: int | None = None, steps: int | None = None) -> Sized:
-        """Shuffled and augmented batches: of `epochs`, or of as many epochs as `steps` need; with both, the first `steps` of the epochs."""
+        """Shuffled and augmented batches: of `epochs`, or of as many epochs as `steps` need; with both, the first
+        `steps` of the epochs."""
 
     def with_samples(self, numbers: np.ndarray) -> ClientData:
         """The client's samples and, behind them, those with these `numbers [m]` of the training set (exemplars)."""
@@ -99,12 +103,12 @@ class FineTuning(Sized, Protocol):
 class Context:
     """What a method may read besides its arguments; everything here is read-only.
 
-    `client`, `num_steps` (local steps planned), `num_examples` and `weight` (the client's aggregation weight) are -1 on the server.
-    `cohort_size`: the sampled clients (K); who delivers, fewer with `cohort.dropout`, is in the server half's `Cohort`.
-    `population`: the clients that hold training samples in this task (N of the papers), `total_examples`: their samples (n).
-    `classes`: those of the current task, which losses read, and of earlier ones; `None` when all are in use.
-    `tested`: while testing, the task that the test set belongs to; -1: several, or not testing.
-    `net`: the networks that :meth:`Algorithm.networks` declares, by name.
+    `client`, `num_steps` (local steps planned), `num_examples` and `weight` (the client's aggregation weight) are -1 on
+    the server. `cohort_size`: the sampled clients (K); who delivers, fewer with `cohort.dropout`, is in the server
+    half's `Cohort`. `population`: the clients that hold training samples in this task (N of the papers),
+    `total_examples`: their samples (n). `classes`: those of the current task, which losses read, and of earlier ones;
+    `None` when all are in use. `tested`: while testing, the task that the test set belongs to; -1: several, or not
+    testing. `net`: the networks that :meth:`Algorithm.networks` declares, by name.
     """
 
     objective: Objective
@@ -153,11 +157,11 @@ class Exchange(NamedTuple):
     `broadcast(ctx, state)` and `finish(ctx, state, updates, cohort)` are bound methods of the algorithm.
     `client` is None for local training (`begin`, `step` for every batch, `end`), which the engine runs, or one function
     `work(ctx, down, client, data)` that returns (update, client state, metrics).
-    `who` does it: the `cohort` (outside rounds: every client with data of the task), the clients with data of the `task`, those that
-    have a state (`stateful`), or so many drawn from the clients with data.
+    `who` does it: the `cohort` (outside rounds: every client with data of the task), the clients with data of the
+    `task`, those that have a state (`stateful`), or so many drawn from the clients with data.
     What `finish` gets of the clients' updates is declared by the fields of the update (`core/fields.py`).
-    `order="sequential"`: one client after the other, in the order of their numbers; after each hop `finish` runs with that update, and
-    the broadcast is asked anew.
+    `order="sequential"`: one client after the other, in the order of their numbers; after each hop `finish` runs with
+    that update, and the broadcast is asked anew.
     """
 
     name: str
@@ -175,9 +179,12 @@ class Algorithm(Section, ABC, frozen=True):
     needs_proxy: ClassVar[bool] = False  # a public data set at the server
     proxy_on_clients: ClassVar[bool] = False  # the clients read it as well
     global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
-    centralized: ClassVar[bool] = False  # True: no clients, all samples in one place; a descendant of `algorithms/centralized.py`
+    # True: no clients, all samples in one place; a descendant of `algorithms/centralized.py`
+    centralized: ClassVar[bool] = False
 
-    last_batch: LastBatch = hp("keep", doc="an epoch's last, short batch: keep, drop, or merge it into the one before; an only one stays")
+    last_batch: LastBatch = hp(
+        "keep", doc="an epoch's last, short batch: keep, drop, or merge it into the one before; an only one stays"
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -189,8 +196,8 @@ class Algorithm(Section, ABC, frozen=True):
     def next_exchange(self, ctx: Context, state: Any) -> Exchange | None:
         """The exchange that comes now, `ctx.clock.exchange` of this phase; None: the phase is over.
 
-        It is asked before each exchange with the state that the one before left, so a later one may depend on it. By default a round is
-        the training exchange, and nothing happens at the beginning and at the end of a task.
+        It is asked before each exchange with the state that the one before left, so a later one may depend on it. By
+        default a round is the training exchange, and nothing happens at the beginning and at the end of a task.
         """
         return self.training if ctx.clock.phase == "round" and ctx.clock.exchange == 0 else None
 
@@ -201,12 +208,14 @@ class Algorithm(Section, ABC, frozen=True):
 
     # networks ---------------------------------------------------------------------------------
     def module(self, model: nn.Module) -> nn.Module:
-        """The network that is trained, before the layout of `w` is made: wrap or replace the configured `model` (extra heads,
-        projections, a list of students). Its initial values may be drawn from torch's generator, which is seeded by the experiment."""
+        """The network that is trained, before the layout of `w` is made: wrap or replace the configured `model` (extra
+        heads, projections, a list of students). Its initial values may be drawn from torch's generator, which is seeded
+        by the experiment."""
         return model
 
     def networks(self, model: nn.Module) -> Mapping[str, nn.Module]:
-        """Networks besides `model`, which the server trains alone or freezes: `ctx.net[name]` is the objective of each."""
+        """Networks besides `model`, which the server trains alone or freezes: `ctx.net[name]` is the objective of
+        each."""
         return {}
 
     # server -----------------------------------------------------------------------------------
@@ -223,11 +232,15 @@ class Algorithm(Section, ABC, frozen=True):
         """The next server state from the updates, pooled by field (`core/fields.py`)."""
 
     def published(self, ctx: Context, state: Any) -> Any:
-        """All of the server's state that testing reads, a message: only this travels for a test. By default `w` and `b`."""
+        """All of the server's state that testing reads, a message: only this travels for a test.
+
+        By default `w` and `b`.
+        """
         return Published(state.w, state.b)
 
     def modes(self, ctx: Context) -> Mapping[str, Mode]:
-        """The inference modes by name, by default `predict` alone; `test/acc` and `test/loss` are those of the first one."""
+        """The inference modes by name, by default `predict` alone; `test/acc` and `test/loss` are those of the first
+        one."""
         return {"global": Mode(self.predict)}
 
     @abstractmethod
@@ -249,7 +262,8 @@ class Algorithm(Section, ABC, frozen=True):
         """(batch size, number of local epochs): how the engine cuts a client's data."""
 
     def step_cost(self) -> float:
-        """FLOPs of a local step in units of FedAvg's: of 3 parts, a forward pass is 1 and a backward pass 2; vectors `[P]` do not count."""
+        """FLOPs of a local step in units of FedAvg's: of 3 parts, a forward pass is 1 and a backward pass 2; vectors
+        `[P]` do not count."""
         return 1.0
 
     def epoch_batches(self, num_examples: np.ndarray) -> np.ndarray:
@@ -257,14 +271,16 @@ class Algorithm(Section, ABC, frozen=True):
         return cut.batches(num_examples, self.local_batches[0], self.last_batch)
 
     def local_steps(self, num_examples: np.ndarray) -> np.ndarray:
-        """Local steps `[K]` that are planned for clients with `num_examples [K]` samples; by default those of whole epochs.
+        """Local steps `[K]` that are planned for clients with `num_examples [K]` samples; by default those of whole
+        epochs.
 
         The default of :meth:`batches` takes exactly so many, in as many epochs as that needs.
         """
         return self.epoch_batches(num_examples) * self.local_batches[1]
 
     def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor] | None:
-        """The model `(w [P], b [Q])` that a broadcast or an update carries, for testing it on the client; None: it carries none."""
+        """The model `(w [P], b [Q])` that a broadcast or an update carries, for testing it on the client; None: it
+        carries none."""
         return (message.w, message.b) if hasattr(message, "w") and hasattr(message, "b") else None
 
     @abstractmethod
@@ -272,7 +288,8 @@ class Algorithm(Section, ABC, frozen=True):
         """The carry before the first local step."""
 
     def batches(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> Iterable[Batch]:
-        """The batches of the local steps, one a step; by default `ctx.num_steps` of them from the client's own samples."""
+        """The batches of the local steps, one a step; by default `ctx.num_steps` of them from the client's own
+        samples."""
         return data.batches(self.local_batches[0], steps=ctx.num_steps)
 
     @abstractmethod
@@ -296,8 +313,10 @@ class Algorithm(Section, ABC, frozen=True):
 
     @abstractmethod
     def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
-        """The client's own predictor (inputs `[B, ...]` -> logits or probabilities `[B, C]`) after fine-tuning on `batches`.
+        """The client's own predictor (inputs `[B, ...]` -> logits or probabilities `[B, C]`) after fine-tuning on
+        `batches`.
 
-        `down` is a round's broadcast, `client` the client's stored state, `ctx.clock.round` the number of rounds done. Without a batch: no
-        fine-tuning. The predictor is used before the next call of any method, so it may read scratch tensors.
+        `down` is a round's broadcast, `client` the client's stored state, `ctx.clock.round` the number of rounds done.
+        Without a batch: no fine-tuning. The predictor is used before the next call of any method, so it may read
+        scratch tensors.
         """

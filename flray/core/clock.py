@@ -9,15 +9,17 @@ from typing import Literal, NamedTuple
 from flray.core.seeding import Address
 
 Phase = Literal["task_begin", "round", "task_end", "personal"]
-PHASES: tuple[Phase, ...] = ("round", "task_end", "task_begin")  # that change the state, in the order in which they come at one `done`
+# that change the state, in the order in which they come at one `done`
+PHASES: tuple[Phase, ...] = ("round", "task_end", "task_begin")
 
 
 class Clock(NamedTuple):
     """A moment of an experiment; everything counts from 0.
 
-    `task`: the stage; `round`: within the task; `phase`: a round, the beginning or the end of a task, or the test of every client's own
-    model; `exchange`: within the phase; `hop`: the client's place in a sequential exchange. `done` counts the rounds over all tasks that
-    were complete before this moment: the time axis of schedulers, plots, checkpoints and resume.
+    `task`: the stage; `round`: within the task; `phase`: a round, the beginning or the end of a task, or the test of
+    every client's own model; `exchange`: within the phase; `hop`: the client's place in a sequential exchange. `done`
+    counts the rounds over all tasks that were complete before this moment: the time axis of schedulers, plots,
+    checkpoints and resume.
     """
 
     task: int = 0
@@ -29,7 +31,8 @@ class Clock(NamedTuple):
 
     @property
     def address(self) -> tuple[Address, ...]:
-        """What stands for this moment in the address of a draw; not `done`: a task's draws do not depend on the others' length."""
+        """What stands for this moment in the address of a draw; not `done`: a task's draws do not depend on the others'
+        length."""
         phase = () if self.phase == "round" else (self.phase,)
         hop = ("hop", self.hop) if self.hop else ()
         return (self.task, self.round, *phase, self.exchange, *hop)
@@ -52,7 +55,8 @@ class Clock(NamedTuple):
 
 
 class Position(NamedTuple):
-    """How far an experiment is: `round` rounds of task `task`, `done` over all tasks, and the phase that was committed last."""
+    """How far an experiment is: `round` rounds of task `task`, `done` over all tasks, and the phase that was committed
+    last."""
 
     task: int
     round: int

@@ -1,7 +1,8 @@
 """Files that can be trusted: written whole or not at all, and known by a checksum when they are read again.
 
-The checksum is XXH3 with 128 bits. It finds damage and stray edits, not an attacker, who would write a new checksum too.
-It runs at 40 GB/s in memory, at 5 to 20 GB/s over a file in the page cache (CIFAR-10, 184 MB: 10 to 40 ms), else at the disk's speed.
+The checksum is XXH3 with 128 bits. It finds damage and stray edits, not an attacker, who would write a new checksum
+too. It runs at 40 GB/s in memory, at 5 to 20 GB/s over a file in the page cache (CIFAR-10, 184 MB: 10 to 40 ms), else
+at the disk's speed.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def array_checksum(*arrays: np.ndarray[Any, Any] | None) -> str:
 def whole(path: Path, sync: bool = False) -> Iterator[Path]:
     """A temporary path that gets the real name when the block succeeds, and is gone when it fails.
 
-    A reader sees the old file or the new one, with the mode that the user's umask gives (safetensors makes its files 0600).
-    `sync`: the contents are on the disk before the name is.
+    A reader sees the old file or the new one, with the mode that the user's umask gives (safetensors makes its files
+    0600). `sync`: the contents are on the disk before the name is.
     """
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
@@ -73,7 +74,10 @@ def sealed(values: Mapping[str, Any]) -> str:
 
 
 def unsealed(path: Path) -> dict[str, Any]:
-    """The values that :func:`sealed` turned into this file. Raises `ValueError` for damage, `OSError` for a file that cannot be read."""
+    """The values that :func:`sealed` turned into this file.
+
+    Raises `ValueError` for damage, `OSError` for a file that cannot be read.
+    """
     values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict) or values.pop("checksum", None) != _seal(values):
         raise ValueError("its checksum is not that of its contents")

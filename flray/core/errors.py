@@ -59,9 +59,14 @@ class NonFiniteError(ClientError):
 
 
 def single_line(text: str) -> str:
-    """`text` without line breaks, and with what a terminal would act on (escape codes, NUL, half characters) spelled out."""
+    """`text` without line breaks, and with what a terminal would act on (escape codes, NUL, half characters) spelled
+    out."""
     text = _BREAK.sub(" ", text.strip())
-    return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    )
 
 
 _BREAK = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")  # what `str.splitlines` breaks at

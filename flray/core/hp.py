@@ -51,7 +51,8 @@ def hp(
 
     Raises `TypeError` for two spaces or a range that is empty (at import: a declaration is code).
     """
-    spaces = [Space(kind, tuple(v)) for kind, v in (("log", log), ("linear", linear), ("choice", choice)) if v is not None]  # type: ignore[arg-type]
+    given: dict[Any, Sequence[Any] | None] = {"log": log, "linear": linear, "choice": choice}
+    spaces = [Space(kind, tuple(values)) for kind, values in given.items() if values is not None]
     if len(spaces) > 1:
         raise TypeError(f"hp: give one of log, linear, choice, not {len(spaces)}")
     for space in spaces:
@@ -68,7 +69,10 @@ def hyperparameters(model: type[BaseModel]) -> list[Hyperparameter]:
 
 def _describe(name: str, info: FieldInfo) -> Hyperparameter:
     bounds = " ".join(
-        f"{sign} {getattr(m, field)}" for m in info.metadata for field, sign in _SIGNS.items() if getattr(m, field, None) is not None
+        f"{sign} {getattr(m, field)}"
+        for m in info.metadata
+        for field, sign in _SIGNS.items()
+        if getattr(m, field, None) is not None
     )
     extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
     space = extra.get("space")
@@ -88,16 +92,25 @@ def _literals(annotation: Any) -> tuple[Any, ...]:
 
 
 def _type_name(annotation: Any) -> str:
-    """The type in words: `int | None`, `float | auto`, `list of int`; one value out of some is a `choice`, whose bounds name them."""
+    """The type in words: `int | None`, `float | auto`, `list of int`; one value out of some is a `choice`, whose bounds
+    name them."""
     kind, inside = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
         return _type_name(inside[0])
     if kind is Literal:
         return "choice"
     if kind in (Union, UnionType):
-        return " | ".join(" | ".join(map(str, get_args(a))) if get_origin(a) is Literal else _type_name(a) for a in inside)
+        return " | ".join(
+            " | ".join(map(str, get_args(a))) if get_origin(a) is Literal else _type_name(a) for a in inside
+        )
     if kind in (tuple, list):
         return f"list of {_type_name(inside[0])}"
     if isinstance(kind or annotation, type) and issubclass(kind or annotation, BaseModel):
         return "section"
-    return "mapping" if kind is dict else "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
+    return (
+        "mapping"
+        if kind is dict
+        else "None"
+        if annotation is type(None)
+        else getattr(annotation, "__name__", str(annotation))
+    )

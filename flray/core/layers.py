@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +70,8 @@ def inputs_of(name: str, layer: nn.Module, calls: list[Tensor]) -> LayerInputs:
     x, dimensions = torch.cat(calls), len(layer.kernel_size)  # type: ignore[arg-type]
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = F.pad(x, layer._reversed_padding_repeated_twice, mode)  # type: ignore[arg-type]
-    for i, (size, stride, dilation) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):  # type: ignore[arg-type]
+    sides: Any = layer.kernel_size, layer.stride, layer.dilation
+    for i, (size, stride, dilation) in enumerate(zip(*sides, strict=True)):
         x = x.unfold(2 + i, dilation * (size - 1) + 1, stride)[..., ::dilation]
     x = torch.unflatten(x, 1, (layer.groups, -1))  # type: ignore[arg-type]
     pixels = range(3, 3 + dimensions)

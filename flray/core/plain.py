@@ -1,7 +1,7 @@
 """Plain values: what a YAML document or a mapping may hold, checked before anything reads it.
 
-Mappings with text as keys, lists, text, numbers, true, false and null. What YAML offers besides is refused with its line: a key that
-stands twice, tags (`!!timestamp`), aliases that multiply, nesting without end. A date stays text.
+Mappings with text as keys, lists, text, numbers, true, false and null. What YAML offers besides is refused with its
+line: a key that stands twice, tags (`!!timestamp`), aliases that multiply, nesting without end. A date stays text.
 """
 
 from __future__ import annotations
@@ -33,13 +33,22 @@ for _kind, _first, _pattern in (
     ("null", "~nN\0", r"~|null|Null|NULL|"),
     ("bool", "yYnNtTfFoO", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF"),
     ("int", "-+0123456789", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F][0-9a-fA-F_]*)"),
-    ("float", "-+.0123456789", r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+    (
+        "float",
+        "-+.0123456789",
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    ),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"^({_pattern})$"), [c.strip("\0") for c in _first])
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(f"^({_pattern})$"), [c.strip("\0") for c in _first]
+    )
 
 
 def read(text: str, where: str) -> Any:
-    """The plain value of a YAML document. Raises `ConfigError` that names `where` and, in a text of several lines, the line."""
+    """The plain value of a YAML document.
+
+    Raises `ConfigError` that names `where` and, in a text of several lines, the line.
+    """
     plain(text, where)
     many = "\n" in text
 
@@ -65,7 +74,9 @@ def read(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         line = f", line {mark.line + 1}" if mark is not None and many else ""
-        raise ConfigError(f"{where}{line}: not valid YAML: {single_line(str(problem))}; quote a value with special characters") from None
+        raise ConfigError(
+            f"{where}{line}: not valid YAML: {single_line(str(problem))}; quote a value with special characters"
+        ) from None
     except ValueError:  # Python reads no integer of thousands of digits
         raise ConfigError(f"{where}: an integer of more than 64 bits") from None
 
@@ -126,8 +137,8 @@ class _Check:
 def plain(value: Any, where: str, *path: str) -> Any:
     """A copy of a value whose mappings are dicts; what is no plain value (a path, a class) stays as it is.
 
-    Raises `ConfigError` for keys that are no text, text with a NUL or undecodable bytes, integers of more than 64 bits, and nesting
-    without end; it names `where` the value comes from and the `path` of keys to it.
+    Raises `ConfigError` for keys that are no text, text with a NUL or undecodable bytes, integers of more than 64 bits,
+    and nesting without end; it names `where` the value comes from and the `path` of keys to it.
     """
 
     def wrong(what: str) -> ConfigError:

@@ -27,7 +27,9 @@ class Registry:
         """Register `target`, an object or a `"module:attribute"` path, under `name`."""
         known = self._table.get(name)
         if known is not None and known is not target and _path(known) != _path(target):
-            raise ConfigError(f"{self.kind} {name!r} is registered twice: {_path(known)} and {_path(target)}; rename one")
+            raise ConfigError(
+                f"{self.kind} {name!r} is registered twice: {_path(known)} and {_path(target)}; rename one"
+            )
         self._table[name] = target
         return target
 
@@ -73,17 +75,26 @@ def load(path: str, what: str) -> Any:
 
 
 def imported(name: str, what: str) -> ModuleType:
-    """The module of that name. Raises `ConfigError` for one that is not there, and for whatever its own code raises, with its place."""
+    """The module of that name.
+
+    Raises `ConfigError` for one that is not there, and for whatever its own code raises, with its place.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{what}: cannot import {name!r} ({error}); is it installed and on PYTHONPATH?") from error
     except (Exception, SystemExit) as error:  # it is the user's code that runs here
-        raise ConfigError(f"{what}: {name!r} cannot be imported ({type(error).__name__}: {error}{_place(error)})") from error
+        raise ConfigError(
+            f"{what}: {name!r} cannot be imported ({type(error).__name__}: {error}{_place(error)})"
+        ) from error
 
 
 def _place(error: BaseException) -> str:
     """The file and line in the user's code where an import failed; a syntax error tells them itself."""
     machinery = (__file__, importlib.__file__)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in machinery and not f.filename.startswith("<")]
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if f.filename not in machinery and not f.filename.startswith("<")
+    ]
     return f", {frames[-1].filename}, line {frames[-1].lineno}" if frames and not isinstance(error, SyntaxError) else ""

@@ -1,4 +1,5 @@
-"""What a method of an algorithm must return, checked as it returns: the error names the method, not the line that stumbled over it."""
+"""What a method of an algorithm must return, checked as it returns: the error names the method, not the line that
+stumbled over it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sections of the configuration: what they have in common, what one written as one word means, and pydantic's errors in one line."""
+"""Sections of the configuration: what they have in common, what one written as one word means, and pydantic's errors in
+one line."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     @model_validator(mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, data: Any) -> Any:
-        """pydantic reads true as 1: where only numbers fit it becomes the text `true`, which its own error names with its place."""
+        """pydantic reads true as 1: where only numbers fit it becomes the text `true`, which its own error names with
+        its place."""
         if not isinstance(data, Mapping):
             return data
         return {key: _truth_as_text(value) if key in _numeric(cls) else value for key, value in data.items()}
@@ -60,7 +62,8 @@ def section_at(root: type[BaseModel] | None, path: Iterable[Any]) -> type[BaseMo
 def spelled_out(value: Any, section: type[BaseModel] | None) -> Any:
     """`value` with every section in it that is written as one word as the mapping that it means.
 
-    `10` for a cohort is `{size: 10, fraction: None}`: laid over another mapping it wins over the other fields of the shorthand.
+    `10` for a cohort is `{size: 10, fraction: None}`: laid over another mapping it wins over the other fields of the
+    shorthand.
     """
     if isinstance(value, Mapping):
         return {key: spelled_out(inner, section_at(section, (key,))) for key, inner in value.items()}

@@ -1,4 +1,5 @@
-"""The clients' half of an exchange: local training or other work, one client after the other, and the test of their own models.
+"""The clients' half of an exchange: local training or other work, one client after the other, and the test of their own
+models.
 
 Any process can run any client: nothing about one stays here between two calls.
 """
@@ -32,7 +33,8 @@ from flray.scenario.local_test import local_test
 
 
 class Assignment(NamedTuple):
-    """A contiguous run of those who take part at a moment: positions `first ...`, their clients, aggregation weights and samples."""
+    """A contiguous run of those who take part at a moment: positions `first ...`, their clients, aggregation weights
+    and samples."""
 
     clock: Clock
     first: int
@@ -47,7 +49,8 @@ class Assignment(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """What a run sends up: its updates, pooled as far as they can be; by client the new state (None: it was left out) and its steps."""
+    """What a run sends up: its updates, pooled as far as they can be; by client the new state (None: it was left out)
+    and its steps."""
 
     sent: Sent
     states: list[Any]
@@ -63,10 +66,11 @@ class Client:
     def work(
         self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None
     ) -> tuple[Delivery, list[dict[str, Any]]]:
-        """The run's clients one after the other; `down` and the delivery are messages of NumPy arrays, `states` None: none has one.
+        """The run's clients one after the other; `down` and the delivery are messages of NumPy arrays, `states` None:
+        none has one.
 
-        Returns the delivery and one row of metrics a client. Raises `ClientError` with the client's own traceback, `NonFiniteError`
-        under `on_nonfinite: fail` and `stop`.
+        Returns the delivery and one row of metrics a client. Raises `ClientError` with the client's own traceback,
+        `NonFiniteError` under `on_nonfinite: fail` and `stop`.
         """
         down = to_torch(down, self.bench.objective.device)
         updates, new_states, rows = Collector(), [], []
@@ -131,7 +135,8 @@ class Client:
         return self.algorithm.init_client(self.bench.context(clock, client=client))
 
     def check_batch_norm(self, error: Exception, client: int, numbers: np.ndarray) -> None:
-        """Raises `ConfigError` where an error says that batch norm was to train on one sample: which setting leaves that."""
+        """Raises `ConfigError` where an error says that batch norm was to train on one sample: which setting leaves
+        that."""
         if not (isinstance(error, ValueError) and "more than 1 value per channel" in str(error)):
             return
         size, _ = self.algorithm.local_batches
@@ -140,12 +145,18 @@ class Client:
         elif len(numbers) == 1:
             what = "it is all the client has; set partition.min_size=2, where the partition has that"
         else:
-            what = f"the last of {len(numbers)} in batches of {size}; set algorithm.last_batch=merge or drop, or another batch_size"
+            what = (
+                f"the last of {len(numbers)} in batches of {size}; set algorithm.last_batch=merge or drop, or "
+                "another batch_size"
+            )
         raise ConfigError(f"client {client}: batch norm cannot train on a batch of one sample: {what}") from None
 
     # testing ----------------------------------------------------------------------------------
-    def personal(self, job: Assignment, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
-        """Every client of the run, fine-tuned for each number of epochs from the same start, on its own share of the test set."""
+    def personal(
+        self, job: Assignment, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int]
+    ) -> list[dict[str, Any]]:
+        """Every client of the run, fine-tuned for each number of epochs from the same start, on its own share of the
+        test set."""
         bench, rule = self.bench, self.experiment.evaluate
         down, dataset = to_torch(down, bench.objective.device), bench.dataset
         rows = []
@@ -154,7 +165,9 @@ class Client:
             state = self.state(job.clock, client, states[i])
             draws = seeding.rng(self.experiment.seed, "local test", client)
             labels = dataset.train.y[numbers]
-            share = local_test(labels, dataset.test.y, dataset.num_classes, rule.local_test, draws, rule.local_test_size)
+            share = local_test(
+                labels, dataset.test.y, dataset.num_classes, rule.local_test, draws, rule.local_test_size
+            )
             for epochs in finetune_epochs:
                 try:
                     predictor = self.predictor(job.clock, client, job.weights[i], numbers, down, state, epochs)
@@ -164,7 +177,12 @@ class Client:
                 except Exception as error:
                     self.check_batch_norm(error, client, numbers)
                     raise client_error(error, self.experiment, job.clock, client) from None
-                row = {"client": client, "finetune_epochs": epochs, "num_examples": len(numbers), "num_test": len(share)}
+                row = {
+                    "client": client,
+                    "finetune_epochs": epochs,
+                    "num_examples": len(numbers),
+                    "num_test": len(share),
+                }
                 rows.append({**row, "test/acc": right / len(share) if len(share) else None})
         return rows
 
@@ -194,7 +212,11 @@ class Client:
 def client_error(error: Exception, experiment: Experiment, clock: Clock, client: int) -> ClientError:
     """The error of one client: where, its seed, its own traceback, and the command that repeats just this client."""
     kind = NonFiniteError if isinstance(error, NonFiniteError) else ClientError
-    text = str(error) if isinstance(error, NonFiniteError) else f"{type(error).__name__}: {error}\n{traceback.format_exc()}".rstrip()
+    text = (
+        str(error)
+        if isinstance(error, NonFiniteError)
+        else f"{type(error).__name__}: {error}\n{traceback.format_exc()}".rstrip()
+    )
     return kind(
         f"client {client} failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}: {text}\n"
         f"repeat just this client: flray replay RUN_FOLDER --client {client}"

@@ -21,8 +21,8 @@ from flray.scenario import Scenario, clients_at
 def sample(config: CohortConfig, seed: int, clock: Clock, members: range | np.ndarray) -> np.ndarray:
     """Client ids `[K]` of a round, drawn from the `members` of the stage without replacement, in cohort order.
 
-    Cost does not grow with the population. `numpy_round_seed` gives the sets of FedSOL's code: `numpy.random.seed(round)`,
-    `choice(N, K, replace=False)` (spec 1.1), where the rounds of later tasks count on.
+    Cost does not grow with the population. `numpy_round_seed` gives the sets of FedSOL's code:
+    `numpy.random.seed(round)`, `choice(N, K, replace=False)` (spec 1.1), where the rounds of later tasks count on.
     """
     size, count = config.count(len(members)), len(members)
     if config.sampling == "numpy_round_seed":
@@ -39,7 +39,8 @@ def draw(experiment: Experiment, clock: Clock, members: range | np.ndarray) -> t
 
 
 def delivering(config: CohortConfig, seed: int, clock: Clock, clients: np.ndarray) -> np.ndarray:
-    """Those of a round's sampled clients that deliver (`cohort.dropout`), in their order; each draw is addressed by its client."""
+    """Those of a round's sampled clients that deliver (`cohort.dropout`), in their order; each draw is addressed by its
+    client."""
     if not config.dropout:
         return clients
     draws = [rng(seed, "dropout", clock.task, clock.round, client).random() for client in clients.tolist()]
@@ -68,11 +69,11 @@ class Hop(NamedTuple):
 def hops(
     scenario: Scenario, algorithm: Algorithm, clients: np.ndarray, clock: Clock, exchange: Exchange, pieces: int = 1
 ) -> tuple[list[Hop], int]:
-    """(the moments of an exchange over `clients`, how many of them hold no sample now): one moment for all, cut into at most `pieces`
-    runs, or one for each client, by number.
+    """(the moments of an exchange over `clients`, how many of them hold no sample now): one moment for all, cut into at
+    most `pieces` runs, or one for each client, by number.
 
-    Who holds no sample takes no part, unless the exchange asks for those with state. A client's aggregation weight is its weight among
-    all who take part, also where they work one after the other. Of nobody there is no moment.
+    Who holds no sample takes no part, unless the exchange asks for those with state. A client's aggregation weight is
+    its weight among all who take part, also where they work one after the other. Of nobody there is no moment.
     """
     sequential = exchange.order == "sequential"
     shares = scenario.shares(clock, np.sort(clients) if sequential else clients, everyone=exchange.who == "stateful")
@@ -100,7 +101,8 @@ def hops(
 
 
 def _weights(algorithm: Algorithm, sizes: np.ndarray) -> torch.Tensor:
-    """Aggregation weights `[K]` over those who hold samples; 0 for the others, and equal ones where nobody holds any."""
+    """Aggregation weights `[K]` over those who hold samples; 0 for the others, and equal ones where nobody holds
+    any."""
     there = sizes > 0
     weights = torch.zeros(len(sizes), dtype=torch.float64)
     if not there.any():
@@ -117,7 +119,8 @@ def participants(
     stateful: Callable[[], Sequence[int]],
     seed: int,
 ) -> np.ndarray:
-    """Client ids of those whom an exchange names: the drawn `cohort`, all `members` of the task, those with state, or a sample."""
+    """Client ids of those whom an exchange names: the drawn `cohort`, all `members` of the task, those with state, or a
+    sample."""
     if isinstance(exchange.who, int):
         size = min(exchange.who, len(members))
         places = rng(seed, "who", *clock.address).choice(len(members), size, replace=False)

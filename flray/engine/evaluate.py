@@ -16,15 +16,16 @@ from flray.scenario import Scenario
 PIECES = 4  # of the personalised evaluation per actor: unequal clients even out
 
 
-
-
 def personal_epochs(experiment: Experiment) -> tuple[int, ...]:
     """E_ft of the personalised evaluation; an algorithm without a global model has no other test."""
     return experiment.evaluate.finetune_epochs or (() if experiment.algorithm.global_model else (0,))
 
 
-def evaluate_personal(executor: Executor, experiment: Experiment, scenario: Scenario, clock: Clock) -> list[dict[str, Any]]:
-    """One row per client and number of fine-tuning epochs: samples, size of its local test share, accuracy on it (spec 6.9, 11)."""
+def evaluate_personal(
+    executor: Executor, experiment: Experiment, scenario: Scenario, clock: Clock
+) -> list[dict[str, Any]]:
+    """One row per client and number of fine-tuning epochs: samples, size of its local test share, accuracy on it (spec
+    6.9, 11)."""
     members = scenario.members(clock.task)
     clients = np.asarray(members[: experiment.evaluate.personal_clients], dtype=np.int64)
     algorithm, now, pieces = experiment.algorithm, clock._replace(phase="personal"), PIECES * executor.pieces
@@ -36,7 +37,8 @@ def evaluate_personal(executor: Executor, experiment: Experiment, scenario: Scen
 
 
 def spread(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """`personal/ftE/acc_mean`, `acc_std` (over clients, ddof 0), `acc_p10` for every E; a client without test samples does not count."""
+    """`personal/ftE/acc_mean`, `acc_std` (over clients, ddof 0), `acc_p10` for every E; a client without test samples
+    does not count."""
     found: dict[str, float] = {}
     for epochs in dict.fromkeys(row["finetune_epochs"] for row in rows):
         values = [row["test/acc"] for row in rows if row["finetune_epochs"] == epochs and row["num_test"]]

@@ -1,7 +1,7 @@
 """What is judged and what is reported are two things.
 
-A run diverges when a model, an update, a client's state or a training loss is not finite. A metric is only reported: it may be NaN
-(a client has no sample of the class), or a vector (one number a class).
+A run diverges when a model, an update, a client's state or a training loss is not finite. A metric is only reported: it
+may be NaN (a client has no sample of the class), or a vector (one number a class).
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def model_is_finite(state: Any) -> bool:
 
 
 def _nonfinite(message: Any) -> Iterator[str]:
-    """Names of the tensors that hold a NaN or an infinity. One reduction a tensor: a sum is finite only if its terms are."""
+    """Names of the tensors that hold a NaN or an infinity.
+
+    One reduction a tensor: a sum is finite only if its terms are.
+    """
     for name, tensor in tensors(message).items():
         if tensor.is_floating_point() and tensor.numel() and not math.isfinite(torch.sum(tensor)):
             yield name

@@ -1,4 +1,7 @@
-"""The local executor: server and clients in this process, without Ray. For tests, replay, debugging, and runs with `executor: local`."""
+"""The local executor: server and clients in this process, without Ray.
+
+For tests, replay, debugging, and runs with `executor: local`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from flray.scenario import Scenario
 
 
 class Local:
-    """An executor (`rounds.Executor`) over one server and its own workbench; each half runs with its number of torch threads."""
+    """An executor (`rounds.Executor`) over one server and its own workbench; each half runs with its number of torch
+    threads."""
 
     pieces = 1
     retries = 0
@@ -62,7 +66,9 @@ class Local:
         with threads(self.client_threads):
             return self.server.evaluate(clock)
 
-    def personal(self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
+    def personal(
+        self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]
+    ) -> list[dict[str, Any]]:
         down, _ = self.server.broadcast(clock, self.server.algorithm.training)
         with threads(self.client_threads):
             rows = [self.client.personal(job, down, self.server.states(job.clients), finetune_epochs) for job in jobs]

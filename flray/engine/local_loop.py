@@ -1,4 +1,7 @@
-"""A client's local training: `begin`, `step` for every batch, `end`. The engine owns this loop, so that probes can look in."""
+"""A client's local training: `begin`, `step` for every batch, `end`.
+
+The engine owns this loop, so that probes can look in.
+"""
 
 from __future__ import annotations
 

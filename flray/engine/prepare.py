@@ -19,7 +19,9 @@ def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]
         check_classes(dataset)
         return dataset, *_public(experiment, dataset)
     except MemoryError as error:
-        raise ResourceError(f"data set {experiment.data.source!r} does not fit into memory ({error}); take fewer samples") from error
+        raise ResourceError(
+            f"data set {experiment.data.source!r} does not fit into memory ({error}); take fewer samples"
+        ) from error
 
 
 def _public(experiment: Experiment, dataset: Dataset) -> tuple[Any, np.ndarray | None]:

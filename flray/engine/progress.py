@@ -1,6 +1,8 @@
-"""The live display of a run: what happens before its first round, then round, accuracy, loss, clients/s, bytes, time left.
+"""The live display of a run: what happens before its first round, then round, accuracy, loss, clients/s, bytes, time
+left.
 
-One line now and then where there is no terminal. Imports nothing that is slow: the first line comes before everything that takes seconds.
+One line now and then where there is no terminal. Imports nothing that is slow: the first line comes before everything
+that takes seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Progress:
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
-                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
+                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("{task.fields[facts]}"),
                 TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True),
             )  # fmt: skip
             self._bar.start()
@@ -69,9 +72,13 @@ class Progress:
         if now - self._line_at > LINE_EVERY_S or self.done == self.total:
             self._line_at = now
             left = (now - self._started) / max(self.done - self._first, 1) * (self.total - self.done)
-            print(f"{self.label}  round {self.done}/{self.total}  {facts}  {left:.0f} s left", file=sys.stderr, flush=True)
+            print(
+                f"{self.label}  round {self.done}/{self.total}  {facts}  {left:.0f} s left", file=sys.stderr, flush=True
+            )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -1,6 +1,7 @@
 """Repeat any part of a finished or failed run in this process, without Ray, to the same bits.
 
-Randomness is addressed and state is a value, so a round needs only the state before it: the nearest checkpoint, and the rounds between.
+Randomness is addressed and state is a value, so a round needs only the state before it: the nearest checkpoint, and the
+rounds between.
 """
 
 from __future__ import annotations
@@ -33,16 +34,21 @@ from flray.whereabouts import started_in
 
 
 class Replay:
-    """A run's server and clients in one process; `state` is the server state before round `round + 1` (`round` rounds are done)."""
+    """A run's server and clients in one process; `state` is the server state before round `round + 1` (`round` rounds
+    are done)."""
 
     def __init__(self, folder: str | Path) -> None:
         run = load(folder)
         if run.experiment.algorithm.centralized:
-            raise ConfigError(f"{folder}: centralized training has no clients to repeat; the whole run is: flray run {folder}/config.yaml")
+            raise ConfigError(
+                f"{folder}: centralized training has no clients to repeat; the whole run is: flray run "
+                f"{folder}/config.yaml"
+            )
         self.folder, self.experiment = run.folder, run.experiment
         facts = run.environment["actors"]
         device = "cuda" if facts["device"] == "cuda" and torch.cuda.is_available() else "cpu"
-        self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")  # client states of the replay; the run folder stays as it is
+        # client states of the replay; the run folder stays as it is
+        self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")
         with started_in(run.folder):  # for relative paths to data
             self.scenario = Scenario.load(run.folder / "partition", load_dataset(self.experiment.data).num_classes)
             self.bench = Workbench(self.experiment, Roll.of(self.scenario), device)
@@ -50,7 +56,10 @@ class Replay:
         self.executor = Local(self.server, facts["client_threads"], facts["threads"])
         data, before = self.bench.dataset.fingerprint, run.environment["fingerprints"]["data"]
         if data != before:
-            warnings.warn(f"{folder}: the data changed since it ran (fingerprint {data}, was {before}); no replay of it", stacklevel=2)
+            warnings.warn(
+                f"{folder}: the data changed since it ran (fingerprint {data}, was {before}); no replay of it",
+                stacklevel=2,
+            )
         self.position = START
         self._initial = self.server.state
 
@@ -64,7 +73,8 @@ class Replay:
         return self.position.done
 
     def goto(self, round: int) -> Replay:
-        """The state after `round` rounds (over all tasks), from the nearest checkpoint before it and the rounds between."""
+        """The state after `round` rounds (over all tasks), from the nearest checkpoint before it and the rounds
+        between."""
         last = self.experiment.rounds * len(self.scenario.stages)
         if round < 0 or round > last:
             raise ConfigError(f"the state after {round} rounds: the run has {last}")
@@ -86,13 +96,15 @@ class Replay:
     def clients(self, only: int | None = None) -> Iterator[tuple[int, Any, dict[str, Any]]]:
         """(client, update, row) for the cohort of the next round's first exchange, one after the other.
 
-        The update's tensors are used again for the next client: clone what is kept. Raises the client's own `ClientError` again,
-        `ConfigError` when the client `only` is not in the cohort.
+        The update's tensors are used again for the next client: clone what is kept. Raises the client's own
+        `ClientError` again, `ConfigError` when the client `only` is not in the cohort.
         """
         clock = self.next_round()
         members = self._cohort(clock)
         if only is not None and only not in members:
-            raise ConfigError(f"client {only} is not in the cohort of round {self.round + 1}: {', '.join(map(str, members))}")
+            raise ConfigError(
+                f"client {only} is not in the cohort of round {self.round + 1}: {', '.join(map(str, members))}"
+            )
         plan = self.executor.plan(clock)
         if plan is None:
             return
@@ -105,7 +117,9 @@ class Replay:
                         if only in (None, number):
                             stored = self.server.states([number])[0]
                             try:
-                                update, _, row = client.one(hop.clock, plan.exchange, down, stored, number, job.weights[i], job.samples(i))
+                                update, _, row = client.one(
+                                    hop.clock, plan.exchange, down, stored, number, job.weights[i], job.samples(i)
+                                )
                             except ClientError as error:
                                 raise in_folder(error, self.folder) from None
                             yield number, update, row

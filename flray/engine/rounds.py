@@ -1,7 +1,9 @@
-"""The round protocol: ask for an exchange, let its clients work, finish it, ask again. One loop, whatever carries it out.
+"""The round protocol: ask for an exchange, let its clients work, finish it, ask again.
 
-A round, the beginning and the end of a task are alike: a transaction of any number of exchanges (`Algorithm.next_exchange`), which the
-driver commits as one.
+One loop, whatever carries it out.
+
+A round, the beginning and the end of a task are alike: a transaction of any number of exchanges
+(`Algorithm.next_exchange`), which the driver commits as one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from flray.engine.summary import summarise
 
 
 class Ran(NamedTuple):
-    """What one hop gave: a row of metrics by client, in order of position, the server half's metrics, and the seconds that it took."""
+    """What one hop gave: a row of metrics by client, in order of position, the server half's metrics, and the seconds
+    that it took."""
 
     rows: list[dict[str, Any]]
     metrics: dict[str, Any]
@@ -29,7 +32,10 @@ class Ran(NamedTuple):
 
 
 class Executor(Protocol):
-    """Carries out exchanges and tests: in this process (`local.py`) or by Ray's actors (`ray/calls.py`). The bits are the same."""
+    """Carries out exchanges and tests: in this process (`local.py`) or by Ray's actors (`ray/calls.py`).
+
+    The bits are the same.
+    """
 
     facts: dict[str, Any]  # about the model, the data and the processes; see `Server.facts`
 
@@ -48,12 +54,18 @@ class Executor(Protocol):
         """The same exchange's plan at a later hop, its broadcast asked anew."""
 
     def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
-        """The clients' work and the server half. `ahead`: the moments that come next, to be planned on the way until one has a plan."""
+        """The clients' work and the server half.
+
+        `ahead`: the moments that come next, to be planned on the way until one has a plan.
+        """
 
     def test(self, clock: Clock) -> Tally:
-        """The counts of every test set of the stage in every inference mode; blocks are added in order, whoever computed them."""
+        """The counts of every test set of the stage in every inference mode; blocks are added in order, whoever
+        computed them."""
 
-    def personal(self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
+    def personal(
+        self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]
+    ) -> list[dict[str, Any]]:
         """A row for every client and number of fine-tuning epochs; see :meth:`Client.personal`."""
 
     def call(self, method: str, *args: Any) -> Any:
@@ -66,11 +78,13 @@ class Executor(Protocol):
         """End the processes, where there are some."""
 
     def told(self, folder: Path) -> AbstractContextManager[None]:
-        """Around everything that a run in `folder` does: what fails because the processes' own host has died is told as that."""
+        """Around everything that a run in `folder` does: what fails because the processes' own host has died is told as
+        that."""
 
 
 class Exchanged(NamedTuple):
-    """One exchange that is finished: its plan, and by hop who worked, the bytes that each of them was sent, and what they gave."""
+    """One exchange that is finished: its plan, and by hop who worked, the bytes that each of them was sent, and what
+    they gave."""
 
     plan: Plan
     hops: list[Hop]
@@ -111,7 +125,11 @@ class Exchanged(NamedTuple):
             row["skipped_clients"] = " ".join([*row.get("skipped_clients", "").split(), *skipped])
         row.update(metrics)
         pairs = [(hop.cohort.client_ids.tolist(), hop.cohort.weights.tolist()) for hop in self.hops]
-        row.update(summarise(rows, {client: weight for ids, weights in pairs for client, weight in zip(ids, weights, strict=True)}))
+        row.update(
+            summarise(
+                rows, {client: weight for ids, weights in pairs for client, weight in zip(ids, weights, strict=True)}
+            )
+        )
 
 
 def transact(
@@ -119,7 +137,8 @@ def transact(
 ) -> Iterator[Exchanged]:
     """Every exchange of the transaction that begins at `clock`, as it is finished.
 
-    `hops(exchange, clock)`: who works, in which order. `ahead`: the next transaction, if it is worth planning on the way.
+    `hops(exchange, clock)`: who works, in which order. `ahead`: the next transaction, if it is worth planning on the
+    way.
     """
     while (plan := executor.plan(clock)) is not None:
         after = clock._replace(exchange=clock.exchange + 1)

@@ -1,7 +1,9 @@
-"""The server: holds the global state and the client store; plans exchanges, finishes them, tests, saves. A plain object without Ray.
+"""The server: holds the global state and the client store; plans exchanges, finishes them, tests, saves.
 
-A round, the beginning and the end of a task are transactions: what their exchanges change is staged, read by the later exchanges of the
-same transaction, and committed together.
+A plain object without Ray.
+
+A round, the beginning and the end of a task are transactions: what their exchanges change is staged, read by the later
+exchanges of the same transaction, and committed together.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Server:
         self.folder, self._replay = folder, scratch is not None
         self._lock = lock if lock is not None and (folder / locks.NAME).exists() else None
         self.storage = Storage.of(experiment.storage, folder) if scratch is None else None
-        self.store: ClientStore = FileStore(folder / "client_state", scratch) if experiment.resources.store == "files" else MemoryStore()
+        self.store: ClientStore = (
+            FileStore(folder / "client_state", scratch) if experiment.resources.store == "files" else MemoryStore()
+        )
         self.algorithm = experiment.algorithm
         self.state = self.algorithm.init_server(self.bench.context(Clock()), *self.bench.objective.initial())
         self._committed = (START, self.state)
@@ -89,11 +93,15 @@ class Server:
         with self._half("next_exchange", clock):
             exchange = self.algorithm.next_exchange(ctx, self.state)
             if exchange is not None and not isinstance(exchange, Exchange):
-                raise TypeError(f"it returned a {type(exchange).__name__}; it must return an Exchange, or None when the phase is over")
+                raise TypeError(
+                    f"it returned a {type(exchange).__name__}; it must return an Exchange, or None when the phase is "
+                    "over"
+                )
         return (None, None) if exchange is None else self.broadcast(clock, exchange)
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Any, Plan]:
-        """(the exchange's broadcast as NumPy arrays, its plan): in a sequential exchange it is asked anew for every hop."""
+        """(the exchange's broadcast as NumPy arrays, its plan): in a sequential exchange it is asked anew for every
+        hop."""
         with self._half("broadcast", clock):
             down = exchange.broadcast(self.bench.context(clock), self.state)
         return to_numpy(down), Plan(clock, exchange, nbytes(down))
@@ -108,14 +116,16 @@ class Server:
     def finish(self, clock: Clock, exchange: Exchange, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
         """Complete the tree, run the server half, then scatter the client states. Returns the metrics.
 
-        `cohort` and the deliveries hold NumPy arrays. The state changes only when everything succeeded, and once: asked again at a
-        moment that is finished (the answer got lost with an actor) it returns the same answer.
+        `cohort` and the deliveries hold NumPy arrays. The state changes only when everything succeeded, and once: asked
+        again at a moment that is finished (the answer got lost with an actor) it returns the same answer.
         """
         if clock not in self._finished:
             self._finished[clock] = self._finish(clock, exchange, to_torch(cohort), deliveries)
         return dict(self._finished[clock])
 
-    def _finish(self, clock: Clock, exchange: Exchange, cohort: Cohort, deliveries: Sequence[Delivery]) -> dict[str, Any]:
+    def _finish(
+        self, clock: Clock, exchange: Exchange, cohort: Cohort, deliveries: Sequence[Delivery]
+    ) -> dict[str, Any]:
         ctx = self.bench.context(clock)
         self.bench.seed_modules(ctx)  # a student with dropout
         new_states = [state for d in deliveries for state in d.states]
@@ -156,7 +166,8 @@ class Server:
 
     @contextlib.contextmanager
     def _half(self, method: str, clock: Clock) -> Iterator[None]:
-        """An error in the algorithm's server half says where it happened and brings its traceback, which ends at this process."""
+        """An error in the algorithm's server half says where it happened and brings its traceback, which ends at this
+        process."""
         try:
             yield
         except FlrayError:
@@ -194,13 +205,15 @@ class Server:
         return position
 
     def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
-        """Restore the newest good checkpoint, of those after at most `at_most` rounds and after one of these phases; None: there is none.
+        """Restore the newest good checkpoint, of those after at most `at_most` rounds and after one of these phases;
+        None: there is none.
 
         Where this node has no good one, they come from the storage.
         """
         if self.storage is not None and not checkpoint.checkpoints(self.folder):
             self.storage.pull(STATE)
-        # a replay compares the states that it reads, a resume all that it counts on: it can still go back to an earlier checkpoint
+        # a replay compares the states that it reads, a resume all that it counts on: it can still go back to an earlier
+        # checkpoint
         check = None if self._replay else self.store.check
         try:
             saved = checkpoint.latest(self.folder, at_most, after, check)
@@ -225,7 +238,8 @@ class Server:
         return saved.position
 
     def save_model(self) -> str:
-        """`DIR/model.safetensors`: names and shapes of the module's own state_dict, without what a named checkpoint holds."""
+        """`DIR/model.safetensors`: names and shapes of the module's own state_dict, without what a named checkpoint
+        holds."""
         self.check_folder()
         path = self.folder / "model.safetensors"
         objective, sources = self.bench.objective, self.bench.experiment.model.sources
@@ -240,7 +254,8 @@ class Server:
             locks.check(self.folder, self._lock)
 
     def moved(self, folder: Path) -> None:
-        """The run has taken the place of the one that it replaces; on a node with a disk of its own that is still to be done."""
+        """The run has taken the place of the one that it replaces; on a node with a disk of its own that is still to be
+        done."""
         if self.folder.exists():
             shutil.rmtree(folder, ignore_errors=True)
             self.folder.rename(folder)

@@ -1,4 +1,5 @@
-"""The driver: for every transaction of the schedule (`rounds.py`): record, save, restart what died; pause, stop, finish."""
+"""The driver: for every transaction of the schedule (`rounds.py`): record, save, restart what died; pause, stop,
+finish."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ class Simulation:
 
     # the run ----------------------------------------------------------------------------------
     def go(self, progress: bool, resume: bool) -> Generator[dict[str, Any]]:
-        """The rows of all rounds; restarts from the last checkpoint when the server dies; saves on Ctrl-C and when closed."""
+        """The rows of all rounds; restarts from the last checkpoint when the server dies; saves on Ctrl-C and when
+        closed."""
         label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
         told = 0
         for attempt in range(RESTARTS + 1):
@@ -100,7 +102,9 @@ class Simulation:
             if attempt == 0 and self.storage is not None:
                 self.executor.call("probe_storage")  # its node may lack what this one has
             position = self._restore(resume or attempt > 0)
-            with Progress(label, self.experiment.rounds * len(self.scenario.stages), position.done, enabled=progress) as show:
+            with Progress(
+                label, self.experiment.rounds * len(self.scenario.stages), position.done, enabled=progress
+            ) as show:
                 try:
                     with self.executor.told(self.home.target):
                         for row in self._run(position, show):
@@ -112,7 +116,8 @@ class Simulation:
                     if attempt == RESTARTS:
                         self._fail(error)
                         raise ResourceError(
-                            f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray resume {self.folder}"
+                            f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray "
+                            f"resume {self.folder}"
                         ) from error
                     self.executor.kill()
                 except FolderLostError:  # whatever is there now is another's
@@ -144,17 +149,23 @@ class Simulation:
             after = ("round",)
             position = self.executor.call("load", None, after)
             if position is None:
-                raise CheckpointError(f"{self.folder} keeps no checkpoint from before its task ended; start again with more rounds")
+                raise CheckpointError(
+                    f"{self.folder} keeps no checkpoint from before its task ended; start again with more rounds"
+                )
         position = position or START
         there = checkpoint.checkpoints(self.folder, after=after) if wanted else []
         passed = [path.name for path in there if checkpoint.order(path) > position.order]
         if passed:  # the server actor cannot be heard: its own warning stays in a log file
-            warnings.warn(f"{self.folder}/checkpoints: {', '.join(passed)} damaged; going on after round {position.done}", stacklevel=2)
+            warnings.warn(
+                f"{self.folder}/checkpoints: {', '.join(passed)} damaged; going on after round {position.done}",
+                stacklevel=2,
+            )
         if self.recorder is not None:
             self.recorder.close()
         self.recorder = Recorder(self.folder, self.home.check)
         if wanted and position == START:
-            before, rows = Run(self.folder), max(self.recorder.rounds.kept, default=0)  # as it was: `every` may change now
+            # as it was: `every` may change now
+            before, rows = Run(self.folder), max(self.recorder.rounds.kept, default=0)
             checkpoint.check_none_lost(self.folder, before.status, rows, before.experiment.checkpoint.every)
         self.recorder.keep_until(position)
         self._note_missing(position)
@@ -204,7 +215,10 @@ class Simulation:
             except NonFiniteError as error:
                 if self.experiment.on_nonfinite != "stop":
                     raise
-                row, clients = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1, "diverged": True}, []
+                row, clients = (
+                    {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1, "diverged": True},
+                    [],
+                )
                 who, _, where = str(error).splitlines()[0].partition(" failed in ")
                 self._diverged(row, clients, f"{who}: {where.partition(': ')[2]}")
                 yield row
@@ -244,7 +258,8 @@ class Simulation:
         return row, client_rows
 
     def _task(self, clock: Clock, show: Progress) -> bool:
-        """The beginning or the end of a task, over the clients that its exchanges name, and at its end the personalised test.
+        """The beginning or the end of a task, over the clients that its exchanges name, and at its end the personalised
+        test.
 
         False when there is no exchange: then nothing has changed.
         """
@@ -259,7 +274,9 @@ class Simulation:
             began = time.perf_counter()
             people = evaluate_personal(self.executor, self.experiment, self.scenario, clock)
             row.update(spread(people), **{"time/personal_s": time.perf_counter() - began})
-            self.recorder.clients_tested([{"done": clock.done, "task": clock.task, "phase": clock.phase, **p} for p in people])
+            self.recorder.clients_tested(
+                [{"done": clock.done, "task": clock.task, "phase": clock.phase, **p} for p in people]
+            )
         row[f"time/{clock.phase}_s"] = time.perf_counter() - started
         if clock.phase == "task_end" or "exchanges" in row:
             self.recorder.task(row, client_rows)
@@ -268,7 +285,9 @@ class Simulation:
     def _transact(
         self, clock: Clock, cohort: np.ndarray | None, row: dict[str, Any], dropped: int = 0, ahead: Clock | None = None
     ) -> list[dict[str, Any]]:
-        """All exchanges of a transaction, added up in `row`; the clients' rows. The `dropped` got the first broadcast and are gone.
+        """All exchanges of a transaction, added up in `row`; the clients' rows.
+
+        The `dropped` got the first broadcast and are gone.
 
         `cohort`: who was drawn; None: every client with samples in the task.
         """
@@ -278,7 +297,9 @@ class Simulation:
             drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
             stateful = functools.partial(self.executor.call, "stateful")
             clients = cohorts.participants(exchange, now, drawn, members, stateful, self.experiment.seed)
-            found, empty = cohorts.hops(self.scenario, self.experiment.algorithm, clients, now, exchange, self.executor.pieces)
+            found, empty = cohorts.hops(
+                self.scenario, self.experiment.algorithm, clients, now, exchange, self.executor.pieces
+            )
             if empty:
                 row["clients_empty"] = row.get("clients_empty", 0) + empty
             return found
@@ -314,7 +335,9 @@ class Simulation:
     def _tested(self, tally: Tally, at: Position, row: dict[str, Any]) -> None:
         """The counts of a test into `tests/`, and what the first test set and mode make of them into `row`."""
         assert self.recorder is not None
-        self.recorder.tested(tested.rows(tally, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase}))
+        self.recorder.tested(
+            tested.rows(tally, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase})
+        )
         first = next(iter(tally.values()))
         row.update(zip(self._untested(), (first.accuracy, first.loss), strict=True))
 
@@ -330,7 +353,8 @@ class Simulation:
         self._mirror()
 
     def _diverged(self, row: dict[str, Any], clients: list[dict[str, Any]], why: str) -> None:
-        """Divergence is a result: its round is recorded, the checkpoint and the model are those of the last finite round."""
+        """Divergence is a result: its round is recorded, the checkpoint and the model are those of the last finite
+        round."""
         assert self.recorder is not None
         self._save()
         self.recorder.round(row, clients)
@@ -339,7 +363,8 @@ class Simulation:
     def _save(self) -> Position:
         """Checkpoint of the last commit, and its rows; returns the position in it."""
         assert self.recorder is not None
-        self.recorder.flush()  # first: a resume drops rows behind the checkpoint, and could not make up for missing ones
+        # first: a resume drops rows behind the checkpoint, and could not make up for missing ones
+        self.recorder.flush()
         position: Position = self.executor.call("save", self.experiment.checkpoint.keep)
         self._mirror()
         return position

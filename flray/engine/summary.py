@@ -18,13 +18,18 @@ ROW_FACTS = ("client", "exchange", "position", "num_examples", "num_steps", "ski
 
 
 def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict[str, float | list[float]]:
-    """Mean of the clients' metrics by aggregation weight, over the clients that report them, and the 10th percentile of their accuracy.
+    """Mean of the clients' metrics by aggregation weight, over the clients that report them, and the 10th percentile of
+    their accuracy.
 
-    A client that has no number for a metric (None, NaN) or for an element of a vector does not report it; where nobody does it is NaN.
+    A client that has no number for a metric (None, NaN) or for an element of a vector does not report it; where nobody
+    does it is NaN.
     """
     kept = [row for row in rows if not row["skipped"]]
     names = dict.fromkeys(name for row in kept for name in row if name not in ROW_FACTS)
-    found = {name: _mean(name, [(weights[row["client"]], row[name]) for row in kept if row.get(name) is not None]) for name in names}
+    found = {
+        name: _mean(name, [(weights[row["client"]], row[name]) for row in kept if row.get(name) is not None])
+        for name in names
+    }
     own = [row["client/acc_after"] for row in kept if row.get("client/acc_after") is not None]
     if own:
         found["client/acc_p10"] = float(np.percentile(own, 10))
@@ -36,7 +41,9 @@ def _mean(name: str, pairs: Sequence[tuple[float, Any]]) -> float | list[float] 
     if not pairs:
         return None
     if len({np.shape(value) for _, value in pairs}) > 1:
-        raise AlgorithmError(f"metric {name!r}: the clients report vectors of different lengths; report one number a class, NaN for none")
+        raise AlgorithmError(
+            f"metric {name!r}: the clients report vectors of different lengths; report one number a class, NaN for none"
+        )
     share = np.array([weight for weight, _ in pairs])
     values = np.array([value for _, value in pairs], dtype=np.float64)
     if values.ndim == 1 and not np.isnan(values).any():
@@ -50,21 +57,23 @@ def _mean(name: str, pairs: Sequence[tuple[float, Any]]) -> float | list[float] 
 
 
 def untrained(rounds: pandas.DataFrame) -> str | None:
-    """Why a run of `on_nonfinite: skip` counts as diverged: every client was left out in every round, and the model is the initial one."""
+    """Why a run of `on_nonfinite: skip` counts as diverged: every client was left out in every round, and the model is
+    the initial one."""
     if "clients_skipped" not in rounds:
         return None
     skipped = rounds["clients_skipped"].fillna(0)
     if not skipped.sum() or (skipped < rounds["cohort_size"]).any():
         return None
     return (
-        f"diverged: all clients were left out in all {len(rounds)} rounds, because their updates were not finite; the model is the "
-        "initial one; lower algorithm.lr"
+        f"diverged: all clients were left out in all {len(rounds)} rounds, because their updates were not finite; the "
+        "model is the initial one; lower algorithm.lr"
     )
 
 
 def collapsed(rounds: pandas.DataFrame, labels: np.ndarray, split: str) -> str | None:
-    """Why a run whose numbers are all finite counts as diverged: the mean of its last tests is chance level (spec 13), and not for want of
-    training: it had been well above before, or its loss is twice that of knowing nothing. `labels` are those of the split (val or test)."""
+    """Why a run whose numbers are all finite counts as diverged: the mean of its last tests is chance level (spec 13),
+    and not for want of training: it had been well above before, or its loss is twice that of knowing nothing. `labels`
+    are those of the split (val or test)."""
     acc, loss = f"{split}/acc", f"{split}/loss"
     tested = rounds.dropna(subset=acc) if acc in rounds else rounds.iloc[:0]
     if not len(tested):
@@ -78,6 +87,6 @@ def collapsed(rounds: pandas.DataFrame, labels: np.ndarray, split: str) -> str |
     if accuracy > 1.05 * chance or (best[acc] < 1.5 * chance and final < 2 * nothing):
         return None
     return (
-        f"diverged: the last {len(last)} tests have an accuracy of {accuracy:.2%}, chance level, and a loss of {final:.3g} "
-        f"(best accuracy {best[acc]:.2%} in round {best['round']:.0f}); lower algorithm.lr"
+        f"diverged: the last {len(last)} tests have an accuracy of {accuracy:.2%}, chance level, and a loss of "
+        f"{final:.3g} (best accuracy {best[acc]:.2%} in round {best['round']:.0f}); lower algorithm.lr"
     )

@@ -28,7 +28,8 @@ from flray.scenario import Scenario, Stage, relabelled
 
 
 class Roll(NamedTuple):
-    """What every process knows of the scenario: the clients in all; by task its stage, the clients with samples in it, their samples."""
+    """What every process knows of the scenario: the clients in all; by task its stage, the clients with samples in it,
+    their samples."""
 
     population: int
     stages: tuple[Stage, ...]
@@ -39,10 +40,13 @@ class Roll(NamedTuple):
     def of(cls, scenario: Scenario) -> Roll:
         tasks = range(len(scenario.stages))
         members = tuple(len(scenario.members(task)) for task in tasks)
-        return cls(scenario.population, scenario.stages, members, tuple(scenario.total_examples(task) for task in tasks))
+        return cls(
+            scenario.population, scenario.stages, members, tuple(scenario.total_examples(task) for task in tasks)
+        )
 
     def asked(self, clock: Clock, cohort: CohortConfig) -> int:
-        """The cohort size of a moment: the sampled clients in a round, everyone with samples at a task's beginning and end."""
+        """The cohort size of a moment: the sampled clients in a round, everyone with samples at a task's beginning and
+        end."""
         members = self.members[clock.task]
         return cohort.count(members) if clock.phase == "round" else members
 
@@ -74,12 +78,17 @@ class Workbench:
         self.dataset = relabelled(load_dataset(experiment.data), roll.stages)
         device = torch.device(device)
         module = build_model(
-            experiment.model, self.dataset.input_shape, self.dataset.num_classes, seeding.torch_seed(experiment.seed, "model")
+            experiment.model,
+            self.dataset.input_shape,
+            self.dataset.num_classes,
+            seeding.torch_seed(experiment.seed, "model"),
         )
         self.normalizer = Normalizer(self.dataset.mean, self.dataset.std, device)
         self.block = experiment.evaluate.batch_size  # samples read at once where it makes no difference
         if self.block == "auto":
-            self.block = samples_at_once(module, Normalizer(self.dataset.mean, self.dataset.std)(np.array(self.dataset.train.x[:2])))
+            self.block = samples_at_once(
+                module, Normalizer(self.dataset.mean, self.dataset.std)(np.array(self.dataset.train.x[:2]))
+            )
         self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.block)
         with torch.random.fork_rng(devices=[]):  # what an algorithm adds draws its own initial values
             torch.manual_seed(seeding.torch_seed(experiment.seed, "networks"))
@@ -129,7 +138,10 @@ class Workbench:
         )
 
     def seed_modules(self, ctx: Context) -> None:
-        """What a module itself draws (dropout) is addressed as well. `torch.manual_seed` would format a stack trace, 0.1 ms."""
+        """What a module itself draws (dropout) is addressed as well.
+
+        `torch.manual_seed` would format a stack trace, 0.1 ms.
+        """
         seed = seeding.torch_seed(ctx.seed, "module", *ctx.clock.address, ctx.client)
         torch.default_generator.manual_seed(seed)
         if ctx.device.type == "cuda":
@@ -137,6 +149,7 @@ class Workbench:
 
     # testing ----------------------------------------------------------------------------------
     def evaluate(self, published: Any, ctx: Context, part: int = 0, parts: int = 1) -> Tally:
-        """What is counted in one of `parts` parts of all tests; `published` is a message of arrays or of tensors on any device."""
+        """What is counted in one of `parts` parts of all tests; `published` is a message of arrays or of tensors on any
+        device."""
         tests = self.roll.stages[ctx.clock.task].tests
         return self.evaluator.count(ctx, to_torch(published, self.objective.device), tests, part, parts)

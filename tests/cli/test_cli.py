@@ -93,7 +93,13 @@ def test_an_existing_run_is_not_written_over(ray_cluster, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("algorithms", "fedproj"), ("datasets", "digits"), ("models", "resnet8"), ("partitions", "dirichlet"), ("metrics", "memory/drift")],
+    [
+        ("algorithms", "fedproj"),
+        ("datasets", "digits"),
+        ("models", "resnet8"),
+        ("partitions", "dirichlet"),
+        ("metrics", "memory/drift"),
+    ],
 )
 def test_list_as_json(kind, expected):
     result = CliRunner().invoke(app, ["list", kind, "--format", "json"])
@@ -120,9 +126,18 @@ def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
     [
         (["compare", "/nowhere", "--format", "xml"], "unknown --format 'xml' (valid: csv, json, markdown, table)"),
         (["figure", "curvse", "/nowhere"], "unknown figure 'curvse' (did you mean 'curves'?)"),
-        (["figure", "decision-regions", "/nowhere", "--rounds", "abc"], "--rounds abc: give whole numbers from 1, by comma, e.g. 1,5,20"),
-        (["figure", "decision-regions", "/nowhere", "--rounds", "0,1"], "--rounds 0,1: give whole numbers from 1, by comma, e.g. 1,5,20"),
-        (["run", "rounds=2", QUICK], "rounds=2 stands where the configuration file belongs: the file comes first, then key=value"),
+        (
+            ["figure", "decision-regions", "/nowhere", "--rounds", "abc"],
+            "--rounds abc: give whole numbers from 1, by comma, e.g. 1,5,20",
+        ),
+        (
+            ["figure", "decision-regions", "/nowhere", "--rounds", "0,1"],
+            "--rounds 0,1: give whole numbers from 1, by comma, e.g. 1,5,20",
+        ),
+        (
+            ["run", "rounds=2", QUICK],
+            "rounds=2 stands where the configuration file belongs: the file comes first, then key=value",
+        ),
     ],
 )
 def test_options_are_checked_before_anything_is_read(words, message):
@@ -159,7 +174,9 @@ def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():
     """A table of two clients without samples, and two of a class each."""
     partition = {"name": "table", "table": [[3, 0, 0], [0, 0, 0], [0, 2, 1], [0, 0, 0]]}
     config = {**load_config(QUICK)[0].dump(), "data": "iris", "partition": partition, "cohort": {}, "proxy": None}
-    with pytest.warns(PartitionWarning, match="2 of 4 clients have no samples .the first is client 1. and take no part"):
+    with pytest.warns(
+        PartitionWarning, match="2 of 4 clients have no samples .the first is client 1. and take no part"
+    ):
         rows, table = examine(load_config(config, ["model=mlp"])[0])
     found = {row["check"]: row["found"] for row in rows}
     assert found["partition"] == "table: 4 clients, 3 to 3 samples (median 3); 2 of them hold none and take no part"
@@ -170,14 +187,31 @@ def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():
         rows, _ = examine(load_config({**config, "tasks": tasks}, ["model=mlp", "rounds=3"])[0])
     found = {row["check"]: row["found"] for row in rows}
     assert found["algorithm"] == "fedavg, 6 rounds"
-    assert found["task 0"] == "classes 1 2; tested on test 20 samples" and found["task 1"] == "classes 0; tested on test 30 samples"
-    assert found["partition of task 1"] == "table: 4 clients, 3 to 3 samples (median 3); 3 of them hold none and take no part"
+    assert (
+        found["task 0"] == "classes 1 2; tested on test 20 samples"
+        and found["task 1"] == "classes 0; tested on test 30 samples"
+    )
+    assert (
+        found["partition of task 1"]
+        == "table: 4 clients, 3 to 3 samples (median 3); 3 of them hold none and take no part"
+    )
 
 
 @pytest.mark.slow
 def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_path):
     """SIGINT after some rounds, `flray resume`, against the run that was left alone."""
-    words = [sys.executable, "-m", "flray", "run", QUICK, *FAST[1:], "rounds=400", "checkpoint.every=0", "--out", str(tmp_path / "a")]
+    words = [
+        sys.executable,
+        "-m",
+        "flray",
+        "run",
+        QUICK,
+        *FAST[1:],
+        "rounds=400",
+        "checkpoint.every=0",
+        "--out",
+        str(tmp_path / "a"),
+    ]
     # a background shell (CI) starts its children with SIGINT ignored
     listening = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **listening)
@@ -203,7 +237,9 @@ def test_ctrl_c_saves_the_finished_rounds_and_resume_ends_at_the_same_bits(tmp_p
 
 def test_nothing_slow_is_imported_before_the_first_line():
     heavy = "import sys, flray.cli; print(sorted({'ray', 'torch', 'pandas', 'optuna', 'pyarrow'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it(ray_cluster, tmp_path):
@@ -213,7 +249,9 @@ def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it
     before = [line for line in done.stderr.splitlines() if not line.endswith(" s")]  # the slow ones say so
     assert before[:2] == ["starting Ray and torch", "reading data: digits"]
     assert "starting the actors" in before
-    assert f"flray run {tmp_path / 'r'}/config.yaml algorithm=fedsol " in done.stdout, "another algorithm, and one without proxy data"
+    assert f"flray run {tmp_path / 'r'}/config.yaml algorithm=fedsol " in done.stdout, (
+        "another algorithm, and one without proxy data"
+    )
     assert ("tensorboard" in done.stdout) == (importlib.util.find_spec("tensorboard") is not None)
     replay = ["replay", str(tmp_path / "r"), "--client", "0"]
     wrong = CliRunner().invoke(app, [*replay, "--round", "77"])
@@ -227,10 +265,14 @@ def test_a_grid_says_how_many_cells_and_at_its_end_where_they_are(ray_cluster, t
     assert done.exit_code == 0, done.output
     assert "a grid of 4 cells" in done.stderr.splitlines()
     assert f"results: {tmp_path / 'g'}: 4 run folders" in done.stdout
-    proposed = [line.split("flray ", 1)[1].split("   (")[0].split() for line in done.stdout.splitlines() if "flray " in line]
+    proposed = [
+        line.split("flray ", 1)[1].split("   (")[0].split() for line in done.stdout.splitlines() if "flray " in line
+    ]
     assert [words[0] for words in proposed] == ["figure", "figure", "compare", "resume"]
     for number, line in enumerate(proposed[:3]):  # what is proposed works
-        again = CliRunner().invoke(app, [word if word[-4:] != ".png" else str(tmp_path / f"{number}.png") for word in line])
+        again = CliRunner().invoke(
+            app, [word if word[-4:] != ".png" else str(tmp_path / f"{number}.png") for word in line]
+        )
         assert again.exit_code == 0, again.output
 
 
@@ -263,15 +305,25 @@ ALGORITHMS.add("mine", Mine)
 
 @pytest.mark.slow
 def test_own_modules_and_relative_data_are_found_from_any_folder(ray_cluster, tmp_path, monkeypatch):
-    """A run and a grid with `data.root=data` and an own algorithm, then resumed and replayed elsewhere by processes of their own."""
+    """A run and a grid with `data.root=data` and an own algorithm, then resumed and replayed elsewhere by processes of
+    their own."""
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here / "data" / "toy", there):
         folder.mkdir(parents=True)
     (here / f"mine_{tmp_path.name}.py").write_text(MINE)
     x, y = load_iris(return_X_y=True)
     for split, rows in (("train", slice(0, None, 2)), ("test", slice(1, None, 2))):
-        pandas.DataFrame(x[rows], columns=list("abcd")).assign(label=y[rows]).to_parquet(here / "data" / "toy" / f"{split}.parquet")
-    words = ["data.source=toy", "data.root=data", "data.leak_check=false", "proxy=null", "algorithm=mine", "partition.min_size=1"]
+        pandas.DataFrame(x[rows], columns=list("abcd")).assign(label=y[rows]).to_parquet(
+            here / "data" / "toy" / f"{split}.parquet"
+        )
+    words = [
+        "data.source=toy",
+        "data.root=data",
+        "data.leak_check=false",
+        "proxy=null",
+        "algorithm=mine",
+        "partition.min_size=1",
+    ]
     monkeypatch.chdir(here)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for more in (["--out", "r"], ["seed=0,1", "--out", "g"]):

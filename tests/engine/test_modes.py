@@ -1,4 +1,5 @@
-"""A run over two tasks with an algorithm of three inference modes and three test sets, against NumPy on the saved model."""
+"""A run over two tasks with an algorithm of three inference modes and three test sets, against NumPy on the saved
+model."""
 
 from __future__ import annotations
 

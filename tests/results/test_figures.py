@@ -24,7 +24,13 @@ from flray.rundir.reader import Run, load
 from tests.results.test_tables import config, folder
 
 PILOT = Path(__file__).parents[2] / "configs" / "fedproj" / "pilot_iris.yaml"
-SHORT = ("rounds=3", "algorithm.lr=0.02", "algorithm.batch_size=25", "algorithm.local_epochs=2", "resources.client_actors=2")
+SHORT = (
+    "rounds=3",
+    "algorithm.lr=0.02",
+    "algorithm.batch_size=25",
+    "algorithm.local_epochs=2",
+    "resources.client_actors=2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,8 @@ def pilots(ray_cluster: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_pilot_is_the_papers(pilots: list[Run]) -> None:
-    """Spec 5.9: 50/0/0, 0/40/10, 0/10/40 in data set order; 2-16-16-3 has 2*16+16 + 16*16+16 + 16*3+3 = 371 parameters."""
+    """Spec 5.9: 50/0/0, 0/40/10, 0/10/40 in data set order; 2-16-16-3 has 2*16+16 + 16*16+16 + 16*3+3 = 371
+    parameters."""
     cells = load_config(PILOT, ["algorithm=fedavg,feddf,fedproj", "seed=0,1,2,3,4"])
     assert len(cells) == 15
     assert {cell.rounds for cell in cells} == {20}
@@ -48,7 +55,8 @@ def test_pilot_is_the_papers(pilots: list[Run]) -> None:
 
 
 def test_panels_are_the_recorded_models(pilots: list[Run]) -> None:
-    """Train is test here, so the global panel's accuracy is `test/acc`, and a local one's on its own samples `client/acc_after`."""
+    """Train is test here, so the global panel's accuracy is `test/acc`, and a local one's on its own samples
+    `client/acc_after`."""
     run = pilots[2]  # fedproj
     replay = Replay(run.folder)
     for number in (3, 1):
@@ -94,7 +102,8 @@ def test_curves_png(pilots: list[Run], tmp_path: Path) -> None:
 
 
 def test_bands_by_hand(tmp_path: Path) -> None:
-    """Two seeds: mean +- tan(0.475 pi) |a - b| / 2, on the rounds that both have tested; an accuracy ends at 0 and 1."""
+    """Two seeds: mean +- tan(0.475 pi) |a - b| / 2, on the rounds that both have tested; an accuracy ends at 0 and
+    1."""
     runs = [
         load(folder(tmp_path / "a", config(seed=0), [0.2, None, 0.60, 0.8])),
         load(folder(tmp_path / "b", config(seed=1), [0.4, 0.5, 0.61], "running")),
@@ -115,9 +124,12 @@ def test_bands_by_hand(tmp_path: Path) -> None:
 
 
 def test_curves_over_bytes_and_time_by_hand(tmp_path: Path) -> None:
-    """250 bytes and 0.5 s a round (`folder`); a round that was not tested counts as well, and the mean lies at the mean of the seeds' x."""
+    """250 bytes and 0.5 s a round (`folder`); a round that was not tested counts as well, and the mean lies at the mean
+    of the seeds' x."""
     runs = [load(folder(tmp_path / name, config(seed=seed), [0.2, None, 0.6])) for seed, name in enumerate("ab")]
-    slow = pandas.read_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet").assign(**{"time/round_s": [0.5, 1.5, 1.0]})
+    slow = pandas.read_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet").assign(
+        **{"time/round_s": [0.5, 1.5, 1.0]}
+    )
     slow.to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
     assert learning_curves(runs, "test/acc", "bytes")["fedavg"].x.tolist() == [250, 750]
     time = learning_curves([load(tmp_path / "a"), load(tmp_path / "b")], "test/acc", "time")["fedavg"]
@@ -128,7 +140,9 @@ def test_curves_over_bytes_and_time_by_hand(tmp_path: Path) -> None:
     assert str(result.exception) == "unknown axis 'byte' (did you mean 'bytes'?)"
 
 
-@pytest.mark.parametrize(("seeds", "words"), [(1, "one seed each"), (4, "thin lines: single seeds"), (5, "cut off at 0 and 100 %")])
+@pytest.mark.parametrize(
+    ("seeds", "words"), [(1, "one seed each"), (4, "thin lines: single seeds"), (5, "cut off at 0 and 100 %")]
+)
 def test_few_seeds_are_thin_lines_and_shares_end_at_100(tmp_path: Path, seeds: int, words: str) -> None:
     """Read off the axes that are drawn: a band from 5 seeds on, below that a line for each seed beside the mean."""
     runs = [load(folder(tmp_path / str(s), config(seed=s), [0.9, 0.99, 0.1 + 0.2 * s])) for s in range(seeds)]
@@ -155,7 +169,8 @@ def test_clients_png(pilots: list[Run], tmp_path: Path) -> None:
 
 
 def test_ablation_cells_and_png(tmp_path: Path) -> None:
-    """Two keys: rates 0, 0.01 and 1 of two algorithms over seeds; a key of numbers is the axis, the algorithm a line."""
+    """Two keys: rates 0, 0.01 and 1 of two algorithms over seeds; a key of numbers is the axis, the algorithm a
+    line."""
     runs = []
     for algorithm in ("fedavg", "fedsol"):
         for lr, seeds in ((0.01, (0.5, 0.7)), (1.0, (0.2, 0.4)), (0.0, (0.1,))):
@@ -172,19 +187,30 @@ def test_ablation_cells_and_png(tmp_path: Path) -> None:
         image = matplotlib.image.imread(ablation(frame, axis, tmp_path / f"{name}.png"))
         for colour in ((0, 0x72, 0xB2), (0xE6, 0x9F, 0)):
             assert (np.abs(255 * image[..., :3] - colour).max(axis=2) < 3).sum() > 50
-    result = CliRunner().invoke(app, ["figure", "ablation", str(tmp_path), "--axis", "lr", "--out", str(tmp_path / "cli.png")])
+    result = CliRunner().invoke(
+        app, ["figure", "ablation", str(tmp_path), "--axis", "lr", "--out", str(tmp_path / "cli.png")]
+    )
     assert result.exit_code == 0, result.output
-    assert matplotlib.image.imread(tmp_path / "cli.png").shape == matplotlib.image.imread(tmp_path / "numbers.png").shape
+    assert (
+        matplotlib.image.imread(tmp_path / "cli.png").shape == matplotlib.image.imread(tmp_path / "numbers.png").shape
+    )
     with pytest.raises(ConfigError, match="differ in nothing but the seed"):
         ablation(compare(runs[:2]), None, tmp_path / "no.png")
     with pytest.raises(ConfigError, match=r"unknown key 'rho'"):
         ablation(frame, "rho", tmp_path / "no.png")
     with pytest.raises(ConfigError, match=r"no finished run has 'test/acc'"):
-        ablation(compare([folder(tmp_path / f"x{lr}", config(lr=lr), [0.1], "running") for lr in (2.0, 3.0)]), None, tmp_path / "no.png")
+        ablation(
+            compare([folder(tmp_path / f"x{lr}", config(lr=lr), [0.1], "running") for lr in (2.0, 3.0)]),
+            None,
+            tmp_path / "no.png",
+        )
 
 
 def test_a_setting_without_the_key_is_a_level(tmp_path: Path) -> None:
-    runs = [folder(tmp_path / f"{rho}", config() | {"algorithm": {"name": "fedsol", "rho": rho}}, [rho / 10]) for rho in (1, 2)]
+    runs = [
+        folder(tmp_path / f"{rho}", config() | {"algorithm": {"name": "fedsol", "rho": rho}}, [rho / 10])
+        for rho in (1, 2)
+    ]
     runs.append(folder(tmp_path / "base", config() | {"algorithm": {"name": "fedavg"}}, [0.05]))
     key, cells, lost = ablation_cells(compare(runs), "rho", "test/acc")
     assert (key, lost) == ("algorithm.rho", "")

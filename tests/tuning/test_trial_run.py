@@ -93,7 +93,9 @@ def saved(folder: Path, values: list[float], done: int) -> TrialRun:
     recorder = Recorder(folder)
     for done, value in enumerate([0.0, *values]):  # the initial model's first
         counts = Counts(np.array([round(10 * value)]), np.array([10]), np.zeros(0), 0)
-        recorder.tested(tested.rows({("val", "global"): counts}, {"done": done, "task": 0, "round": done, "phase": "round"}))
+        recorder.tested(
+            tested.rows({("val", "global"): counts}, {"done": done, "task": 0, "round": done, "phase": "round"})
+        )
     recorder.close()
     (folder / "checkpoints" / f"round-{done:06d}").mkdir(parents=True)
     return TrialRun(iris_sweep().experiment({"algorithm.rho": 1.0}), folder, ["val/acc"])

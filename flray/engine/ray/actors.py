@@ -25,7 +25,8 @@ from flray.scenario import Scenario
 
 
 class Recipe(NamedTuple):
-    """An experiment on its way to an actor: pickled, because it can only be read where the driver's modules are found."""
+    """An experiment on its way to an actor: pickled, because it can only be read where the driver's modules are
+    found."""
 
     experiment: bytes
     imports: tuple[str, ...]
@@ -37,10 +38,13 @@ class Recipe(NamedTuple):
     def of(cls, experiment: Experiment, scenario: Scenario) -> Recipe:
         import ray.cloudpickle  # by value, what no actor could import: an algorithm and its messages in a notebook
 
-        return cls(ray.cloudpickle.dumps(experiment), experiment.imports, tuple(sys.path), os.getcwd(), Roll.of(scenario))
+        return cls(
+            ray.cloudpickle.dumps(experiment), experiment.imports, tuple(sys.path), os.getcwd(), Roll.of(scenario)
+        )
 
     def read(self) -> Experiment:
-        """The experiment, in the driver's working directory, its module path behind this process's own and the user's modules imported."""
+        """The experiment, in the driver's working directory, its module path behind this process's own and the user's
+        modules imported."""
         sys.path.extend(entry for entry in self.path if entry not in sys.path)
         with contextlib.suppress(OSError):  # on another node
             os.chdir(self.folder)
@@ -88,7 +92,9 @@ class ClientActor:
             raise FreshActorError
         return self._client
 
-    def work(self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None) -> tuple[Delivery, list[dict[str, Any]]]:
+    def work(
+        self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None
+    ) -> tuple[Delivery, list[dict[str, Any]]]:
         return self.client.work(job, exchange, down, states)
 
     def evaluate(self, published: Any, clock: Clock, part: int, parts: int) -> tuple[None, Tally]:
@@ -145,7 +151,8 @@ class ServerActor:
     def finish(
         self, clock: Clock, exchange: Exchange, cohort: Any, ahead: Sequence[Clock], *deliveries: Delivery
     ) -> tuple[Any, tuple[dict[str, Any], list[Plan | None]]]:
-        """Finish the exchange, and plan the moments `ahead` in the same call, until one has a plan: (its broadcast, (metrics, plans))."""
+        """Finish the exchange, and plan the moments `ahead` in the same call, until one has a plan: (its broadcast,
+        (metrics, plans))."""
         metrics = self.server.finish(clock, exchange, cohort, *deliveries)
         down, plans = None, []
         for moment in ahead:

@@ -1,7 +1,7 @@
 """Whether Ray's own processes still run, and whether memory ran out: said in one line of flray's.
 
-Left to itself Ray prints the last lines of a dead raylet's log and ends the driver after about 15 seconds, 60 after the GCS has died.
-In between the actors still answer, so a run that is told at once has its rounds and a checkpoint on disk.
+Left to itself Ray prints the last lines of a dead raylet's log and ends the driver after about 15 seconds, 60 after the
+GCS has died. In between the actors still answer, so a run that is told at once has its rounds and a checkpoint on disk.
 """
 
 from __future__ import annotations
@@ -50,13 +50,18 @@ class Watch:
                     failing = None
                 except OSError as error:
                     failing = failing or time.monotonic()
-                    if (self._own and isinstance(error, ConnectionRefusedError)) or time.monotonic() - failing > PATIENCE_S:
+                    if (
+                        self._own and isinstance(error, ConnectionRefusedError)
+                    ) or time.monotonic() - failing > PATIENCE_S:
                         return self._tell("GCS")
         return None
 
     def _tell(self, what: str) -> None:
         where = "on this machine" if what == "raylet" or self._own else f"at {':'.join(self._gcs)}"
-        self.lost = f"Ray's {what} {where} has died (killed, or memory ran out); what is finished is saved, go on with: flray resume"
+        self.lost = (
+            f"Ray's {what} {where} has died (killed, or memory ran out); what is finished is saved, go on "
+            "with: flray resume"
+        )
         self._ended.set()
 
     def check(self, wait: float = 0.0) -> None:
@@ -88,7 +93,8 @@ def forget() -> None:
 
 
 def check(wait: float = 0.0) -> None:
-    """Raises `ResourceError` in one line when the raylet of this node or the GCS has died, or dies within `wait` seconds."""
+    """Raises `ResourceError` in one line when the raylet of this node or the GCS has died, or dies within `wait`
+    seconds."""
     if _watch is not None:
         _watch.check(wait)
 
@@ -100,7 +106,8 @@ def lost(node: Any) -> bool:
 
 @contextlib.contextmanager
 def told(folder: Path) -> Iterator[None]:
-    """Whatever fails in this block because a process of Ray has died is told as that; what can be resumed is told with its folder."""
+    """Whatever fails in this block because a process of Ray has died is told as that; what can be resumed is told with
+    its folder."""
     try:
         yield
     except Exception as error:

@@ -1,8 +1,9 @@
 """Connect to Ray, or start it. Imports Ray and nothing else that is slow, so that it can run while torch is imported.
 
-A Ray that flray starts is for this process alone: every port of its processes is bound to loopback, and Ray's token keeps the
-machine's other users out. What others shall reach is started by `ray start`, whose `RAY_AUTH_MODE` a driver has to know. One port is
-not Ray's and cannot be bound to loopback: the rendezvous of torch.distributed, where several workers train on all data in one place.
+A Ray that flray starts is for this process alone: every port of its processes is bound to loopback, and Ray's token
+keeps the machine's other users out. What others shall reach is started by `ray start`, whose `RAY_AUTH_MODE` a driver
+has to know. One port is not Ray's and cannot be bound to loopback: the rendezvous of torch.distributed, where several
+workers train on all data in one place.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ import ray
 from flray.engine.ray import own
 from flray.engine.ray.own import line, refused
 
-ACTORS = "flray.engine.ray.actors"  # every process of a Ray that is started here imports it while other things are made ready
+# every process of a Ray that is started here imports it while other things are made ready
+ACTORS = "flray.engine.ray.actors"
 AHEAD = 8  # of those processes for client actors at most; more start when they are asked for
 ANSWER_S = 5.0  # how long a cluster's head may take to accept a connection
 
@@ -37,10 +39,12 @@ ANSWER_S = 5.0  # how long a cluster's head may take to accept a connection
 def connect(address: str | None, num_cpus: int, trials: int = 0) -> None:
     """Join the cluster at `address`, or start one here with `num_cpus`; nothing to do when this process is connected.
 
-    One that is started here has processes that import what the actors of a run need, and as many more as there are `trials` of a sweep.
+    One that is started here has processes that import what the actors of a run need, and as many more as there are
+    `trials` of a sweep.
 
-    `address` is HOST:PORT, `auto` (the cluster of this job, or of the last `ray start` here) or None (`RAY_ADDRESS`, else a
-    new one). A cluster that is joined keeps its own resources. Raises `ResourceError` in one line, within seconds.
+    `address` is HOST:PORT, `auto` (the cluster of this job, or of the last `ray start` here) or None (`RAY_ADDRESS`,
+    else a new one). A cluster that is joined keeps its own resources. Raises `ResourceError` in one line, within
+    seconds.
     """
     with _lock:
         if ray.is_initialized() and alive.lost(ray._private.worker._global_node):
@@ -67,7 +71,9 @@ def _connect(address: str | None, num_cpus: int, trials: int) -> None:
     config = {"preload_python_modules": [ACTORS], "num_workers_soft_limit": max(processes, num_cpus)}
     try:
         with own.private(processes):
-            _init("a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False, _system_config=config)
+            _init(
+                "a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False, _system_config=config
+            )
     except BaseException:
         _ours["cpus"] = 0
         raise
@@ -84,7 +90,8 @@ def starts_here(address: str | None) -> bool:
 
 
 def auth_mode(address: str | None) -> str:
-    """`RAY_AUTH_MODE` of a run at `address`: what the environment says, else `token` for a Ray that flray starts, `disabled` elsewhere.
+    """`RAY_AUTH_MODE` of a run at `address`: what the environment says, else `token` for a Ray that flray starts,
+    `disabled` elsewhere.
 
     Never left to Ray, whose choice depends on whether the machine happens to hold a token.
     """
@@ -94,8 +101,9 @@ def auth_mode(address: str | None) -> str:
 def _join(address: str, where: str) -> None:
     if "://" in address:
         raise ResourceError(
-            f"{where}: a run's driver is a process of the cluster; give the head's HOST:PORT (6379 if `ray start --head` was not told "
-            "otherwise), or send the run there: ray job submit --address http://HEAD:8265 -- flray run ..."
+            f"{where}: a run's driver is a process of the cluster; give the head's HOST:PORT (6379 if `ray start "
+            "--head` was not told otherwise), or send the run there: ray job submit --address http://HEAD:8265 -- "
+            "flray run ..."
         )
     from ray._common.network_utils import parse_address
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
@@ -108,7 +116,8 @@ def _join(address: str, where: str) -> None:
         found = canonicalize_bootstrap_address_or_die(address)
         host, port = parse_address(found) or ("", "0")
         socket.create_connection((host, int(port)), ANSWER_S).close()
-        ensure_token_if_auth_enabled(create_token_if_missing=False)  # without a token, the next line would abort the process
+        # without a token, the next line would abort the process
+        ensure_token_if_auth_enabled(create_token_if_missing=False)
         GcsClient(address=found)
     except AuthenticationError as error:
         raise refused(where, error) from error
@@ -135,7 +144,8 @@ def _init(where: str, **options: Any) -> None:
 
 
 def _silence() -> None:
-    """No log of a dead raylet or worker on the terminal, which `log_to_driver` does not end: what they mean flray says itself."""
+    """No log of a dead raylet or worker on the terminal, which `log_to_driver` does not end: what they mean flray says
+    itself."""
     worker = ray._private.worker.global_worker
     worker.threads_stopped.set()
     worker.gcs_error_subscriber.close()
@@ -158,7 +168,7 @@ def started() -> bool:
 class Background:
     """Work in a thread that then stays: Ray's processes are tied to the thread that started them, and die with it."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], object]) -> None:
         self._error: BaseException | None = None
         self._done = threading.Event()
 
@@ -179,7 +189,10 @@ class Background:
         return self._done.is_set()
 
     def join(self) -> None:
-        """Wait for the work; raises its error. From then on SIGTERM ends this process as Ctrl-C does: what is done is saved."""
+        """Wait for the work; raises its error.
+
+        From then on SIGTERM ends this process as Ctrl-C does: what is done is saved.
+        """
         self._done.wait()
         if self._error is not None:
             raise self._error
@@ -187,9 +200,13 @@ class Background:
 
 
 def _exit_on_sigterm(before: Any) -> None:
-    """`SystemExit` where a stopped Ray job or a SLURM job out of time gets SIGTERM; `before`: the handler before Ray, a user's own stays.
+    """`SystemExit` where a stopped Ray job or a SLURM job out of time gets SIGTERM; `before`: the handler before Ray, a
+    user's own stays.
 
-    In another thread than the main one `ray.init` leaves SIGTERM to a handler that ends the process on the spot, and no handler can be set.
+    In another thread than the main one `ray.init` leaves SIGTERM to a handler that ends the process on the spot, and no
+    handler can be set.
     """
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, (lambda number, _: sys.exit(128 + number)) if before in (signal.SIG_DFL, None) else before)
+        signal.signal(
+            signal.SIGTERM, (lambda number, _: sys.exit(128 + number)) if before in (signal.SIG_DFL, None) else before
+        )

@@ -1,4 +1,5 @@
-"""What `ray job submit --working-dir DIR` uploads, by Ray's own rules: found out in a moment, not after Ray has hashed and zipped it."""
+"""What `ray job submit --working-dir DIR` uploads, by Ray's own rules: found out in a moment, not after Ray has hashed
+and zipped it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ LIMIT = min(ray_constants.DASHBOARD_CLIENT_MAX_SIZE, packaging.GCS_STORAGE_MAX_S
 MOST = 0.9  # share of a folder from which on the part is named, not the folder
 
 RAYIGNORE = """\
-# Not uploaded by `ray job submit --working-dir .`; patterns as in .gitignore, which counts as well (Ray leaves out .git and .venv itself).
+# Not uploaded by `ray job submit --working-dir .`; patterns as in .gitignore, which counts as well.
+# Ray leaves out .git and .venv itself.
 # Data belong where every node sees them (data.root=...), results to --out on shared disk or to storage=URI.
 /data/
 /runs/
@@ -47,7 +49,8 @@ RAYIGNORE = """\
 
 
 class Upload(NamedTuple):
-    """`files` of together `bytes`; `largest`: the paths below the folder that hold most, with their bytes, largest first."""
+    """`files` of together `bytes`; `largest`: the paths below the folder that hold most, with their bytes, largest
+    first."""
 
     files: int
     bytes: int
@@ -77,7 +80,8 @@ def working_dir(folder: Path) -> Upload:
 
 
 def _largest(sizes: dict[str, int], count: int = 5) -> list[tuple[str, int]]:
-    """The largest entries of the top folder, each as deep as one part of it holds most of it; folders end in a slash."""
+    """The largest entries of the top folder, each as deep as one part of it holds most of it; folders end in a
+    slash."""
     below: dict[str, dict[str, int]] = {}
     for name, size in sizes.items():
         parts = name.split("/")

@@ -40,7 +40,9 @@ def launch(
     server = {"num_cpus": resources.server.num_cpus, "num_gpus": resources.server.num_gpus}
     cohort_size = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
     places = reserved()
-    actors = how_many(resources.client_actors, client, server, cohort_size) if places is None else min(places, cohort_size)
+    actors = (
+        how_many(resources.client_actors, client, server, cohort_size) if places is None else min(places, cohort_size)
+    )
     recipe = Recipe.of(experiment, scenario)
     for attempt in range(2):
         pool = Pool.acquire(actors, client, server)
@@ -49,7 +51,9 @@ def launch(
             break
         except ServerLostError as error:  # of a pool whose server died with the run before
             if attempt:
-                raise ResourceError(f"{error} as it started; if memory ran out, {LESS}, or use a larger machine") from error
+                raise ResourceError(
+                    f"{error} as it started; if memory ran out, {LESS}, or use a larger machine"
+                ) from error
             pool.kill()
     facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
     fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": threads})})
@@ -64,7 +68,9 @@ def _measured_gpu_share(experiment: Experiment, scenario: Scenario, key: str, th
     task = int(np.argmax([partition.sizes.max() for partition in scenario.partitions]))
     largest, algorithm = int(np.argmax(scenario.partitions[task].sizes)), experiment.algorithm
     job = cohorts.hops(scenario, algorithm, np.array([largest]), Clock(task), algorithm.training)[0][0].jobs[0]
-    probe = Pool(1, {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0})
+    probe = Pool(
+        1, {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0}
+    )
     actor = probe.clients[0]
     try:
         ray.get(actor.setup.remote(Recipe.of(experiment, scenario), key, threads))

@@ -1,8 +1,9 @@
 """A Ray that a process starts for itself: who may use it, what of Ray it needs, and how it ends.
 
-Every port of its processes is bound to loopback, and Ray's token keeps the machine's other users out. Of Ray's own processes it has those
-that runs need (GCS, raylet, the two agents that the raylet starts), not those that serve people and other nodes: no dashboard, no
-autoscaler, no log monitor. Each of them is a Python process that imports for as long as a small run trains.
+Every port of its processes is bound to loopback, and Ray's token keeps the machine's other users out. Of Ray's own
+processes it has those that runs need (GCS, raylet, the two agents that the raylet starts), not those that serve people
+and other nodes: no dashboard, no autoscaler, no log monitor. Each of them is a Python process that imports for as long
+as a small run trains.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def private(processes: int = 0) -> Iterator[None]:
 
     It begins with this many `processes` for actors to come.
 
-    The token is that of `RAY_AUTH_TOKEN`, of the file `RAY_AUTH_TOKEN_PATH` or of ~/.ray/auth_token, which is made when there is none;
-    workers read it there, or inherit the variable. Raises `ResourceError` where a token is asked for and cannot be read.
+    The token is that of `RAY_AUTH_TOKEN`, of the file `RAY_AUTH_TOKEN_PATH` or of ~/.ray/auth_token, which is made when
+    there is none; workers read it there, or inherit the variable. Raises `ResourceError` where a token is asked for and
+    cannot be read.
     """
     Config.initialize("")  # Ray read RAY_AUTH_MODE when it was imported
     if os.environ["RAY_AUTH_MODE"].lower() == "token":
@@ -56,11 +58,13 @@ def private(processes: int = 0) -> Iterator[None]:
 def _changes(processes: int) -> list[tuple[Any, str, Any]]:
     """(place, name, value) in Ray 2.60's own modules while `ray.init` starts a node; it has no options for these."""
     return [
-        # every server of Ray binds to loopback when its node's address is 127.0.0.1; on Linux Ray replaces that by the machine's own
-        # address, except where this is off, as on macOS (`RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER`, read once, when Ray is imported)
+        # every server of Ray binds to loopback when its node's address is 127.0.0.1; on Linux Ray replaces that by the
+        # machine's own address, except where this is off, as on macOS (`RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER`, read once,
+        # when Ray is imported)
         (ray_constants, "ENABLE_RAY_CLUSTER", False),
         (parameter, "RayParams", functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)),
-        (node.Node, "start_api_server", lambda self, **_: None),  # `include_dashboard=False` starts it, too, and waits for it
+        # `include_dashboard=False` starts it, too, and waits for it
+        (node.Node, "start_api_server", lambda self, **_: None),
         # the node's agent has no web server, as where Ray is installed without its extra `default`
         (utils, "get_dashboard_dependency_error", lambda: ImportError("not wanted")),
         (services, "start_ray_process", functools.partial(_start, services.start_ray_process, processes)),
@@ -68,8 +72,11 @@ def _changes(processes: int) -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _start(start: Callable[..., Any], processes: int, command: list[str], kind: str, *others: Any, **options: Any) -> Any:
-    """Ray's own `start_ray_process`, but that a raylet begins with this many processes, all at once: Ray has one a CPU, side by side."""
+def _start(
+    start: Callable[..., Any], processes: int, command: list[str], kind: str, *others: Any, **options: Any
+) -> Any:
+    """Ray's own `start_ray_process`, but that a raylet begins with this many processes, all at once: Ray has one a CPU,
+    side by side."""
     if kind == ray_constants.PROCESS_TYPE_RAYLET:
         flags = ("--num_prestart_python_workers=", "--maximum_startup_concurrency=")
         at_once = max([processes, *(int(word.partition("=")[2]) for word in command if word.startswith(flags[1]))])
@@ -91,11 +98,13 @@ def _token_path() -> Path:
 
 
 def _make_token() -> None:
-    """A new token in ~/.ray/auth_token, for this user only; in this process's environment where the file cannot be written."""
+    """A new token in ~/.ray/auth_token, for this user only; in this process's environment where the file cannot be
+    written."""
     token, path = secrets.token_hex(32), _token_path()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, aside = tempfile.mkstemp(prefix=".auth_token.", dir=path.parent)  # 0600; Ray would leave it to the umask
+        # 0600; Ray would leave it to the umask
+        descriptor, aside = tempfile.mkstemp(prefix=".auth_token.", dir=path.parent)
         with os.fdopen(descriptor, "w") as file:
             file.write(token)
         try:
@@ -117,8 +126,8 @@ def refused(where: str, error: Exception) -> ResourceError:
             "(and the token in RAY_AUTH_TOKEN, in the file RAY_AUTH_TOKEN_PATH or in ~/.ray/auth_token)"
         )
     return ResourceError(
-        f"{where}: {line(error).partition('. ')[0]}; put the token of the cluster's nodes into RAY_AUTH_TOKEN, into the file "
-        "RAY_AUTH_TOKEN_PATH or into ~/.ray/auth_token"
+        f"{where}: {line(error).partition('. ')[0]}; put the token of the cluster's nodes into RAY_AUTH_TOKEN, into "
+        "the file RAY_AUTH_TOKEN_PATH or into ~/.ray/auth_token"
     )
 
 

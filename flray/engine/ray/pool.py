@@ -31,7 +31,8 @@ PATIENCE_S = 300.0  # how long a run waits when it has no client actor at all
 TOGETHER_S = 30.0  # how long the first client actors wait for the others; who comes later joins in
 CHECK_S = 1.0  # between two looks at Ray's own processes while actors work
 POLL_S = 0.2  # between two calls to the actors that are away: Ray refuses calls while an actor restarts
-SERVER_BUNDLE = 1  # of a trial's placement group: bundle 0 is its driver's, those behind the server's one client actor's each
+# of a trial's placement group: bundle 0 is its driver's, those behind the server's one client actor's each
+SERVER_BUNDLE = 1
 
 NO_MEMORY = "memory ran out"
 LESS = "lower resources.client_actors or algorithm.batch_size"
@@ -51,11 +52,13 @@ class Pool:
         here, *others = places(actors, server)
         remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
         self.server = ray.remote(scheduling_strategy=here, **server)(ServerActor).remote()
-        self.clients = [remote_client.options(scheduling_strategy=place).remote() for place in others]  # those that are set up
+        # those that are set up
+        self.clients = [remote_client.options(scheduling_strategy=place).remote() for place in others]
         self._away: dict[Any, Any] = {}  # the others -> their setup call, None: to be called again
         self._asked = self._seen = 0.0  # when they were, and when there was a client actor
         self.retries = 0
-        self._told, self._oom_kills = False, alive.oom_kills()  # of memory: once a run; the kernel's count when it began
+        # of memory: once a run; the kernel's count when it began
+        self._told, self._oom_kills = False, alive.oom_kills()
         self._setup: tuple[Any, ...] = ()
 
     @classmethod
@@ -105,7 +108,8 @@ class Pool:
         return getattr(self.server, method).options(num_returns=returns).remote(*args)
 
     def wait(self, ref: Any) -> Any:
-        """The result behind a reference, with the errors of :meth:`call`; `ResourceError` when a process of Ray itself has died."""
+        """The result behind a reference, with the errors of :meth:`call`; `ResourceError` when a process of Ray itself
+        has died."""
         while not ray.wait([ref], timeout=CHECK_S)[0]:
             alive.check()
         try:
@@ -167,7 +171,10 @@ class Pool:
                         ) from error
                     if NO_MEMORY in reason and not self._told:
                         self._told = True
-                        warnings.warn(f"a client actor died ({reason}); its work is repeated; if it happens often, {LESS}", stacklevel=2)
+                        warnings.warn(
+                            f"a client actor died ({reason}); its work is repeated; if it happens often, {LESS}",
+                            stacklevel=2,
+                        )
                     todo.appendleft(piece)
                     self.clients.remove(actor)
                     self._away[actor], self._seen = None, time.monotonic()
@@ -198,15 +205,17 @@ class Pool:
             self._seen = time.monotonic()
         elif time.monotonic() - self._seen > PATIENCE_S:
             raise ResourceError(
-                f"no client actor for {PATIENCE_S:.0f} s: other work holds the CPUs or GPUs (see `ray status`), or they die as they start; "
-                "then run: flray resume"
+                f"no client actor for {PATIENCE_S:.0f} s: other work holds the CPUs or GPUs (see `ray status`), or "
+                "they die as they start; then run: flray resume"
             )
         return back
 
     def _returned(self) -> list[Any]:
-        """Actors that Ray has started (again) and that are set up since the last call; asks the others, and waits for none.
+        """Actors that Ray has started (again) and that are set up since the last call; asks the others, and waits for
+        none.
 
-        An actor whose node is gone comes back where there is room; where there is none it stays away, and the others do its work.
+        An actor whose node is gone comes back where there is room; where there is none it stays away, and the others do
+        its work.
         """
         back, ask = [], time.monotonic() - self._asked > POLL_S
         for actor, call in list(self._away.items()):
@@ -230,7 +239,8 @@ class Pool:
 def places(actors: int, server: dict[str, float]) -> list[Any]:
     """Scheduling strategies: the server's, then one for each client actor; in a trial of a sweep, its bundles.
 
-    The server stays on the driver's node, where the run folder is; one that asks for CPUs or GPUs goes elsewhere if that node has too few.
+    The server stays on the driver's node, where the run folder is; one that asks for CPUs or GPUs goes elsewhere if
+    that node has too few.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -243,7 +253,10 @@ def places(actors: int, server: dict[str, float]) -> list[Any]:
 
 
 def reserved() -> int | None:
-    """Client actors that this process's placement group has bundles for: in a trial of a sweep. None: there is no such group."""
+    """Client actors that this process's placement group has bundles for: in a trial of a sweep.
+
+    None: there is no such group.
+    """
     group = ray.util.get_current_placement_group()
     return None if group is None else len(group.bundle_specs) - SERVER_BUNDLE - 1
 

@@ -16,7 +16,10 @@ PROCESS_BYTES = 2**28  # of one that has imported torch, at least
 
 
 def how_many(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:
-    """Client actors of this run. Raises `ResourceError` when the cluster cannot hold them; an actor lies on one node."""
+    """Client actors of this run.
+
+    Raises `ResourceError` when the cluster cannot hold them; an actor lies on one node.
+    """
     nodes = [(n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in ray.nodes() if n["Alive"]]
     cpus, gpus = (sum(column) for column in zip(*nodes, strict=True))
     for who, need in (("client", client), ("server", server)):
@@ -27,14 +30,21 @@ def how_many(wanted: int | str, client: dict[str, float], server: dict[str, floa
             )
     most = max((_held(rest, client) for rest in _beside(nodes, server)), default=0)
     if most < 1:
-        largest = "" if len(nodes) == 1 else f" on {len(nodes)} nodes (the largest: {max(nodes)[0]:g} CPUs, {max(nodes)[1]:g} GPUs)"
+        largest = (
+            ""
+            if len(nodes) == 1
+            else f" on {len(nodes)} nodes (the largest: {max(nodes)[0]:g} CPUs, {max(nodes)[1]:g} GPUs)"
+        )
         raise ResourceError(
-            f"no client actor fits: each needs {client}, the server {server}, and the cluster has {cpus:g} CPUs and {gpus:g} GPUs{largest}"
+            f"no client actor fits: each needs {client}, the server {server}, and the cluster has {cpus:g} CPUs and "
+            f"{gpus:g} GPUs{largest}"
         )
     if wanted == "auto":
         return min(most, cohort_size)
     if int(wanted) > most:
-        raise ResourceError(f"resources.client_actors: {wanted} of {client} do not fit {cpus:g} CPUs and {gpus:g} GPUs; at most {most}")
+        raise ResourceError(
+            f"resources.client_actors: {wanted} of {client} do not fit {cpus:g} CPUs and {gpus:g} GPUs; at most {most}"
+        )
     return min(int(wanted), cohort_size)
 
 
@@ -55,7 +65,8 @@ def _beside(nodes: list[tuple[float, float]], server: dict[str, float]) -> Itera
 
 
 def cpus_needed(experiment: Experiment) -> int:
-    """CPUs of a cluster that flray starts: the cores, or what the actors that were asked for need (then they share cores).
+    """CPUs of a cluster that flray starts: the cores, or what the actors that were asked for need (then they share
+    cores).
 
     Raises `ResourceError` before anything starts when this machine's memory cannot hold as many processes.
     """
@@ -66,7 +77,7 @@ def cpus_needed(experiment: Experiment) -> int:
     if max(asked, wanted) > most and starts_here(experiment.address):
         raise ResourceError(
             f"resources: {wanted or 'automatic'} client actors of {resources.client.num_cpus:g} CPUs and a server of "
-            f"{resources.server.num_cpus:g} ask for {asked:g} CPUs; Ray starts a process for each, and the memory of this machine "
-            f"({cores()} cores) holds {most}: lower resources.client_actors or num_cpus"
+            f"{resources.server.num_cpus:g} ask for {asked:g} CPUs; Ray starts a process for each, and the memory of "
+            f"this machine ({cores()} cores) holds {most}: lower resources.client_actors or num_cpus"
         )
     return max(cores(), math.ceil(asked))

@@ -1,4 +1,5 @@
-"""A user's own script: an algorithm with messages of its own that no other process can import, run, stopped and resumed."""
+"""A user's own script: an algorithm with messages of its own that no other process can import, run, stopped and
+resumed."""
 
 from __future__ import annotations
 

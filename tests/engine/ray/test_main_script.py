@@ -1,4 +1,5 @@
-"""What stands in the user's script or notebook reaches the actors by value, and a checkpoint finds its classes again."""
+"""What stands in the user's script or notebook reaches the actors by value, and a checkpoint finds its classes
+again."""
 
 from __future__ import annotations
 

@@ -45,7 +45,9 @@ class Centralized(Simulation):
         again = self.trainers is not None
         self._end()
         if self.experiment.on_nonfinite == "skip":
-            raise ConfigError("on_nonfinite: skip leaves a client out, and centralized training has none; set stop or fail")
+            raise ConfigError(
+                "on_nonfinite: skip leaves a client out, and centralized training has none; set stop or fail"
+            )
         resources = self.experiment.resources
         server = {"num_cpus": resources.server.num_cpus, "num_gpus": 0.0}
         workers, share = _workers(self.experiment, server, again)
@@ -69,7 +71,9 @@ class Centralized(Simulation):
         if tally is not None:
             self._tested(tally, clock.complete, row)
         if row["diverged"] and self.experiment.on_nonfinite == "fail":
-            raise NonFiniteError(f"round {clock.round + 1}: the parameters are not finite; lower algorithm.lr, or set on_nonfinite: stop")
+            raise NonFiniteError(
+                f"round {clock.round + 1}: the parameters are not finite; lower algorithm.lr, or set on_nonfinite: stop"
+            )
         return row, []
 
     def _transact(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
@@ -85,7 +89,8 @@ class Centralized(Simulation):
 
 
 def _workers(experiment: Experiment, server: dict[str, float], again: bool) -> tuple[int, dict[str, float]]:
-    """(workers, what each gets): at most one for each part of a batch; `again`: as many of them as a cluster that lost a node still holds.
+    """(workers, what each gets): at most one for each part of a batch; `again`: as many of them as a cluster that lost
+    a node still holds.
 
     Raises `ResourceError` when it cannot hold them.
     """
@@ -93,6 +98,7 @@ def _workers(experiment: Experiment, server: dict[str, float], again: bool) -> t
     gpus = float(ray.cluster_resources().get("GPU", 0.0) > 0) if share.num_gpus == "auto" else share.num_gpus
     if reserved() is not None:  # a trial of a sweep has a bundle for one worker
         return 1, {"num_cpus": share.num_cpus, "num_gpus": gpus}
-    needs = {"num_cpus": share.num_cpus, "num_gpus": float(math.ceil(gpus))}  # workers that exchange gradients cannot share a GPU
+    # workers that exchange gradients cannot share a GPU
+    needs = {"num_cpus": share.num_cpus, "num_gpus": float(math.ceil(gpus))}
     most = experiment.algorithm.shards if wanted == "auto" else min(wanted, experiment.algorithm.shards)
     return how_many("auto" if again else wanted, needs, server, most), needs

@@ -1,7 +1,8 @@
 """Training on all data in one place: one worker's parts of every batch. Knows no Ray, only how to gather tensors.
 
-A batch is cut into `shards` parts of ceil(B / shards) samples, a worker computes a contiguous run of them, and their mean follows the
-fixed tree of `ops/average.py`: every worker ends with the same bits, which do not depend on how many workers there are.
+A batch is cut into `shards` parts of ceil(B / shards) samples, a worker computes a contiguous run of them, and their
+mean follows the fixed tree of `ops/average.py`: every worker ends with the same bits, which do not depend on how many
+workers there are.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from flray.engine.counts import Tally, merged
 from flray.engine.workbench import Workbench
 from flray.ops.average import Node, TreeSum, combine
 
-Gather = Callable[[Tensor], list[Tensor]]  # every worker's tensor, all of one shape, in order of rank; valid until the next call
+# every worker's tensor, all of one shape, in order of rank; valid until the next call
+Gather = Callable[[Tensor], list[Tensor]]
 
 
 class Slope(Record):
@@ -41,7 +43,8 @@ class Learner:
     def __init__(
         self, bench: Workbench, samples: Sequence[Array], rank: int = 0, world: int = 1, gather: Gather | None = None
     ) -> None:
-        """`samples`: each task's training samples, in an order that all workers share; `gather` is needed where `world > 1`."""
+        """`samples`: each task's training samples, in an order that all workers share; `gather` is needed where
+        `world > 1`."""
         self.bench, self.algorithm, self.samples = bench, bench.algorithm, samples
         self.rank, self.world, self._gather = rank, world, gather
         self.batch_size, self.epochs = self.algorithm.local_batches
@@ -106,7 +109,8 @@ class Learner:
         for part in self._mine(self.rank):
             size = self._size(part, count)
             if size:
-                self.bench.seed_modules(replace(ctx, clock=ctx.clock._replace(exchange=step), client=part))  # what a module draws: dropout
+                # what a module draws: dropout
+                self.bench.seed_modules(replace(ctx, clock=ctx.clock._replace(exchange=step), client=part))
                 some = Batch(batch.x[first : first + size], batch.y[first : first + size])
                 loss, g = self.algorithm.gradient(ctx, None, state, carry.replace(b=b.copy_(carry.b)), some)
                 tree.add(part, Slope(g, b, loss.reshape(1)), size / count)
@@ -134,7 +138,8 @@ class Learner:
         ]
 
     def _plan(self, count: int) -> list[list[Node]]:
-        """The subtrees that each worker sends for a batch of `count`, numbers in the values' place; None: no samples."""
+        """The subtrees that each worker sends for a batch of `count`, numbers in the values' place; None: no
+        samples."""
         if count not in self._plans:
             trees = [TreeSum() for _ in range(self.world)]
             for rank, tree in enumerate(trees):

@@ -1,7 +1,9 @@
-"""The Ray side of training on all data in one place: a Ray Train `TorchTrainer`, and the actor that holds the state between its rounds.
+"""The Ray side of training on all data in one place: a Ray Train `TorchTrainer`, and the actor that holds the state
+between its rounds.
 
-One trainer serves a whole run. The driver takes a round's row and state from the conductor; the workers wait for that before they offer
-the next, so what is recorded and what is saved are never apart. A group of workers that Ray Train starts again begins where the driver is.
+One trainer serves a whole run. The driver takes a round's row and state from the conductor; the workers wait for that
+before they offer the next, so what is recorded and what is saved are never apart. A group of workers that Ray Train
+starts again begins where the driver is.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ class Conductor(ServerActor):
 
     @ray.method(concurrency_group="workers")
     def take(self, clock: Clock) -> tuple[dict[str, Any], int]:
-        """(row of this round, groups of workers so far), as soon as it is there; the state moves on. Raises a worker's own error."""
+        """(row of this round, groups of workers so far), as soon as it is there; the state moves on.
+
+        Raises a worker's own error.
+        """
         with self._changed:
             self._next = clock
             self._changed.notify_all()
@@ -73,7 +78,8 @@ class Conductor(ServerActor):
 
     @ray.method(concurrency_group="workers")
     def begin(self) -> tuple[int, Clock, Any]:
-        """(number of the new group, its first round, the state before it); what an earlier group offered and no one took is dropped."""
+        """(number of the new group, its first round, the state before it); what an earlier group offered and no one
+        took is dropped."""
         with self._changed:
             self._group += 1
             self._offer = None
@@ -107,7 +113,9 @@ def learn(config: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     conductor, at = config["conductor"], None
-    rank, world, gather = (dist.get_rank(), dist.get_world_size(), _gatherer()) if dist.is_initialized() else (0, 1, None)
+    rank, world, gather = (
+        (dist.get_rank(), dist.get_world_size(), _gatherer()) if dist.is_initialized() else (0, 1, None)
+    )
     try:
         experiment = config["recipe"].read()
         bench = Workbench(experiment, config["recipe"].roll, _device(config["threads"]))
@@ -126,7 +134,10 @@ def learn(config: dict[str, Any]) -> None:
         raise
     except Exception as error:
         where = "as it started" if at is None else f"in {at}, seed {experiment.seed}"
-        text = f"training failed {where}, worker {rank} of {world}: {type(error).__name__}: {error}\n{traceback.format_exc()}".rstrip()
+        text = (
+            f"training failed {where}, worker {rank} of {world}: {type(error).__name__}: "
+            f"{error}\n{traceback.format_exc()}"
+        ).rstrip()
         ray.get(conductor.fail.remote(ClientError(text)))
         raise
 
@@ -147,7 +158,11 @@ def _round(learner: Learner, state: Any, clock: Clock) -> tuple[Any, dict[str, A
     if evaluate.due(clock.round, rounds):
         row["tally"] = learner.test(state, clock)
         row["time/evaluate_s"] = time.perf_counter() - trained
-    row |= {"client_steps": steps, "diverged": not model_is_finite(state), "time/client_s": (trained - started) * learner.world}
+    row |= {
+        "client_steps": steps,
+        "diverged": not model_is_finite(state),
+        "time/client_s": (trained - started) * learner.world,
+    }
     return state, {**row, "time/round_s": time.perf_counter() - started}
 
 
@@ -200,9 +215,12 @@ def _peers() -> Iterator[None]:
 
 # the trainer --------------------------------------------------------------------------------------
 def fit(loop: dict[str, Any], workers: int, share: dict[str, float]) -> str | None:
-    """Run a trainer to its end, as a Ray task: cancelling it ends the trainer and frees what it holds. Returns what went wrong.
+    """Run a trainer to its end, as a Ray task: cancelling it ends the trainer and frees what it holds.
 
-    One worker runs in this process: Ray Train's local mode, which starts in no time and needs no more than this task has.
+    Returns what went wrong.
+
+    One worker runs in this process: Ray Train's local mode, which starts in no time and needs no more than this task
+    has.
     """
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # `data.root` and the user's modules may be relative
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
@@ -216,7 +234,9 @@ def fit(loop: dict[str, Any], workers: int, share: dict[str, float]) -> str | No
             learn,
             train_loop_config=loop,
             torch_config=TorchConfig(timeout_s=NO_TIMEOUT_S),
-            scaling_config=ScalingConfig(num_workers=workers if workers > 1 else 0, use_gpu=needs["GPU"] > 0, resources_per_worker=needs),
+            scaling_config=ScalingConfig(
+                num_workers=workers if workers > 1 else 0, use_gpu=needs["GPU"] > 0, resources_per_worker=needs
+            ),
             run_config=RunConfig(
                 name="run",
                 storage_path=scratch,
@@ -240,9 +260,15 @@ class Trainers(Pool):
         Pool.release()
         here, *others = places(1, server)
         self.workers, self.share = workers, share
-        self.server = ray.remote(scheduling_strategy=here, concurrency_groups={"workers": CALLERS}, **server)(Conductor).remote()
+        self.server = ray.remote(scheduling_strategy=here, concurrency_groups={"workers": CALLERS}, **server)(
+            Conductor
+        ).remote()
         # a trial of a sweep gives its worker a bundle; a group of workers has one of its own
-        alone = {"scheduling_strategy": others[0], **share} if workers == 1 else {"scheduling_strategy": here, "num_cpus": 0}
+        alone = (
+            {"scheduling_strategy": others[0], **share}
+            if workers == 1
+            else {"scheduling_strategy": here, "num_cpus": 0}
+        )
         self._task = ray.remote(max_retries=0, **alone)(fit)
         self.clients: list[Any] = []
         self.retries, self._oom_kills = 0, alive.oom_kills()

@@ -82,10 +82,16 @@ def split(experiment, world, **options):
 # maths ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("model", "shards", "optimizer"),
-    [(NORM, 1, "sgd"), (NORM, 1, "adam"), ({"name": "mlp", "hidden": [8]}, 4, "sgd"), ({"name": "mlp", "hidden": [8]}, 3, "adam")],
+    [
+        (NORM, 1, "sgd"),
+        (NORM, 1, "adam"),
+        ({"name": "mlp", "hidden": [8]}, 4, "sgd"),
+        ({"name": "mlp", "hidden": [8]}, 3, "adam"),
+    ],
 )
 def test_it_is_a_plain_torch_loop(model, shards, optimizer):
-    """One `torch.optim` object over both rounds, the rate halved in the second; batch norm only where a batch is one part."""
+    """One `torch.optim` object over both rounds, the rate halved in the second; batch norm only where a batch is one
+    part."""
     experiment = config(model, shards=shards, optimizer=optimizer, momentum=0.5, weight_decay=0.01, lr_decay=0.5)
     worker = learner(experiment)
     state, rows = train(worker)
@@ -129,14 +135,18 @@ def test_a_part_has_its_own_batch_norm_and_the_statistics_are_the_weighted_mean(
     state, _ = train(worker, 1)
     data, net = worker.bench.dataset, build_model(experiment.model, (4,), 3, torch_seed(3, "model"))
     order = INDICES[:5][rng(3, 0, 0, 0, -1, "batches", 0).permutation(5)]
-    means = [net.hidden(torch.tensor(data.train.x[part])).view(-1, 4, 2).mean((0, 2)) for part in (order[:3], order[3:])]
+    means = [
+        net.hidden(torch.tensor(data.train.x[part])).view(-1, 4, 2).mean((0, 2)) for part in (order[:3], order[3:])
+    ]
     want = 0.1 * (0.6 * means[0] + 0.4 * means[1])
     found = worker.bench.objective.buffer_layout.views(state.b)["norm.running_mean"]
     torch.testing.assert_close(found, want.detach(), rtol=0, atol=1e-6)
 
 
 # workers --------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("shards", "worlds", "batch"), [(4, (2, 3, 4), 8), (5, (2, 3, 5), 8), (8, (3,), 10), (2, (2,), 64)])
+@pytest.mark.parametrize(
+    ("shards", "worlds", "batch"), [(4, (2, 3, 4), 8), (5, (2, 3, 5), 8), (8, (3,), 10), (2, (2,), 64)]
+)
 def test_the_bits_do_not_depend_on_the_number_of_workers(shards, worlds, batch):
     """With batch norm, short last batches and workers that have no sample of them."""
     experiment = config(shards=shards, batch_size=batch)
@@ -170,10 +180,13 @@ def test_the_state_that_was_given_stays_as_it_is():
 
 CHANGES = {
     "last_batch": "drop",
-    "lr": 0.06, "lr_decay": 0.9, "optimizer": "adam", "momentum": 0.5, "weight_decay": 0.1, "local_epochs": 3, "batch_size": 5, "shards": 2,
+    "lr": 0.06, "lr_decay": 0.9, "optimizer": "adam", "momentum": 0.5, "weight_decay": 0.1, "local_epochs": 3,
+    "batch_size": 5, "shards": 2,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("parameter", [p.name for p in hyperparameters(ALGORITHMS.get("centralized"))])
 def test_every_hyper_parameter_changes_the_outcome(parameter):
-    assert not torch.equal(train(learner(config()))[0].w, train(learner(config(**{parameter: CHANGES[parameter]})))[0].w)
+    assert not torch.equal(
+        train(learner(config()))[0].w, train(learner(config(**{parameter: CHANGES[parameter]})))[0].w
+    )
