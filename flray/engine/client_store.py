@@ -1,7 +1,7 @@
 """The only home of persistent client state: gathered before a round, scattered after `aggregate` succeeded.
 
-Lives in the server actor. States are messages of NumPy arrays; a client that was never in a cohort has none, nor has one
-whose state is `()`.
+Lives in the server actor. States are messages of NumPy arrays; a client that was never in a cohort has none, nor has
+one whose state is `()`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class ClientStore(Protocol):
         """States in the order asked for; None for a client without one."""
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
-        """Replace the states of these clients; None and `()` leave the old one. `stamp` is the `Position.order` that they belong to."""
+        """Replace the states of these clients; None and `()` leave the old one.
+
+        `stamp` is the `Position.order` that they belong to.
+        """
 
     def clients(self) -> list[int]:
         """Numbers of the clients that have a state, ascending."""
@@ -100,11 +103,12 @@ class MemoryStore:
 
 
 class FileStore:
-    """One file per client and round it took part in, `FOLDER/000123.r000020.safetensors`; an index says which one is current.
+    """One file per client and round it took part in, `FOLDER/000123.r000020.safetensors`; an index says which one is
+    current.
 
-    The index, and so a checkpoint, holds every file's checksum, which is compared when the file is read; a resume reads all of them
-    once (0.1 ms each, or what the disk gives). Memory: some 200 bytes per client seen. Older files stay while a kept checkpoint
-    refers to them, so a resume is exact.
+    The index, and so a checkpoint, holds every file's checksum, which is compared when the file is read; a resume reads
+    all of them once (0.1 ms each, or what the disk gives). Memory: some 200 bytes per client seen. Older files stay
+    while a kept checkpoint refers to them, so a resume is exact.
     """
 
     def __init__(self, folder: Path, scratch: Path | None = None) -> None:
@@ -165,7 +169,8 @@ class FileStore:
         _undo(self._index, self._undo)
 
     def save(self) -> Packed:
-        """Raises `CheckpointError` once a state was found damaged: a checkpoint that counts on it would push out a good one."""
+        """Raises `CheckpointError` once a state was found damaged: a checkpoint that counts on it would push out a good
+        one."""
         if self._damage is not None:
             raise self._damage
         files = sorted(self._index.items())

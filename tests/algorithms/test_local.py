@@ -44,7 +44,9 @@ def test_four_rounds_are_four_epochs_of_one_optimiser(options, optimizer):
     if options != {"momentum": 0.0}:
         fresh = clients[3].replace(moments=algorithm.init_client(context(objective)).moments)
         ctx = client_context(objective, x, round=3, num_steps=3)
-        assert not torch.allclose(train(algorithm, ctx, (), fresh, batches_of(x, y, 4, 1))[1].w, clients[4].w, atol=1e-4)
+        assert not torch.allclose(
+            train(algorithm, ctx, (), fresh, batches_of(x, y, 4, 1))[1].w, clients[4].w, atol=1e-4
+        )
 
 
 def test_nothing_travels_and_nobody_predicts_for_all():

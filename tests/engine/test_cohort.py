@@ -85,7 +85,10 @@ def seen(hop):
 
 
 def test_a_parallel_exchange_is_one_moment_of_contiguous_runs():
-    """Weights 3/8, 3/8, 2/8; steps ceil(n / 2) * 3; two runs of even cost. Who holds nothing is left out, and counted."""
+    """Weights 3/8, 3/8, 2/8; steps ceil(n / 2) * 3; two runs of even cost.
+
+    Who holds nothing is left out, and counted.
+    """
     clock = Clock(0, 4, "round", 1, done=4)
     (hop,), empty = hops(SCENARIO, ALGORITHM, np.array([3, 0, 2, 1]), clock, ALGORITHM.training, 2)
     assert empty == 1 and hop.clock == clock

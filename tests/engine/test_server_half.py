@@ -1,4 +1,5 @@
-"""An error in the server half of a user's algorithm: which method, in which round, and the line of the user's own code."""
+"""An error in the server half of a user's algorithm: which method, in which round, and the line of the user's own
+code."""
 
 import pytest
 

@@ -45,7 +45,9 @@ def made(folder, rounds=6, saved=6, status="finished", **environment):
                 folder / name / f"part-{first // 3:04d}.parquet",
                 pyarrow.table({"done": done, "test/acc": [0.5] * len(done)}),
             )
-    write_part(folder / "tasks" / "part-0000.parquet", pyarrow.table({"done": [rounds], "task": [0], "phase": ["task_end"]}))
+    write_part(
+        folder / "tasks" / "part-0000.parquet", pyarrow.table({"done": [rounds], "task": [0], "phase": ["task_end"]})
+    )
     (folder / "checkpoints" / f"round-{saved:06d}").mkdir(parents=True)
     (folder / "STATUS").write_text(status + "\n")
     (folder / "config.yaml").write_text("name: x\nseed: 1\nalgorithm: {name: fedavg}\n")

@@ -115,7 +115,8 @@ def test_another_process_does_not_upload_checkpoints_client_states_and_partition
     (run / "client_state/003/000000003.r000002.safetensors").write_bytes(b"newer")
     assert Storage.of(base, run).push((*DRIVER, *SERVER)) is None
     assert set(written) == {
-        "config.yaml", "rounds/part-0000.parquet", "model.safetensors", "client_state/003/000000003.r000002.safetensors",
+        "config.yaml", "rounds/part-0000.parquet", "model.safetensors",
+        "client_state/003/000000003.r000002.safetensors",
     }  # fmt: skip
 
 

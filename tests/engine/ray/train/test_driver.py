@@ -1,4 +1,5 @@
-"""`algorithm=centralized` with a real trainer: an ordinary run folder, the bits of one worker, also after a kill and a resume."""
+"""`algorithm=centralized` with a real trainer: an ordinary run folder, the bits of one worker, also after a kill and a
+resume."""
 
 from __future__ import annotations
 
@@ -92,7 +93,10 @@ def test_two_workers_leave_an_ordinary_run_folder_with_the_bits_of_one(two_worke
     state, rows = by_hand
     assert run.status == "finished"
     saved = checkpoint.latest(run.folder)
-    assert saved.position.done == 4 and {p.name for p in checkpoint.checkpoints(run.folder)} == {"round-000002", "round-000004"}
+    assert saved.position.done == 4 and {p.name for p in checkpoint.checkpoints(run.folder)} == {
+        "round-000002",
+        "round-000004",
+    }
     assert equal(saved.server.message(), to_numpy(state)) and state.moments.steps == 96
     table = run.rounds
     assert list(zip(*(table[c] for c in ("train/loss", "client_steps", "test/acc", "test/loss")), strict=True)) == rows
@@ -121,7 +125,9 @@ def test_tasks_follow_one_another_and_clients_fine_tune_at_the_end_of_each(tmp_p
     simulate(config(1, 2, tasks=tasks, evaluate={"finetune_epochs": 0}), tmp_path / "run")
     run = flray.load(tmp_path / "run")
     rounds = run.rounds[run.rounds["round"] > 0]
-    assert run.status == "finished" and rounds["done"].tolist() == [1, 2, 3, 4] and rounds["task"].tolist() == [0, 0, 1, 1]
+    assert (
+        run.status == "finished" and rounds["done"].tolist() == [1, 2, 3, 4] and rounds["task"].tolist() == [0, 0, 1, 1]
+    )
     assert rounds["client_steps"].tolist() == [16, 16, 8, 8]
     assert run.personal["task"].tolist() == [0] * 5 + [1] * 5
     rows = play(config(1, 2, tasks=tasks), tmp_path / "stopped")
@@ -150,7 +156,8 @@ def test_what_cannot_work_is_one_line_and_leaves_nothing(wrong, says, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_worker_changes_nothing(workers, two_workers, tmp_path, ray_cluster):
-    """In round 3 of 4: Ray Train replaces a group; a worker alone comes back with the conductor, from the last checkpoint."""
+    """In round 3 of 4: Ray Train replaces a group; a worker alone comes back with the conductor, from the last
+    checkpoint."""
     passes = 24 * 4 // workers  # of one worker in a round: 24 batches of 4 parts
     simulate(config(workers, model={"kill": str(tmp_path / "killed"), "at": 2 * passes + 5}), tmp_path / "run")
     assert (tmp_path / "killed").exists()
@@ -182,7 +189,10 @@ def test_a_killed_conductor_is_replaced_from_the_last_checkpoint(two_workers, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_of_the_model_fails_the_run_with_its_traceback(workers, tmp_path, ray_cluster):
-    with pytest.raises(ClientError, match=r"training failed in round 2, seed 3, worker \d of \d: ZeroDivisionError: made up by the test"):
+    with pytest.raises(
+        ClientError,
+        match=r"training failed in round 2, seed 3, worker \d of \d: ZeroDivisionError: made up by the test",
+    ):
         simulate(config(workers, model={"at": 24 * 4 // workers + 5, "fault": True}), tmp_path / "run")
     run = flray.load(tmp_path / "run")
     assert run.status.startswith("failed: training failed in round 2")
