@@ -15,14 +15,15 @@ from flray.data.splits import Split
 
 @dataclass(frozen=True)
 class ClientSamples:
-    """The samples `numbers [n_k]` of a training split; `rng(purpose, epoch)` is the client's addressed generator.
+    """The samples `numbers [n_k]` of a training split.
 
+    `rng(purpose, epoch)` is the client's addressed generator; without one every epoch visits them in their order.
     `previous`: what the client held in the stage before, where the algorithm may see it.
     """
 
     split: Split
     numbers: Array
-    rng: Rng
+    rng: Rng | None
     normalizer: Normalizer
     augment: Augment | None
     last_batch: LastBatch

@@ -1,4 +1,4 @@
-"""One client by hand: its state over rounds, and its data as a personalised evaluation hands them over."""
+"""One client's personalised evaluation by hand: its data as the engine hands them over, and the loop in plain torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from flray.core.algorithm import Context
-from flray.core.clock import Clock
-from flray.core.messages import Batch, Cohort, map_tensors
+from flray.core.messages import Batch
 from flray.core.objective import Objective
-from tests.algorithms.rounds import batches_of, train
+from tests.algorithms.rounds import batches_of
+from tests.ops.support import context
 
 
 class Epochs(list[Batch]):
-    """`core.algorithm.ClientData`: epochs in the order of the data; `plain` is another tensor where the epochs are
+    """`core.algorithm.FineTuning`: epochs in the order of the data; `plain` is another tensor where the epochs are
     augmented."""
 
     def __init__(self, x: Tensor, y: Tensor, size: int, epochs: int, plain: Tensor | None = None) -> None:
@@ -24,26 +24,10 @@ class Epochs(list[Batch]):
         self.plain = batches_of(x if plain is None else plain, y, size, 1)
 
 
-def client_context(objective: Objective, x: Tensor, round: int = 0, num_steps: int = -1, client: int = 0) -> Context:
-    clock = Clock(round=round)
-    return Context(objective, 0, clock, 1, 1, client=client, num_steps=num_steps, num_examples=len(x), weight=1.0)
-
-
-def alone(algorithm: Any, objective: Objective, x: Tensor, y: Tensor, rounds: int) -> tuple[list[Any], list[Any]]:
-    """(server states, client states), one more than rounds, of a federation of one client."""
-    server = Context(objective, 0, Clock(), 1, 1)
-    states, clients = [algorithm.init_server(server, *objective.initial())], [algorithm.init_client(server)]
-    batches = batches_of(x, y, *algorithm.local_batches)
-    for round in range(rounds):
-        ctx = client_context(objective, x, round, len(batches))
-        down = algorithm.broadcast(server, states[-1])
-        update, client, _ = train(algorithm, ctx, down, clients[-1], batches)
-        cohort = Cohort(
-            torch.tensor([0]), torch.tensor([len(x)]), torch.tensor([len(batches)]), torch.ones(1, dtype=torch.float64)
-        )
-        states.append(algorithm.aggregate(server, states[-1], map_tensors(torch.clone, update), cohort)[0])
-        clients.append(client)
-    return states, clients
+def client_context(objective: Objective, x: Tensor, **where: Any) -> Context:
+    """Of the only client, with samples `x`, or of another number."""
+    facts = {"population": 1, "cohort_size": 1, "client": 0, "num_examples": len(x), "weight": 1.0}
+    return context(objective, **{**facts, **where})
 
 
 def optimise(module: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Batch]) -> nn.Module:

@@ -1,20 +1,40 @@
-"""Rounds by hand, without the engine: every client trains on given batches, the server half runs on the pooled
-updates."""
+"""Rounds over data in memory: the engine's own protocol on its local executor, with batches in the order of the data.
+
+What differs from a run is where samples and networks come from, and that nothing is shuffled, so that a plain loop over
+the same tensors is the same experiment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.algorithm import Context
+from flray.core.algorithm import Context, Exchange
 from flray.core.clock import Clock
-from flray.core.messages import Batch, Cohort, map_tensors
+from flray.core.messages import Batch, map_tensors
 from flray.core.objective import Objective
-from flray.engine import local_loop
-from flray.ops.pooling import Collector, pooled
+from flray.data import Normalizer
+from flray.data.client_data import ClientSamples
+from flray.data.data_config import Augment
+from flray.data.dataset import Dataset
+from flray.data.splits import Split
+from flray.engine import cohort as cohorts
+from flray.engine.client import Client
+from flray.engine.counts import Evaluator
+from flray.engine.local_executor import Local
+from flray.engine.local_loop import Trained
+from flray.engine.rounds import transact
+from flray.engine.server import Server
+from flray.engine.workbench import Roll, Workbench
+from flray.experiment import CohortConfig, EvaluateConfig, Experiment
+from flray.scenario import Scenario
+from flray.scenario.partition import from_lists
 
 Data = Sequence[tuple[Tensor, Tensor]]  # (x, y) of every client
 
@@ -24,54 +44,136 @@ def batches_of(x: Tensor, y: Tensor, size: int, epochs: int) -> list[Batch]:
     return [Batch(x[i : i + size], y[i : i + size]) for _ in range(epochs) for i in range(0, len(x), size)]
 
 
-class Given(list[Batch]):
-    """A client's data (`core.algorithm.ClientData`) whose batches are these, whatever is asked for."""
-
-    def batches(self, batch_size: int, epochs: int | None = None, steps: int | None = None) -> Given:
-        return self
-
-
-def train(algorithm: Any, ctx: Context, down: Any, client: Any, batches: Sequence[Batch]) -> tuple[Any, Any, Any]:
-    """(update, client state, metrics) of the engine's own local loop on given batches."""
-    done = local_loop.train(algorithm, ctx, down, client, Given(batches))  # type: ignore[arg-type]
-    return done.update, done.client, done.metrics
+def held(x: Tensor, y: Tensor, batch_size: int = 4) -> ClientSamples:
+    """`core.algorithm.ClientData` of one client that holds all of it; `plain` comes in batches of `batch_size`."""
+    split, normalizer = Split(x.numpy(), y.numpy()), Normalizer((), ())
+    return ClientSamples(split, np.arange(len(x)), None, normalizer, None, "keep", plain_batch=batch_size)
 
 
-def contexts(
-    objective: Objective, round: int, data: Data, weights: Tensor, steps: Sequence[int], proxy: Any, seed: int = 0
-) -> list[Context]:
-    return [
-        Context(
-            objective, seed, Clock(round=round), len(data), len(data), proxy=proxy,
-            client=k, num_steps=steps[k], num_examples=len(data[k][0]), weight=float(weights[k]),
+class Bench(Workbench):
+    """A workbench whose data set and network are given."""
+
+    def __init__(self, experiment: Experiment, roll: Roll, objective: Objective, split: Split, proxy: Any) -> None:
+        self.experiment, self.roll, self.algorithm = experiment, roll, experiment.algorithm
+        self.objective, self.net, self.proxy, self.block = objective, {}, proxy, 100
+        classes = tuple(str(label) for label in range(int(split.y.max()) + 1))
+        self.dataset = Dataset("memory", split, split, classes, (), (), "", Augment())
+        self.normalizer = Normalizer((), ())
+        self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.block)
+        self._classes = []
+
+    def client_data(self, ctx: Context, numbers: np.ndarray) -> ClientSamples:
+        return replace(super().client_data(ctx, numbers), rng=None)
+
+
+class Watched(Client):
+    """Clients whose updates and metrics are kept; what the (round, client) in `lost` send never arrives."""
+
+    def __init__(self, bench: Workbench, lost: Collection[tuple[int, int]]) -> None:
+        super().__init__(bench)
+        self.lost, self.updates, self.reports = lost, [], []
+
+    def exchange(self, ctx: Context, exchange: Exchange, down: Any, state: Any, numbers: np.ndarray) -> Trained:
+        done = super().exchange(ctx, exchange, down, state, numbers)
+        self.updates.append(map_tensors(torch.clone, done.update))
+        self.reports.append({name: float(value) for name, value in done.metrics.items()})
+        return done
+
+    def one(
+        self, clock: Clock, exchange: Exchange, down: Any, stored: Any, client: int, weight: float, numbers: np.ndarray
+    ) -> Any:
+        update, state, row = super().one(clock, exchange, down, stored, client, weight, numbers)
+        return (None, state, {**row, "skipped": True}) if (clock.round, client) in self.lost else (update, state, row)
+
+
+class Federation:
+    """An algorithm, a network, the clients' data, and what happened so far.
+
+    `states`: of the server, the first one before round 1; `updates`: by round, those of its cohort; `reports`: the
+    metrics of the last round's clients.
+    """
+
+    def __init__(
+        self,
+        algorithm: Any,
+        objective: Objective,
+        data: Data,
+        proxy: Any = None,
+        cohort_size: int | None = None,
+        lost: Collection[tuple[int, int]] = (),
+    ) -> None:
+        ends = np.cumsum([len(x) for x, _ in data])
+        numbers = np.split(np.arange(ends[-1]), ends[:-1])
+        split = Split(torch.cat([x for x, _ in data]).numpy(), torch.cat([y for _, y in data]).numpy())
+        self.scenario = Scenario.ordinary(from_lists(numbers), int(split.y.max()) + 1)
+        evaluate = EvaluateConfig(clients=False)
+        self.experiment = Experiment.model_construct(
+            algorithm=algorithm, cohort=CohortConfig(size=cohort_size), evaluate=evaluate
         )
-        for k in range(len(data))
-    ]  # fmt: skip
+        self.server = Server(Bench(self.experiment, Roll.of(self.scenario), objective, split, proxy), Path())
+        self.executor = Local(self.server)
+        self.executor.client = self.clients = Watched(self.server.bench, lost)
+        self.states: list[Any] = [self.server.state]
+        self.updates: list[list[Any]] = []
+        self.reports: list[dict[str, float]] = []
+
+    def round(self, clients: Sequence[int] | None = None) -> None:
+        """The next round, of these clients in this order; None: of all."""
+        done = len(self.states) - 1
+        drawn = np.arange(self.scenario.population) if clients is None else np.array(clients)
+        clock, members = Clock(round=done, done=done), self.scenario.members(0)
+
+        def hops(exchange: Exchange, now: Clock) -> list[cohorts.Hop]:
+            who = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
+            return cohorts.hops(self.scenario, self.experiment.algorithm, who, now, exchange)[0]
+
+        self.clients.updates, self.clients.reports = [], []
+        for _ in transact(self.executor, clock, hops):
+            pass
+        self.server.commit(clock.complete)
+        self.states.append(self.server.state)
+        self.updates.append(self.clients.updates)
+        self.reports = self.clients.reports
+
+    @property
+    def kept(self) -> list[Any]:
+        """Every client's state: the stored one, or the first one of a client that never took part."""
+        everyone = range(self.scenario.population)
+        return [
+            self.clients.state(Clock(), k, stored)
+            for k, stored in zip(everyone, self.server.states(everyone), strict=True)
+        ]
 
 
 def play(
     algorithm: Any, objective: Objective, data: Data, rounds: int, proxy: Any = None
 ) -> tuple[list[Any], list[list[Any]], list[dict[str, float]]]:
     """(server states, one more than rounds; every round's updates; the clients' metrics of the last round)."""
-    server = Context(objective, 0, Clock(), len(data), len(data), proxy=proxy)
-    state = algorithm.init_server(server, *objective.initial())
-    kept: list[Any] = [algorithm.init_client(server) for _ in data]
-    sizes = torch.tensor([len(x) for x, _ in data])
-    weights = algorithm.weights(sizes)
-    states, updates_of, reports = [state], [], []
-    for round in range(rounds):
-        server = Context(objective, 0, Clock(round=round), len(data), len(data), proxy=proxy)
-        down = algorithm.broadcast(server, state)
-        steps = algorithm.local_steps(sizes.numpy()).tolist()
-        batches = [batches_of(x, y, *algorithm.local_batches)[:n] for (x, y), n in zip(data, steps, strict=True)]
-        updates, reports, sent = [], [], Collector()
-        for k, ctx in enumerate(contexts(objective, round, data, weights, [len(b) for b in batches], proxy)):
-            update, kept[k], metrics = train(algorithm, ctx, down, kept[k], batches[k])
-            updates.append(map_tensors(torch.clone, update))
-            sent.add(k, update, float(weights[k]))
-            reports.append({name: float(value) for name, value in metrics.items()})
-        cohort = Cohort(torch.arange(len(data)), sizes, torch.tensor([len(b) for b in batches]), weights)
-        state, _ = algorithm.aggregate(server, state, pooled([sent.sent()]), cohort)
-        states.append(state)
-        updates_of.append(updates)
-    return states, updates_of, reports
+    federation = Federation(algorithm, objective, data, proxy)
+    for _ in range(rounds):
+        federation.round()
+    return federation.states, federation.updates, federation.reports
+
+
+def play_sampled(
+    algorithm: Any,
+    objective: Objective,
+    data: Data,
+    drawn: Sequence[Sequence[int]],
+    lost: Collection[tuple[int, int]] = (),
+) -> tuple[list[Any], list[Any]]:
+    """(server states, client states at the end); a cohort a round, `lost`: the (round, client) that never arrive."""
+    federation = Federation(algorithm, objective, data, cohort_size=len(drawn[0]), lost=lost)
+    for clients in drawn:
+        federation.round(clients)
+    return federation.states, federation.kept
+
+
+def alone(algorithm: Any, objective: Objective, x: Tensor, y: Tensor, rounds: int) -> tuple[list[Any], list[Any]]:
+    """(server states, client states), one more than rounds, of a federation of one client."""
+    federation = Federation(algorithm, objective, [(x, y)])
+    kept = federation.kept
+    for _ in range(rounds):
+        federation.round()
+        kept += federation.kept
+    return federation.states, kept

@@ -13,8 +13,8 @@ from flray.algorithms.ditto import Ditto
 from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import Update, equal
 from flray.core.objective import Objective
-from tests.algorithms.personal import Epochs, alone, assert_same, client_context, optimise
-from tests.algorithms.rounds import play
+from tests.algorithms.personal import Epochs, assert_same, client_context, optimise
+from tests.algorithms.rounds import alone, play
 from tests.core.networks import Mlp, Norm, build, inputs
 
 

@@ -11,8 +11,9 @@ from torch.nn.functional import cross_entropy
 from flray.algorithms.feddyn import FedDyn
 from flray.core.messages import Batch
 from flray.core.objective import Objective
-from tests.algorithms.sampled import clients, play_sampled
+from tests.algorithms.rounds import play_sampled
 from tests.algorithms.test_fedavg import Quadratic
+from tests.algorithms.unequal import clients
 from tests.core.networks import Mlp, Norm, build
 from tests.ops.support import context, normal
 

@@ -15,8 +15,9 @@ from flray.algorithms.fednova import FedNova
 from flray.core.errors import ConfigError
 from flray.core.messages import nbytes
 from flray.core.objective import Objective
-from tests.algorithms.rounds import play, train
-from tests.algorithms.sampled import clients, play_sampled
+from flray.engine.local_loop import train
+from tests.algorithms.rounds import held, play, play_sampled
+from tests.algorithms.unequal import clients
 from tests.core.networks import Mlp, Norm, build, inputs
 from tests.ops.support import context, normal
 
@@ -236,12 +237,13 @@ def test_on_constant_gradients_the_stored_directions_stay_the_gradients(momentum
 
 def test_a_client_of_which_nothing_was_trained_keeps_its_direction():
     objective = Objective(build(Mlp))
-    algorithm, ctx = FedNova(ccvr="fixed"), context(objective)
+    algorithm, ctx = FedNova(ccvr="fixed"), context(objective, num_examples=0, num_steps=0, client=1)
     down = algorithm.broadcast(
         ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(objective.layout.size))
     )
     client = algorithm.init_client(ctx).replace(d=normal(objective.layout.size, seed=1))
-    update, after, _ = train(algorithm, ctx, down, client, [])
+    nothing = held(*(part[:0] for part in clients(1)[0]))
+    update, after, *_ = train(algorithm, ctx, down, client, nothing)
     assert torch.equal(after.d, client.d) and torch.equal(update.own, client.d) and not update.d.any()
 
 

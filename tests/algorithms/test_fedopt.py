@@ -13,7 +13,7 @@ from flray.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from flray.core.messages import Cohort, Update
 from flray.core.objective import Objective
 from tests.algorithms.rounds import play
-from tests.algorithms.sampled import clients
+from tests.algorithms.unequal import clients
 from tests.core.networks import Mlp, Norm, build
 from tests.ops.support import context, normal
 

@@ -11,15 +11,15 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from flray.algorithms.feddf import FedDF
 from flray.algorithms.fedproj import FedProj
-from flray.core.algorithm import Context
-from flray.core.clock import Clock
 from flray.core.errors import ConfigError
 from flray.core.messages import equal
 from flray.core.objective import Objective
 from flray.core.seeding import rng
-from tests.algorithms.rounds import play, train
+from flray.engine.local_loop import train
+from tests.algorithms.personal import client_context
+from tests.algorithms.rounds import held, play
 from tests.core.networks import Mlp, Norm, build, inputs
-from tests.ops.support import ListProxy
+from tests.ops.support import ListProxy, context
 
 LOCAL = {"lr": 0.02, "optimizer": "adam", "local_epochs": 3, "batch_size": 4}
 SERVER = {"distill_lr": 1e-3, "distill_batch_size": 4, "distill_epochs": 2, "temperature": 3.0}
@@ -240,7 +240,7 @@ def test_memory_size_sends_a_subset_with_its_own_logits():
     algorithm = FedProj(memory_size=4, round0="kl_init")
     seen = set()
     for round in range(5):
-        ctx = Context(objective, 0, Clock(round=round), 2, 2, proxy=proxy)
+        ctx = context(objective, proxy, round)
         state = algorithm.init_server(ctx, *objective.initial())
         down = algorithm.broadcast(ctx, state)
         assert down.memory.tolist() == sorted(set(down.memory.tolist())) and len(down.memory) == 4
@@ -276,15 +276,12 @@ def test_the_cost_of_the_whole_public_set_needs_its_size():
 def test_clients_read_only_the_memory_they_were_sent():
     objective, data, proxy = world(Mlp)
     algorithm = FedProj(**LOCAL, **SERVER, memory_size=3, round0="kl_init", memory_batch_size=2)
-    ctx = Context(objective, 0, Clock(), 2, 2, proxy=proxy)
+    ctx = context(objective, proxy)
     down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
     proxy.asked.clear()
-    from tests.algorithms.rounds import batches_of, contexts
-
-    batches = batches_of(*data[0], 4, 3)
-    client = contexts(objective, 0, data, torch.tensor([0.5, 0.5]), [len(batches), 0], proxy)[0]
-    train(algorithm, client, down, (), batches)
-    assert len(proxy.asked) == len(batches) and all(len(i) == 2 for i in proxy.asked)
+    client = client_context(objective, data[0][0], proxy=proxy, num_steps=6)  # 3 epochs of 7 samples in batches of 4
+    train(algorithm, client, down, (), held(*data[0]))
+    assert len(proxy.asked) == 6 and all(len(i) == 2 for i in proxy.asked)
     assert set(np.concatenate(proxy.asked).tolist()) == set(down.memory.tolist())
     # cyclic: every sample once before any comes again
     assert sorted(np.concatenate(proxy.asked)[:3].tolist()) == down.memory.tolist()

@@ -20,8 +20,10 @@ from flray.algorithms.scaffold import ScaffoldClient, ScaffoldState
 from flray.core.errors import ConfigError
 from flray.core.messages import Broadcast, equal
 from flray.core.objective import Objective
+from flray.engine.local_loop import train
 from flray.models.base import Classifier
-from tests.algorithms.rounds import batches_of, contexts, play, train
+from tests.algorithms.personal import client_context
+from tests.algorithms.rounds import batches_of, held, play
 from tests.core.networks import Conv, Mlp, Norm, build, inputs
 from tests.ops.support import normal
 
@@ -36,8 +38,9 @@ def world(kind):
 
 
 def one_client(objective, data, epochs=1, size=100):
+    """(context, all of the client's data, its batches)."""
     batches = batches_of(*data, size, epochs)
-    return contexts(objective, 0, [data], torch.ones(1), [len(batches)], None)[0], batches
+    return client_context(objective, data[0], num_steps=len(batches)), held(*data), batches
 
 
 # the authors' client -----------------------------------------------------------------------------
@@ -201,13 +204,13 @@ def test_step_cost_counts_the_passes_through_the_body(strategy, perturb, proxima
 
     module.hidden.register_forward_hook(seen)
     objective = Objective(module)
-    algorithm = FedSOL(strategy=strategy, perturb=perturb, proximal=proximal)
-    ctx, batches = one_client(objective, world(Mlp)[0], size=4)
+    algorithm = FedSOL(strategy=strategy, perturb=perturb, proximal=proximal, batch_size=4)
+    ctx, samples, batches = one_client(objective, world(Mlp)[0], size=4)
     state = algorithm.init_server(ctx, *objective.initial())
     client = algorithm.init_client(ctx)
     if proximal == "moon":  # as after its first round: in that one the term is constant
         client = client.replace(w=client.w + 0.1)
-    train(algorithm, ctx, algorithm.broadcast(ctx, state), client, batches)
+    train(algorithm, ctx, algorithm.broadcast(ctx, state), client, samples)
     assert (passes["forward"] + 2 * passes["backward"]) / 3 / len(batches) == pytest.approx(algorithm.step_cost())
     if (strategy, perturb, proximal) == ("S1", "head", "kl"):
         assert passes == {"forward": 2 * len(batches), "backward": len(batches)}
@@ -266,8 +269,8 @@ def test_steps_with_the_proximal_losses_of_table_4(proximal, perturb):
         alpha=0.3,
         tau=0.2,
     )
-    ctx, batches = one_client(objective, (x, y), epochs=2)
-    carry = algorithm.begin(ctx, down, client, None)
+    ctx, samples, batches = one_client(objective, (x, y), epochs=2)
+    carry = algorithm.begin(ctx, down, client, samples)
     for batch in batches:
         carry = algorithm.step(ctx, down, client, carry, batch)
     torch.testing.assert_close(carry.w, w2, rtol=1e-5, atol=1e-6)
@@ -286,9 +289,9 @@ def test_statistics_move_once_a_step_with_every_proximal_loss(proximal, strategy
     step = {"local_epochs": 1, "batch_size": 100, "buffers": "local"}
 
     def statistics(algorithm):
-        ctx, batches = one_client(objective, data[0])
+        ctx, samples, _ = one_client(objective, data[0])
         down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
-        return train(algorithm, ctx, down, algorithm.init_client(ctx), batches)[1].b
+        return train(algorithm, ctx, down, algorithm.init_client(ctx), samples).client.b
 
     assert torch.equal(
         statistics(FedSOL(**step, proximal=proximal, strategy=strategy, perturb="all")), statistics(FedAvg(**step))
@@ -336,9 +339,10 @@ class Quadratic(FedSOL, frozen=True):
         objective = Objective(Plane())
         w, b = objective.initial()
         w[:2] = torch.tensor(anchor)
-        ctx, batches = one_client(objective, (torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)), self.local_epochs)
+        data = torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)
+        ctx, samples, batches = one_client(objective, data, self.local_epochs)
         down = Broadcast(w, b)
-        carry = self.begin(ctx, down, (), None)
+        carry = self.begin(ctx, down, (), samples)
         carry.grad.zero_()
         objective.scratch("proximal gradient", w).zero_()
         carry.w[:2] = torch.tensor(start)
@@ -446,8 +450,8 @@ def test_strategies_with_the_kl_read_both_losses_of_one_network(strategy, kind):
         "projection": lambda: g_local(w) - (a / q).clamp_max(0) * g_near(w),
     }[strategy]()
     algorithm = FedSOL(strategy=strategy, perturb="all", adaptive="none", rho=0.5, beta=beta)
-    ctx, (batch,) = one_client(objective, (x, y))
-    carry = algorithm.begin(ctx, Broadcast(w_g, b), (), None)
+    ctx, samples, (batch,) = one_client(objective, (x, y))
+    carry = algorithm.begin(ctx, Broadcast(w_g, b), (), samples)
     carry.w.copy_(w)
     _, g = algorithm.gradient(ctx, Broadcast(w_g, b), (), carry, batch)
     torch.testing.assert_close(g, expected, rtol=1e-5, atol=1e-6)
@@ -488,7 +492,7 @@ def test_refusals():
         FedSOL(proximal="moon")
     assert FedSOL(proximal="moon", strategy="S4").step_cost() == pytest.approx(2 + 2 * 5 / 3)
     headless = Objective(Plane())
-    ctx, _ = one_client(headless, world(Mlp)[0])
+    ctx, _, _ = one_client(headless, world(Mlp)[0])
     with pytest.raises(ConfigError, match="declares no trainable `head`"):
         FedSOL().init_server(ctx, *headless.initial())
     assert FedSOL(perturb="all").init_server(ctx, *headless.initial()).w.shape == (16,)

@@ -13,7 +13,7 @@ from flray.algorithms.feddyn import FedDyn
 from flray.algorithms.fedsol import FedSOL
 from flray.algorithms.scaffold import Scaffold
 from flray.core.objective import Objective
-from tests.algorithms.sampled import play_sampled
+from tests.algorithms.rounds import play_sampled
 from tests.algorithms.test_fednova import Linear
 from tests.core.networks import Mlp, build
 

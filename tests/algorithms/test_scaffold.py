@@ -12,9 +12,10 @@ from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.scaffold import Scaffold
 from flray.core.messages import nbytes
 from flray.core.objective import Objective
-from tests.algorithms.rounds import play, train
-from tests.algorithms.sampled import clients, play_sampled
+from flray.engine.local_loop import train
+from tests.algorithms.rounds import held, play, play_sampled
 from tests.algorithms.test_fedavg import Quadratic
+from tests.algorithms.unequal import clients
 from tests.core.networks import Mlp, Norm, build
 from tests.ops.support import context, normal
 
@@ -159,7 +160,8 @@ def test_a_client_without_data_keeps_its_control_variate():
         c=normal(objective.layout.size)
     )
     own = algorithm.init_client(ctx).replace(c=normal(objective.layout.size, seed=1))
-    update, kept, _ = train(algorithm, ctx, down, own, [])
+    nothing = held(*(part[:0] for part in clients(1)[0]))
+    update, kept, *_ = train(algorithm, ctx, down, own, nothing)
     assert torch.equal(kept.c, own.c) and not update.c.any() and torch.equal(update.w, down.w)
 
 

@@ -31,10 +31,11 @@ class ListProxy:
         return self.y[torch.from_numpy(np.asarray(index))].clone()
 
 
-def context(module: nn.Module | Objective, proxy: Any = None, **where: Any) -> Context:
+def context(module: nn.Module | Objective, proxy: Any = None, round: int = 0, **facts: Any) -> Context:
+    """The server's in a round (from 0) of the only task, two of four clients; `facts` are fields of `Context`."""
     objective = module if isinstance(module, Objective) else Objective(module)
-    values = {"seed": 0, "clock": Clock(), "population": 4, "cohort_size": 2, **where}
-    return Context(objective, proxy=proxy, **values)
+    clock = Clock(round=round, done=round)
+    return Context(objective, proxy=proxy, **{"seed": 0, "clock": clock, "population": 4, "cohort_size": 2, **facts})
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -1,0 +1,14 @@
+"""Clients of unequal size, for tests in which that matters."""
+
+from __future__ import annotations
+
+from tests.algorithms.rounds import Data
+from tests.core.networks import Mlp, inputs
+
+
+def clients(count: int = 3) -> Data:
+    """Unequal, and with batches of 4 never a batch of 2: of two samples batch norm makes +-1, and noise of their
+    gradient."""
+    sizes = (11, 3, 7, 8)[:count]
+    x, y = inputs(Mlp, sum(sizes))
+    return [((k + 1) * cx, cy) for k, (cx, cy) in enumerate(zip(x.split(sizes), y.split(sizes), strict=True))]
