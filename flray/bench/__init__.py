@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flray.bench import processes
+from flray.bench import processes, sweep_cost
 from flray.bench.bare import WARM_UP, BarePool, Measured, Way, Workload, measure
 from flray.core.errors import ConfigError, unknown
 
@@ -66,7 +66,7 @@ def bench(
             if "startup" in workloads:
                 rows.append(_row("startup to the first round", *processes.startup(home, repeats)))
             if "sweep" in workloads:
-                rows.append(_row("sweep / the same runs in a row", *processes.sweep(home, repeats, rounds)))
+                rows.append(_row("sweep / the same runs in a row", *sweep_cost.ratio(home, repeats, rounds)))
             if "step" in workloads:
                 rows.append(step(W1, repeats))
             if "W1" in workloads or "server" in workloads:
@@ -85,6 +85,12 @@ def bench(
         finally:
             _close()
     return sorted(rows, key=lambda row: list(TARGETS).index(row["name"]))
+
+
+def sweep_costs(rounds: int | None = None, repeats: int = 3) -> list[Row]:
+    """What a sweep costs whatever is tried, and what each trial costs, beside the same runs in a row."""
+    with _folder(None) as home:
+        return sweep_cost.costs(home, repeats, rounds)
 
 
 def render(rows: Sequence[Row]) -> Any:

@@ -209,6 +209,9 @@ def bench(
     algorithms: Annotated[
         str | None, typer.Option(help="instead: local steps of these (by comma, or all) beside FedAvg's")
     ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="instead: a sweep's fixed cost and its cost per trial, beside runs in a row")
+    ] = False,
     rounds: Annotated[int | None, typer.Option(help="rounds per measurement")] = None,
     repeats: Annotated[int, typer.Option(help="interleaved repetitions")] = 3,
     format: Annotated[str, typer.Option(help="table or json")] = "table",
@@ -216,7 +219,9 @@ def bench(
     """Speed and memory beside a bare PyTorch loop that does the same gradient steps, as ratios."""
     from flray import bench as benchmarks
 
-    if algorithms is None:
+    if sweep:
+        rows = benchmarks.sweep_costs(rounds, repeats)
+    elif algorithms is None:
         rows = benchmarks.bench(tuple(only.split(",")), rounds=rounds, repeats=repeats)
     else:
         from flray.bench.steps import compare_steps
