@@ -28,10 +28,8 @@ from flray.scenario import Scenario, Stage, relabelled
 
 
 class Roll(NamedTuple):
-    """What every process knows of the scenario: the clients in all; by task its stage, the clients with samples in it,
-    their samples."""
+    """What every process knows of the scenario, by task: its stage, the clients with samples in it, their samples."""
 
-    population: int
     stages: tuple[Stage, ...]
     members: tuple[int, ...]
     examples: tuple[int, ...]
@@ -40,9 +38,7 @@ class Roll(NamedTuple):
     def of(cls, scenario: Scenario) -> Roll:
         tasks = range(len(scenario.stages))
         members = tuple(len(scenario.members(task)) for task in tasks)
-        return cls(
-            scenario.population, scenario.stages, members, tuple(scenario.total_examples(task) for task in tasks)
-        )
+        return cls(scenario.stages, members, tuple(scenario.total_examples(task) for task in tasks))
 
     def asked(self, clock: Clock, cohort: CohortConfig) -> int:
         """The cohort size of a moment: the sampled clients in a round, everyone with samples at a task's beginning and
