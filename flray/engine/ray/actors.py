@@ -149,10 +149,12 @@ class ServerActor:
         return self.server.stateful()
 
     def finish(
-        self, clock: Clock, exchange: Exchange, cohort: Any, ahead: Sequence[Clock], *deliveries: Delivery
-    ) -> tuple[Any, tuple[dict[str, Any], list[Plan | None]]]:
-        """Finish the exchange, and plan the moments `ahead` in the same call, until one has a plan: (its broadcast,
-        (metrics, plans))."""
+        self, clock: Clock, exchange: Exchange, cohort: Any, ahead: Sequence[Clock], tested: bool, *deliveries: Delivery
+    ) -> tuple[Any, Any, tuple[dict[str, Any], list[Plan | None]]]:
+        """Finish the exchange, and plan the moments `ahead` in the same call, until one has a plan.
+
+        Returns (its broadcast, what a test reads where the transaction is over and is `tested`, (metrics, plans)).
+        """
         metrics = self.server.finish(clock, exchange, cohort, *deliveries)
         down, plans = None, []
         for moment in ahead:
@@ -160,7 +162,8 @@ class ServerActor:
             plans.append(plan)
             if plan is not None:
                 break
-        return down, (metrics, plans)
+        over = tested and plans[:1] == [None]
+        return down, self.server.published(clock.transaction) if over else None, (metrics, plans)
 
     def published(self, clock: Clock) -> Any:
         return self.server.published(clock)

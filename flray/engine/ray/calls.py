@@ -34,6 +34,7 @@ class Calls:
     def __init__(self, pool: Pool, experiment: Experiment, facts: dict[str, Any]) -> None:
         self.pool, self.experiment, self.facts = pool, experiment, facts
         self._down: dict[Clock, tuple[Any, Plan | None]] = {}  # references to broadcasts, and their plans
+        self._published: dict[Clock, Any] = {}  # a reference to what the test after a transaction reads
 
     @property
     def pieces(self) -> int:
@@ -63,8 +64,12 @@ class Calls:
         results = self.pool.execute([self._work(job, plan.exchange, down) for job in hop.jobs])
         began = time.perf_counter()
         payloads = [payload for payload, _ in results]
-        next_down, report = self.pool.start("finish", hop.clock, plan.exchange, to_numpy(hop.cohort), ahead, *payloads, returns=2)
+        now = plan.clock.transaction
+        next_down, published, report = self.pool.start(
+            "finish", hop.clock, plan.exchange, to_numpy(hop.cohort), ahead, self._is_due(now), *payloads, returns=3
+        )
         metrics, plans = self.pool.wait(report)
+        self._published = {now: published} if self._is_due(now) and plans[:1] == [None] else {}
         self._down = {clock: (next_down, found) for clock, found in zip(ahead, plans, strict=False)}
         return Ran([row for _, rows in results for row in rows], metrics, time.perf_counter() - began)
 
@@ -76,10 +81,15 @@ class Calls:
         if self.experiment.evaluate.on == "server":
             found: Tally = self.pool.call("evaluate", clock)
             return found
-        return self._again(lambda: self._test(clock), lambda: None)
+        return self._again(lambda: self._test(clock), self._published.clear)
+
+    def _is_due(self, clock: Clock) -> bool:
+        """Whether the clients' actors test the model once the round is over."""
+        rule, tested = self.experiment.evaluate, self.experiment.algorithm.global_model and clock.phase == "round"
+        return tested and rule.on == "clients" and rule.due(clock.round, self.experiment.rounds)
 
     def _test(self, clock: Clock) -> Tally:
-        published, parts = self.pool.start("published", clock), self.pieces
+        published, parts = self._published.get(clock) or self.pool.start("published", clock), self.pieces
         work: list[Piece] = [
             lambda actor, part=part: actor.evaluate.options(num_returns=2).remote(published, clock, part, parts)  # type: ignore[misc]
             for part in range(parts)
