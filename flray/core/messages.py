@@ -226,11 +226,6 @@ def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
     return map_tensors(view, message)
 
 
-def flatten(message: Any) -> dict[str, np.ndarray]:
-    """Name -> array, numbers as 0-dim arrays: everything in a message, for comparing it."""
-    return {name: np.asarray(to_numpy(leaf)) for name, leaf in leaves(message) if leaf is not None}
-
-
 def nbytes(message: Any) -> int:
     """Bytes that are sent: those of the tensors, 8 for a number, 1 for a truth value, those of a text."""
     return sum(_nbytes(leaf) for _, leaf in leaves(message))

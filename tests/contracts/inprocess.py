@@ -13,7 +13,7 @@ import torch
 
 from flray.core.algorithm import Exchange
 from flray.core.clock import START, Clock, schedule
-from flray.core.messages import Record, flatten, to_torch
+from flray.core.messages import Record, to_torch
 from flray.engine import cohort as cohorts
 from flray.engine import local_executor as local
 from flray.engine.client import Client
@@ -22,6 +22,7 @@ from flray.engine.prepare import build_data, build_scenario
 from flray.engine.rounds import Ran, transact
 from flray.engine.server import Plan, Server
 from flray.engine.workbench import Roll, Workbench
+from tests.flat import flatten
 
 Watch = Callable[..., Any]
 

@@ -13,13 +13,14 @@ import yaml
 from flray.algorithms import ALGORITHMS, built_in
 from flray.core.clock import Clock, Position
 from flray.core.hp import hyperparameters
-from flray.core.messages import Record, flatten, tensors, to_torch
+from flray.core.messages import Record, tensors, to_torch
 from flray.core.packed import Packed
 from flray.loader import load_config
 from flray.rundir import checkpoint
 from tests.contracts import own
 from tests.contracts.inprocess import Local, bits
 from tests.contracts.table import TABLE, experiment
+from tests.flat import flatten
 
 NAMES = list(TABLE)
 

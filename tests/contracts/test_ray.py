@@ -11,12 +11,13 @@ from safetensors.numpy import load_file
 
 import flray
 from flray.algorithms import ALGORITHMS
-from flray.core.messages import equal, flatten, to_numpy
+from flray.core.messages import equal, to_numpy
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint
 from tests.contracts.faults import client_killed_in_round, interrupted
 from tests.contracts.inprocess import Local
 from tests.contracts.table import TABLE, experiment
+from tests.flat import flatten
 
 # one server half and one state with fedadam: their turn comes with the slow tests
 ALIKE = ("fedavgm", "fedyogi", "fedadagrad")

@@ -14,18 +14,8 @@ import pytest
 import torch
 
 from flray.core.errors import AlgorithmError
-from flray.core.messages import (
-    Record,
-    ServerState,
-    Update,
-    equal,
-    flatten,
-    map_tensors,
-    nbytes,
-    tensors,
-    to_numpy,
-    to_torch,
-)
+from flray.core.messages import Record, ServerState, Update, equal, map_tensors, nbytes, tensors, to_numpy, to_torch
+from tests.flat import flatten
 
 
 class Inner(Record):
@@ -103,8 +93,7 @@ def test_a_record_is_pickled_with_its_class_by_name():
 
 
 def test_a_class_of_main_or_a_notebook_travels_to_another_process_by_value(tmp_path):
-    """As Ray sends it: cloudpickle makes the class anew, without its fields first, in a process that cannot import it.
-    """
+    """As Ray sends it: cloudpickle makes the class anew, first without fields, in a process that cannot import it."""
     sender = textwrap.dedent(
         f"""
         import sys

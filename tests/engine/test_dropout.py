@@ -9,7 +9,6 @@ import pytest
 import flray
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError
-from flray.core.messages import flatten
 from flray.core.seeding import rng
 from flray.engine.cohort import delivering, sample
 from flray.engine.replay import Replay
@@ -18,6 +17,7 @@ from flray.rundir import checkpoint
 from tests.contracts.faults import interrupted
 from tests.contracts.inprocess import Local, bits
 from tests.engine.test_faults import config, last_state, model
+from tests.flat import flatten
 
 CHANCE = 0.3
 COHORT = {"size": 3, "dropout": CHANCE}  # of 5 clients, seed 3

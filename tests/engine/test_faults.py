@@ -20,7 +20,6 @@ import flray
 from flray.core.clock import Clock, Position
 from flray.core.disk import sealed
 from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
-from flray.core.messages import flatten
 from flray.engine.cohort import sample
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
@@ -32,6 +31,7 @@ from tests.contracts.faults import interrupted, server_killed_at
 from tests.contracts.inprocess import Local, bits
 from tests.engine import faulty  # noqa: F401  registers the algorithms
 from tests.engine.faulty import Faulty
+from tests.flat import flatten
 
 ROOT = Path(__file__).parents[2]
 

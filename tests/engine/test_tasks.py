@@ -12,7 +12,6 @@ import flray
 from flray.api import play, simulate
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError
-from flray.core.messages import flatten
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts
 from flray.engine.prepare import build_data, build_scenario
@@ -21,6 +20,7 @@ from flray.engine.workbench import Roll, Workbench
 from flray.loader import load_config
 from flray.scenario import PartitionWarning, Scenario, Stage, TestSet
 from tests.contracts.inprocess import Local
+from tests.flat import flatten
 
 BASE = {
     "seed": 1,

@@ -16,7 +16,6 @@ import pytest
 
 import flray
 from flray.core.errors import FlrayError
-from flray.core.messages import flatten
 from flray.core.packed import Packed
 from flray.core.seeding import rng
 from flray.engine.replay import Replay
@@ -24,6 +23,7 @@ from flray.results import compare
 from flray.rundir import checkpoint
 from tests.contracts.faults import interrupted
 from tests.engine.test_faults import config, last_state, model
+from tests.flat import flatten
 
 ROUNDS = 5
 # what is in the folder of `own` (client states in files, a task's end) after `ROUNDS` rounds, and after three of them

@@ -17,7 +17,7 @@ import flray
 from flray.api import play, simulate
 from flray.core.clock import Clock
 from flray.core.errors import ClientError, ConfigError, NonFiniteError
-from flray.core.messages import equal, flatten, to_numpy
+from flray.core.messages import equal, to_numpy
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.pool import Pool
 from flray.engine.ray.train.learner import Learner
@@ -25,6 +25,7 @@ from flray.engine.workbench import Roll, Workbench
 from flray.loader import load_config
 from flray.results import compare
 from flray.rundir import checkpoint
+from tests.flat import flatten
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
