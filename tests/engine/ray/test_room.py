@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flray.engine.prepare import _beside, _held
+from flray.engine.ray.room import _beside, _held
 from tests.heads import flray
 
-QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 
 
 def held(nodes, client, server=(0.0, 0.0)):
