@@ -78,7 +78,7 @@ class Calls:
         return lambda actor: actor.work.options(num_returns=2).remote(job, exchange, down, states)
 
     def test(self, clock: Clock) -> Tally:
-        if self.experiment.evaluate.on == "server":
+        if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
             found: Tally = self.pool.call("evaluate", clock)
             return found
         return self._again(lambda: self._test(clock), self._published.clear)

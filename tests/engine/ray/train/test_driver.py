@@ -99,6 +99,7 @@ def test_two_workers_leave_an_ordinary_run_folder_with_the_bits_of_one(two_worke
         "round-000004",
     }
     assert equal(saved.server.message(), to_numpy(state)) and state.moments.steps == 96
+    assert run.tests["done"].tolist() == [0, 1, 2, 3, 4]  # 0: the conductor reads the initial model
     table = run.rounds
     assert list(zip(*(table[c] for c in ("train/loss", "client_steps", "test/acc", "test/loss")), strict=True)) == rows
     assert table["round"].tolist() == [1, 2, 3, 4] and table["client_steps"].tolist() == [24] * 4
