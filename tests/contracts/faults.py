@@ -18,7 +18,8 @@ from flray.engine.simulation import Simulation
 
 @contextmanager
 def client_killed_in_round(round: int) -> Iterator[list[int]]:
-    """SIGKILL for the first client actor that gets work in a round (from 0); it has accepted the work and never ends it."""
+    """SIGKILL for the first client actor that gets work in a round (from 0); it has accepted the work and never ends
+    it."""
     original, killed = Calls._work, []
 
     def sent(self: Calls, job: Any, exchange: Any, down: Any) -> Any:
@@ -62,7 +63,8 @@ def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
 
 @contextmanager
 def interrupted(where: str, round: int, error: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
-    """Ctrl-C (or an error) in round `round` (from 0): `before` it, or in its `evaluate` half, when the state has already moved on."""
+    """Ctrl-C (or an error) in round `round` (from 0): `before` it, or in its `evaluate` half, when the state has
+    already moved on."""
     name = {"before": "_round", "evaluate": "_test"}[where]
     original = getattr(Simulation, name)
 

@@ -96,7 +96,9 @@ class Calls:
         ]
         return merged(report for _, report in self.pool.execute(work))
 
-    def personal(self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
+    def personal(
+        self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]
+    ) -> list[dict[str, Any]]:
         self.broadcast(clock, self.experiment.algorithm.training)
         down = self._down[clock][0]
         work: list[Piece] = [
