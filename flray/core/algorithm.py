@@ -80,8 +80,8 @@ class ClientData(Protocol):
 
     @property
     def previous(self) -> ClientData | None:
-        """What the client held in the stage before, through its first round in a new one; None for an algorithm that
-        does not declare `keeps_exemplars`, and later."""
+        """What the client held in the stage before, at the beginning of a new one and in its first round: an algorithm
+        that declares `keeps_exemplars` chooses from it whom to keep by number. Else None."""
 
     def batches(self, batch_size: int, epochs: int | None = None, steps: int | None = None) -> Sized:
         """Shuffled and augmented batches: of `epochs`, or of as many epochs as `steps` need; with both, the first
@@ -181,6 +181,7 @@ class Algorithm(Section, ABC, frozen=True):
     global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
     # True: no clients, all samples in one place; a descendant of `algorithms/centralized.py`
     centralized: ClassVar[bool] = False
+    keeps_exemplars: ClassVar[bool] = False  # samples of earlier stages, chosen from `ClientData.previous`
 
     last_batch: LastBatch = hp(
         "keep", doc="an epoch's last, short batch: keep, drop, or merge it into the one before; an only one stays"

@@ -49,6 +49,13 @@ class Clock(NamedTuple):
             return Position(self.task, self.round + 1, self.done + 1, "round")
         return Position(self.task, self.round, self.done, self.phase)
 
+    @property
+    def stage_before(self) -> Clock | None:
+        """The end of the stage before, at the beginning of a task and in its first round; None later and in task 0."""
+        if self.task == 0 or self.round > 0 or self.phase not in ("task_begin", "round"):
+            return None
+        return Clock(self.task - 1, self.done // self.task, "task_end", done=self.done)  # tasks are of one length
+
     def __str__(self) -> str:
         what = f"round {self.round + 1}" if self.phase == "round" else self.phase.replace("_", " ")
         return f"task {self.task}, {what}"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flray.core import seeding
-from flray.core.algorithm import Context, Exchange, Predictor
+from flray.core.algorithm import ClientData, Context, Exchange, Predictor
 from flray.core.clock import Clock
 from flray.core.errors import AlgorithmError, ClientError, ConfigError, NonFiniteError
 from flray.core.messages import to_numpy, to_torch
@@ -29,23 +29,28 @@ from flray.engine.local_loop import Trained, train
 from flray.engine.workbench import Workbench
 from flray.experiment import Experiment
 from flray.ops.pooling import Collector, Sent
+from flray.scenario import Shares
 from flray.scenario.local_test import local_test
 
 
 class Assignment(NamedTuple):
-    """A contiguous run of those who take part at a moment: positions `first ...`, their clients, aggregation weights
-    and samples."""
+    """A contiguous run of those who take part at a moment: positions `first ...`, their aggregation weights, what they
+    hold and, where they may see it (`ClientData.previous`), what they held in the stage before."""
 
     clock: Clock
     first: int
-    clients: tuple[int, ...]
     weights: tuple[float, ...]
-    indices: np.ndarray  # sample numbers of all clients, one after the other
-    offsets: np.ndarray  # client i holds indices[offsets[i] : offsets[i + 1]]
+    held: Shares
+    previous: Shares | None = None
+
+    @property
+    def clients(self) -> list[int]:
+        """Client ids."""
+        return self.held.clients.tolist()  # type: ignore[no-any-return]
 
     def samples(self, i: int) -> np.ndarray:
         """Sample numbers of the i-th client of the run."""
-        return self.indices[self.offsets[i] : self.offsets[i + 1]]
+        return self.held.of(i)
 
 
 class Delivery(NamedTuple):
@@ -77,7 +82,7 @@ class Client:
         for i, client in enumerate(job.clients):
             started = time.perf_counter()
             stored = states[i] if states else None
-            update, state, row = self.one(job.clock, exchange, down, stored, client, job.weights[i], job.samples(i))
+            update, state, row = self.one(job, i, exchange, down, stored)
             position = job.first + i
             updates.add(position, update, 1.0 if exchange.order == "sequential" else job.weights[i])
             new_states.append(to_numpy(state) if update is not None else None)
@@ -86,21 +91,23 @@ class Client:
         return Delivery(updates.sent(), new_states, [row["num_steps"] for row in rows]), rows
 
     def one(
-        self, clock: Clock, exchange: Exchange, down: Any, stored: Any, client: int, weight: float, numbers: np.ndarray
+        self, job: Assignment, i: int, exchange: Exchange, down: Any, stored: Any
     ) -> tuple[Any, Any, dict[str, Any]]:
-        """One client's exchange: (update or None when it was left out, its state, its row of metrics).
+        """The exchange of the run's i-th client: (update or None when it was left out, its state, its row of metrics).
 
-        `down` is a message of tensors, `stored` the client's state as the store keeps it, `numbers` its samples.
+        `down` is a message of tensors, `stored` the client's state as the store keeps it.
         """
+        clock, client, numbers = job.clock, int(job.held.clients[i]), job.samples(i)
         state = self.state(clock, client, stored)
-        ctx = self.context(clock, client, weight, numbers)
+        ctx = self.context(clock, client, job.weights[i], numbers)
+        data = self.bench.client_data(ctx, numbers, None if job.previous is None else job.previous.of(i))
         self.bench.seed_modules(ctx)
         row: dict[str, Any] = {"num_examples": len(numbers)}
         before = self.algorithm.point(ctx, down) if self.experiment.evaluate.clients else None
         try:
             if before is not None:
                 row["client/acc_before"] = self.accuracy(*before, numbers)
-            done = self.exchange(ctx, exchange, down, state, numbers)
+            done = self.exchange(ctx, exchange, down, state, data)
             row.update(num_steps=done.steps, **reported(done.metrics))
             problem = client_problem(done.update, done.client, row)
             if problem and self.experiment.on_nonfinite != "skip":
@@ -116,9 +123,8 @@ class Client:
         row["skipped"] = bool(problem)
         return None if problem else done.update, done.client, row
 
-    def exchange(self, ctx: Context, exchange: Exchange, down: Any, state: Any, numbers: np.ndarray) -> Trained:
+    def exchange(self, ctx: Context, exchange: Exchange, down: Any, state: Any, data: ClientData) -> Trained:
         """Local training, or the exchange's own work, which takes no local steps."""
-        data = self.bench.client_data(ctx, numbers)
         if exchange.client is None:
             return train(self.algorithm, ctx, down, state, data)
         return Trained(*exchange.client(ctx, down, state, data), steps=0, examples=0)

@@ -75,10 +75,11 @@ def hops(
     Who holds no sample takes no part, unless the exchange asks for those with state. A client's aggregation weight is
     its weight among all who take part, also where they work one after the other. Of nobody there is no moment.
     """
-    sequential = exchange.order == "sequential"
+    sequential, before = exchange.order == "sequential", clock.stage_before if algorithm.keeps_exemplars else None
     shares = scenario.shares(clock, np.sort(clients) if sequential else clients, everyone=exchange.who == "stateful")
     if not len(shares.clients):
         return [], shares.empty
+    previous = None if before is None else scenario.shares(before, shares.clients, everyone=True)
     steps, weights = algorithm.local_steps(shares.sizes), _weights(algorithm, shares.sizes)
     found = []
     for hop, part in enumerate([slice(i, i + 1) for i in range(len(shares.clients))] if sequential else [slice(None)]):
@@ -92,10 +93,8 @@ def hops(
         jobs = []
         for run in runs(steps[part] + 1.0, pieces):
             a, b = first + run.start, first + run.stop
-            bounds = shares.offsets[a : b + 1]
-            samples = shares.indices[bounds[0] : bounds[-1]]
-            members = tuple(shares.clients[a:b].tolist())
-            jobs.append(Assignment(now, run.start, members, tuple(weights[a:b].tolist()), samples, bounds - bounds[0]))
+            held = None if previous is None else previous.cut(a, b)
+            jobs.append(Assignment(now, run.start, tuple(weights[a:b].tolist()), shares.cut(a, b), held))
         found.append(Hop(now, cohort, jobs))
     return found, shares.empty
 

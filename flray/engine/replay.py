@@ -117,9 +117,7 @@ class Replay:
                         if only in (None, number):
                             stored = self.server.states([number])[0]
                             try:
-                                update, _, row = client.one(
-                                    hop.clock, plan.exchange, down, stored, number, job.weights[i], job.samples(i)
-                                )
+                                update, _, row = client.one(job, i, plan.exchange, down, stored)
                             except ClientError as error:
                                 raise in_folder(error, self.folder) from None
                             yield number, update, row

@@ -5,6 +5,7 @@ Nothing about a client stays here between two calls.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,10 +121,11 @@ class Workbench:
             **client,
         )
 
-    def client_data(self, ctx: Context, numbers: np.ndarray) -> ClientSamples:
-        """The samples `numbers` as the client of this context holds them."""
+    def client_data(self, ctx: Context, numbers: np.ndarray, previous: np.ndarray | None = None) -> ClientSamples:
+        """The samples `numbers` as the client of this context holds them, and those that it held in the stage before,
+        where it may see them; draws from these have addresses of their own."""
         address = (ctx.seed, *ctx.clock.address, ctx.client)
-        return ClientSamples(
+        data = ClientSamples(
             self.dataset.train,
             numbers,
             rng=lambda purpose, epoch: seeding.rng(*address, purpose, epoch),
@@ -132,6 +134,12 @@ class Workbench:
             last_batch=self.algorithm.last_batch,
             plain_batch=self.algorithm.local_batches[0],
         )
+        if previous is None:
+            return data
+        before = replace(
+            data, numbers=previous, rng=lambda purpose, epoch: seeding.rng(*address, "previous", purpose, epoch)
+        )
+        return replace(data, previous=before)
 
     def seed_modules(self, ctx: Context) -> None:
         """What a module itself draws (dropout) is addressed as well.

@@ -50,6 +50,16 @@ class Shares(NamedTuple):
         sizes: Array = np.diff(self.offsets)
         return sizes
 
+    def of(self, place: int) -> Array:
+        """Sample numbers of the client at this place."""
+        numbers: Array = self.indices[self.offsets[place] : self.offsets[place + 1]]
+        return numbers
+
+    def cut(self, first: int, stop: int) -> Shares:
+        """What the clients at the places `first ... stop - 1` hold."""
+        bounds = self.offsets[first : stop + 1]
+        return Shares(self.clients[first:stop], self.indices[bounds[0] : bounds[-1]], bounds - bounds[0], 0)
+
 
 class Scenario:
     """The stages of an experiment, each with its partition over the same `population` of clients.

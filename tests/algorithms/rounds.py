@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.algorithm import Context, Exchange
+from flray.core.algorithm import ClientData, Context, Exchange
 from flray.core.clock import Clock
 from flray.core.messages import Batch, map_tensors
 from flray.core.objective import Objective
@@ -25,11 +25,11 @@ from flray.data.data_config import Augment
 from flray.data.dataset import Dataset
 from flray.data.splits import Split
 from flray.engine import cohort as cohorts
-from flray.engine.client import Client
+from flray.engine.client import Assignment, Client
 from flray.engine.counts import Evaluator
 from flray.engine.local_executor import Local
 from flray.engine.local_loop import Trained
-from flray.engine.rounds import transact
+from flray.engine.rounds import Exchanged, transact
 from flray.engine.server import Server
 from flray.engine.workbench import Roll, Workbench
 from flray.experiment import CohortConfig, EvaluateConfig, Experiment
@@ -62,8 +62,8 @@ class Bench(Workbench):
         self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.block)
         self._classes = []
 
-    def client_data(self, ctx: Context, numbers: np.ndarray) -> ClientSamples:
-        return replace(super().client_data(ctx, numbers), rng=None)
+    def client_data(self, ctx: Context, numbers: np.ndarray, previous: np.ndarray | None = None) -> ClientSamples:
+        return replace(super().client_data(ctx, numbers, previous), rng=None)
 
 
 class Watched(Client):
@@ -73,24 +73,23 @@ class Watched(Client):
         super().__init__(bench)
         self.lost, self.updates, self.reports = lost, [], []
 
-    def exchange(self, ctx: Context, exchange: Exchange, down: Any, state: Any, numbers: np.ndarray) -> Trained:
-        done = super().exchange(ctx, exchange, down, state, numbers)
+    def exchange(self, ctx: Context, exchange: Exchange, down: Any, state: Any, data: ClientData) -> Trained:
+        done = super().exchange(ctx, exchange, down, state, data)
         self.updates.append(map_tensors(torch.clone, done.update))
         self.reports.append({name: float(value) for name, value in done.metrics.items()})
         return done
 
-    def one(
-        self, clock: Clock, exchange: Exchange, down: Any, stored: Any, client: int, weight: float, numbers: np.ndarray
-    ) -> Any:
-        update, state, row = super().one(clock, exchange, down, stored, client, weight, numbers)
-        return (None, state, {**row, "skipped": True}) if (clock.round, client) in self.lost else (update, state, row)
+    def one(self, job: Assignment, i: int, exchange: Exchange, down: Any, stored: Any) -> Any:
+        update, state, row = super().one(job, i, exchange, down, stored)
+        gone = (job.clock.round, job.clients[i]) in self.lost
+        return (None, state, {**row, "skipped": True}) if gone else (update, state, row)
 
 
 class Federation:
     """An algorithm, a network, the clients' data, and what happened so far.
 
     `states`: of the server, the first one before round 1; `updates`: by round, those of its cohort; `reports`: the
-    metrics of the last round's clients.
+    metrics of the last round's clients; `exchanged`: the last round as the engine records it.
     """
 
     def __init__(
@@ -116,6 +115,7 @@ class Federation:
         self.states: list[Any] = [self.server.state]
         self.updates: list[list[Any]] = []
         self.reports: list[dict[str, float]] = []
+        self.exchanged: list[Exchanged] = []
 
     def round(self, clients: Sequence[int] | None = None) -> None:
         """The next round, of these clients in this order; None: of all."""
@@ -128,8 +128,7 @@ class Federation:
             return cohorts.hops(self.scenario, self.experiment.algorithm, who, now, exchange)[0]
 
         self.clients.updates, self.clients.reports = [], []
-        for _ in transact(self.executor, clock, hops):
-            pass
+        self.exchanged = list(transact(self.executor, clock, hops))
         self.server.commit(clock.complete)
         self.states.append(self.server.state)
         self.updates.append(self.clients.updates)

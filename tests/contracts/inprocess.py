@@ -34,8 +34,8 @@ class Watched(Client):
         super().__init__(bench)
         self.watch, self.sent = watch, sent
 
-    def exchange(self, ctx: Any, exchange: Exchange, down: Any, state: Any, numbers: np.ndarray) -> Trained:
-        done: Trained = self.watch("client", super().exchange, ctx, exchange, down, state, numbers)
+    def exchange(self, ctx: Any, exchange: Exchange, down: Any, state: Any, data: Any) -> Trained:
+        done: Trained = self.watch("client", super().exchange, ctx, exchange, down, state, data)
         self.sent["up"] += size(done.update)
         return done
 
