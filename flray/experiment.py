@@ -12,8 +12,10 @@ from flray.algorithms import ALGORITHMS
 from flray.core.algorithm import Algorithm
 from flray.core.errors import ConfigError
 from flray.core.objective import Precision
+from flray.core.probe import Probe
 from flray.core.section import Section, one_line, spelled_out
 from flray.data import DataConfig, ProxyConfig
+from flray.metrics.probes import PROBES
 from flray.models import ModelConfig
 from flray.scenario import PartitionConfig, TasksConfig, ValidationConfig
 
@@ -187,6 +189,9 @@ class Experiment(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     resources: ResourcesConfig = ResourcesConfig()
+    diagnostics: tuple[Any, ...] = Field(
+        (), description="probes that look into training: names, or {name: ..., option: ...}"
+    )
     on_nonfinite: Literal["stop", "skip", "fail"] = Field(
         "stop",
         description="a NaN or an infinity: the run ends as diverged, the client is left out, or the run fails with an "
@@ -200,6 +205,29 @@ class Experiment(Section):
         None, description="URI that the run folder is mirrored below, e.g. s3://bucket/exp; none: only the folder"
     )
     imports: tuple[str, ...] = Field((), description="modules to import first: your own algorithms, models, sources")
+
+    @field_validator("diagnostics", mode="before")
+    @classmethod
+    def _diagnostics(cls, value: Any) -> Any:
+        found = {}
+        for entry in (value,) if isinstance(value, str | dict) else value or ():
+            values = {"name": entry} if isinstance(entry, str) else dict(entry)
+            name = values.pop("name", None)
+            kind = PROBES.get(name)
+            if name in found:
+                raise ConfigError(f"diagnostics: {name} is there twice; leave one of them out")
+            with one_line(f"diagnostics.{name}", kind):
+                found[name] = {"name": name, **kind(**values).model_dump(mode="json")}
+        return tuple(values["name"] if len(values) == 1 else values for values in found.values())
+
+    def probes(self) -> dict[str, Probe]:
+        """The diagnostics by name, in their order."""
+        found = {}
+        for entry in self.diagnostics:
+            values = {"name": entry} if isinstance(entry, str) else dict(entry)
+            name = values.pop("name")
+            found[name] = PROBES.get(name)(**values)
+        return found
 
     @field_validator("algorithm", mode="before")
     @classmethod

@@ -6,7 +6,8 @@ its gradient as one flat vector. Parameters that do not require a gradient stay 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -261,6 +262,16 @@ class Objective:
             names = {self.layout.entries[i].name for i in missed}
             self._reached[missed] = self.layout.mask(lambda name: name not in names).to(self.device)
         return self._reached[missed]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done in this block leaves scratch tensors and :meth:`reached` as they were: a probe looks in."""
+        kept = (self._scratch, self._gradients, self._missed)
+        self._scratch, self._gradients, self._missed = {}, Kept(CACHED_POINTS), None
+        try:
+            yield
+        finally:
+            self._scratch, self._gradients, self._missed = kept
 
     def _views_of(self, out: Tensor) -> list[Tensor]:
         views = self._gradients.get(out.data_ptr())

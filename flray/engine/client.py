@@ -22,6 +22,7 @@ from flray.core.algorithm import ClientData, Context, Exchange, Predictor
 from flray.core.clock import Clock
 from flray.core.errors import AlgorithmError, ClientError, ConfigError, NonFiniteError
 from flray.core.messages import to_numpy, to_torch
+from flray.core.probe import Looking
 from flray.data import Batches
 from flray.data.cache import Array
 from flray.engine.health import client_problem, reported
@@ -107,7 +108,8 @@ class Client:
         try:
             if before is not None:
                 row["client/acc_before"] = self.accuracy(*before, numbers)
-            done = self.exchange(ctx, exchange, down, state, data)
+            looking = Looking(self.bench.probes) if self.bench.probes else None
+            done = self.exchange(ctx, exchange, down, state, data, looking)
             row.update(num_steps=done.steps, **reported(done.metrics))
             problem = client_problem(done.update, done.client, row)
             if problem and self.experiment.on_nonfinite != "skip":
@@ -121,12 +123,16 @@ class Client:
             self.check_batch_norm(error, client, numbers)
             raise client_error(error, self.experiment, clock, client) from None
         row["skipped"] = bool(problem)
+        if looking is not None and looking.rows:
+            row["probes"] = looking.rows
         return None if problem else done.update, done.client, row
 
-    def exchange(self, ctx: Context, exchange: Exchange, down: Any, state: Any, data: ClientData) -> Trained:
-        """Local training, or the exchange's own work, which takes no local steps."""
+    def exchange(
+        self, ctx: Context, exchange: Exchange, down: Any, state: Any, data: ClientData, looking: Looking | None
+    ) -> Trained:
+        """Local training, into which probes look, or the exchange's own work, which takes no local steps."""
         if exchange.client is None:
-            return train(self.algorithm, ctx, down, state, data)
+            return train(self.algorithm, ctx, down, state, data, looking)
         return Trained(*exchange.client(ctx, down, state, data), steps=0, examples=0)
 
     def context(self, clock: Clock, client: int, weight: float, numbers: np.ndarray) -> Context:

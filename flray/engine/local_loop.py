@@ -5,10 +5,12 @@ The engine owns this loop, so that probes can look in.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 from flray.core.algorithm import Algorithm, ClientData, Context
 from flray.core.messages import Metrics
+from flray.core.probe import ClientView, Looking, Place
 
 
 class Trained(NamedTuple):
@@ -21,16 +23,27 @@ class Trained(NamedTuple):
     examples: int
 
 
-def train(algorithm: Algorithm, ctx: Context, down: Any, client: Any, data: ClientData) -> Trained:
-    """One client's local training from the broadcast `down` and its state `client`.
+def train(
+    algorithm: Algorithm, ctx: Context, down: Any, client: Any, data: ClientData, looking: Looking | None = None
+) -> Trained:
+    """One client's local training from the broadcast `down` and its state `client`; `looking`: the probes that look in.
 
     The update may hold scratch tensors of the objective, which the next client overwrites.
     """
-    carry = algorithm.begin(ctx, down, client, data)
+
+    def look(place: Place, carry: Any, **seen: Any) -> None:
+        if looking is not None and looking.wants(place):
+            point = functools.partial(algorithm.point, ctx)
+            looking.look(ctx, ClientView(place, point, down, client, carry, data, steps, **seen))
+
     steps = examples = 0
+    carry = algorithm.begin(ctx, down, client, data)
+    look("start", carry)
     for batch in algorithm.batches(ctx, down, client, carry, data):
         carry = algorithm.step(ctx, down, client, carry, batch)
         steps += 1
         examples += len(batch.y)
-    update, client = algorithm.end(ctx, down, client, carry, data)
-    return Trained(update, client, algorithm.report(ctx, carry), steps, examples)
+        look("step", carry, batch=batch)
+    update, after = algorithm.end(ctx, down, client, carry, data)
+    look("end", carry, update=update)
+    return Trained(update, after, algorithm.report(ctx, carry), steps, examples)

@@ -90,6 +90,7 @@ class Exchanged(NamedTuple):
     hops: list[Hop]
     down_bytes: list[int]
     ran: list[Ran]
+    probed: list[tuple[str, dict[str, Any]]]  # what probes reported, by their name
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -142,11 +143,14 @@ def transact(
     """
     while (plan := executor.plan(clock)) is not None:
         after = clock._replace(exchange=clock.exchange + 1)
-        found = Exchanged(plan, hops(plan.exchange, clock), [], [])
+        found = Exchanged(plan, hops(plan.exchange, clock), [], [], [])
         for hop in found.hops:
             now = plan if not hop.clock.hop else executor.broadcast(hop.clock, plan.exchange)
             coming = [after, *([ahead] if ahead is not None else [])] if hop is found.hops[-1] else []
             found.down_bytes.append(now.down_bytes)
-            found.ran.append(executor.run(now, hop, coming))
+            ran = executor.run(now, hop, coming)
+            for reported in (*ran.rows, ran.metrics):
+                found.probed.extend(reported.pop("probes", []))
+            found.ran.append(ran)
         yield found
         clock = after

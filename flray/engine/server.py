@@ -9,21 +9,23 @@ exchanges of the same transaction, and committed together.
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from flray.core.algorithm import Exchange
+from flray.core.algorithm import Context, Exchange
 from flray.core.clock import PHASES, START, Clock, Phase, Position
 from flray.core.disk import array_checksum, whole
 from flray.core.errors import AlgorithmError, CheckpointError, FlrayError
 from flray.core.messages import Cohort, is_none, map_tensors, nbytes, to_numpy, to_torch
 from flray.core.packed import Packed
+from flray.core.probe import FinishView, Looking, RoundView
 from flray.engine.client import Delivery
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.counts import Tally
@@ -69,7 +71,8 @@ class Server:
         )
         self.algorithm = experiment.algorithm
         self.state = self.algorithm.init_server(self.bench.context(Clock()), *self.bench.objective.initial())
-        self._committed = (START, self.state)
+        self.memory: dict[str, Any] = {}  # of the probes that look at the server, by name
+        self._committed: tuple[Position, Any, dict[str, Any]] = (START, self.state, {})
         self._finished: dict[Clock, dict[str, Any]] = {}  # of the running transaction: the answers of `finish`
         self._spare: list[Any] = []  # tensors that the sums of a round leave, for the next one
 
@@ -144,6 +147,8 @@ class Server:
                 state, extra = exchange.finish(ctx, self.state, updates, cohort)
                 state = map_tensors(torch.Tensor.detach, state)
                 metrics.update(reported(extra))
+            point = functools.partial(self.algorithm.point, ctx)
+            self._look(ctx, lambda: FinishView("finish", point, self.state, updates, state, cohort), metrics)
             if isinstance(self.store, FileStore):
                 self.check_folder()
             kept = [state for state in new_states if state is not None]
@@ -151,6 +156,22 @@ class Server:
             self.state = state
         metrics["diverged"] = not model_is_finite(self.state)
         return metrics
+
+    def _look(self, ctx: Context, view: Callable[[], Any], metrics: dict[str, Any]) -> None:
+        """What the server's probes see goes to `metrics["probes"]`; their memory is staged as the state is."""
+        looking = Looking(self.bench.probes, self.memory)
+        if looking.probes and looking.wants(view().place):
+            looking.look(ctx, view())
+            self.memory = looking.memory
+            metrics["probes"] = looking.rows
+
+    def observe(self, clock: Clock) -> list[tuple[str, dict[str, Any]]]:
+        """(probe, row) of those that look at a whole transaction, before it is committed."""
+        ctx, found = self.bench.context(clock), {}
+        point = functools.partial(self.algorithm.point, ctx)
+        with self._half("observe", clock):
+            self._look(ctx, lambda: RoundView("round", point, self._committed[1], self.state), found)
+        return found.get("probes", [])
 
     # testing ----------------------------------------------------------------------------------
     def published(self, clock: Clock) -> Any:
@@ -180,13 +201,13 @@ class Server:
     # disk -------------------------------------------------------------------------------------
     def commit(self, position: Position) -> None:
         """The transaction is complete: from here a checkpoint, or an interrupted round, goes back no further."""
-        self._committed = (position, self.state)
+        self._committed = (position, self.state, self.memory)
         self._finished = {}
         self.store.commit()
 
     def rollback(self) -> None:
         """Back to the last commit: a round that was interrupted between two exchanges leaves no trace."""
-        self.state = self._committed[1]
+        _, self.state, self.memory = self._committed
         self._finished = {}
         self.store.rollback()
 
@@ -194,8 +215,9 @@ class Server:
         """Write a checkpoint of the last commit; returns its position."""
         self.check_folder()
         self.rollback()
-        position, state = self._committed
-        checkpoint.write(self.folder, position, Packed.of(state), self.store.save(), keep)
+        position, state, memory = self._committed
+        engine = Packed.of({"probes": map_tensors(to_numpy, memory)})
+        checkpoint.write(self.folder, position, Packed.of(state), self.store.save(), keep, engine)
         if isinstance(self.store, FileStore):
             kept = []
             for path in checkpoint.checkpoints(self.folder):
@@ -232,6 +254,7 @@ class Server:
         try:
             self.state = to_torch(saved.server.message(), self.bench.objective.device)
             self.store.load(saved.clients)
+            self.memory = to_torch(saved.engine.message(), self.bench.objective.device)["probes"]
         except CheckpointError as error:
             raise CheckpointError(f"{saved.path}: {error}") from error
         self.commit(saved.position)

@@ -7,7 +7,7 @@ import functools
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,7 @@ class Simulation:
         }
         origin.compare(self.fingerprints)
         self.recorder: Recorder | None = None
+        self._looks_at_rounds = any("round" in probe.at for probe in experiment.probes().values())
 
     @property
     def folder(self) -> Path:
@@ -310,7 +311,17 @@ class Simulation:
                 row["comm/down_bytes"] += exchanged.plan.down_bytes * dropped
             exchanged.add_to(row)
             client_rows += exchanged.rows
+            self._probed(clock, exchanged.probed)
+        if self._looks_at_rounds:
+            self._probed(clock, self.executor.call("observe", clock))
         return client_rows
+
+    def _probed(self, clock: Clock, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """What probes reported into their tables, below `diagnostics/`."""
+        assert self.recorder is not None
+        at = clock.complete
+        when = {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase}
+        self.recorder.diagnosed([(name, {**when, **row}) for name, row in rows])
 
     def _blank(self, clock: Clock, cohort_size: int) -> dict[str, Any]:
         """A round's row before anything is known."""

@@ -71,6 +71,7 @@ class Workbench:
 
     def __init__(self, experiment: Experiment, roll: Roll, device: torch.device | str = "cpu") -> None:
         self.experiment, self.roll = experiment, roll
+        self.probes = experiment.probes()
         self.algorithm = experiment.algorithm
         self.dataset = relabelled(load_dataset(experiment.data), roll.stages)
         device = torch.device(device)

@@ -18,7 +18,7 @@ from flray.core.disk import file_checksum, sealed, unsealed, whole
 from flray.core.errors import CheckpointError
 from flray.core.packed import Packed
 
-FILES = ("server.safetensors", "clients.safetensors")
+FILES = ("server.safetensors", "clients.safetensors", "engine.safetensors")
 FORMAT = 2  # of a checkpoint; 1 had no structure beside its arrays and did not say its format
 NAME = re.compile(r"round-(\d{6,})(-task-end|-task-begin)?")
 
@@ -30,6 +30,7 @@ class Saved(NamedTuple):
     position: Position
     server: Packed
     clients: Packed
+    engine: Packed
 
 
 class FormatError(CheckpointError):
@@ -49,11 +50,13 @@ def disk_errors(path: Path, folder: Path) -> Iterator[None]:
         raise CheckpointError(f"cannot write {path}: {what}; free some space and run: flray resume {folder}") from error
 
 
-def write(folder: Path, at: Position, server: Packed, clients: Packed, keep: int) -> Path:
+def write(
+    folder: Path, at: Position, server: Packed, clients: Packed, keep: int, engine: Packed | None = None
+) -> Path:
     """Write `FOLDER/checkpoints/round-DONE` whole or not at all, then drop all but the last `keep` (0: keep all).
 
-    One that is there and good is left alone: the same position has the same bits. Raises `CheckpointError` when the
-    disk is full or not writable; what was there before stays.
+    `engine`: what the engine itself remembers. A checkpoint that is there and good is left alone: the same position has
+    the same bits. Raises `CheckpointError` when the disk is full or not writable; what was there before stays.
     """
     root = folder / "checkpoints"
     final, aside = root / at.name, root / f".{at.name}.{os.getpid()}"
@@ -67,7 +70,7 @@ def write(folder: Path, at: Position, server: Packed, clients: Packed, keep: int
         with disk_errors(final, folder):
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
-            for name, packed in zip(FILES, (server, clients), strict=True):
+            for name, packed in zip(FILES, (server, clients, engine or Packed.of({})), strict=True):
                 with whole(aside / name, sync=True) as part:
                     packed.write(part)
             meta = {
@@ -117,13 +120,13 @@ def order(path: Path) -> int:
 
 def read(path: Path) -> Saved:
     """Raises `CheckpointError` for a file that is missing or damaged, and for a checkpoint under another's name."""
-    meta, server, clients = _open(path, FILES)
-    return Saved(path, Position(*(meta[field] for field in Position._fields)), server, clients)
+    meta, server, clients, engine = _open(path, FILES)
+    return Saved(path, Position(*(meta[field] for field in Position._fields)), server, clients, engine)
 
 
 def read_clients(path: Path) -> Packed:
     """What the client store wrote into a checkpoint. Raises `CheckpointError` as :func:`read` does."""
-    packed: Packed = _open(path, FILES[1:])[1]
+    packed: Packed = _open(path, FILES[1:2])[1]
     return packed
 
 

@@ -22,6 +22,7 @@ READ = (
     "tests",
     "tasks",
     "personal",
+    "diagnostics",
     "model.safetensors",
 )
 

@@ -15,6 +15,7 @@ DRIVER = (
     "tests",
     "tasks",
     "personal",
+    "diagnostics",
     "tensorboard",
 )
 STATE = ("client_state", "checkpoints")  # in this order: a checkpoint counts on client states

@@ -116,6 +116,12 @@ class Run:
 
         return with_numbers(self._table("tests"))
 
+    @cached_property
+    def diagnostics(self) -> dict[str, pandas.DataFrame]:
+        """What probes reported (`diagnostics:` of the configuration), a table for each of them by name."""
+        names = sorted(path.name for path in (self.folder / "diagnostics").glob("*") if path.is_dir())
+        return {name: self._table(f"diagnostics/{name}") for name in names}
+
     def initial(self, metric: str) -> float | None:
         """Returns `test/acc`, `test/loss` (or `val/...`) of the initial model, None where that was not tested.
 

@@ -145,13 +145,15 @@ class Recorder:
             self.rounds, self.clients = Table(folder / "rounds"), Table(folder / "clients")
             self.tasks, self.personal = Table(folder / "tasks"), Table(folder / "personal")
             self.tests = Table(folder / "tests")
+            found = sorted(path for path in (folder / "diagnostics").glob("*") if path.is_dir())
+            self.diagnostics = {path.name: Table(path) for path in found}
         self._flushed = 0.0
         self._tensorboard: Any = None
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
 
     @property
     def _tables(self) -> tuple[Table, ...]:
-        return self.rounds, self.clients, self.tests, self.tasks, self.personal
+        return self.rounds, self.clients, self.tests, self.tasks, self.personal, *self.diagnostics.values()
 
     def round(self, row: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
         done = row["done"]
@@ -168,6 +170,13 @@ class Recorder:
             # TensorBoard's curves begin here; later tests are in their round's row
             if rows[0]["done"] == 0 and rows[0]["total"]:
                 self._pending.append((0, {f"{rows[0]['set']}/acc": rows[0]["right"] / rows[0]["total"]}))
+
+    def diagnosed(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """What probes reported, by their name: each has a table of its own, `diagnostics/NAME`."""
+        for name, row in rows:
+            if name not in self.diagnostics:
+                self.diagnostics[name] = Table(self.folder / "diagnostics" / name)
+            self.diagnostics[name].append([row], row["done"])
 
     def task(self, row: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
         """The beginning or the end of a task (`phase`), and the rows of the clients that took part in its exchanges."""
@@ -232,13 +241,13 @@ class Recorder:
 
     def counts(self) -> dict[str, int]:
         """Rows on disk, by table."""
-        return {table.folder.name: table.count() for table in self._tables}
+        return {table.folder.relative_to(self.folder).as_posix(): table.count() for table in self._tables}
 
     def moved(self, folder: Path) -> None:
         """The run folder has another name now."""
-        self.folder = folder
         for table in self._tables:
-            table.folder = folder / table.folder.name
+            table.folder = folder / table.folder.relative_to(self.folder)
+        self.folder = folder
 
     def status(self, text: str) -> None:
         self.check()

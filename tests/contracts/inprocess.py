@@ -34,8 +34,8 @@ class Watched(Client):
         super().__init__(bench)
         self.watch, self.sent = watch, sent
 
-    def exchange(self, ctx: Any, exchange: Exchange, down: Any, state: Any, data: Any) -> Trained:
-        done: Trained = self.watch("client", super().exchange, ctx, exchange, down, state, data)
+    def exchange(self, *arguments: Any) -> Trained:
+        done: Trained = self.watch("client", super().exchange, *arguments)
         self.sent["up"] += size(done.update)
         return done
 

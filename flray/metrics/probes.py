@@ -1,0 +1,6 @@
+"""Diagnostics by name. Adding one: its file, and one line here; from outside an entry point of the group
+`flray.diagnostics`, or `--import my_module`, whose import calls `PROBES.add(...)`."""
+
+from flray.core.registry import Registry
+
+PROBES = Registry("diagnostic", {"divergence": "flray.metrics.divergence:Divergence"})
