@@ -98,7 +98,7 @@ def test_a_diverging_client_fails_the_run_and_is_named(ray_cluster, tmp_path, ki
     run = flray.load(tmp_path / "run")
     assert run.status.startswith(f"failed: client {bad} failed")
     assert run.rounds["round"].tolist() == [1], "what is finished stays"
-    assert checkpoint.latest(run.folder).done == 1
+    assert checkpoint.latest(run.folder).position.done == 1
 
 
 def test_the_replay_of_a_failed_client_fails_the_same_way_and_the_others_do_not(ray_cluster, tmp_path):
@@ -185,7 +185,7 @@ def test_an_error_in_an_algorithm_comes_with_its_own_traceback(ray_cluster, tmp_
     assert not isinstance(error.value, NonFiniteError)
     assert f"client {bad} failed in task 0, round 3" in text
     assert "ZeroDivisionError: made up by the test" in text
-    assert "faulty.py" in text and "in fault" in text, "the line of the algorithm, not of Ray"
+    assert "faulty.py" in text and "in spoiled" in text, "the line of the algorithm, not of Ray"
     assert "RayTaskError" not in text
 
 
@@ -475,7 +475,7 @@ def test_kill_9_of_the_driver_and_resume_is_uninterrupted(ray_cluster, tmp_path)
         child.send_signal(signal.SIGKILL)
         _, errors = child.communicate()
     assert child.returncode == -signal.SIGKILL, errors.decode()
-    done = checkpoint.latest(folder).done
+    done = checkpoint.latest(folder).position.done
     assert 3 <= done < 60
     run = flray.resume(folder)
     assert run.status == "finished" and run.rounds["done"].tolist() == list(range(1, 61))

@@ -36,7 +36,7 @@ def test_divergence_of_a_client_is_a_result(ray_cluster, tmp_path, kind):
     # the model is that of the last finite round, and so is the checkpoint
     two = flray.run(config(rounds=2), out=tmp_path / "two")
     assert model(run.folder) == model(two.folder)
-    assert checkpoint.latest(run.folder).done == 2
+    assert checkpoint.latest(run.folder).position.done == 2
     # going on repeats the round, and ends the same way
     again = flray.resume(run.folder)
     assert again.status == run.status and again.rounds["round"].tolist() == [1, 2, 3]
@@ -46,7 +46,7 @@ def test_divergence_on_the_server_is_a_result(ray_cluster, tmp_path):
     run = flray.run(config({"name": "overflowing", "round": 1}), out=tmp_path / "run")
     assert run.status.startswith("diverged in round 2: the server's state is not finite")
     assert run.rounds["diverged"].tolist() == [False, True]
-    assert checkpoint.latest(run.folder).done == 1
+    assert checkpoint.latest(run.folder).position.done == 1
     assert all(
         np.isfinite(np.frombuffer(a, np.float32)).all() for n, a in model(run.folder).items() if "tracked" not in n
     )

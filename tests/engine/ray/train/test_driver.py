@@ -198,7 +198,7 @@ def test_an_error_of_the_model_fails_the_run_with_its_traceback(workers, tmp_pat
         simulate(config(workers, model={"at": 24 * 4 // workers + 5, "fault": True}), tmp_path / "run")
     run = flray.load(tmp_path / "run")
     assert run.status.startswith("failed: training failed in round 2")
-    assert run.rounds["round"].tolist() == [1] and checkpoint.latest(run.folder).done == 1
+    assert run.rounds["round"].tolist() == [1] and checkpoint.latest(run.folder).position.done == 1
     free_cpus(ray_cluster)
 
 
