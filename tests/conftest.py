@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import shutil
@@ -29,6 +30,24 @@ os.environ.update(
 settings.register_profile("flray", deadline=None, derandomize=True)
 settings.load_profile("flray")
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--contracts",
+        metavar="MODULE",
+        help="your module whose CONTRACTS are more rows of tests/contracts/table.py; see flray/algorithms/README.md",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if module := config.getoption("--contracts"):
+        from tests.contracts.table import TABLE
+
+        rows = importlib.import_module(module).CONTRACTS
+        for own in {name for row in rows.values() for name in row.imports}:
+            importlib.import_module(own)  # it registers the algorithms
+        TABLE.update(rows)
 
 
 def pytest_unconfigure() -> None:

@@ -108,19 +108,29 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def page() -> str:
-    """The card and options of every algorithm of flray itself as one Markdown page: `flray/algorithms/README.md`."""
+    """The card and options of every algorithm of flray itself as one Markdown page: `flray/algorithms/CARDS.md`."""
     from flray.algorithms import built_in
 
     parts = [
-        "# Algorithms\n\nWritten by `flray list algorithms --format markdown`; the cards are the docstrings of the "
-        "files.\n"
+        "# Cards of the algorithms\n\nWritten by `flray list algorithms --format markdown`; the cards are the "
+        "docstrings of the files.\nAn option that a later algorithm has exactly as `fedavg` has it is listed there "
+        "alone.\n"
     ]
+    base = detail("algorithms", "fedavg")[1]
     cards: dict[str, str] = {}
     for name in built_in():
         text, options = detail("algorithms", name)
         first = cards.setdefault(text, name)
         text = text if name == first else f"Its card is that of `{first}`."
-        parts.append(f"## {name}\n\n{text}\n\n" + _markdown_rows(options))
+        own = options if name == "fedavg" else [row for row in options if row not in base]
+        known = {row["option"] for row in options}
+        without = ", ".join(f"`{row['option']}`" for row in base if row["option"] not in known)
+        parts.append(f"## {name}\n\n{text}\n")
+        if name != "fedavg":
+            others = "The options of `fedavg`" + (f" but {without}" if without else "")
+            parts.append(f"{others}{', and:' if own else '.'}\n")
+        if own:
+            parts.append(_markdown_rows(own))
     return "\n".join(parts)
 
 

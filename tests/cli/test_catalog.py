@@ -17,7 +17,7 @@ from tuning.sweep_file import load_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICK, SWEEP = CONFIGS / "quickstart.yaml", CONFIGS / "sweeps" / "fedsol_rho.yaml"
-PAGE = Path(sys.modules["flray.algorithms"].__file__).with_name("README.md")
+PAGE = Path(sys.modules["flray.algorithms"].__file__).with_name("CARDS.md")
 
 
 @pytest.mark.parametrize("name", built_in())
@@ -38,7 +38,7 @@ def test_a_card_says_what_a_reader_needs(name):
 
 
 def test_the_page_of_cards_is_the_present_one():
-    assert PAGE.read_text() == page(), "run: flray list algorithms --format markdown > flray/algorithms/README.md"
+    assert PAGE.read_text() == page(), "run: flray list algorithms --format markdown > flray/algorithms/CARDS.md"
     assert [line[3:] for line in page().split("\n") if line.startswith("## ")] == built_in()
     assert set(built_in()) <= {row["name"] for row in catalog("algorithms")}
 
