@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.algorithm import ClientData, Context, Exchange
+from flray.core.algorithm import Context, Exchange
 from flray.core.clock import Clock
 from flray.core.messages import Batch, map_tensors
 from flray.core.objective import Objective
@@ -56,6 +56,7 @@ class Bench(Workbench):
     def __init__(self, experiment: Experiment, roll: Roll, objective: Objective, split: Split, proxy: Any) -> None:
         self.experiment, self.roll, self.algorithm = experiment, roll, experiment.algorithm
         self.objective, self.net, self.proxy, self.block = objective, {}, proxy, 100
+        self.probes = experiment.probes()
         classes = tuple(str(label) for label in range(int(split.y.max()) + 1))
         self.dataset = Dataset("memory", split, split, classes, (), (), "", Augment())
         self.normalizer = Normalizer((), ())
@@ -73,8 +74,8 @@ class Watched(Client):
         super().__init__(bench)
         self.lost, self.updates, self.reports = lost, [], []
 
-    def exchange(self, ctx: Context, exchange: Exchange, down: Any, state: Any, data: ClientData) -> Trained:
-        done = super().exchange(ctx, exchange, down, state, data)
+    def exchange(self, *arguments: Any) -> Trained:
+        done = super().exchange(*arguments)
         self.updates.append(map_tensors(torch.clone, done.update))
         self.reports.append({name: float(value) for name, value in done.metrics.items()})
         return done

@@ -29,7 +29,7 @@ def watched(own, folder):
 
     def watch(half, function, *arguments):
         if half == "client":
-            ctx, exchange, _, state, data = arguments
+            ctx, exchange, _, state, data = arguments[:5]
             made = [] if exchange.client else own.algorithm.batches(ctx, None, state, None, data)
             labels = [label for batch in made for label in batch.y.tolist()]
             seen[(ctx.clock.task, ctx.clock.phase, ctx.clock.round, ctx.client)] = data, labels

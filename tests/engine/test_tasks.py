@@ -70,7 +70,7 @@ def test_a_round_trains_on_the_samples_and_outputs_of_its_task(tmp_path):
 
     def watch(name, function, *arguments):
         if name == "client":
-            ctx, numbers = arguments[0], arguments[-1].numbers
+            ctx, numbers = arguments[0], arguments[4].numbers
             seen.append((ctx.clock.task, set(labels[numbers].tolist()), ctx.population, ctx.total_examples))
         return function(*arguments)
 
