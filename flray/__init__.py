@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from flray.api import resume as resume
     from flray.api import run as run
     from flray.core.algorithm import Algorithm as Algorithm
-    from flray.core.algorithm import Context as Context
-    from flray.core.algorithm import Exchange as Exchange
+    from flray.core.context import Context as Context
     from flray.core.errors import FlrayError as FlrayError
+    from flray.core.exchange import Exchange as Exchange
     from flray.core.hp import hp as hp
     from flray.experiment import Experiment as Experiment
     from flray.rundir.reader import Run as Run
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # imported on first use: a worker process that needs one of them does not pay for all
 _HOME = {
     "Algorithm": "flray.core.algorithm",
-    "Context": "flray.core.algorithm",
-    "Exchange": "flray.core.algorithm",
+    "Context": "flray.core.context",
+    "Exchange": "flray.core.exchange",
     "Experiment": "flray.experiment",
     "FlrayError": "flray.core.errors",
     "Run": "flray.rundir.reader",

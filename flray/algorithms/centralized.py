@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from flray.algorithms.lasting import Lasting
-from flray.core.algorithm import Context
+from flray.core.context import Context
 from flray.core.hp import hp
 
 

@@ -28,9 +28,11 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import ClientData, Context, FineTuning, Predictor
+from flray.core.algorithm import Predictor
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.core.messages import Batch, ClientState, Metrics
+from flray.core.samples import ClientData, FineTuning
 from flray.ops.optim import Moments
 
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from flray.algorithms.fedsam import FedSAM
-from flray.core.algorithm import Context
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.ops.perturb import around, ascend, magnitude, part
 

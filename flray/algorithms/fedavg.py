@@ -31,9 +31,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flray.core.algorithm import Algorithm, ClientData, Context, FineTuning, Predictor
+from flray.core.algorithm import Algorithm, Predictor
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState, Update
+from flray.core.samples import ClientData, FineTuning
 from flray.ops.losses import cross_entropy
 from flray.ops.optim import Moments, adam_direction_, sgd_direction_
 

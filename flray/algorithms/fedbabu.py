@@ -26,10 +26,12 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import ClientData, Context, FineTuning, Predictor
+from flray.core.algorithm import Predictor
+from flray.core.context import Context
 from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.objective import Objective
 from flray.core.params import Entry
+from flray.core.samples import ClientData, FineTuning
 
 
 class BodyMessage(Record):

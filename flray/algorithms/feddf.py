@@ -32,10 +32,11 @@ from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import ClientData, Context
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.core.messages import Cohort, EachUpdate, Metrics, Update
 from flray.core.network_parts import ModuleMode
+from flray.core.samples import ClientData
 from flray.ops.distill import Ensemble, Teacher, distill, ensemble, proxy_logits
 from flray.ops.losses import Direction, kl
 from flray.ops.pooling import mean_of_each

@@ -33,9 +33,10 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import ClientData, Context
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.core.messages import Batch, ClientState, Cohort, EachUpdate, Metrics, ServerState, Update
+from flray.core.samples import ClientData
 from flray.ops.optim import clip_
 from flray.ops.pooling import mean_of_each
 

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.feddf import ServerDistillation
-from flray.core.algorithm import Context
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.core.messages import Metrics, Record
 from flray.ops.distill import blocks, fit

@@ -41,10 +41,11 @@ from pydantic import model_validator
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import ClientData, Context
+from flray.core.context import Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState
+from flray.core.samples import ClientData
 from flray.ops.control import accumulation
 
 

@@ -28,7 +28,7 @@ Known failure: the Iris pilot with the optimiser that is printed, SGD 1e-3, is n
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,11 +36,12 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import Carry
 from flray.algorithms.feddf import FedDF
-from flray.core.algorithm import ClientData, Context
+from flray.core.context import Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, Metrics, ServerState
 from flray.core.network_parts import ModuleMode
+from flray.core.samples import ClientData
 from flray.ops.distill import Ensemble, proxy_logits, pull
 from flray.ops.memory import Buffer, Kind, Tally, batch_of, memory_gradient
 from flray.ops.pooling import mean_of_each
@@ -72,8 +73,6 @@ class FedProjCarry(Carry):
 
 
 class FedProj(FedDF, frozen=True):
-    proxy_on_clients: ClassVar[bool] = True
-
     projection_rate: float = hp(
         1.0, linear=(0.0, 1.0), ge=0, le=1, doc="share of local steps that project (r); 0: FedDF's client"
     )

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import Context
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.core.messages import Batch
 

@@ -37,7 +37,7 @@ from typing import Any
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import Context
+from flray.core.context import Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
 from flray.core.messages import Batch

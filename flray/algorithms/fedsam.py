@@ -24,7 +24,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import Context
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.core.messages import Batch
 from flray.ops.perturb import PartName, around, ascend, check_head, part, still

@@ -33,9 +33,11 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import Context, FineTuning, Predictor
+from flray.core.algorithm import Predictor
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.core.point import Model
+from flray.core.samples import FineTuning
 
 
 class KNNPer(FedAvg, frozen=True):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import ClientData, Context
+from flray.core.context import Context
 from flray.core.messages import ClientState, Metrics
+from flray.core.samples import ClientData
 from flray.ops.optim import Moments
 
 

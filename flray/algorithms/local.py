@@ -26,8 +26,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from flray.algorithms.lasting import Lasting
-from flray.core.algorithm import Context, FineTuning, Predictor
+from flray.core.algorithm import Predictor
+from flray.core.context import Context
 from flray.core.messages import Cohort, Metrics
+from flray.core.samples import FineTuning
 
 
 class Local(Lasting, frozen=True):

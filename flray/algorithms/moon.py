@@ -32,9 +32,10 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import ClientData, Context
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.core.messages import Batch, ClientState, Update
+from flray.core.samples import ClientData
 from flray.ops.contrast import model_contrast
 from flray.ops.losses import cross_entropy
 

@@ -38,9 +38,11 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import Context, FineTuning, Predictor
+from flray.core.algorithm import Predictor
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.core.messages import Batch
+from flray.core.samples import FineTuning
 from flray.ops.optim import sgd_direction_
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from flray.core import seeding
-from flray.core.algorithm import ClientData, Context
+from flray.core.context import Context
 from flray.core.messages import Cohort, Record, map_tensors
+from flray.core.samples import ClientData
 from flray.core.section import Section
 
 Place = Literal["start", "step", "end", "finish", "round"]

@@ -1,4 +1,4 @@
-"""One client's samples at one moment, as an algorithm sees them (`core.algorithm.ClientData`)."""
+"""One client's samples at one moment, as an algorithm sees them (`core.samples.ClientData`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ClientSamples:
         return len(self.numbers)
 
     def batches(self, batch_size: int, epochs: int | None = None, steps: int | None = None) -> Batches:
-        """Shuffled and augmented batches; see `core.algorithm.ClientData.batches`."""
+        """Shuffled and augmented batches; see `core.samples.ClientData.batches`."""
         return Batches(
             self.split.x,
             self.split.y,

@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from flray.core import seeding
-from flray.core.algorithm import ClientData, Context, Exchange, Predictor
+from flray.core.algorithm import Predictor
 from flray.core.clock import Clock
+from flray.core.context import Context
 from flray.core.errors import AlgorithmError, ClientError, ConfigError, NonFiniteError
+from flray.core.exchange import Exchange
 from flray.core.messages import to_numpy, to_torch
 from flray.core.probe import Looking
+from flray.core.samples import ClientData
 from flray.data import Batches
 from flray.data.cache import Array
 from flray.engine.health import client_problem, reported

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from flray.core.algorithm import Algorithm, Exchange
+from flray.core.algorithm import Algorithm
 from flray.core.clock import Clock
+from flray.core.exchange import Exchange
 from flray.core.messages import Cohort
 from flray.core.seeding import rng
 from flray.engine.client import Assignment

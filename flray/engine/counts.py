@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from flray.core.algorithm import Algorithm, Context
+from flray.core.algorithm import Algorithm
+from flray.core.context import Context
 from flray.core.errors import AlgorithmError
 from flray.core.modes import SAMPLE, Mode, Prediction, Reading
 from flray.data import Normalizer

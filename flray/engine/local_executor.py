@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.core.algorithm import Exchange
 from flray.core.clock import Clock
+from flray.core.exchange import Exchange
 from flray.core.messages import to_numpy
 from flray.engine.client import Assignment, Client
 from flray.engine.cohort import Hop

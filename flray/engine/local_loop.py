@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from flray.core.algorithm import Algorithm, ClientData, Context
+from flray.core.algorithm import Algorithm
+from flray.core.context import Context
 from flray.core.messages import Metrics
 from flray.core.probe import ClientView, Looking, Place
+from flray.core.samples import ClientData
 
 
 class Trained(NamedTuple):

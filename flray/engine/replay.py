@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from flray.core.algorithm import Exchange
 from flray.core.clock import START, Clock, Position, schedule
 from flray.core.errors import ClientError, ConfigError
+from flray.core.exchange import Exchange
 from flray.core.messages import to_torch
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from flray.core.algorithm import Exchange
 from flray.core.clock import Clock
+from flray.core.exchange import Exchange
 from flray.engine.client import Assignment
 from flray.engine.cohort import Hop
 from flray.engine.counts import Tally

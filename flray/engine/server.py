@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flray.core.algorithm import Context, Exchange
 from flray.core.clock import PHASES, START, Clock, Phase, Position
+from flray.core.context import Context
 from flray.core.disk import array_checksum, whole
 from flray.core.errors import AlgorithmError, CheckpointError, FlrayError
+from flray.core.exchange import Exchange
 from flray.core.messages import Cohort, is_none, map_tensors, nbytes, to_numpy, to_torch
 from flray.core.packed import Packed
 from flray.core.probe import FinishView, Looking, RoundView

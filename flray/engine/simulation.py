@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.algorithm import Exchange
 from flray.core.clock import PHASES, START, Clock, Position, schedule
 from flray.core.errors import CheckpointError, ClientError, DataError, NonFiniteError, ResourceError, ServerLostError
+from flray.core.exchange import Exchange
 from flray.data import Dataset
 from flray.engine import cohort as cohorts
 from flray.engine.client import in_folder

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from flray.core import seeding
-from flray.core.algorithm import Context
 from flray.core.classes import Classes
 from flray.core.clock import Clock
+from flray.core.context import Context
 from flray.core.errors import ConfigError, DataError
 from flray.core.messages import to_torch
 from flray.core.networks import objectives
@@ -49,7 +49,7 @@ class Roll(NamedTuple):
 
 
 class ProxyTensors:
-    """The proxy data on one device (`core.algorithm.Proxy`)."""
+    """The proxy data on one device (`core.samples.Proxy`)."""
 
     def __init__(self, proxy: Proxy, device: torch.device) -> None:
         self._x, self._y = proxy.x, proxy.y

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from flray.core.algorithm import Context
+from flray.core.context import Context
 from flray.core.probe import ClientView, Place, Probe, Row
 
 

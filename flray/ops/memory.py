@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.algorithm import Context
+from flray.core.context import Context
 from flray.core.messages import Record
 from flray.core.network_parts import ModuleMode
 from flray.ops.distill import blocks

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flray.core.algorithm import Context
+from flray.core.context import Context
 from flray.core.messages import Batch
 from flray.core.objective import Objective
 from tests.algorithms.rounds import batches_of
@@ -16,7 +16,7 @@ from tests.ops.support import context
 
 
 class Epochs(list[Batch]):
-    """`core.algorithm.FineTuning`: epochs in the order of the data; `plain` is another tensor where the epochs are
+    """`core.samples.FineTuning`: epochs in the order of the data; `plain` is another tensor where the epochs are
     augmented."""
 
     def __init__(self, x: Tensor, y: Tensor, size: int, epochs: int, plain: Tensor | None = None) -> None:

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.algorithm import Context, Exchange
 from flray.core.clock import Clock
+from flray.core.context import Context
+from flray.core.exchange import Exchange
 from flray.core.messages import Batch, map_tensors
 from flray.core.objective import Objective
 from flray.data import Normalizer
@@ -45,7 +46,7 @@ def batches_of(x: Tensor, y: Tensor, size: int, epochs: int) -> list[Batch]:
 
 
 def held(x: Tensor, y: Tensor, batch_size: int = 4) -> ClientSamples:
-    """`core.algorithm.ClientData` of one client that holds all of it; `plain` comes in batches of `batch_size`."""
+    """`core.samples.ClientData` of one client that holds all of it; `plain` comes in batches of `batch_size`."""
     split, normalizer = Split(x.numpy(), y.numpy()), Normalizer((), ())
     return ClientSamples(split, np.arange(len(x)), None, normalizer, None, "keep", plain_batch=batch_size)
 

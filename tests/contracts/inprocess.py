@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from flray.core.algorithm import Exchange
 from flray.core.clock import START, Clock, schedule
+from flray.core.exchange import Exchange
 from flray.core.messages import Record, to_torch
 from flray.engine import cohort as cohorts
 from flray.engine import local_executor as local

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flray.core.algorithm import Context
 from flray.core.clock import Clock
+from flray.core.context import Context
 from flray.core.objective import Objective
 from flray.core.seeding import key, rng, torch_seed
 from tests.core.networks import Mlp, build

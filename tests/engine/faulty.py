@@ -10,9 +10,10 @@ from torch import Tensor
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.feddf import FedDF
-from flray.core.algorithm import ClientData, Context
+from flray.core.context import Context
 from flray.core.hp import hp
 from flray.core.messages import Metrics
+from flray.core.samples import ClientData
 from tests.contracts.own import Own
 
 

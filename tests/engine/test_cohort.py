@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import Exchange
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError
+from flray.core.exchange import Exchange
 from flray.core.seeding import rng
 from flray.engine.cohort import hops, participants, runs, sample
 from flray.experiment import CohortConfig

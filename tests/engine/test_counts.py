@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.algorithm import Context
+from flray.core.context import Context
 from flray.core.errors import AlgorithmError
 from flray.core.modes import SAMPLE, Mode, Prediction, batch, window
 from flray.core.objective import Objective

@@ -9,7 +9,7 @@ from typing import Any
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.scaffold import Scaffold
-from flray.core.algorithm import Context
+from flray.core.context import Context
 from flray.core.messages import Batch, Metrics
 
 

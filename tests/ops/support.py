@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flray.core.algorithm import Context
 from flray.core.clock import Clock
+from flray.core.context import Context
 from flray.core.objective import Objective
 
 
 class ListProxy:
-    """`core.algorithm.Proxy` over two tensors; notes every index asked for."""
+    """`core.samples.Proxy` over two tensors; notes every index asked for."""
 
     def __init__(self, x: Tensor, y: Tensor | None = None, same_labels: bool | None = None) -> None:
         self.x, self.y = x, y

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flray.core.algorithm import Exchange
 from flray.core.clock import PHASES, Clock, Phase, Position
+from flray.core.exchange import Exchange
 from flray.engine.client import Assignment, Client, Delivery
 from flray.engine.counts import Tally
 from flray.engine.server import Plan, Server

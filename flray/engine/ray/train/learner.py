@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from flray.core import seeding
-from flray.core.algorithm import Context
 from flray.core.clock import Clock
+from flray.core.context import Context
 from flray.core.messages import Batch, Metrics, Record
 from flray.data import Batches
 from flray.data.cache import Array

@@ -1,0 +1,72 @@
+"""What an algorithm's methods may read besides their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.core.classes import Classes
+from flray.core.clock import Clock
+from flray.core.objective import Objective
+from flray.core.samples import Proxy
+from flray.core.seeding import Address, rng
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a method may read besides its arguments; everything here is read-only.
+
+    `client`, `num_steps` (local steps planned), `num_examples` and `weight` (the client's aggregation weight) are -1 on
+    the server. `cohort_size`: the sampled clients (K); who delivers, fewer with `cohort.dropout`, is in the server
+    half's `Cohort`. `population`: the clients that hold training samples in this task (N of the papers),
+    `total_examples`: their samples (n). `classes`: those of the current task, which losses read, and of earlier ones;
+    `None` when all are in use. `tested`: while testing, the task that the test set belongs to; -1: several, or not
+    testing. `net`: the networks that :meth:`Algorithm.networks` declares, by name.
+    """
+
+    objective: Objective
+    seed: int
+    clock: Clock
+    population: int
+    cohort_size: int
+    total_examples: int = -1
+    proxy: Proxy | None = None
+    classes: Classes | None = None
+    client: int = -1
+    num_steps: int = -1
+    num_examples: int = -1
+    weight: float = -1.0
+    tested: int = -1
+    net: Mapping[str, Objective] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        return self.objective.device
+
+    @property
+    def mean_examples(self) -> float:
+        """Training samples per client over the whole population, n / N.
+
+        Raises `RuntimeError` in a context that was made without `total_examples`.
+        """
+        if self.total_examples < 0:
+            raise RuntimeError("this context does not say how many samples the population has: set total_examples")
+        return self.total_examples / self.population
+
+    def rng(self, *purpose: Address) -> np.random.Generator:
+        """The generator addressed by (seed, clock, client, purpose); see :attr:`Clock.address`."""
+        return rng(self.seed, *self.clock.address, self.client, *purpose)
+
+    def mask(self, part: str) -> Tensor:
+        """Float `[P]`: 1 on `"head"`, `"body"`, `"all"` or a submodule; see :meth:`Objective.mask`."""
+        return self.objective.mask(part)
+
+    def require_proxy(self) -> Proxy:
+        """The public data of an algorithm that declares `needs_proxy`; raises `RuntimeError` where there are none."""
+        if self.proxy is None:
+            raise RuntimeError("this algorithm declares needs_proxy and got no proxy data: the engine must provide it")
+        return self.proxy
