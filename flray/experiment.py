@@ -156,10 +156,10 @@ class ResourcesConfig(Section):
     )
     client: ClientResources = ClientResources()
     server: ServerResources = ServerResources()
-    executor: Literal["auto", "local", "calls"] = Field(
+    executor: Literal["auto", "local", "calls", "graph"] = Field(
         "auto",
-        description="local: this process alone, without Ray; calls: Ray actors, one call a run of the cohort; auto: "
-        "calls",
+        description="local: this process alone, without Ray; calls: Ray actors, one call a run of the cohort; graph: "
+        "the same actors in a compiled Ray graph, one execution an exchange; auto: calls",
     )
     store: Literal["memory", "files"] = Field(
         "memory", description="where client state lives between rounds; files: in the run folder"

@@ -127,6 +127,10 @@ class Server:
             self._finished[clock] = self._finish(clock, exchange, to_torch(cohort), deliveries)
         return dict(self._finished[clock])
 
+    def finished(self, clock: Clock) -> bool:
+        """Whether this moment of the running transaction is finished."""
+        return clock in self._finished
+
     def _finish(
         self, clock: Clock, exchange: Exchange, cohort: Cohort, deliveries: Sequence[Delivery]
     ) -> dict[str, Any]:
@@ -201,7 +205,14 @@ class Server:
 
     # disk -------------------------------------------------------------------------------------
     def commit(self, position: Position) -> None:
-        """The transaction is complete: from here a checkpoint, or an interrupted round, goes back no further."""
+        """The transaction is complete: from here a checkpoint, or an interrupted round, goes back no further.
+
+        Said again, it changes nothing: the driver repeats it where an answer got lost.
+        """
+        if position != self._committed[0]:
+            self._commit(position)
+
+    def _commit(self, position: Position) -> None:
         self._committed = (position, self.state, self.memory)
         self._finished = {}
         self.store.commit()
@@ -258,7 +269,7 @@ class Server:
             self.memory = to_torch(saved.engine.message(), self.bench.objective.device)["probes"]
         except CheckpointError as error:
             raise CheckpointError(f"{saved.path}: {error}") from error
-        self.commit(saved.position)
+        self._commit(saved.position)
         return saved.position
 
     def save_model(self) -> str:

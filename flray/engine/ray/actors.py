@@ -18,6 +18,7 @@ from flray.core.clock import PHASES, Clock, Phase, Position
 from flray.core.exchange import Exchange
 from flray.engine.client import Assignment, Client, Delivery
 from flray.engine.counts import Tally
+from flray.engine.ray.nodes import ClientNodes, ServerNodes
 from flray.engine.server import Plan, Server
 from flray.engine.workbench import Roll, Workbench
 from flray.experiment import Experiment
@@ -72,7 +73,7 @@ class FreshActorError(Exception):
     """Work for a client actor that Ray has started again and that nobody has set up since."""
 
 
-class ClientActor:
+class ClientActor(ClientNodes):
     """Runs clients. Holds data, model and algorithm; nothing about a client."""
 
     def __init__(self) -> None:
@@ -83,7 +84,7 @@ class ClientActor:
         """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns the process id."""
         if key != self._key:
             self._client = Client(Workbench(recipe.read(), recipe.roll, prepare(threads)))
-            self._key = key
+            self._key, self._threads = key, threads
         return os.getpid()
 
     @property
@@ -121,20 +122,13 @@ class ClientActor:
         return torch.cuda.max_memory_reserved() + max(context, 0), total
 
 
-class ServerActor:
+class ServerActor(ServerNodes):
     """Holds the global state; see :class:`Server`."""
-
-    def __init__(self) -> None:
-        self._server: Server | None = None
 
     def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
         self._server = Server(Workbench(recipe.read(), recipe.roll, prepare(threads)), Path(folder), lock=lock)
+        self._answer, self._ahead, self._threads = None, None, threads
         return self._server.facts()
-
-    @property
-    def server(self) -> Server:
-        assert self._server is not None
-        return self._server
 
     def plan(self, clock: Clock) -> tuple[Any, Plan | None]:
         return self.server.plan(clock)
@@ -156,12 +150,7 @@ class ServerActor:
         Returns (its broadcast, what a test reads where the transaction is over and is `tested`, (metrics, plans)).
         """
         metrics = self.server.finish(clock, exchange, cohort, *deliveries)
-        down, plans = None, []
-        for moment in ahead:
-            down, plan = self.server.plan(moment)
-            plans.append(plan)
-            if plan is not None:
-                break
+        down, plans = self.plans(ahead)
         over = tested and plans[:1] == [None]
         return down, self.server.published(clock.transaction) if over else None, (metrics, plans)
 

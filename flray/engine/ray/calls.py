@@ -46,12 +46,12 @@ class Calls:
 
     def plan(self, clock: Clock) -> Plan | None:
         if clock not in self._down:  # else it came with the exchange before
-            down, asked = self.pool.start("plan", clock, returns=2)
+            down, asked = self._start("plan", clock, returns=2)
             self._down = {clock: (down, self.pool.wait(asked))}
         return self._down[clock][1]
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
-        down, asked = self.pool.start("broadcast", clock, exchange, returns=2)
+        down, asked = self._start("broadcast", clock, exchange, returns=2)
         plan: Plan = self.pool.wait(asked)
         self._down = {clock: (down, plan)}
         return plan
@@ -65,7 +65,7 @@ class Calls:
         began = time.perf_counter()
         payloads = [payload for payload, _ in results]
         now = plan.clock.transaction
-        next_down, published, report = self.pool.start(
+        next_down, published, report = self._start(
             "finish", hop.clock, plan.exchange, to_numpy(hop.cohort), ahead, self._is_due(now), *payloads, returns=3
         )
         metrics, plans = self.pool.wait(report)
@@ -74,12 +74,12 @@ class Calls:
         return Ran([row for _, rows in results for row in rows], metrics, time.perf_counter() - began)
 
     def _work(self, job: Assignment, exchange: Exchange, down: Any) -> Piece:
-        states = self.pool.start("states", job.clients) if self.facts["stateful"] else None
+        states = self._start("states", job.clients) if self.facts["stateful"] else None
         return lambda actor: actor.work.options(num_returns=2).remote(job, exchange, down, states)
 
     def test(self, clock: Clock) -> Tally:
         if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
-            found: Tally = self.pool.call("evaluate", clock)
+            found: Tally = self.call("evaluate", clock)
             return found
         return self._again(lambda: self._test(clock), self._published.clear)
 
@@ -89,7 +89,7 @@ class Calls:
         return tested and rule.on == "clients" and rule.due(clock.round, self.experiment.rounds)
 
     def _test(self, clock: Clock) -> Tally:
-        published, parts = self._published.get(clock) or self.pool.start("published", clock), self.pieces
+        published, parts = self._published.get(clock) or self._start("published", clock), self.pieces
         work: list[Piece] = [
             lambda actor, part=part: actor.evaluate.options(num_returns=2).remote(published, clock, part, parts)  # type: ignore[misc]
             for part in range(parts)
@@ -103,17 +103,21 @@ class Calls:
         down = self._down[clock][0]
         work: list[Piece] = [
             lambda actor, job=job: actor.personal.options(num_returns=2).remote(
-                job, down, self.pool.start("states", job.clients), finetune_epochs
+                job, down, self._start("states", job.clients), finetune_epochs
             )
             for job in jobs  # type: ignore[misc]
         ]
         return [row for _, rows in self.pool.execute(work) for row in rows]
 
     def call(self, method: str, *args: Any) -> Any:
-        return self.pool.call(method, *args)
+        return self.pool.wait(self._start(method, *args))
 
     def start(self, method: str, *args: Any) -> None:
-        self.pool.start(method, *args)
+        self._start(method, *args)
+
+    def _start(self, method: str, *args: Any, returns: int = 1) -> Any:
+        """A reference to the result of a server method, or so many."""
+        return self.pool.start(method, *args, returns=returns)
 
     def kill(self) -> None:
         self.pool.kill()

@@ -14,6 +14,7 @@ from flray.engine import cohort as cohorts
 from flray.engine.ray.actors import Recipe
 from flray.engine.ray.calls import Calls
 from flray.engine.ray.cluster import ray
+from flray.engine.ray.graph import Graph
 from flray.engine.ray.pool import LESS, Pool, reserved
 from flray.engine.ray.room import how_many
 from flray.engine.threads import cores
@@ -58,7 +59,8 @@ def launch(
     facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
     fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": threads})})
     experiment = experiment.model_copy(update={"resources": fixed})
-    return Calls(pool, experiment, facts), experiment
+    executor = Graph if experiment.resources.executor == "graph" else Calls
+    return executor(pool, experiment, facts), experiment
 
 
 def _measured_gpu_share(experiment: Experiment, scenario: Scenario, key: str, threads: int) -> float:

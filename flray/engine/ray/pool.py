@@ -24,6 +24,7 @@ from flray.engine.ray.cluster import ray
 
 if TYPE_CHECKING:
     from flray.engine.ray.actors import Recipe
+    from flray.engine.ray.graph import Compiled
 
 LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, ObjectLostError, WorkerCrashedError)
 ATTEMPTS = 4  # per piece of work
@@ -57,6 +58,7 @@ class Pool:
         self._away: dict[Any, Any] = {}  # the others -> their setup call, None: to be called again
         self._asked = self._seen = 0.0  # when they were, and when there was a client actor
         self.retries = 0
+        self.graph: Compiled | None = None  # of these actors, once a run has asked for it
         # of memory: once a run; the kernel's count when it began
         self._told, self._oom_kills = False, alive.oom_kills()
         self._setup: tuple[Any, ...] = ()
@@ -80,6 +82,7 @@ class Pool:
     def kill(self) -> None:
         for actor in (self.server, *self.clients, *self._away):
             ray.kill(actor)
+        self.close_graph()
         if Pool.current is self:
             Pool.current = None
 
@@ -97,6 +100,24 @@ class Pool:
         while self._away and not (self.clients and time.monotonic() - started > TOGETHER_S):
             self._rest()
         return facts  # type: ignore[no-any-return]
+
+    @property
+    def away(self) -> bool:
+        """Whether an actor is being set up, or started again by Ray."""
+        return bool(self._away)
+
+    def close_graph(self) -> None:
+        """Take the actors out of their compiled graph, where they are in one."""
+        graph, self.graph = self.graph, None
+        if graph is not None:
+            graph.close()
+
+    def restart_clients(self) -> None:
+        """End what the client actors do; they are set up again before they work."""
+        for actor in self.clients:
+            ray.kill(actor, no_restart=False)
+        self._away.update(dict.fromkeys(self.clients))
+        self.clients = []
 
     # the server -------------------------------------------------------------------------------
     def call(self, method: str, *args: Any) -> Any:

@@ -1,0 +1,154 @@
+"""Ray's channels between the actors of a compiled graph, of a fixed size and without a core that waits.
+
+What Ray 2.60's own do: who waits for a message polls without a pause, which takes a core for each actor that has
+nothing to do; the size that is asked for is not heeded; a message that is larger than the buffer leaves the old one
+allocated for good, and a reader of the new one that never hears that the graph is torn down. Here the writer rings at
+the reader's socket, the size is kept to, and what is larger goes through the object store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import sys
+import time
+from typing import Any, NamedTuple
+
+from ray.dag import DAGContext
+from ray.exceptions import RayChannelTimeoutError, RayTaskError
+from ray.experimental.channel.shared_memory_channel import CompositeChannel, SharedMemoryType
+
+from flray.engine.ray.cluster import ray
+
+HEADER = 4096  # of a buffer: for what a message has around its bytes
+LOOK_S = 0.1  # between two looks at a channel whose writer rings
+POLL_S = 0.001  # the same where it cannot: it is on another node, or the system has no such sockets
+
+
+class Elsewhere(NamedTuple):
+    """In place of a message that is larger than the channel; its writer holds it until it writes the next one."""
+
+    ref: Any
+
+
+class Room(SharedMemoryType):  # type: ignore[misc]
+    """The type of a channel with a buffer of `size` bytes; `graph` names the graph among all on this machine."""
+
+    def __init__(self, size: int, graph: str) -> None:
+        super().__init__(buffer_size_bytes=size + HEADER, num_shm_buffers=1)
+        self._graph = graph
+
+    def create_channel(self, writer: Any, reader_and_node_list: Any, driver_actor_id: str | None = None) -> Channel:
+        context = DAGContext.get_current()  # of the writer's process: the only size that Ray heeds
+        before, context.buffer_size_bytes = context.buffer_size_bytes, self.buffer_size_bytes
+        try:
+            channel = Channel(writer, reader_and_node_list, self._num_shm_buffers, driver_actor_id)
+        finally:
+            context.buffer_size_bytes = before
+        channel.size, channel.graph, channel.home = self.buffer_size_bytes - HEADER, self._graph, _node()
+        return channel
+
+
+class Channel(CompositeChannel):  # type: ignore[misc]
+    """From one actor, or the driver, to others. A message lies in the buffer until no reader refers to it."""
+
+    size, graph, home = 0, "", ""
+    _kept: Any = None
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (super().__reduce__()[1], self.size, self.graph, self.home)
+
+    def write(self, value: Any, timeout: float | None = None) -> None:
+        message = ray._private.worker.global_worker.get_serialization_context().serialize(value)
+        kept = None
+        if message.total_bytes + len(message.metadata) > self.size:
+            kept = ray.put(value)
+            message = Elsewhere(kept)
+        super().write(message, timeout)
+        self._kept = kept
+        for actor in self._channel_dict:
+            _ring(self._bell(actor))
+
+    def read(self, timeout: float | None = None) -> Any:
+        until = math.inf if timeout is None or timeout == -1 else time.monotonic() + timeout
+        while True:
+            try:
+                found = super().read(0)
+                break
+            except RayChannelTimeoutError:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise
+                self._wait(left)
+        if isinstance(found, Elsewhere):
+            try:
+                found = ray.get(found.ref)
+            except RayTaskError as error:  # a message like any other
+                return error
+        return found
+
+    def _wait(self, seconds: float) -> None:
+        if sys.platform != "linux" or self.home != _node():
+            time.sleep(min(seconds, POLL_S))
+            return
+        _bell(self._bell(self._resolve_actor_id())).wait(min(seconds, LOOK_S))
+
+    def close(self) -> None:
+        super().close()
+        self._kept = None
+        for actor in self._channel_dict:
+            _bells.pop(self._bell(actor), None)
+
+    def _bell(self, actor: str) -> str:
+        return f"\0flray-{self.graph}-{actor}"  # an abstract socket: no file, gone with its process
+
+
+class Bell:
+    """A socket on which a process is told that there may be something to read; then it looks at all its channels."""
+
+    def __init__(self, name: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(name)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+
+    def wait(self, seconds: float) -> None:
+        self._poll.poll(seconds * 1000)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._socket.recv(1)
+
+
+_bells: dict[str, Bell] = {}
+_ringer: socket.socket | None = None
+
+
+def _bell(name: str) -> Bell:
+    """This process's bell of that name; it sounds from the first wait on, and who waits has looked before."""
+    if name not in _bells:
+        _bells[name] = Bell(name)
+    return _bells[name]
+
+
+def _ring(name: str) -> None:
+    global _ringer
+    if _ringer is None:
+        _ringer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        _ringer.setblocking(False)
+    # it does not listen yet, has heard enough, or is on another node and looks by itself
+    with contextlib.suppress(OSError):
+        _ringer.sendto(b"\0", name)
+
+
+def _node() -> str:
+    found: str = ray.get_runtime_context().get_node_id()
+    return found
+
+
+def _rebuilt(arguments: tuple[Any, ...], size: int, graph: str, home: str) -> Channel:
+    channel = Channel(*arguments)
+    channel.size, channel.graph, channel.home = size, graph, home
+    return channel

@@ -1,0 +1,174 @@
+"""The executor by a compiled Ray graph: an exchange is one execution, whose messages go from actor to actor.
+
+One generic graph for a set of actors: server (broadcast) -> clients (work) -> server (finish, plan ahead) -> clients
+(test, if one is due) -> server (answer). Exchange, runs, states and test are data. What does not fit goes by ordinary
+calls, and so does what a failure left undone: the bits are the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from ray.dag import InputNode
+from ray.exceptions import RayChannelTimeoutError, RayTaskError
+
+from flray.core.clock import Clock
+from flray.core.exchange import Exchange
+from flray.core.messages import to_numpy
+from flray.engine.client import Assignment
+from flray.engine.cohort import Hop
+from flray.engine.counts import Tally
+from flray.engine.ray import alive
+from flray.engine.ray.calls import Calls
+from flray.engine.ray.channel import Room
+from flray.engine.ray.cluster import ray
+from flray.engine.ray.nodes import Answer, Order
+from flray.engine.ray.pool import CHECK_S, LOST, Pool, cause
+from flray.engine.rounds import Ran
+from flray.engine.server import Plan
+from flray.experiment import Experiment
+
+DOWN = 3  # models that a channel has room for: a broadcast, or states
+UP = 12  # the same for a run's partial sums, 2 log2 of its clients
+MOST_BYTES = 2**24  # of one channel's models; what is larger goes through the object store
+SMALL_BYTES = 2**17  # of a channel beside its models
+SUBMIT_S = 300.0  # until the actors have read what is sent to them; Ray's 10 s are little for processes that just began
+
+# it tells of every dead actor with a traceback; the pool has a line for it
+logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
+
+
+class Compiled:
+    """The graph of a server actor and its client actors; they work in it until it is closed."""
+
+    def __init__(self, server: Any, clients: Sequence[Any], model_bytes: int) -> None:
+        """Takes about 0.1 s. Raises one of `LOST` when an actor is gone."""
+        self.actors, self.model_bytes, parts = (server, *clients), model_bytes, len(clients)
+        name, down_bytes = uuid.uuid4().hex, min(DOWN * model_bytes, MOST_BYTES)
+        small, large = Room(SMALL_BYTES, name), Room(SMALL_BYTES + down_bytes, name)
+        sums = Room(SMALL_BYTES + min(UP * model_bytes, MOST_BYTES), name)
+
+        def sent(node: Any, room: Room) -> Any:
+            node.type_hint = room
+            return node
+
+        with InputNode() as asked:
+            orders = [sent(asked[i], small) for i in range(1 + parts)]
+            down, *states = server.graph_broadcast.options(num_returns=1 + parts).bind(orders[0])
+            sent(down.class_method_call, large)
+            runs = zip(clients, orders[1:], states, strict=True)
+            work = [sent(client.graph_work.bind(order, down, state), sums) for client, order, state in runs]
+            published = sent(server.graph_finish.bind(orders[0], *work), large)
+            tests = [sent(client.graph_test.bind(published, i, parts), small) for i, client in enumerate(clients)]
+            answer = sent(server.graph_answer.bind(*tests), small)
+        self._graph = answer.experimental_compile(_submit_timeout=SUBMIT_S, _max_inflight_executions=1)
+
+    def execute(self, order: Order, jobs: Sequence[tuple[Assignment, Exchange] | None]) -> Answer:
+        """What became of the order; `jobs`: a run for each client actor, None for those beyond.
+
+        Raises `RayTaskError` with an actor's own error, `ResourceError` when a process of Ray has died; after anything
+        else the graph is broken.
+        """
+        ref = self._graph.execute(order, *jobs)
+        while True:
+            try:
+                return ray.cloudpickle.loads(ref.get(timeout=CHECK_S))  # type: ignore[no-any-return]
+            except RayChannelTimeoutError:
+                alive.check()
+                ref._ray_get_called = False  # a reference may be asked once; nothing was read
+
+    def serves(self, pool: Pool, model_bytes: int) -> bool:
+        """Whether it is whole, of these actors and for such a model."""
+        same = self.actors == (pool.server, *pool.clients) and self.model_bytes == model_bytes
+        return same and not self._graph.is_teardown
+
+    def close(self) -> None:
+        """Wait until every actor has left the graph: one that works ends its work first."""
+        self._graph.teardown()
+
+
+class Graph(Calls):
+    """An executor (`rounds.Executor`): exchanges in parallel by the graph of the pool's actors, the rest by calls."""
+
+    def __init__(self, pool: Pool, experiment: Experiment, facts: dict[str, Any]) -> None:
+        super().__init__(pool, experiment, facts)
+        self._first: list[tuple[str, tuple[Any, ...]]] = []  # calls that go with the next execution
+        self._tally: tuple[Clock, Tally] | None = None
+
+    def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
+        self._tally = None
+        graph = self._graph(plan, hop)
+        answer = self._execute(graph, plan, hop, ahead) if graph is not None else None
+        if answer is None:
+            if self._down.get(plan.clock, (None,))[0] is None:  # the server planned it for itself
+                self.broadcast(plan.clock, plan.exchange)
+            return super().run(plan, hop, ahead)
+        self._down = {clock: (None, found) for clock, found in zip(ahead, answer.plans, strict=False)}
+        if answer.tally is not None:
+            self._tally = (hop.clock.transaction, answer.tally)
+        return Ran(answer.rows, answer.metrics, answer.server_s)
+
+    def _graph(self, plan: Plan, hop: Hop) -> Compiled | None:
+        """The graph for this exchange; None: it goes by calls, as does everything while an actor is away."""
+        pool, model_bytes = self.pool, 4 * (self.facts["parameters"] + self.facts["buffers"])
+        if plan.exchange.order == "sequential" or pool.away or len(hop.jobs) > len(pool.clients):
+            return None
+        if pool.graph is None or not pool.graph.serves(pool, model_bytes):
+            pool.close_graph()
+            try:
+                pool.graph = Compiled(pool.server, pool.clients, model_bytes)
+            except LOST:
+                return None
+        return pool.graph
+
+    def _execute(self, graph: Compiled, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Answer | None:
+        """None: an actor died before the exchange was finished. Raises an actor's own error."""
+        from flray.engine.ray.actors import FreshActorError
+
+        jobs, actors = hop.jobs, len(self.pool.clients)
+        stateful = [job.clients if self.facts["stateful"] else [] for job in jobs]
+        order = Order(
+            hop.clock,
+            plan.exchange,
+            to_numpy(hop.cohort),
+            [*stateful, *[[]] * (actors - len(jobs))],
+            ahead,
+            hop.clock.transaction if self._is_due(hop.clock) else None,
+            self._first,
+        )
+        try:
+            answer = graph.execute(order, [*((job, plan.exchange) for job in jobs), *[None] * (actors - len(jobs))])
+            self._first = []
+            return answer
+        except RayTaskError as error:
+            self.pool.close_graph()
+            reason = cause(error)
+            if not isinstance(reason, FreshActorError):
+                raise reason from None
+        except Exception:
+            alive.check()
+            self.pool.close_graph()
+        except BaseException:  # Ctrl-C: nobody waits for work that will not count
+            self.pool.restart_clients()
+            self.pool.close_graph()
+            raise
+        self.pool.retries += 1
+        found: Answer | None = self.call("answered", hop.clock)
+        return found
+
+    def test(self, clock: Clock) -> Tally:
+        found, self._tally = self._tally, None
+        return found[1] if found is not None and found[0] == clock else super().test(clock)
+
+    def start(self, method: str, *args: Any) -> None:
+        """Goes along with the next execution; where that fails it is said again."""
+        self._first.append((method, args))
+
+    def _start(self, method: str, *args: Any, returns: int = 1) -> Any:
+        first, self._first = self._first, []
+        for name, arguments in first:  # the server works its calls off in order
+            super()._start(name, *arguments)
+        return super()._start(method, *args, returns=returns)

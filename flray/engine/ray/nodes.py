@@ -1,0 +1,147 @@
+"""What the actors do as nodes of a compiled graph: one execution is one exchange (`graph.py` says how they are wired).
+
+Nodes run on a thread of their own, beside the actor's ordinary calls; the driver makes none while an execution is under
+way. What a node reads from a channel lies in the channel's buffer, which is free for the next message only when
+nothing refers to it any more: whatever outlives a node is copied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from ray import cloudpickle
+
+from flray.core.clock import Clock
+from flray.core.exchange import Exchange
+from flray.core.messages import Cohort
+from flray.engine.client import Assignment, Client, Delivery
+from flray.engine.counts import Tally, merged
+from flray.engine.server import Plan, Server
+from flray.scenario import Shares
+
+Work = tuple[Delivery, list[dict[str, Any]]]
+
+
+class Order(NamedTuple):
+    """An exchange as the server is asked for it.
+
+    `clients`: by actor those whose states it sends, none where they have none; `ahead`: the moments that come next, to
+    be planned until one has a plan; `test`: the clock of the test that is due when the first of them has none, None: no
+    test; `first`: (method, arguments) of calls that come before it.
+    """
+
+    clock: Clock
+    exchange: Exchange
+    cohort: Cohort
+    clients: list[list[int]]
+    ahead: Sequence[Clock]
+    test: Clock | None
+    first: Sequence[tuple[str, tuple[Any, ...]]]
+
+
+class Answer(NamedTuple):
+    """What the driver is told: the clients' rows, the server half's metrics, the plans of moments ahead, the seconds
+    that both took, and the counts of the test."""
+
+    clock: Clock
+    rows: list[dict[str, Any]]
+    metrics: dict[str, Any]
+    plans: list[Plan | None]
+    server_s: float
+    tally: Tally | None = None
+
+
+class ServerNodes:
+    """The server's nodes: broadcast, finish, answer."""
+
+    _server: Server | None = None
+    _answer: Answer | None = None
+    _ahead: tuple[Clock, Any, Any] | None = None  # a moment, the state in which it was planned, its broadcast
+    _threads = 1
+
+    @property
+    def server(self) -> Server:
+        assert self._server is not None
+        return self._server
+
+    def graph_broadcast(self, order: Order) -> tuple[Any, ...]:
+        """(the broadcast, by actor the states of its clients)."""
+        torch.set_num_threads(self._threads)  # a setting of each thread
+        for method, arguments in order.first:
+            getattr(self, method)(*arguments)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == order.clock and ahead[1] is self.server.state:
+            down = ahead[2]
+        else:
+            down, _ = self.server.broadcast(order.clock, order.exchange)
+        return (down, *[self.server.states(clients) if clients else None for clients in order.clients])
+
+    def graph_finish(self, order: Order, *work: Work | None) -> Any:
+        """What the clients test (None: no test is due); the rest of the answer is kept for :meth:`graph_answer`."""
+        began = time.perf_counter()
+        deliveries = [done[0] for done in work if done is not None]
+        rows = [row for done in work if done is not None for row in done[1]]
+        metrics = self.server.finish(order.clock, order.exchange, order.cohort, *deliveries)
+        down, plans = self.plans(order.ahead)
+        if down is not None:
+            self._ahead = (order.ahead[len(plans) - 1], self.server.state, down)
+        took = time.perf_counter() - began
+        self._answer = Answer(order.clock, rows, metrics, plans, took)
+        over = order.test is not None and plans[:1] == [None]
+        return (order.test, self.server.published(order.test)) if over else None
+
+    def graph_answer(self, *tallies: Tally | None) -> bytes:
+        """All of it, pickled: arrays in it are the driver's own."""
+        assert self._answer is not None
+        tested = [tally for tally in tallies if tally is not None]
+        return cloudpickle.dumps(self._answer._replace(tally=merged(tested) if tested else None))  # type: ignore[no-any-return]
+
+    def answered(self, clock: Clock) -> Answer | None:
+        """What became of an exchange whose answer got lost: without a test; None: it is not finished."""
+        kept = self._answer is not None and self._answer.clock == clock and self.server.finished(clock)
+        return self._answer if kept else None
+
+    def plans(self, ahead: Sequence[Clock]) -> tuple[Any, list[Plan | None]]:
+        """(broadcast of the first of these moments that has a plan, the plans up to it)."""
+        down, plans = None, []
+        for moment in ahead:
+            down, plan = self.server.plan(moment)
+            plans.append(plan)
+            if plan is not None:
+                break
+        return down, plans
+
+
+class ClientNodes:
+    """A client actor's nodes: work, test."""
+
+    _threads = 1
+
+    @property
+    def client(self) -> Client:
+        raise NotImplementedError
+
+    def graph_work(self, order: tuple[Assignment, Exchange] | None, down: Any, states: Any) -> Work | None:
+        """The run's deliveries and rows; None: there is no run for this actor."""
+        torch.set_num_threads(self._threads)
+        if order is None:
+            return None
+        job, exchange = order
+        job = job._replace(held=_copy(job.held), previous=None if job.previous is None else _copy(job.previous))
+        return self.client.work(job, exchange, down, states)
+
+    def graph_test(self, asked: tuple[Clock, Any] | None, part: int, parts: int) -> Tally | None:
+        """One of `parts` parts of all tests, if any is due."""
+        if asked is None:
+            return None
+        clock, published = asked
+        bench = self.client.bench
+        return bench.evaluate(published, bench.context(clock), part, parts)
+
+
+def _copy(shares: Shares) -> Shares:
+    return Shares(*(np.array(part) if isinstance(part, np.ndarray) else part for part in shares))

@@ -1,0 +1,195 @@
+"""The graph executor: the bits of the others, whatever dies under it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+import flray
+from flray.api import play
+from flray.core.errors import ClientError
+from flray.engine.ray.graph import Compiled
+from flray.engine.ray.pool import Pool
+from tests.engine.ray import mortal  # noqa: F401  registers the algorithm
+from tests.engine.test_faults import cohort, config, last_state, model
+
+
+def graph(algorithm="scaffold", rounds=4, actors=2, executor="graph", **sections):
+    resources = {"executor": executor, "client_actors": actors, **sections.pop("resources", {})}
+    imports = ["tests.engine.ray.mortal"]
+    return config(algorithm, rounds=rounds, imports=imports, resources=resources, **sections)
+
+
+def records(table):
+    """Rows without the clocks; None where there is no value, so that equal rows compare equal."""
+    kept = table[[c for c in table.columns if not c.startswith("time/")]]
+    kept = kept.map(lambda value: value.tolist() if isinstance(value, np.ndarray) else value)
+    return kept.astype(object).where(kept.notna(), None).to_dict("records")
+
+
+def contents(folder):
+    """Everything that must not depend on who computed it; the server's state with those of the clients."""
+    run = flray.load(folder)
+    tables = {name: records(getattr(run, name)) for name in ("rounds", "clients", "tests")}
+    assert run.status == "finished"
+    return {**tables, "model": model(run.folder), "server": last_state(run.folder)}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What a run in one process leaves, by algorithm and number of rounds."""
+    known = {}
+
+    def get(algorithm="scaffold", rounds=4):
+        if (algorithm, rounds) not in known:
+            folder = tmp_path_factory.mktemp("alone") / algorithm
+            flray.run(graph(algorithm, rounds, executor="local"), out=folder)
+            known[algorithm, rounds] = contents(folder)
+        return known[algorithm, rounds]
+
+    return get
+
+
+@pytest.fixture
+def executions(monkeypatch):
+    """The moments of what went through a graph."""
+    seen, execute = [], Compiled.execute
+
+    def watched(self, order, jobs):
+        answer = execute(self, order, jobs)
+        seen.append((order.clock.phase, order.clock.round, order.clock.exchange))
+        return answer
+
+    monkeypatch.setattr(Compiled, "execute", watched)
+    return seen
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("actors", [1, 2])
+def test_the_bits_are_those_of_one_process(alone, executions, tmp_path, algorithm, actors):
+    flray.run(graph(algorithm, actors=actors), out=tmp_path / "run")
+    assert executions == [("round", round, 0) for round in range(4)], "all of it went through the graph"
+    assert contents(tmp_path / "run") == alone(algorithm)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_every_exchange_in_parallel_goes_through_it(alone, executions, tmp_path):
+    """`own` has two of them a round, and one client after the other at the end of the task: that goes by calls."""
+    flray.run(graph("own"), out=tmp_path / "run")
+    assert executions == [("round", round, exchange) for round in range(4) for exchange in range(2)]
+    assert contents(tmp_path / "run") == alone("own")
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(
+    "place", ["training", *(pytest.param(p, marks=pytest.mark.slow) for p in ("finish", "evaluation"))]
+)
+def test_who_dies_in_an_execution_changes_nothing(alone, executions, tmp_path, place):
+    """A client actor in training or in a test, the server in its half; later rounds go through a graph again."""
+    dying = {"name": "mortal", "dies": place, "unless": str(tmp_path / "died")}
+    flray.run(graph(dying, rounds=8), out=tmp_path / "run")
+    assert (tmp_path / "died").exists()
+    assert contents(tmp_path / "run") == alone(rounds=8)
+    assert executions[-1] == ("round", 7, 0)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_actor_that_died_between_two_rounds_is_found_out(alone, tmp_path):
+    for row in play(graph(rounds=4), tmp_path / "run"):
+        if row["round"] == 2:
+            actor = Pool.current.clients[0]
+            os.kill(ray.get(actor.setup.remote(*Pool.current._setup)), signal.SIGKILL)
+    assert flray.load(tmp_path / "run").environment["actors"]["repeated_work"] >= 1
+    assert contents(tmp_path / "run") == alone()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_error_of_the_algorithm_is_told_as_by_calls(tmp_path):
+    faulty = {"name": "faulty_own", "kind": "raise", "at": f"1/0/{cohort(1)[0]}"}
+    with pytest.raises(ClientError, match=r"client \d failed in task 0, round 2, exchange 0.*\n?.*ZeroDivisionError"):
+        flray.run(graph(faulty), out=tmp_path / "run")
+    run = flray.load(tmp_path / "run")
+    assert run.rounds["round"].tolist() == [1] and run.status.startswith("failed")
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_graph_serves_the_next_run_of_its_actors(alone, tmp_path):
+    flray.run(graph("fedavg"), out=tmp_path / "first")
+    first = Pool.current.graph
+    flray.run(graph("fedavg"), out=tmp_path / "second")
+    assert Pool.current.graph is first
+    assert contents(tmp_path / "second") == alone("fedavg")
+
+
+# long ---------------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_server_is_killed_between_two_rounds(alone, tmp_path):
+    for row in play(graph(rounds=6), tmp_path / "run"):
+        if row["round"] == 3:
+            ray.kill(Pool.current.server)
+    assert contents(tmp_path / "run") == alone(rounds=6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_ctrl_c_in_an_execution_leaves_the_last_round_and_resumes(alone, tmp_path):
+    """SIGINT reaches this process while clients sleep for a minute: nobody waits for them."""
+    slow = {"name": "mortal", "pause_s": 60.0, "round": 2, "unless": str(tmp_path / "awake")}
+    pid, began = os.getpid(), time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        for row in play(graph(slow), tmp_path / "run"):
+            if row["round"] == 2:
+                threading.Timer(2.0, os.kill, (pid, signal.SIGINT)).start()
+    assert time.monotonic() - began < 50
+    assert flray.load(tmp_path / "run").status.startswith("interrupted after round 2")
+    (tmp_path / "awake").touch()
+    flray.resume(tmp_path / "run")
+    assert contents(tmp_path / "run") == alone()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_round_of_half_a_minute_is_no_failure(alone, tmp_path):
+    """Ray's own limit is 10 s."""
+    run = flray.run(graph({"name": "mortal", "pause_s": 16.0}), out=tmp_path / "run")
+    assert run.rounds["time/round_s"].max() > 30, "two clients of an actor, one after the other"
+    assert run.environment["actors"]["repeated_work"] == 0
+    assert contents(tmp_path / "run") == alone()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_many_rounds_leave_no_memory_and_no_threads(tmp_path):
+    def held(pid):
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
+        found = {line.split(":")[0]: line.split()[1] for line in status if ":" in line}
+        return int(found["Threads"]), int(found["RssShmem"])
+
+    seen = []
+    for row in play(graph(rounds=200, checkpoint={"every": 0}), tmp_path / "run"):
+        if row["round"] in (20, 199):
+            pool = Pool.current
+            pids = [ray.get(a.__ray_call__.remote(lambda _: __import__("os").getpid())) for a in pool.clients]
+            seen.append([held(pid) for pid in (os.getpid(), *pids)])
+    for (threads, shared), (later, more) in zip(*seen, strict=True):
+        assert later <= threads + 2
+        assert more - shared < 2**10, "KiB"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_resumed_with_another_number_of_actors(alone, tmp_path):
+    for row in play(graph(rounds=6), tmp_path / "run"):
+        if row["round"] == 3:
+            break
+    flray.resume(tmp_path / "run", "resources.client_actors=1")
+    assert contents(tmp_path / "run") == alone(rounds=6)
