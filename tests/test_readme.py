@@ -1,14 +1,48 @@
-"""What the README shows works: its FedProx runs from outside the package, and mu = 0 is FedAvg."""
+"""What the README shows works: its FedProx runs from outside the package, and mu = 0 is FedAvg; what every README
+points to is there."""
 
 import re
 from pathlib import Path
 
+import pytest
 from safetensors.numpy import load_file
+from typer.main import get_command
 
 import flray
+from flray.cli import app
 
 ROOT = Path(__file__).parent.parent
+PAGES = [page for top in ("*", "configs/**/*", "flray/**/*", "tuning/**/*") for page in sorted(ROOT.glob(f"{top}.md"))]
 FAST = ["rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false"]
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub makes links of them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_what_a_readme_points_to_is_there(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        name, _, anchor = target.partition("#")
+        if "://" not in target:
+            there = (page.parent / name) if name else page
+            assert there.exists(), f"{page}: {target}"
+            assert not anchor or anchor in anchors(there), f"{page}: {target}"
+
+
+def test_the_readme_is_short_and_names_every_command():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120 and max(map(len, text.splitlines())) <= 120
+    assert [name for name in get_command(app).commands if f"flray {name}" not in text] == []
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
+        assert (ROOT / picture).stat().st_size < 100_000
 
 
 def example() -> str:
