@@ -101,7 +101,7 @@ class FedDF(ServerDistillation, frozen=True):
 
     def ensemble(self, ctx: Context, updates: Any) -> Ensemble:
         kind = (self.teacher, self.temperature, self.kl_direction)
-        return ensemble(ctx.objective, updates.w, updates.b, ctx.require_proxy(), self.distill_batch_size, *kind)
+        return ensemble(ctx, updates.w, updates.b, self.distill_batch_size, *kind)
 
     def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Ensemble) -> tuple[Any, Metrics]:
         """The state after distillation of the ensemble, with what it cost and what is left of the memory loss."""
@@ -124,7 +124,7 @@ class FedDF(ServerDistillation, frozen=True):
         # spec 5.7: the loss of the new global model against the ensemble of the same round, T = 1, whole buffer
         return state.replace(w=w, b=b), {
             "distill/loss": loss,
-            "memory/drift": kl(teacher.logits, student),
+            "memory/drift": kl(ctx.narrow(teacher.logits), ctx.narrow(student)),
             "proxy_examples": float(passes * proxy.size),
         }
 

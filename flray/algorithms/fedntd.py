@@ -39,10 +39,10 @@ class FedNTD(FedAvg, frozen=True):
         if not self.beta:
             return super().gradient(ctx, down, client, carry, batch)
         with torch.no_grad():
-            teacher = ctx.objective.at(down.w, down.b)(batch.x)
+            teacher = ctx.narrow(ctx.objective.at(down.w, down.b)(batch.x))
 
         def loss(f: Any) -> Tensor:
-            z = f(batch.x)
-            return cross_entropy(z, batch.y, ctx.classes) + self.beta * not_true_kl(teacher, z, batch.y, self.tau)
+            z, y = ctx.narrow(f(batch.x)), ctx.local(batch.y)
+            return cross_entropy(z, y) + self.beta * not_true_kl(teacher, z, y, self.tau)
 
         return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)

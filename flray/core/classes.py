@@ -61,6 +61,10 @@ class ClassSet:
             raise DataError(f"label {wrong} is none of the {len(self)} classes in use: {known}")
         return found
 
+    def has(self, y: Tensor) -> Tensor:
+        """Whether each of the labels `y [B]` is one of these classes, bool `[B]`."""
+        return torch.isin(y, self.index)
+
 
 class Classes(ClassSet):
     """The classes of the current task, which a loss reads when nothing else is said, and those of the tasks before it.

@@ -61,6 +61,17 @@ class Context:
         """The generator addressed by (seed, clock, client, purpose); see :attr:`Clock.address`."""
         return rng(self.seed, *self.clock.address, self.client, *purpose)
 
+    def narrow(self, logits: Tensor) -> Tensor:
+        """The logits `[B, c]` of the classes in use out of the whole head's `[B, C]`; `logits` itself when all are."""
+        return logits if self.classes is None else self.classes.narrow(logits)
+
+    def local(self, y: Tensor) -> Tensor:
+        """Where the labels `y [B]` stand among the narrowed logits; `y` itself, unread, when all classes are in use.
+
+        Raises `DataError` that names a label outside of them.
+        """
+        return y if self.classes is None else self.classes.local(y)
+
     def mask(self, part: str) -> Tensor:
         """Float `[P]`: 1 on `"head"`, `"body"`, `"all"` or a submodule; see :meth:`Objective.mask`."""
         return self.objective.mask(part)

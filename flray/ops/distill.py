@@ -30,18 +30,17 @@ def proxy_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch
 
 
 class Ensemble(Record):
-    """Of the clients on the proxy data, both `[n, C]`: the mean of their `logits` (FedProj Eq. 3, unweighted), and the
-    `teacher`, logits whose softmax at the distillation temperature is what the student learns."""
+    """Of the clients on the proxy data: the mean of their `logits [n, C]` (FedProj Eq. 3, unweighted), and the
+    `teacher [n, c]`, logits of the classes in use whose softmax at the distillation temperature the student learns."""
 
     logits: Tensor
     teacher: Tensor
 
 
 def ensemble(
-    objective: Objective,
+    ctx: Context,
     w: Sequence[Tensor],
     b: Sequence[Tensor],
-    proxy: Proxy,
     batch_size: int,
     teacher: Teacher = "avg_logits",
     temperature: float = 1.0,
@@ -59,13 +58,13 @@ def ensemble(
         teacher = "avg_logits"
     logits, mean = torch.zeros(0), torch.zeros(0)
     for k, (client_w, client_b) in enumerate(zip(w, b, strict=True)):
-        z = proxy_logits(objective, client_w, client_b, proxy, batch_size)
-        p = torch.softmax(z / (temperature if teacher == "avg_losses" else 1.0), dim=1)
+        z = proxy_logits(ctx.objective, client_w, client_b, ctx.require_proxy(), batch_size)
+        p = torch.softmax(ctx.narrow(z) / (temperature if teacher == "avg_losses" else 1.0), dim=1)
         logits, mean = (z, p) if k == 0 else (logits.add_(z), mean.add_(p))
     logits.div_(len(w))
-    return Ensemble(
-        logits, logits if teacher == "avg_logits" else mean.div_(len(w)).clamp_min_(1e-12).log_().mul_(temperature)
-    )
+    if teacher == "avg_logits":
+        return Ensemble(logits, ctx.narrow(logits))
+    return Ensemble(logits, mean.div_(len(w)).clamp_min_(1e-12).log_().mul_(temperature))
 
 
 def fit(
@@ -125,9 +124,16 @@ def distill(
     direction: Direction = "forward",
     **how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`fit`, to which `how` goes, on T^2 KL(teacher || student); `teacher [n, C]` are logits on `proxy`."""
+    """:func:`fit`, to which `how` goes, on T^2 KL(teacher || student).
+
+    `teacher [n, c]` are logits of the classes in use on `proxy`.
+    """
     factor = temperature**2 if squared else 1.0
-    return fit(ctx, w, b, lambda z, index: factor * kl(teacher[index], z, temperature, direction), proxy, **how)
+
+    def loss(z: Tensor, index: Tensor) -> Tensor:
+        return factor * kl(teacher[index], ctx.narrow(z), temperature, direction)
+
+    return fit(ctx, w, b, loss, proxy, **how)
 
 
 def pull(anchor: Tensor, strength: float) -> Callable[[Tensor], Tensor]:

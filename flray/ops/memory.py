@@ -26,6 +26,15 @@ class Buffer(Record):
     logits: Tensor
 
 
+def labelled(ctx: Context, memory: Tensor | None, order: np.ndarray) -> np.ndarray:
+    """Those of the buffer's places `order [M]` whose public sample has a label among the classes in use."""
+    if ctx.classes is None:
+        return order
+    index = order if memory is None else memory.cpu().numpy()[order]
+    known: np.ndarray = ctx.classes.has(ctx.require_proxy().labels(index)).cpu().numpy()
+    return np.asarray(order[known])
+
+
 def batch_of(order: np.ndarray, step: int, size: int) -> np.ndarray:
     """The places `[size]` in the buffer that local step `step` reads: consecutive pieces of `order [M]`, round and
     round."""
@@ -69,8 +78,8 @@ def _one_pass(
     if kind == "ce_labels":
         y = proxy.labels(index)
         return ctx.objective.value_and_grad(lambda f: cross_entropy(f(x), y, ctx.classes), w, b, mode, out)
-    target = buffer.logits[torch.from_numpy(chosen).to(buffer.logits.device)]
-    return ctx.objective.value_and_grad(lambda f: kl(target, f(x)), w, b, mode, out)
+    target = ctx.narrow(buffer.logits[torch.from_numpy(chosen).to(buffer.logits.device)])
+    return ctx.objective.value_and_grad(lambda f: kl(target, ctx.narrow(f(x))), w, b, mode, out)
 
 
 class Tally(Record):

@@ -60,6 +60,11 @@ def test_neighbours_are_a_view():
     assert Classes([[3, 2]], 6).narrow(z)._base is z
 
 
+def test_labels_are_known_to_be_inside_or_outside():
+    chosen = Classes([[0], [5, 1, 2]], 6)
+    assert chosen.has(torch.tensor([0, 1, 5, 3, -1])).tolist() == [False, True, True, False, False]
+
+
 @pytest.mark.parametrize("label", [-1, 0, 3, 6, 9])
 def test_a_label_outside_is_named(label):
     with pytest.raises(DataError, match=rf"label {label} is none of the 3 classes in use: \[1, 2, 5\]"):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import kl_div, log_softmax, softmax
 
+from flray.core.classes import Classes
 from flray.core.clock import Clock
 from flray.core.objective import Objective
 from flray.ops.distill import distill, ensemble, proxy_logits
 from flray.ops.losses import kl
+from flray.ops.memory import labelled
 from tests.core.networks import Branches, Mlp, Norm, build, inputs
 from tests.ops.support import ListProxy, context, flatten_like, normal
 
@@ -34,19 +38,47 @@ def test_ensemble_is_the_mean_of_the_clients_logits_or_probabilities(kind, batch
     modules, w, b = clients(objective, kind)
     x, _ = inputs(kind, 10)
     proxy = ListProxy(x)
+    ctx = context(objective, proxy)
     with torch.no_grad():
         each = torch.stack([m(x) for m in modules])
-    found = ensemble(objective, w, b, proxy, batch_size)
+    found = ensemble(ctx, w, b, batch_size)
     torch.testing.assert_close(found.logits, each.mean(0))
     assert found.teacher is found.logits
     for teacher, expected in (
         ("avg_probs", softmax(each, dim=2).mean(0)),
         ("avg_losses", softmax(each / 3, dim=2).mean(0)),
     ):
-        found = ensemble(objective, w, b, proxy, batch_size, teacher, 3.0)
+        found = ensemble(ctx, w, b, batch_size, teacher, 3.0)
         torch.testing.assert_close(softmax(found.teacher / 3, dim=1), expected)
         torch.testing.assert_close(found.logits, each.mean(0))
     torch.testing.assert_close(proxy_logits(objective, w[0], b[0], proxy, batch_size), each[0])
+
+
+def test_an_ensemble_teaches_the_classes_in_use():
+    """Probabilities are those among these classes; the stored logits stay those of the whole head."""
+    objective = Objective(build(Mlp))
+    modules, w, b = clients(objective, Mlp)
+    x, _ = inputs(Mlp, 10)
+    with torch.no_grad():
+        each = torch.stack([m(x) for m in modules])
+    ctx = context(objective, ListProxy(x), classes=Classes([[1], [0, 2]], 3))
+    for teacher, expected in (
+        ("avg_logits", softmax(each.mean(0)[:, [0, 2]] / 3, dim=1)),
+        ("avg_probs", softmax(each[:, :, [0, 2]], dim=2).mean(0)),
+        ("avg_losses", softmax(each[:, :, [0, 2]] / 3, dim=2).mean(0)),
+    ):
+        found = ensemble(ctx, w, b, 4, teacher, 3.0)
+        torch.testing.assert_close(softmax(found.teacher / 3, dim=1), expected)
+        torch.testing.assert_close(found.logits, each.mean(0))
+
+
+def test_a_labelled_memory_is_read_where_the_labels_are_in_use():
+    ctx = context(build(Mlp), ListProxy(torch.zeros(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])))
+    order = np.array([2, 0, 1, 3])
+    assert labelled(ctx, None, order) is order
+    ctx = replace(ctx, classes=Classes([[0, 2]], 3))
+    assert labelled(ctx, None, order).tolist() == [2, 0, 3]
+    assert labelled(ctx, torch.tensor([1, 3, 4, 5]), order).tolist() == [1, 3], "places in the buffer, not samples"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
@@ -59,7 +91,7 @@ def test_avg_losses_has_the_gradient_of_the_mean_of_the_clients_kl_terms(tempera
     x, _ = inputs(Mlp, 10)
     student = normal(10, 3, seed=1).requires_grad_()
     found, other = (
-        ensemble(objective, 5 * w, b, ListProxy(x), 4, "avg_losses", temperature, d)
+        ensemble(context(objective, ListProxy(x)), 5 * w, b, 4, "avg_losses", temperature, d)
         for d in (direction, OTHER[direction])
     )
     teachers = [objective.at(5 * v, b[k])(x).detach() for k, v in enumerate(w)]
