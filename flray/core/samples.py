@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from flray.core.errors import DataError
 from flray.core.messages import Batch
 
 
@@ -27,6 +29,36 @@ class Proxy(Protocol):
 
     def labels(self, index: np.ndarray) -> Tensor:
         """Labels `[B]`, int64; `DataError` when there are none."""
+
+
+class TensorProxy:
+    """A proxy over tensors that an algorithm has at hand, such as the images of a generator.
+
+    `x [n, ...]` are inputs as the model takes them, normalised, and `y [n]` labels (int64), both on the device that the
+    model is on. `replace(ctx, proxy=TensorProxy(x))` is a context in which every loss on public data reads these.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor | None = None, same_labels: bool | None = None) -> None:
+        """`same_labels` says whether `y` are labels of the private data's own classes; None: yes, where there are any.
+
+        Raises `DataError` where inputs and labels differ in number.
+        """
+        if y is not None and len(y) != len(x):
+            raise DataError(f"a proxy of {len(x)} samples was given {len(y)} labels")
+        self.x, self.y = x, y
+        self.same_labels = y is not None and same_labels is not False
+
+    @property
+    def size(self) -> int:
+        return len(self.x)
+
+    def inputs(self, index: np.ndarray) -> Tensor:
+        return self.x[torch.from_numpy(index).to(self.x.device)]
+
+    def labels(self, index: np.ndarray) -> Tensor:
+        if self.y is None:
+            raise DataError("these proxy data were made without labels; use a loss without labels")
+        return self.y[torch.from_numpy(index).to(self.y.device)]
 
 
 class Sized(Protocol):

@@ -48,8 +48,8 @@ class Roll(NamedTuple):
         return cohort.count(members) if clock.phase == "round" else members
 
 
-class ProxyTensors:
-    """The proxy data on one device (`core.samples.Proxy`)."""
+class StoredProxy:
+    """The configured proxy data, read from their arrays and normalised batch by batch (`core.samples.Proxy`)."""
 
     def __init__(self, proxy: Proxy, device: torch.device) -> None:
         self._x, self._y = proxy.x, proxy.y
@@ -96,9 +96,9 @@ class Workbench:
         whole = len(outputs) == 1 and outputs[0] == list(range(self.dataset.num_classes))
         heads = [] if whole else [outputs[: task + 1] for task in range(len(outputs))]
         self._classes = [Classes(seen, self.dataset.num_classes, device=device) for seen in heads]
-        self.proxy: ProxyTensors | None = None
+        self.proxy: StoredProxy | None = None
         if experiment.proxy is not None and experiment.algorithm.needs_proxy:
-            self.proxy = ProxyTensors(self.load_proxy()[0], device)
+            self.proxy = StoredProxy(self.load_proxy()[0], device)
 
     def load_proxy(self) -> tuple[Proxy, np.ndarray]:
         """The proxy set and the training samples that stay the clients'."""

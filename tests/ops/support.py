@@ -11,24 +11,19 @@ from torch import Tensor, nn
 from flray.core.clock import Clock
 from flray.core.context import Context
 from flray.core.objective import Objective
+from flray.core.samples import TensorProxy
 
 
-class ListProxy:
-    """`core.samples.Proxy` over two tensors; notes every index asked for."""
+class ListProxy(TensorProxy):
+    """A proxy that notes every index asked for."""
 
     def __init__(self, x: Tensor, y: Tensor | None = None, same_labels: bool | None = None) -> None:
-        self.x, self.y = x, y
-        self.size = len(x)
-        self.same_labels = y is not None if same_labels is None else same_labels
+        super().__init__(x, y, same_labels)
         self.asked: list[np.ndarray] = []
 
     def inputs(self, index: np.ndarray) -> Tensor:
         self.asked.append(np.array(index))
-        return self.x[torch.from_numpy(np.asarray(index))].clone()
-
-    def labels(self, index: np.ndarray) -> Tensor:
-        assert self.y is not None
-        return self.y[torch.from_numpy(np.asarray(index))].clone()
+        return super().inputs(index)
 
 
 def context(module: nn.Module | Objective, proxy: Any = None, round: int = 0, **facts: Any) -> Context:
