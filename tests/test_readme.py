@@ -2,6 +2,7 @@
 points to is there."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.main import get_command
 
 import flray
 from flray.cli import app
+from flray.loader import load_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [page for top in ("*", "configs/**/*", "flray/**/*", "tuning/**/*") for page in sorted(ROOT.glob(f"{top}.md"))]
@@ -43,6 +45,26 @@ def test_the_readme_is_short_and_names_every_command():
     assert [name for name in get_command(app).commands if f"flray {name}" not in text] == []
     for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
         assert (ROOT / picture).stat().st_size < 100_000
+
+
+def shown(page: Path) -> list[list[str]]:
+    """The words of every line `flray ...` in a page's blocks of code, lines that go on joined."""
+    blocks = re.findall(r"^```\n(.*?)^```", page.read_text().replace("\\\n", " "), re.S | re.M)
+    lines = [line for block in blocks for line in re.findall(r"^flray [^\n─]*$", block, re.M)]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_commands_that_a_readme_shows_are_commands_of_what_is_there(page):
+    """Those on a configuration of flray load, as far as they need no data set; the papers' have tests of their own."""
+    known = get_command(app).commands
+    for _, verb, *words in shown(page):
+        assert verb in known or verb.startswith("-") or verb == "VERB", f"{page}: flray {verb}"
+        if verb != "run" or not words[0].startswith("configs/") or "--import" in words:
+            continue
+        options = [place + step for place, word in enumerate(words) if word.startswith("--") for step in (0, 1)]
+        overrides = [word for place, word in enumerate(words) if place and place not in options]
+        assert load_config(ROOT / words[0], overrides), f"{page}: {words}"
 
 
 def example() -> str:
