@@ -4,12 +4,12 @@ its hash.
     rest, parts = split(message)      # at the server: `rest` names the arrays that `parts` holds
     message = join(rest, parts)       # at a client, which keeps the parts that it has seen
 
-What a client holds is counted (:func:`sent_bytes`), not remembered by the worker that plays it.
+What a client holds is counted (:func:`received`), not remembered by the worker that plays it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,7 @@ import numpy as np
 from flray.core.disk import array_checksum
 from flray.core.errors import AlgorithmError
 from flray.core.fields import shared_fields
-from flray.core.messages import Record, children, nbytes, rebuilt
-
-Holders = Mapping[str, np.ndarray]  # hash of a part -> numbers of the clients that have it, ascending int64: a message
+from flray.core.messages import Record, children, rebuilt
 
 
 class Reference(Record):
@@ -72,20 +70,17 @@ def references(rest: Any) -> set[str]:
     return set().union(*(references(part) for part in (children(rest) or {}).values()))
 
 
-def sent_bytes(
-    rest: Any, parts: Mapping[str, np.ndarray], clients: Sequence[int], holders: Holders, kept: Collection[str] = ()
+def received(
+    parts: Mapping[str, np.ndarray], clients: np.ndarray, holders: Mapping[str, np.ndarray]
 ) -> tuple[int, dict[str, np.ndarray]]:
-    """(bytes of this broadcast to all `clients` together, who holds which part after it).
+    """(bytes of the shared `parts` to `clients [K]` together, who holds which part after it).
 
-    A part counts for each client that did not hold it; one that neither this broadcast nor `kept` names is dropped by
-    everybody.
+    A part counts for each client that did not hold it.
     """
-    named = references(rest)
-    total = nbytes(join(rest, dict.fromkeys(named))) * len(clients)  # type: ignore[arg-type]
+    total, after = 0, dict(holders)
     receivers = np.unique(np.asarray(clients, dtype=np.int64))
-    after = {found: held for found, held in holders.items() if found in named or found in kept}
-    for found in sorted(named):
+    for found, array in sorted(parts.items()):
         held = after.get(found, receivers[:0])
-        total += parts[found].nbytes * len(np.setdiff1d(receivers, held, assume_unique=True))
+        total += array.nbytes * len(np.setdiff1d(receivers, held, assume_unique=True))
         after[found] = np.union1d(held, receivers)
     return total, after

@@ -14,6 +14,7 @@ from typing import Any
 from flray.core.clock import Clock
 from flray.core.exchange import Exchange
 from flray.core.messages import to_numpy
+from flray.core.shared import join
 from flray.engine.client import Assignment, Client
 from flray.engine.cohort import Hop
 from flray.engine.counts import Tally
@@ -41,12 +42,12 @@ class Local:
 
     def plan(self, clock: Clock) -> Plan | None:
         down, plan = self.server.plan(clock)
-        self._down = (clock, down)
+        self._down = (clock, join(down, self.server.parts()))
         return plan
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
         down, plan = self.server.broadcast(clock, exchange)
-        self._down = (clock, down)
+        self._down = (clock, join(down, self.server.parts()))
         return plan
 
     def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock] = ()) -> Ran:
@@ -59,7 +60,7 @@ class Local:
                 rows += more
         began = time.perf_counter()
         with threads(self.server_threads):
-            metrics = self.server.finish(hop.clock, plan.exchange, to_numpy(hop.cohort), *deliveries)
+            metrics = self.server.finish(plan, to_numpy(hop.cohort), *deliveries)
         return Ran(rows, metrics, time.perf_counter() - began)
 
     def test(self, clock: Clock) -> Tally:
@@ -69,7 +70,9 @@ class Local:
     def personal(
         self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]
     ) -> list[dict[str, Any]]:
-        down, _ = self.server.broadcast(clock, self.server.algorithm.training)
+        self.broadcast(clock, self.server.algorithm.training)
+        assert self._down is not None
+        down = self._down[1]
         with threads(self.client_threads):
             rows = [self.client.personal(job, down, self.server.states(job.clients), finetune_epochs) for job in jobs]
         return [row for found in rows for row in found]

@@ -103,7 +103,7 @@ class Exchanged(NamedTuple):
         found: dict[str, Any] = {}
         for name in dict.fromkeys(name for ran in self.ran for name in ran.metrics):
             values = [ran.metrics[name] for ran in self.ran if name in ran.metrics]
-            if name in ("comm/up_bytes", "clients_skipped"):
+            if name in ("comm/up_bytes", "comm/shared_bytes", "clients_skipped"):
                 found[name] = sum(values)
             elif name == "diverged":
                 found[name] = any(values)
@@ -117,6 +117,7 @@ class Exchanged(NamedTuple):
         row["exchanges"] = self.plan.clock.exchange + 1
         sent = zip(self.down_bytes, self.hops, strict=True)
         row["comm/down_bytes"] += sum(bytes_each * len(hop.cohort.client_ids) for bytes_each, hop in sent)
+        row["comm/down_bytes"] += metrics.pop("comm/shared_bytes", 0)
         row["client_steps"] += sum(c["num_steps"] for c in rows)
         row["time/server_s"] += sum(ran.server_s for ran in self.ran)
         for name in ("comm/up_bytes", "clients_skipped"):

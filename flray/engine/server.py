@@ -13,10 +13,11 @@ import functools
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from flray.core.clock import PHASES, START, Clock, Phase, Position
@@ -27,6 +28,7 @@ from flray.core.exchange import Exchange
 from flray.core.messages import Cohort, is_none, map_tensors, nbytes, to_numpy, to_torch
 from flray.core.packed import Packed
 from flray.core.probe import FinishView, Looking, RoundView
+from flray.core.shared import join, received, split
 from flray.engine.client import Delivery
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.counts import Tally
@@ -41,11 +43,15 @@ from flray.rundir.storage import Storage
 
 
 class Plan(NamedTuple):
-    """One exchange as the driver needs it: when, what, and the bytes of its broadcast for one client."""
+    """One exchange as the driver needs it: when, what, and the bytes of its broadcast for one client.
+
+    `shared`: the hashes of the parts of the broadcast that travel by content; their bytes are counted by `finish`.
+    """
 
     clock: Clock
     exchange: Exchange
     down_bytes: int
+    shared: tuple[str, ...] = ()
 
 
 class Server:
@@ -73,7 +79,9 @@ class Server:
         self.algorithm = experiment.algorithm
         self.state = self.algorithm.init_server(self.bench.context(Clock()), *self.bench.objective.initial())
         self.memory: dict[str, Any] = {}  # of the probes that look at the server, by name
-        self._committed: tuple[Position, Any, dict[str, Any]] = (START, self.state, {})
+        self.holders: dict[str, np.ndarray] = {}  # hash of a shared part -> the clients that have it
+        self._parts: dict[Clock, dict[str, np.ndarray]] = {}  # the shared parts that a transaction's broadcasts name
+        self._committed: tuple[Position, Any, dict[str, Any], dict[str, np.ndarray]] = (START, self.state, {}, {})
         self._finished: dict[Clock, dict[str, Any]] = {}  # of the running transaction: the answers of `finish`
         self._spare: list[Any] = []  # tensors that the sums of a round leave, for the next one
 
@@ -105,10 +113,23 @@ class Server:
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Any, Plan]:
         """(the exchange's broadcast as NumPy arrays, its plan): in a sequential exchange it is asked anew for every
-        hop."""
+        hop.
+
+        Shared parts stay here, see :meth:`part`; the broadcast names them.
+        """
         with self._half("broadcast", clock):
             down = exchange.broadcast(self.bench.context(clock), self.state)
-        return to_numpy(down), Plan(clock, exchange, nbytes(down))
+        rest, parts = split(to_numpy(down))
+        self._parts.setdefault(clock.transaction, {}).update(parts)
+        return rest, Plan(clock, exchange, nbytes(join(rest, dict.fromkeys(parts))), tuple(parts))
+
+    def parts(self) -> dict[str, np.ndarray]:
+        """The shared parts of the broadcasts of this transaction, and of the one that is planned ahead, by hash."""
+        return {hash: array for named in self._parts.values() for hash, array in named.items()}
+
+    def part(self, hash: str) -> np.ndarray:
+        """One of :meth:`parts`."""
+        return self.parts()[hash]
 
     def states(self, clients: Sequence[int]) -> list[Any]:
         return self.store.gather(clients)
@@ -117,28 +138,30 @@ class Server:
         """Numbers of the clients that have a state, ascending."""
         return self.store.clients()
 
-    def finish(self, clock: Clock, exchange: Exchange, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
+    def finish(self, plan: Plan, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
         """Complete the tree, run the server half, then scatter the client states. Returns the metrics.
 
         `cohort` and the deliveries hold NumPy arrays. The state changes only when everything succeeded, and once: asked
         again at a moment that is finished (the answer got lost with an actor) it returns the same answer.
         """
-        if clock not in self._finished:
-            self._finished[clock] = self._finish(clock, exchange, to_torch(cohort), deliveries)
-        return dict(self._finished[clock])
+        if plan.clock not in self._finished:
+            self._finished[plan.clock] = self._finish(plan, to_torch(cohort), deliveries)
+        return dict(self._finished[plan.clock])
 
     def finished(self, clock: Clock) -> bool:
         """Whether this moment of the running transaction is finished."""
         return clock in self._finished
 
-    def _finish(
-        self, clock: Clock, exchange: Exchange, cohort: Cohort, deliveries: Sequence[Delivery]
-    ) -> dict[str, Any]:
+    def _finish(self, plan: Plan, cohort: Cohort, deliveries: Sequence[Delivery]) -> dict[str, Any]:
+        clock, exchange = plan.clock, plan.exchange
         ctx = self.bench.context(clock)
         self.bench.seed_modules(ctx)  # a student with dropout
         new_states = [state for d in deliveries for state in d.states]
         delivered = torch.tensor([state is not None for state in new_states], dtype=torch.bool)
         metrics: dict[str, Any] = {"clients_skipped": int((~delivered).sum()), "comm/up_bytes": 0}
+        if plan.shared:
+            named = {hash: self.part(hash) for hash in plan.shared}
+            metrics["comm/shared_bytes"], self.holders = received(named, cohort.client_ids.numpy(), self.holders)
         if delivered.any():
             share, sent = float(cohort.weights[delivered].sum()), [delivery.sent for delivery in deliveries]
             metrics["comm/up_bytes"] = sum(sum(run.nbytes.values()) for run in sent)
@@ -153,7 +176,7 @@ class Server:
                 state = map_tensors(torch.Tensor.detach, state)
                 metrics.update(reported(extra))
             point = functools.partial(self.algorithm.point, ctx)
-            self._look(ctx, lambda: FinishView("finish", point, self.state, updates, state, cohort), metrics)
+            self._look(ctx, FinishView("finish", point, self.state, updates, state, cohort), metrics)
             if isinstance(self.store, FileStore):
                 self.check_folder()
             kept = [state for state in new_states if state is not None]
@@ -162,11 +185,12 @@ class Server:
         metrics["diverged"] = not model_is_finite(self.state)
         return metrics
 
-    def _look(self, ctx: Context, view: Callable[[], Any], metrics: dict[str, Any]) -> None:
+    def _look(self, ctx: Context, view: FinishView | RoundView, metrics: dict[str, Any]) -> None:
         """What the server's probes see goes to `metrics["probes"]`; their memory is staged as the state is."""
         looking = Looking(self.bench.probes, self.memory)
-        if looking.probes and looking.wants(view().place):
-            looking.look(ctx, view())
+        if looking.wants(view.place):
+            with self._half("diagnostics", ctx.clock):
+                looking.look(ctx, view)
             self.memory = looking.memory
             metrics["probes"] = looking.rows
 
@@ -174,8 +198,7 @@ class Server:
         """(probe, row) of those that look at a whole transaction, before it is committed."""
         ctx, found = self.bench.context(clock), {}
         point = functools.partial(self.algorithm.point, ctx)
-        with self._half("observe", clock):
-            self._look(ctx, lambda: RoundView("round", point, self._committed[1], self.state), found)
+        self._look(ctx, RoundView("round", point, self._committed[1], self.state), found)
         return found.get("probes", [])
 
     # testing ----------------------------------------------------------------------------------
@@ -209,17 +232,20 @@ class Server:
 
         Said again, it changes nothing: the driver repeats it where an answer got lost.
         """
-        if position != self._committed[0]:
-            self._commit(position)
-
-    def _commit(self, position: Position) -> None:
-        self._committed = (position, self.state, self.memory)
+        if position == self._committed[0]:
+            return
+        # what no broadcast of a whole round has named is dropped by everybody
+        named = {hash for clock, parts in self._parts.items() if clock.complete == position for hash in parts}
+        if position.phase == "round":
+            self.holders = {hash: held for hash, held in self.holders.items() if hash in named}
+        self._parts = {clock: parts for clock, parts in self._parts.items() if clock.complete.order > position.order}
         self._finished = {}
         self.store.commit()
 
     def rollback(self) -> None:
         """Back to the last commit: a round that was interrupted between two exchanges leaves no trace."""
-        _, self.state, self.memory = self._committed
+        _, self.state, self.memory, self.holders = self._committed
+        self._parts = {}
         self._finished = {}
         self.store.rollback()
 
@@ -227,8 +253,8 @@ class Server:
         """Write a checkpoint of the last commit; returns its position."""
         self.check_folder()
         self.rollback()
-        position, state, memory = self._committed
-        engine = Packed.of({"probes": map_tensors(to_numpy, memory)})
+        position, state, memory, holders = self._committed
+        engine = Packed.of({"probes": to_numpy(memory), "holders": holders})
         checkpoint.write(self.folder, position, Packed.of(state), self.store.save(), keep, engine)
         if isinstance(self.store, FileStore):
             kept = []
@@ -266,7 +292,9 @@ class Server:
         try:
             self.state = to_torch(saved.server.message(), self.bench.objective.device)
             self.store.load(saved.clients)
-            self.memory = to_torch(saved.engine.message(), self.bench.objective.device)["probes"]
+            engine = saved.engine.message()
+            self.memory = to_torch(engine["probes"], self.bench.objective.device)
+            self.holders = engine["holders"]
         except CheckpointError as error:
             raise CheckpointError(f"{saved.path}: {error}") from error
         self._commit(saved.position)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from flray.core.errors import AlgorithmError
 from flray.core.fields import pools, shared, shared_fields
-from flray.core.messages import Broadcast, Record, equal, nbytes
+from flray.core.messages import Broadcast, Record, equal
 from flray.core.packed import Packed
-from flray.core.shared import Reference, content_hash, join, references, sent_bytes, split
+from flray.core.shared import Reference, content_hash, join, received, references, split
 
 
 class Images(Record):
@@ -55,7 +55,7 @@ def test_a_message_without_shared_fields_stays_whole():
     plain = Broadcast(np.ones(3), np.zeros(1))
     rest, parts = split(plain)
     assert equal(rest, plain) and parts == {} and references(rest) == set()
-    assert sent_bytes(rest, parts, [4, 7], {}) == (2 * nbytes(plain), {})
+    assert received(parts, np.array([4, 7]), {}) == (0, {})
 
 
 def test_a_part_that_did_not_arrive_is_named():
@@ -66,21 +66,18 @@ def test_a_part_that_did_not_arrive_is_named():
 
 
 def test_a_part_is_counted_once_a_client():
-    """5 float32 of w, one int and one float in every message; 1920 + 80 + 32 + 12 bytes of parts once a client."""
-    every, once = 5 * 4 + 8 + 8, 1920 + 80 + 32 + 12
-    rest, parts = split(message())
-    total, holders = sent_bytes(rest, parts, [3, 1], {})
-    assert total == 2 * (every + once)
-    total, holders = sent_bytes(rest, parts, [1, 2], holders)
-    assert total == 2 * every + once
+    """1920 + 80 + 32 + 12 bytes of parts once a client; other images, with the same labels and bases, are 1920 more."""
+    once = 1920 + 80 + 32 + 12
+    _, parts = split(message())
+    total, holders = received(parts, np.array([3, 1]), {})
+    assert total == 2 * once
+    total, holders = received(parts, np.array([1, 2]), holders)
+    assert total == once
     assert all(held.tolist() == [1, 2, 3] for held in holders.values()) and len(holders) == 4
-    # other images, the same labels and bases
-    rest, parts = split(message(seed=1))
-    total, after = sent_bytes(rest, parts, [1, 9], Packed.of(holders).message())
-    assert total == 2 * (every + 1920) + 80 + 32 + 12
-    assert holders.keys() - after.keys() == {content_hash(message().images.x)}, "nobody names the old images any more"
-    _, kept = sent_bytes(rest, parts, [1, 9], holders, kept=holders.keys())
-    assert kept.keys() == holders.keys() | after.keys()
+    _, others = split(message(seed=1))
+    total, after = received(others, np.array([1, 9]), Packed.of(holders).message())
+    assert total == 2 * 1920 + 80 + 32 + 12
+    assert after.keys() - holders.keys() == {content_hash(message(seed=1).images.x)}
 
 
 @given(st.lists(st.sets(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=6), st.integers(0, 2))
@@ -90,8 +87,8 @@ def test_over_rounds_a_client_pays_for_what_it_sees_first(cohorts, contents):
     holders: Any = {}
     for round, cohort in enumerate(cohorts):
         content = round // (contents + 1)
-        rest, parts = split(Images(np.array([float(content)]), None, None))
-        total, holders = sent_bytes(rest, parts, sorted(cohort), holders)
+        _, parts = split(Images(np.array([float(content)]), None, None))
+        total, holders = received(parts, np.array(sorted(cohort)), holders)
         new = {(content, client) for client in cohort} - seen
         assert total == 8 * len(new)
         seen |= new

@@ -14,8 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from flray.core.clock import PHASES, Clock, Phase, Position
 from flray.core.exchange import Exchange
+from flray.core.shared import join
 from flray.engine.client import Assignment, Client, Delivery
 from flray.engine.counts import Tally
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
@@ -94,9 +97,11 @@ class ClientActor(ClientNodes):
         return self._client
 
     def work(
-        self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None
+        self, job: Assignment, plan: Plan, down: Any, states: Sequence[Any] | None, *parts: Any
     ) -> tuple[Delivery, list[dict[str, Any]]]:
-        return self.client.work(job, exchange, down, states)
+        """One run of the cohort; `parts` are the broadcast's shared ones, in the order of `plan.shared`."""
+        whole = join(down, dict(zip(plan.shared, parts, strict=True)))
+        return self.client.work(job, plan.exchange, whole, states)
 
     def evaluate(self, published: Any, clock: Clock, part: int, parts: int) -> tuple[None, Tally]:
         """One of `parts` parts of all tests of what the server published, a message of NumPy arrays."""
@@ -104,9 +109,10 @@ class ClientActor(ClientNodes):
         return None, bench.evaluate(published, bench.context(clock), part, parts)
 
     def personal(
-        self, job: Assignment, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int]
+        self, job: Assignment, plan: Plan, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int], *parts: Any
     ) -> tuple[None, list[dict[str, Any]]]:
-        return None, self.client.personal(job, down, states, finetune_epochs)
+        whole = join(down, dict(zip(plan.shared, parts, strict=True)))
+        return None, self.client.personal(job, whole, states, finetune_epochs)
 
     def peak_gpu_memory(self, job: Assignment) -> tuple[int, int]:
         """(bytes that training the job's client took, bytes of the GPU); needs a GPU."""
@@ -136,6 +142,9 @@ class ServerActor(ServerNodes):
     def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Any, Plan]:
         return self.server.broadcast(clock, exchange)
 
+    def part(self, hash: str) -> np.ndarray:
+        return self.server.part(hash)
+
     def states(self, clients: Sequence[int]) -> list[Any]:
         return self.server.states(clients)
 
@@ -143,16 +152,16 @@ class ServerActor(ServerNodes):
         return self.server.stateful()
 
     def finish(
-        self, clock: Clock, exchange: Exchange, cohort: Any, ahead: Sequence[Clock], tested: bool, *deliveries: Delivery
+        self, plan: Plan, cohort: Any, ahead: Sequence[Clock], tested: bool, *deliveries: Delivery
     ) -> tuple[Any, Any, tuple[dict[str, Any], list[Plan | None]]]:
         """Finish the exchange, and plan the moments `ahead` in the same call, until one has a plan.
 
         Returns (its broadcast, what a test reads where the transaction is over and is `tested`, (metrics, plans)).
         """
-        metrics = self.server.finish(clock, exchange, cohort, *deliveries)
+        metrics = self.server.finish(plan, cohort, *deliveries)
         down, plans = self.plans(ahead)
         over = tested and plans[:1] == [None]
-        return down, self.server.published(clock.transaction) if over else None, (metrics, plans)
+        return down, self.server.published(plan.clock.transaction) if over else None, (metrics, plans)
 
     def published(self, clock: Clock) -> Any:
         return self.server.published(clock)

@@ -34,6 +34,7 @@ class Calls:
     def __init__(self, pool: Pool, experiment: Experiment, facts: dict[str, Any]) -> None:
         self.pool, self.experiment, self.facts = pool, experiment, facts
         self._down: dict[Clock, tuple[Any, Plan | None]] = {}  # references to broadcasts, and their plans
+        self._parts: dict[str, Any] = {}  # references to the shared parts of the broadcasts, by hash
         self._published: dict[Clock, Any] = {}  # a reference to what the test after a transaction reads
 
     @property
@@ -47,35 +48,47 @@ class Calls:
     def plan(self, clock: Clock) -> Plan | None:
         if clock not in self._down:  # else it came with the exchange before
             down, asked = self._start("plan", clock, returns=2)
-            self._down = {clock: (down, self.pool.wait(asked))}
+            self._planned({clock: (down, self.pool.wait(asked))})
         return self._down[clock][1]
+
+    def _planned(self, down: dict[Clock, tuple[Any, Plan | None]]) -> None:
+        """Keep these broadcasts, and references to the shared parts that they name: those known are not sent again."""
+        self._down = down
+        named = [hash for _, plan in down.values() if plan is not None for hash in plan.shared]
+        if named:  # those of a round whose second exchange names none stay for the next one
+            self._parts = {hash: self._parts.get(hash) or self._start("part", hash) for hash in named}
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
         down, asked = self._start("broadcast", clock, exchange, returns=2)
         plan: Plan = self.pool.wait(asked)
-        self._down = {clock: (down, plan)}
+        self._planned({clock: (down, plan)})
         return plan
 
     def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
-        return self._again(lambda: self._run(plan, hop, ahead), lambda: self.broadcast(plan.clock, plan.exchange))
+        return self._again(lambda: self._run(plan, hop, ahead), lambda: self._rebroadcast(plan))
+
+    def _rebroadcast(self, plan: Plan) -> None:
+        self._parts = {}
+        self.broadcast(plan.clock, plan.exchange)
 
     def _run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
         down = self._down[plan.clock][0]
-        results = self.pool.execute([self._work(job, plan.exchange, down) for job in hop.jobs])
+        results = self.pool.execute([self._work(job, plan, down) for job in hop.jobs])
         began = time.perf_counter()
         payloads = [payload for payload, _ in results]
         now = plan.clock.transaction
         next_down, published, report = self._start(
-            "finish", hop.clock, plan.exchange, to_numpy(hop.cohort), ahead, self._is_due(now), *payloads, returns=3
+            "finish", plan, to_numpy(hop.cohort), ahead, self._is_due(now), *payloads, returns=3
         )
         metrics, plans = self.pool.wait(report)
         self._published = {now: published} if self._is_due(now) and plans[:1] == [None] else {}
-        self._down = {clock: (next_down, found) for clock, found in zip(ahead, plans, strict=False)}
+        self._planned({clock: (next_down, found) for clock, found in zip(ahead, plans, strict=False)})
         return Ran([row for _, rows in results for row in rows], metrics, time.perf_counter() - began)
 
-    def _work(self, job: Assignment, exchange: Exchange, down: Any) -> Piece:
+    def _work(self, job: Assignment, plan: Plan, down: Any) -> Piece:
         states = self._start("states", job.clients) if self.facts["stateful"] else None
-        return lambda actor: actor.work.options(num_returns=2).remote(job, exchange, down, states)
+        parts = [self._parts[hash] for hash in plan.shared]
+        return lambda actor: actor.work.options(num_returns=2).remote(job, plan, down, states, *parts)
 
     def test(self, clock: Clock) -> Tally:
         if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
@@ -99,11 +112,11 @@ class Calls:
     def personal(
         self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]
     ) -> list[dict[str, Any]]:
-        self.broadcast(clock, self.experiment.algorithm.training)
-        down = self._down[clock][0]
+        plan = self.broadcast(clock, self.experiment.algorithm.training)
+        down, parts = self._down[clock][0], [self._parts[hash] for hash in plan.shared]
         work: list[Piece] = [
             lambda actor, job=job: actor.personal.options(num_returns=2).remote(
-                job, down, self._start("states", job.clients), finetune_epochs
+                job, plan, down, self._start("states", job.clients), finetune_epochs, *parts
             )
             for job in jobs  # type: ignore[misc]
         ]
