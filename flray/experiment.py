@@ -248,6 +248,8 @@ class Experiment(Section):
                 f"algorithm {algorithm_name(self.algorithm)} needs public data: add a `proxy` section, "
                 "e.g. proxy: {source: holdout, size: 200}"
             )
+        if self.num_tasks > 1 and not self.rounds:
+            raise ConfigError("rounds: 0 in each of several tasks trains nothing; set rounds to 1 or more, or leave tasks out")
         if self.evaluate.validation is not None and (self.evaluate.finetune_epochs or not self.algorithm.global_model):
             what = (
                 "evaluate.finetune_epochs"

@@ -25,6 +25,7 @@ from flray.core.errors import AlgorithmError, shown
 Metrics = Mapping[str, float | Tensor]
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 @dataclass_transform(
     frozen_default=True,
     eq_default=False,

@@ -239,13 +239,16 @@ class Server:
         if position.phase == "round":
             self.holders = {hash: held for hash, held in self.holders.items() if hash in named}
         self._parts = {clock: parts for clock, parts in self._parts.items() if clock.complete.order > position.order}
+        self._stand_at(position)
+
+    def _stand_at(self, position: Position) -> None:
+        self._committed = (position, self.state, self.memory, self.holders)
         self._finished = {}
         self.store.commit()
 
     def rollback(self) -> None:
         """Back to the last commit: a round that was interrupted between two exchanges leaves no trace."""
         _, self.state, self.memory, self.holders = self._committed
-        self._parts = {}
         self._finished = {}
         self.store.rollback()
 
@@ -297,7 +300,7 @@ class Server:
             self.holders = engine["holders"]
         except CheckpointError as error:
             raise CheckpointError(f"{saved.path}: {error}") from error
-        self._commit(saved.position)
+        self._stand_at(saved.position)
         return saved.position
 
     def save_model(self) -> str:

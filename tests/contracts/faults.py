@@ -62,14 +62,16 @@ def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def interrupted(where: str, round: int, error: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
+def interrupted(
+    where: str, round: int, error: type[BaseException] = KeyboardInterrupt, task: int = 0
+) -> Iterator[None]:
     """Ctrl-C (or an error) in round `round` (from 0): `before` it, or in its `evaluate` half, when the state has
     already moved on."""
     name = {"before": "_round", "evaluate": "_test"}[where]
     original = getattr(Simulation, name)
 
     def raising(self: Simulation, *arguments: Any) -> Any:
-        if (arguments[0].phase, arguments[0].round) == ("round", round):
+        if (arguments[0].phase, arguments[0].task, arguments[0].round) == ("round", task, round):
             raise error("stopped by the test")
         return original(self, *arguments)
 

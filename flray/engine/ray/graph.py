@@ -112,9 +112,10 @@ class Graph(Calls):
         return Ran(answer.rows, answer.metrics, answer.server_s)
 
     def _graph(self, plan: Plan, hop: Hop) -> Compiled | None:
-        """The graph for this exchange; None: it goes by calls, as does everything while an actor is away."""
+        """The graph for this exchange; None: it goes by calls, as do shared parts, which travel by reference, and everything
+        while an actor is away."""
         pool, model_bytes = self.pool, 4 * (self.facts["parameters"] + self.facts["buffers"])
-        if plan.exchange.order == "sequential" or pool.away or len(hop.jobs) > len(pool.clients):
+        if plan.exchange.order == "sequential" or plan.shared or pool.away or len(hop.jobs) > len(pool.clients):
             return None
         if pool.graph is None or not pool.graph.serves(pool, model_bytes):
             pool.close_graph()
@@ -131,8 +132,7 @@ class Graph(Calls):
         jobs, actors = hop.jobs, len(self.pool.clients)
         stateful = [job.clients if self.facts["stateful"] else [] for job in jobs]
         order = Order(
-            hop.clock,
-            plan.exchange,
+            plan,
             to_numpy(hop.cohort),
             [*stateful, *[[]] * (actors - len(jobs))],
             ahead,

@@ -34,8 +34,7 @@ class Order(NamedTuple):
     test; `first`: (method, arguments) of calls that come before it.
     """
 
-    clock: Clock
-    exchange: Exchange
+    plan: Plan
     cohort: Cohort
     clients: list[list[int]]
     ahead: Sequence[Clock]
@@ -74,10 +73,10 @@ class ServerNodes:
         for method, arguments in order.first:
             getattr(self, method)(*arguments)
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == order.clock and ahead[1] is self.server.state:
+        if ahead is not None and ahead[0] == order.plan.clock and ahead[1] is self.server.state:
             down = ahead[2]
         else:
-            down, _ = self.server.broadcast(order.clock, order.exchange)
+            down, _ = self.server.broadcast(order.plan.clock, order.plan.exchange)
         return (down, *[self.server.states(clients) if clients else None for clients in order.clients])
 
     def graph_finish(self, order: Order, *work: Work | None) -> Any:
@@ -85,12 +84,12 @@ class ServerNodes:
         began = time.perf_counter()
         deliveries = [done[0] for done in work if done is not None]
         rows = [row for done in work if done is not None for row in done[1]]
-        metrics = self.server.finish(order.clock, order.exchange, order.cohort, *deliveries)
+        metrics = self.server.finish(order.plan, order.cohort, *deliveries)
         down, plans = self.plans(order.ahead)
         if down is not None:
             self._ahead = (order.ahead[len(plans) - 1], self.server.state, down)
         took = time.perf_counter() - began
-        self._answer = Answer(order.clock, rows, metrics, plans, took)
+        self._answer = Answer(order.plan.clock, rows, metrics, plans, took)
         over = order.test is not None and plans[:1] == [None]
         return (order.test, self.server.published(order.test)) if over else None
 
