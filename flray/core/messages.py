@@ -85,7 +85,7 @@ def _misuse(kind: type[Record], error: TypeError) -> AlgorithmError:
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     place = f" ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})" if frame is not None else ""
-    names = ", ".join(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+    names = ", ".join(field.name for field in dataclasses.fields(kind))
     return AlgorithmError(f"{kind.__name__}{place}: {error}; its fields: {names or 'none'}")
 
 

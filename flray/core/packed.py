@@ -115,7 +115,7 @@ def _record(name: str, values: dict[str, Any], classes: dict[str, type[Record]])
             f"the class {own} of the module {module} is not loaded; import what defines it (--import {module})"
         )
     kind = classes[name]
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(values.keys() - fields.keys())
     if unknown:
         raise CheckpointError(f"{name} has no field {unknown[0]} any more (its fields: {', '.join(fields)})")
