@@ -249,7 +249,7 @@ class Experiment(Section):
                 "e.g. proxy: {source: holdout, size: 200}"
             )
         if self.num_tasks > 1 and not self.rounds:
-            raise ConfigError("rounds: 0 in each of several tasks trains nothing; set it to 1 or more, or leave tasks out")
+            raise ConfigError("rounds: 0 in each of several tasks trains nothing; set 1 or more, or leave tasks out")
         if self.evaluate.validation is not None and (self.evaluate.finetune_epochs or not self.algorithm.global_model):
             what = (
                 "evaluate.finetune_epochs"

@@ -3,31 +3,25 @@ finish."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flray.core.clock import PHASES, START, Clock, Position, schedule
 from flray.core.errors import CheckpointError, ClientError, DataError, NonFiniteError, ResourceError, ServerLostError
-from flray.core.exchange import Exchange
 from flray.data import Dataset
-from flray.engine import cohort as cohorts
 from flray.engine.client import in_folder
-from flray.engine.counts import Tally
-from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
+from flray.engine.evaluate import personal_epochs
 from flray.engine.prepare import build_scenario
 from flray.engine.progress import Progress, stage
-from flray.engine.rounds import Executor, transact
+from flray.engine.rounds import Executor
 from flray.engine.summary import collapsed, untrained
+from flray.engine.transactions import Transactions
 from flray.experiment import Experiment, algorithm_name
 from flray.models.weights import weights_fingerprint
-from flray.rundir import checkpoint, tested
+from flray.rundir import checkpoint
 from flray.rundir.environment import environment, write_environment
 from flray.rundir.folder import RunFolder
 from flray.rundir.lock import FolderLostError
@@ -44,7 +38,7 @@ RESTARTS = 3  # of the server actor in one run
 Launch = Callable[[Experiment, Path, Scenario, dict[str, Any], str], tuple[Executor, Experiment]]
 
 
-class Simulation:
+class Simulation(Transactions):
     """One run: its data, partition, actors, recorder."""
 
     def __init__(
@@ -240,117 +234,6 @@ class Simulation:
         labels = next(iter(self.scenario.stages[-1].tests.values())).labels(self.dataset)
         found = Run(self.folder).rounds
         self._finish(untrained(found) or collapsed(found, labels, self.experiment.evaluate.split) or "finished")
-
-    # transactions -----------------------------------------------------------------------------
-    def _round(self, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """(the round's row, those of its clients); `ahead`: the round after it, which is planned on the way."""
-        started = time.perf_counter()
-        sampled, clients = cohorts.draw(self.experiment, clock, self.scenario.members(clock.task))
-        row = self._blank(clock, len(sampled))
-        if self.experiment.cohort.dropout:
-            row["clients_dropped"] = len(sampled) - len(clients)
-        client_rows = self._transact(clock, clients, row, len(sampled) - len(clients), ahead)
-        row.setdefault("clients_skipped", 0)
-        row.setdefault("diverged", False)
-        if self.experiment.evaluate.due(clock.round, self.experiment.rounds):
-            self._test(clock, row)
-        row["time/client_s"] = float(sum(c["time/client_s"] for c in client_rows))
-        row["time/round_s"] = time.perf_counter() - started
-        return row, client_rows
-
-    def _task(self, clock: Clock, show: Progress) -> bool:
-        """The beginning or the end of a task, over the clients that its exchanges name, and at its end the personalised
-        test.
-
-        False when there is no exchange: then nothing has changed.
-        """
-        assert self.recorder is not None
-        row: dict[str, Any] = {"done": clock.done, "task": clock.task, "phase": clock.phase, **self._costs()}
-        started = time.perf_counter()
-        client_rows = self._transact(clock, None, row)
-        if "exchanges" in row:
-            self._test(clock, row)
-        if clock.phase == "task_end" and personal_epochs(self.experiment):
-            show.note("testing every client on its own data")
-            began = time.perf_counter()
-            people = evaluate_personal(self.executor, self.experiment, self.scenario, clock)
-            row.update(spread(people), **{"time/personal_s": time.perf_counter() - began})
-            self.recorder.clients_tested(
-                [{"done": clock.done, "task": clock.task, "phase": clock.phase, **p} for p in people]
-            )
-        row[f"time/{clock.phase}_s"] = time.perf_counter() - started
-        if clock.phase == "task_end" or "exchanges" in row:
-            self.recorder.task(row, client_rows)
-        return "exchanges" in row
-
-    def _transact(
-        self, clock: Clock, cohort: np.ndarray | None, row: dict[str, Any], dropped: int = 0, ahead: Clock | None = None
-    ) -> list[dict[str, Any]]:
-        """All exchanges of a transaction, added up in `row`; the clients' rows.
-
-        The `dropped` got the first broadcast and are gone.
-
-        `cohort`: who was drawn; None: every client with samples in the task.
-        """
-        members = self.scenario.members(clock.task)
-
-        def hops(exchange: Exchange, now: Clock) -> list[cohorts.Hop]:
-            drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
-            stateful = functools.partial(self.executor.call, "stateful")
-            clients = cohorts.participants(exchange, now, drawn, members, stateful, self.experiment.seed)
-            found, empty = cohorts.hops(
-                self.scenario, self.experiment.algorithm, clients, now, exchange, self.executor.pieces
-            )
-            if empty:
-                row["clients_empty"] = row.get("clients_empty", 0) + empty
-            return found
-
-        client_rows: list[dict[str, Any]] = []
-        for exchanged in transact(self.executor, clock, hops, ahead):
-            if exchanged.plan.clock.exchange == 0:
-                row["comm/down_bytes"] += exchanged.plan.down_bytes * dropped
-            exchanged.add_to(row)
-            client_rows += exchanged.rows
-            self._probed(clock, exchanged.probed)
-        if self._looks_at_rounds:
-            self._probed(clock, self.executor.call("observe", clock))
-        return client_rows
-
-    def _probed(self, clock: Clock, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """What probes reported into their tables, below `diagnostics/`."""
-        assert self.recorder is not None
-        at = clock.complete
-        when = {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase}
-        self.recorder.diagnosed([(name, {**when, **row}) for name, row in rows])
-
-    def _blank(self, clock: Clock, cohort_size: int) -> dict[str, Any]:
-        """A round's row before anything is known."""
-        row: dict[str, Any] = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1}
-        row.update(**self._untested(), **{"train/loss": None}, cohort_size=cohort_size)
-        return {**row, **self._costs(), "proxy_examples": 0.0}
-
-    @staticmethod
-    def _costs() -> dict[str, float]:
-        return {"comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "time/server_s": 0.0}
-
-    def _untested(self) -> dict[str, None]:
-        return {f"{self.experiment.evaluate.split}/{name}": None for name in ("acc", "loss")}
-
-    def _test(self, clock: Clock, row: dict[str, Any]) -> None:
-        """Test the global model on the test set or the validation split, where the algorithm has one."""
-        if self.experiment.algorithm.global_model:
-            began = time.perf_counter()
-            self._tested(self.executor.test(clock), clock.complete, row)
-            row["time/evaluate_s"] = time.perf_counter() - began
-
-    def _tested(self, tally: Tally, at: Position, row: dict[str, Any]) -> None:
-        """The counts of a test into `tests/`, and what the first test set and mode make of them into `row`."""
-        assert self.recorder is not None
-        self.recorder.tested(
-            tested.rows(tally, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase})
-        )
-        first = next(iter(tally.values()))
-        row.update(zip(self._untested(), (first.accuracy, first.loss), strict=True))
 
     # the end ----------------------------------------------------------------------------------
     def _finish(self, status: str) -> None:

@@ -112,8 +112,8 @@ class Graph(Calls):
         return Ran(answer.rows, answer.metrics, answer.server_s)
 
     def _graph(self, plan: Plan, hop: Hop) -> Compiled | None:
-        """The graph for this exchange; None: it goes by calls, as do shared parts, which travel by reference, and everything
-        while an actor is away."""
+        """The graph for this exchange; None: it goes by calls, as does everything while an actor is away, and what has
+        shared parts: they travel by reference."""
         pool, model_bytes = self.pool, 4 * (self.facts["parameters"] + self.facts["buffers"])
         if plan.exchange.order == "sequential" or plan.shared or pool.away or len(hop.jobs) > len(pool.clients):
             return None

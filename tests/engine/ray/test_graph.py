@@ -64,7 +64,7 @@ def executions(monkeypatch):
 
     def watched(self, order, jobs):
         answer = execute(self, order, jobs)
-        seen.append((order.clock.phase, order.clock.round, order.clock.exchange))
+        seen.append((order.plan.clock.phase, order.plan.clock.round, order.plan.clock.exchange))
         return answer
 
     monkeypatch.setattr(Compiled, "execute", watched)
