@@ -3,25 +3,6 @@
 A round is `local_epochs` epochs over the union of the clients' samples: what the partition gives them, each sample
 once, so without a `proxy` holdout and without the validation split. Each batch is one step of one optimiser, which goes
 on from round to round.
-
-| paper | field | default | others |
-|---|---|---|---|
-| eta | `lr`, `lr_decay` per round | 0.01, none | - |
-| epochs | rounds x `local_epochs` | 5 a round | - |
-| B | `batch_size`; the short one at an epoch's end: `last_batch` keep or drop | 50, keep | - |
-| - | `optimizer`, `momentum`, `weight_decay`: one optimiser for the whole run | sgd, 0.9, 0 | - |
-| - | `shards`: parts of a batch whose gradients workers compute side by side | 4 | 1: the plain loop |
-
-Runs as a Ray Train `TorchTrainer` of `resources.client_actors` workers (auto: what fits, at most `shards`; one in a
-trial of a sweep), each with `resources.client` (a whole GPU where several ask for a share of one). A batch is cut into
-`shards` parts of ceil(B / shards) samples; their mean, weighted by samples, follows one fixed binary tree, whoever
-computes them. So the bits depend on `shards` and not on the number of workers; `shards: 1` is the plain loop, on one
-worker. Batch norm sees one part at a time, as in any data-parallel training, and its statistics are the parts' weighted
-mean. `cohort` is not read; `evaluate.finetune_epochs` tests on the clients' own test shares.
-Down: 0 numbers. Up: 0. State: P + Q, and P more for momentum, 2 P for Adam. Cost per step: 1 FedAvg step, on samples of
-all clients.
-Known failures: small parts starve batch norm and GPUs (a worker computes its parts one after the other); a step of 1 ms
-gains nothing from workers, since it waits for all of them.
 """
 
 from __future__ import annotations

@@ -1,23 +1,6 @@
 """Ditto (Li et al., ICML 2021, Algorithm 1): beside FedAvg's model each client keeps its own, held near the global one.
 
     min_v h_k(v; w*) = F_k(v) + lambda / 2 norm(v - w*)^2;   v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w^t))
-
-| paper | field | default | searched |
-|---|---|---|---|
-| lambda | `lam` | 1 (the authors' scripts) | 0.05, 0.1, 0.2 under attack, 0.1, 1, 2 otherwise |
-| eta | `lr` | as FedAvg, for both models | as FedAvg |
-| s, local steps of v_k | `personal_epochs` | none: as many as `local_epochs` | - |
-
-w^t is the broadcast. Both models step on the same batch, v_k first, as in the authors' code; momentum, Adam's moments
-and weight decay are each model's own, new every round. The global model is FedAvg's to the bit. A client's predictor is
-v_k (the initial parameters where it never took part), fine-tuned without the penalty.
-Down: P + Q numbers. Up: P + Q. State: P + Q on each client (Q more with `buffers: local`). Cost per step: 2 FedAvg
-steps.
-Official code (litian96/ditto, TensorFlow): plain SGD, momentum 0, an unweighted mean (`weighting: uniform`) over
-clients drawn by size; its `dynamic_lam` (lambda of 0.1, 1, 2 by validation loss) and its attacks and robust means are
-not here.
-Known failure: lr lambda > 2 makes v_k diverge from the penalty alone (sooner with momentum); a client seen seldom lags
-far behind w.
 """
 
 from __future__ import annotations

@@ -2,18 +2,6 @@
 not depend on them.
 
 e = rho T_w^2 g(w) / (norm(T_w g(w)) + eps), element by element; then w <- optimiser step from w with g(w + e).
-
-| paper | field | default (official code, debcaldarola/fedsam) | FedSOL | searched |
-|---|---|---|---|---|
-| rho | `rho` | 0.7 | 1.0 (ships 0.5) | 0.05 to 5 |
-| T_w | `scaled` | weights: on tensors named "weight" (scales of norms too), 1 on the rest | all | - |
-| eta | `eta`, added to abs(w) | 0.2 | 0 | 0, 0.01, 0.2 |
-| - | `eps`, `bn_passes` | 1e-16, both | 1e-12, first | - |
-| - | `perturb`: head, body, all | all | all | - |
-
-Otherwise as FedSAM, its script included. Down: P + Q. Up: P + Q. State: none. Cost per step: 2 FedAvg steps.
-Known failure: weights that are 0 are never perturbed with eta = 0, so a bias that starts at 0 counts only once it has
-moved.
 """
 
 from __future__ import annotations

@@ -4,23 +4,6 @@ The base of the others.
 
 w_k: `local_epochs` of the optimiser on the cross-entropy from w_g; then w_g <- sum_k p_k w_k with p_k = n_k / n over
 the sampled clients.
-
-| paper | field | default | searched |
-|---|---|---|---|
-| eta | `lr`, `lr_decay` per round | 0.01, none | 1e-4 to 1 |
-| E | `local_epochs` | 5 | 1 to 20 |
-| B | `batch_size` | 50 | 10 to 256 |
-| - | `last_batch` of an epoch, where it is short: keep, drop, merge | keep | - |
-| n_k / n | `weighting` | examples, over the sampled clients | - |
-| - | `optimizer`, `momentum`, `weight_decay`: new every round | sgd, 0.9, 0 | - |
-| - | `buffers`: batch-norm statistics | average (a plain weighted mean, the variances too) | - |
-
-Down: P + Q numbers. Up: P + Q. State: none (with `buffers: local`, Q on each client). Cost per step: 1, the unit of the
-others.
-Official code: FedSOL's engine multiplies the rate by 0.99 a round (`lr_decay`); FedZoo-Bench has SGD 0.01 without
-decay, momentum 0.5 (0.9 in its scripts), and Adam for FedDF's clients alone. Adam 1e-3 for every client is FedProj's
-setting.
-Known failures: with skewed labels a local model forgets the classes its client has not, and the average with it.
 """
 
 from __future__ import annotations

@@ -2,20 +2,6 @@
 initialised.
 
     body_k: SGD on L_k(body, head_0);   body <- sum_k p_k body_k;   afterwards each client fine-tunes body and head
-
-| paper | field | default |
-|---|---|---|
-| alpha, tau, B | `lr`, `local_epochs`, `batch_size` | as FedAvg |
-| n_k / n, or 1 / m in the authors' code | `weighting` | examples (FedSOL); uniform reproduces the authors' |
-
-The head is the model's `head` module; it gets no gradient, no weight decay and no momentum (the authors: learning rate
-0).
-Down: P - P_head + Q numbers. Up: the same. State: none. Cost per step: 1 FedAvg step.
-Official code (jhoon-oh/FedBABU): momentum 0.9, rate x0.1 after half and after three quarters of the rounds (here
-`lr_decay` per round), and finds the head by a substring of its parameters' names; FedSOL's takes the last registered
-child.
-Known failure: the global model's own accuracy depends on the random head; the method is meant to be read after
-fine-tuning.
 """
 
 from __future__ import annotations

@@ -3,27 +3,6 @@ data.
 
 Client: FedAvg. Server: start at the average, minimise T^2 KL(sigma(mean_k f_k(x) / T) || sigma(f(x) / T)) over the
 proxy set.
-
-| paper | field | default | original code |
-|---|---|---|---|
-| ensemble | `teacher` | avg_logits (the paper's) | avg_losses |
-| T | `temperature`, `squared` | 3, with T^2 | 1, without |
-| KL | `kl_direction` | forward: from the ensemble to the student | same |
-| eta | `distill_lr`, `distill_schedule` | Adam 1e-5, constant | Adam 1e-3, cosine |
-| steps | `distill_epochs`, `distill_batch_size` | 1 epoch, 256 | 128; up to 10,000, early stopping on validation data |
-| - | `distill_clip`, `distill_weight_decay` (added to the gradient after clipping) | none, 0 | 5, 0 |
-| - | `student_bn`: the student's batch norm | train | train |
-
-`student_bn: train` reads batch statistics and moves the student's own, of which nothing is left after an epoch or two
-(TAKFL's code too); train_frozen reads them and leaves b at the clients' average; eval reads b. FedZoo-Bench's student
-is in the mode of the last test: train in round 1, eval from round 2 on.
-
-The server's defaults are those of FedProj's tables, so that FedDF = FedProj with projection_rate 0 and alpha 0 (spec
-9.1); the clients' are FedAvg's, where those tables have Adam 1e-3.
-Down: P + Q. Up: P + Q. State: none besides the public data. Cost per step: 1 FedAvg step.
-Server cost: K forward passes and E_d epochs on the public data.
-Known failure: on public data far from the private ones the clients' logits say little, and the student learns that.
-Not here: early stopping, which needs labelled validation data on the server.
 """
 
 from __future__ import annotations

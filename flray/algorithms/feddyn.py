@@ -4,26 +4,7 @@ agree.
 Client: min CE(w) - <h_k, w> + alpha/2 norm(w - w_g)^2, gradient g_l - h_k + alpha (w - w_g); then h_k <- h_k - alpha
 (w_k - w_g).
 Server: h <- h - (alpha/N) sum_{k in S} (w_k - w_g), w_g <- mean_{k in S} w_k - h / alpha. h and all h_k start at 0.
-
-| paper | field | default | others |
-|---|---|---|---|
-| alpha | `alpha` | 0.1 (FedSOL's shipped configuration) | paper 0.1, 0.01, 0.001; official example 0.01; FedZoo-Bench 0.25 |
-| mean of w_k | `weighting` | uniform (paper, official code) | examples: FedSOL's code; the sum in h is plain in both |
-| - | `official` | off | alpha_k = alpha n / (n_k N) on the clients |
-| - | `clip` | none | official 10 |
-
-The official code (alpemreacar/FedDyn) keeps ghat_k = -h_k / alpha_k: loss CE + alpha_k <w, ghat_k - w_g>, and alpha_k
-added to the weight decay. The gradient is the same, except that its clipping leaves out alpha_k w: `official` does so
-too. Its CIFAR-10 run: lr 0.1, momentum 0, weight decay 1e-3, alpha 0.01, clip 10; it tests the mean of the w_k, where
-flray tests w_g, its "cloud model".
-h and h_k cover the trainable parameters; batch-norm statistics are averaged (FedSOL's code applies h to them too).
-Down: P + Q. Up: P + Q. State: h_k, P on each client (and Q with `buffers: local`); h, P on the server
-(and, with `weighting: examples`, the cohort's models while it aggregates).
-Cost per step: 1 FedAvg step. Under Adam the terms stay in the gradient. `train/loss` is the cross-entropy alone.
-FedZoo-Bench's FedDyn is another method: its h starts at the initial parameters and its h_k is the last mini-batch's
-gradient.
-Known failure: w_g is no mean of models: with few clients of many in a round and alpha small, h / alpha can outgrow it.
-"""  # noqa: E501  rows of a table
+"""
 
 from __future__ import annotations
 

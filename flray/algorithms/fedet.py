@@ -6,24 +6,6 @@ over the classes:
 y = argmax sum_k a_k s_k, a_k = v_k / sum_j v_j;  D = clients whose argmax is not y;
 s_div = sum_{k in D} b_k s_k, b_k = v_k / sum_{j in D} v_j;
 loss = mean_x [ CE(f, y) + lambda T^2 1[D not empty] KL( sigma(s_div / T) || sigma(f / T) ) ].
-
-| paper | field | takfl | paper |
-|---|---|---|---|
-| - | `fedet` | takfl (default) | paper |
-| lambda, T | `diversity`, `temperature` | 0.1, 3 | 0.05, 1 |
-| a_k, b_k | - | over the mean of v_j, so that they sum to the number of clients | over the sum |
-| D empty | - | s_div = 0: KL from the uniform distribution | no second term |
-| eta | `distill_lr`, `distill_schedule` | Adam 1e-5, constant | not known |
-| steps | `distill_epochs`, `distill_batch_size` | 1 epoch, 256, as FedProj (TAKFL's script: 5, 128) | not known |
-| - | `distill_clip`, `distill_weight_decay` | none, 0 (TAKFL's vision script: 5e-5) | not known |
-| - | `student_bn` | train, as its code | not known |
-
-takfl is the TAKFL code's Fed-ET, by FedProj's group (spec 9.2); no official code was found. Denominators get 1e-12: a
-client with constant logits has v = 0. Down: P + Q. Up: P + Q. State: none besides the public data.
-Cost per step: 1 FedAvg step. Server cost: K forward passes and E_d epochs on the public data.
-Known failure: with one client in a round nobody dissents, and takfl pulls every prediction towards the uniform
-distribution.
-Not here: clients with networks of different architectures.
 """
 
 from __future__ import annotations

@@ -7,29 +7,6 @@ proximal term.
 Server: w_g <- w_g - gamma tau_eff sum_k p_k d_k, tau_eff = sum_k p_k a_k (sum_k p_k tau_k with a proximal term,
 original code).
 The statistics of batch norm by the same formula (`buffers: average`).
-
-| paper | field | default | others |
-|---|---|---|---|
-| eta | `lr` | 0.01 | the rate of the round, decayed |
-| rho, local momentum | `momentum` | 0.9 | original code 0 |
-| mu, proximal | `mu` | 0 | with momentum: `nova_compat` |
-| slow momentum | `gmf` | 0 | original option: buf <- gmf buf + tau_eff sum_k p_k d_k, w_g <- w_g - gamma buf |
-| - | `ccvr` | off | fixed, fedsol_snapshot: g + (dbar - d_k), d_k of the client's last round |
-
-`ccvr: fixed` stores the client's own direction, d_k <- (w_g - w_k) / (gamma a_k) - (dbar - d_k), without what the
-correction added to its steps (the move itself would alternate for ever), and dbar <- (1 - q) dbar + sum_{k in S} (n_k /
-n) d_k, q = n_S / n.
-`fedsol_snapshot` stores the move, as that code does. FedSOL's snapshot ships with ccvr on and never updates
-dbar, which stays 0 (`fedsol_snapshot`): the gradient g - d_k fights the client's last direction, a likely cause of its
-10.00 entries.
-`nova_compat`: the original optimiser (JYWa/FedNova) adds mu (w - w_g) in place into the momentum buffer, as if it were
-a part of the gradient, and counts counter <- m counter + 1, a <- (a + counter) (1 - gamma mu) + 1. Without it mu with
-momentum is refused, and under Adam a_k = tau_k (spec 13).
-Down: P + Q. Up: P + Q + 1. With `ccvr: fixed` P more each way. State: none; with ccvr d_k, P on each client (and Q with
-`buffers: local`), and dbar, P on the server (fixed); with gmf P on the server. Cost per step: 1 FedAvg step.
-An update carries no model, so `client/acc_after` is not measured. With equal a_k it is FedAvg up to rounding.
-Known failure: where tau_eff sum_k p_k / a_k is far above 1 (very unequal clients) the statistics are extrapolated, a
-variance below 0.
 """
 
 from __future__ import annotations

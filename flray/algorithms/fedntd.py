@@ -3,15 +3,6 @@ true one.
 
 loss = CE + beta tau^2 KL( sigma(z_g' / tau) || sigma(z' / tau) ), mean over the batch; z', z_g' = logits of the local
 and the global model without the true class's (C - 1 entries). The global model is frozen, in eval mode.
-
-| paper | field | default | others |
-|---|---|---|---|
-| beta | `beta` | 1 | - |
-| tau | `tau` | 1 | 3 is the default of the code's class, which its configurations do not use |
-
-Down: P + Q. Up: P + Q. State: none. Cost per step: 1 + 1/3 FedAvg steps (a forward pass of the global model).
-beta = 0 is FedAvg, without that pass. Official code: the same loss (its first version had no factor tau^2).
-Known failure: with two classes one entry is left and the term is 0.
 """
 
 from __future__ import annotations

@@ -8,24 +8,6 @@ Client: FedAvg. Server: Delta = sum_k p_k (w_k - w_g), m_0 = 0, every operation 
     fedadagrad   v <- v + Delta^2
     fedadam      v <- beta_2 v + (1 - beta_2) Delta^2
     fedyogi      v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)
-
-| paper | field | fedavgm | fedadagrad | fedadam, fedyogi | searched |
-|---|---|---|---|---|---|
-| eta | `server_lr` | 1 (Hsu et al.) | 0.1 | 0.01; the papers tune all three | 1e-3 to 10 |
-| beta, beta_1 | `beta`, `beta_1` | 0.9 | 0 | 0.9 | Hsu et al.: 0 to 0.997 |
-| beta_2 | `beta_2` | - | - | 0.99 | - |
-| tau | `tau` | - | 1e-3 | 1e-3 | 1e-5 to 1e-1 |
-| v_{-1} >= tau^2 | `v_0` | - | tau^2 | tau^2 | - |
-| - | `nesterov` | false: the formula as printed | - | - | - |
-| 1 / K | `weighting` | examples, as in the experiments; Algorithm 2 prints the plain mean (uniform) | same | same | - |
-
-There is no bias correction, as in Algorithm 2: with v_0 = 0 the first step of FedAdam is (1 - beta_1) / sqrt(1 -
-beta_2) = 1 times eta.
-Only trainable parameters are moved so; batch-norm statistics follow `buffers`. `beta: 0`, `server_lr: 1` is FedAvg up
-to rounding.
-Down: P + Q. Up: P + Q. State: m, P on the server, and v, P more (not fedavgm). Cost per step: 1 FedAvg step.
-Known failures: an adaptive step is about eta in every place however small Delta is, so eta too large never settles;
-tau, which says what counts as small, has to fit the size of Delta, and so the local rate and the number of local steps.
 """
 
 from __future__ import annotations

@@ -3,29 +3,9 @@ distillation.
 
 Journal version (seed 000: sections 4, A.2, A.4, Algorithm 1) by default; the preprint (seed 001) by option.
 
-| paper | field | default | preprint |
-|---|---|---|---|
-| three-way rule, delta | `rule`, `delta` | threshold, 1e-12 (not printed) | epsilon (text), always (its Algorithm 1) |
-| epsilon | `eps` | 1e-8 (not printed) | same |
-| L_mem | `memory_loss` | kl: from sigma(Z) to sigma(f), Eq. 4 | ce_labels in every round |
-| round 0 | `round0` | auto: CE where label spaces agree, else skipped | - |
-| M_t | `memory_size` | the whole public set; a smaller one is drawn anew every round (Table 5: 50,000) | all of D_pub |
-| g_mem | `memory_batch`, `memory_batch_size` | one mini-batch per step (C.6), as large as the local one | full (Algorithm 1 of both) |
-| - | `memory_bn`: batch norm in that pass | train_frozen: batch statistics, `b` stays (not printed) | - |
-| - | `scope`, `project_stage` | one inner product over all parameters; the gradient, before the optimiser | - |
-| r, Figure 2 | `projection_rate` | 1 | - |
-| alpha, R | `alpha`, `wd_anchor` | 0, previous_global (Algorithm 1); `sum_clients` in C.1, with Table 3 | same; `per_client_mean` in 4.3 |
-
 Constraint <g, g_mem> >= 0; g = g_local - (<g_local, g_mem> / ||g_mem||^2) g_mem where it is violated. The projected
 gradient goes to the optimiser (`project_stage: update` projects the optimiser's direction instead).
-Down: P + Q + |M| C logits, and with `memory_size` |M| int64 numbers of samples (their inputs are public and already
-there); Table 5 counts the model alone. Up: P + Q. State: server keeps Z, the ensemble's logits.
-Cost per step: 1 + r m / B FedAvg steps with m memory samples a step: 2 by default, about 196 for the whole of 50,000
-beside batches of 256.
-Over several tasks the memory loss reads the classes of the current one, as the local loss does.
-Known failure: the Iris pilot with the optimiser that is printed, SGD 1e-3, is not better than FedAvg's
-(`configs/fedproj/pilot_iris.yaml`).
-"""  # noqa: E501  rows of a table
+"""
 
 from __future__ import annotations
 

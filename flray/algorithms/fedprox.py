@@ -1,17 +1,6 @@
 """FedProx (Li et al., MLSys 2020, Eq. 2): keep the local parameters near the global ones with a quadratic penalty.
 
 Client: min CE(w) + mu/2 norm(w - w_g)^2, over the trainable parameters; the gradient gets mu (w - w_g). Server: FedAvg.
-
-| paper | field | default | others |
-|---|---|---|---|
-| mu | `mu` | 0.01 | paper 0.001, 0.01, 0.1, 1; FedSOL 1; FedZoo-Bench 0.001 |
-
-Down: P + Q. Up: P + Q. State: none. Cost per step: 1 FedAvg step.
-Reduces to FedAvg at mu = 0. `train/loss` is the cross-entropy, without the penalty.
-The term is part of the loss, so it passes through the momentum, as in FedSOL's code; the original optimiser
-(litian96/FedProx) is plain SGD: `momentum: 0`. The original also draws clients uniformly and averages by n_k, as here.
-Known failure: mu of one paper does not carry over to another (a factor of 1000 above); a large one only slows local
-training.
 """
 
 from __future__ import annotations

@@ -11,22 +11,6 @@ other classes.
   the class if that is at least `threshold`, otherwise (and where there is no other) -1.
 * `rcl: paper` (restored, spec 8.3): scl_i = sum over every other p of the class, against all of Neg_i; penalty_i with
   the sum of e^{s_ij/tau} over all other j of the class with s_ij at least `threshold` in place of e^{r/tau}.
-
-| paper | field | default | own experiments |
-|---|---|---|---|
-| - | `rcl` | code | code |
-| tau | `tau` | 0.05 | same |
-| lambda | `threshold` | 0.7 | same |
-| weights | `scl_weight`, `penalty_weight` | 1, 1 | same |
-| levels | `levels` | all that the model declares | stem and the four stages of ResNet-18 with `norm: group` |
-| - | `clip` | none, as nothing is printed in FedProj's comparison | 10 |
-
-Down: P + Q. Up: P + Q. State: none. Cost per step: 1 FedAvg step (and B x B similarities per level). Both weights 0:
-FedAvg.
-Official code differs: lr 0.1 without momentum, weight decay 1e-3, `weighting: uniform`, `lr_decay: 0.998`; it decays
-the rate once more at every local epoch, which is not here. Its proximal and feature-alignment terms have weight 0 and
-are left out.
-Known failures: a batch of one class has no negatives and scl = 0; a model without `levels` cannot be trained.
 """
 
 from __future__ import annotations

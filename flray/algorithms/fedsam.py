@@ -2,19 +2,6 @@
 flat minima.
 
 e = rho g(w) / (norm(g(w)) + eps), then w <- optimiser step from w with g(w + e); g is the gradient of the local loss.
-
-| paper | field | default (official code, debcaldarola/fedsam) | FedSOL | searched |
-|---|---|---|---|---|
-| rho | `rho` | 0.1 on CIFAR-10 | 0.1 (ships 0.5) | 0.01 to 2 |
-| - | `eps` | 1e-16 | 1e-12 | - |
-| - | `perturb`: head, body, all | all | all | - |
-| - | `bn_passes` that move the batch-norm statistics | both | first | - |
-
-Weight decay reads w, not w + e. The official script runs lr 0.01, momentum 0, weight decay 4e-4, 1 local epoch, batch
-64.
-`train/loss` is the loss at w. Reduces to FedAvg at rho = 0 (with `bn_passes: first`).
-Down: P + Q. Up: P + Q. State: none. Cost per step: 2 FedAvg steps. Known failure: with few local steps a large rho only
-slows learning.
 """
 
 from __future__ import annotations

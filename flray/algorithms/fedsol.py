@@ -6,37 +6,9 @@ steps from the unperturbed w, which weight decay reads, with g_l(w + e_p) of all
 the local cross-entropy L_l; g_p: of L_p = KL(sigma(f(x; w_g) / T) to sigma(f(x; w) / T)), teacher in eval mode, no
 factor T^2. Norm and shift are those of the perturbed part.
 
-| paper | field | default | paper and code |
-|---|---|---|---|
-| rho | `rho` | 1.5, for the head: inferred from Table 5 | searched 0, 0.5, 1, 1.5, 2; shipped 1 on all; each `adaptive` needs its own rho |
-| Lambda (Eq. 7) | `adaptive` | columnwise: along dimension 0 of each tensor (code) | tensor; layer (weight and bias in one); none: fixed |
-| head, body | `perturb` | head | all in Table 4 and in the shipped configuration |
-| T | `temperature` | 3 | 3 |
-| L_p | `proximal` | kl | Table 4: l2 (FedProx), scaffold, fednova (`ccvr: fixed`), feddyn, moon, with their server and state |
-| alpha, tau | `alpha`, `tau` | those of FedDyn and of MOON | 0.1; 0.5 (shipped 1) |
-| Table 10 | `strategy` | S1 | S0: FedAvg; S5: proximal objective (Eq. 2); projection: Eq. 3 (Table 1) |
-| beta | `beta` | 1, read by S2 to S6 | - |
-| - | `min_gp_norm` | 0 (code) | with `adaptive: none` a g_p that is mere rounding is blown up to length rho: this guards against it |
-
-S2: g_l(w) + beta g_p(w + e_p). S3: (g_l + beta g_p)(w + e_p). S4: (g_l + beta g_p)(w + e_c), e_c from (g_l + beta
-g_p)(w).
-S5: (g_l + beta g_p)(w). S6: g_l(w + e_p) + beta g_p(w). The configurations of the paper set lr_decay 0.99 and
-weight_decay 1e-5.
-rho = 0 is FedAvg for S0 and S1 (and kl); S4 with beta = 0, `adaptive: none`, `perturb: all` is FedSAM
-(`bn_passes: first`). In a round's first step w = w_g: g_p = 0 and Lambda = 0, so that it is FedAvg's. Batch-norm
-statistics move once a step, in its first pass through the network (where L_p is not kl, for which no code exists: in
-that of L_l).
-Down: P + Q. Up: P + Q. State: none. With a `proximal` of Table 4: those of its method. `train/loss`: L_l where g_l is
-taken, plus beta L_p in S3 to S5. The state of scaffold, fednova and feddyn takes the correction for the part beta_used
-of it that the steps contained (spec 6.6): 0 in S0 and S1, beta in S2 to S6; `strategy: projection` is refused with
-them.
-FedSOL-FT: `evaluate.finetune_epochs`, plain cross-entropy without a perturbation (section 4.4).
-Cost per step: 1.33 FedAvg steps for the head (one pass through the body serves both gradients), 2.33 for body or all,
-with the teacher's forward pass (0.33). Table 5's 1.33, 1.96 and 2 (head, body, all) leave the teacher out; its 1.33 has
-a second forward pass in its place.
-Known failures: a tensor whose dimension 0 has size 1 gets Lambda = 1 column-wise (SL-ViT's class token); a head that
-shares parameters with the body is refused. Table 10's rows S2 to S6 are matched to their names by order only.
-"""  # noqa: E501  rows of a table
+Table 10, `strategy`: S0 g_l(w). S1 as above. S2 g_l(w) + beta g_p(w + e_p). S3 (g_l + beta g_p)(w + e_p).
+S4 (g_l + beta g_p)(w + e_c), e_c from (g_l + beta g_p)(w). S5 (g_l + beta g_p)(w). S6 g_l(w + e_p) + beta g_p(w).
+"""
 
 from __future__ import annotations
 

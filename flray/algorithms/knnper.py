@@ -4,23 +4,6 @@ training samples.
     q_c(z) = sum_j [y_j = c] e^(-D_j / (F scale)) / sum_j e^(-D_j / (F scale)),   prediction: argmax lam q + (1 - lam) h
 
 over the k stored samples j nearest to the query's feature z `[F]` by squared Euclidean distance D_j.
-
-| paper | field | default (FedSOL) | authors' code |
-|---|---|---|---|
-| k | `k` | 5 | 7 for CIFAR; 1, 3, 5, 7, 10 compared |
-| lambda_m | `lam` | 0.5 | tuned per client, 0 to 1 |
-| datastore size | `capacity` | 500, drawn uniformly | all samples |
-| kernel's sigma | `scale` | 1 | 1 |
-| h | `mix` | probabilities; FedSOL's code: logits | probabilities (logits optional) |
-| datastore's images | `store_augment` | false; FedSOL's code: true | false |
-
-Training is FedAvg's to the bit; the fields above act in the personalised evaluation alone. There a client fine-tunes
-(FedSOL; the authors do not), passes its training data through the network in eval mode and stores (feature, label): the
-feature enters the head.
-A client with fewer samples than k uses them all. The search is exact: faiss `IndexFlatL2` where faiss is installed, as
-in both codes, else scikit-learn's brute force, with the same neighbours up to ties.
-Down: P + Q numbers. Up: P + Q. State: none (the store is rebuilt). Cost per step: 1 FedAvg step.
-Known failure: logits outweigh q, which is at most 1, so `mix: logits` rarely differs from the model alone.
 """
 
 from __future__ import annotations

@@ -1,22 +1,5 @@
 """Local training (FedSOL Table 9, spec 7.7): every client trains alone from the common initial parameters; nothing is
 sent.
-
-| paper | field | FedSOL |
-|---|---|---|
-| gamma | `lr` | 0.01 |
-| decay per epoch | `lr_decay`, per round | 0.99 |
-| m, weight decay | `momentum`, `weight_decay` | 0.9, 1e-5 |
-| epochs | rounds x `local_epochs` | 200 x 1 |
-
-One optimiser over all rounds: its momentum (or Adam's moments) and its count of steps stay on the client. With
-`local_epochs: 1` and every client in every cohort, R rounds are R epochs of one optimiser whose rate falls after each,
-as in FedSOL's code.
-There is no global model: nothing to average, test or save; read the personalised evaluation, whose predictor is the
-client's own model (the initial one where it never took part), with further fine-tuning by a new optimiser where that is
-asked for.
-Down: 0 numbers (the initial parameters are known from the seed). Up: 0. State: P + Q on each client, and P more for
-momentum, 2 P for Adam. Cost per step: 1 FedAvg step. Known failure: clients outside a round's cohort do not train in
-it, while `lr_decay` goes on.
 """
 
 from __future__ import annotations

@@ -5,22 +5,7 @@ loss = CE + mu l_con,  l_con = mean_x -log( e^{cos(z, z_g)/tau} / (e^{cos(z, z_g
 z, z_g, z_p = what enters the head in the local, the global and the client's previous local model, the last two frozen,
 in eval mode.
 A cosine divides by max(norm(z), 1e-8) max(norm(z_g), 1e-8).
-
-| paper | field | default | others |
-|---|---|---|---|
-| mu | `mu` | 1 (CIFAR-100, Tiny-ImageNet; FedZoo-Bench) | 5 (CIFAR-10); 0.1 in FedSOL; searched 0.001, 0.01, 0.1, 1, 5, 10 |
-| tau | `tau` | 0.5 | FedSOL's table 0.5, its shipped configuration 1; searched 0.1, 0.5, 1 |
-
-Down: P + Q. Up: P + Q. State: the last local model, P + Q on each client; of a client that never took part it is the
-initial global model.
-Cost per step: 1 + 2/3 FedAvg steps (two forward passes more). mu = 0 is FedAvg, and makes none of them.
-In round 1 both are the initial model: the term is constant and its gradient 0 up to rounding (exactly 0 in `proximal`,
-which FedSOL scales to length rho); the original has no negative then, and no term.
-The original differs where a client first takes part later: its negative is a random network of its own, here the
-initial one (FedSOL).
-Its projection head (linear, ReLU, linear to 256) is a part of the network: `model.projection: 256`.
-Known failure: few clients of many in a round, so that the previous model is an old one.
-"""  # noqa: E501  rows of a table
+"""
 
 from __future__ import annotations
 

@@ -1,31 +1,6 @@
 """Per-FedAvg (Fallah et al., NeurIPS 2020, Algorithm 1): an initial model that adapts to a client in one gradient step.
 
     w' = w - gamma grad L(w; B1);   w <- w - beta [I - gamma H(w; B1)] grad L(w'; B2)
-
-| paper | field | default | searched |
-|---|---|---|---|
-| alpha (inner rate; gamma above) | `lr` | 0.01, times `lr_decay` every round | as FedAvg |
-| beta (outer rate) | `beta` | 0.01 (FedSOL; 0.001 in FedBABU), never decayed | 1e-4 to 1 |
-| - | `form` | clean | - |
-| FO or HF | `hf` | false: first order, H dropped | - |
-| delta (HF) | `delta` | 1e-3 | 1e-4 to 0.1 |
-| - | `adaptation`: fine-tuning | step with `form: clean`, meta with `form: code` | - |
-
-HF: H v is (grad L(w + delta v; B1) - grad L(w - delta v; B1)) / (2 delta) at v = grad L(w'; B2): the exact
-meta-gradient of the step that was made. The paper draws a third batch for it.
-`form: clean`: the inner step is plain SGD without momentum, `optimizer` and `momentum` see the outer gradients alone;
-`local_epochs` passes over the data in pairs of batches, a last one completed by a batch of the next epoch.
-`form: code` (Lee-Gihun/FedSOL, jhoon-oh/FedBABU): one optimiser makes both steps, so its momentum mixes both gradients;
-there are E ceil(n_b / E) pairs of consecutive batches, about 2 passes over the data in all, not E (n_b batches an
-epoch).
-In both, the weight decay of the outer step is that of w, not of w'; batch-norm statistics move in both steps.
-`adaptation: step` (the paper's): one inner step from the global model, on the first batch of the fine-tuning, of which
-`evaluate.finetune_epochs` says only whether there is any. `adaptation: meta` (both codes): the pairs of training again
-(with `form: code` ceil(n_b / E) of them for each epoch, which read those epochs again where they are too short).
-
-Down: P + Q numbers. Up: P + Q. State: none. Cost per step: 1 FedAvg step per batch, 2 with `hf`; steps as above.
-Known failure: with `form: code` and momentum 0.9 nearly half of the outer step is inner gradients: much of it is FedAvg
-at rate beta.
 """
 
 from __future__ import annotations

@@ -3,24 +3,6 @@
 Client: g <- g - c_k + c, then the optimiser. After tau steps of rate gamma
     option II: c_k+ = c_k - c + (w_g - w_k) / (A gamma);   option I: c_k+ = gradient of the client's whole loss at w_g.
 Server: w_g <- w_g + eta_g (mean w_k - w_g), c <- c + (1/N) sum_{k in S} (c_k+ - c_k). c and all c_k start at 0.
-
-| paper | field | default | others |
-|---|---|---|---|
-| option | `option` | II | I: one more pass over the data per round, with the batch statistics of w_g |
-| eta_l | `lr` | 0.01 | the rate of the round, decayed |
-| eta_g | `server_lr` | 1 | paper 1 |
-| A | `divisor` | momentum: (tau - m (1 - m^tau) / (1 - m)) / (1 - m), FedSOL's | steps: tau, the paper's (plain SGD) |
-| mean of w_k | `weighting` | examples, FedSOL's | uniform: the paper's |
-
-The change of c is a plain mean over the cohort whatever the `weighting`. FedSOL multiplies it by the configured
-sampling ratio, here it is K/N. Only trainable parameters have control variates; batch-norm statistics follow `buffers`.
-Down: 2P + Q. Up: 2P + Q. State: c_k, P on each client (and Q with `buffers: local`); c, P on the server.
-Cost per step: 1 FedAvg step (option I: 2 in the first local epoch). Round 1 is FedAvg's.
-Not reproduced: NIID-Bench corrects the parameters after the step, outside the momentum; alpemreacar/FedDyn scales c by
-n / (n_k N) and divides by the undecayed rate.
-Known failures: `divisor: steps` with momentum makes c_k up to 1 / (1 - m) too large; weight decay is inside w_g - w_k
-and so inside c_k; under Adam (A = tau) c_k is a mean direction, not a gradient; few clients of many in a round: c_k is
-stale.
 """
 
 from __future__ import annotations

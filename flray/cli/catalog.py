@@ -91,9 +91,9 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
         return "", rows
     target = _table(kind).get(name)
     if kind == "algorithms":
-        return inspect.cleandoc(sys.modules[target.__module__].__doc__ or ""), [
-            _row(hp) for hp in hyperparameters(target)
-        ]
+        text = inspect.cleandoc(sys.modules[target.__module__].__doc__ or "")
+        card = cards().get(name, "") if target.__module__.startswith("flray.") else ""
+        return f"{text}\n\n{card}".strip(), [_row(hp) for hp in hyperparameters(target)]
     if kind == "models":
         from flray.models import model_options
 
@@ -108,30 +108,23 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def page() -> str:
-    """The card and options of every algorithm of flray itself as one Markdown page: `flray/algorithms/CARDS.md`."""
+    """Every algorithm of flray itself with its options as one Markdown page."""
     from flray.algorithms import built_in
 
-    parts = [
-        "# Cards of the algorithms\n\nWritten by `flray list algorithms --format markdown`; the cards are the "
-        "docstrings of the files.\nAn option that a later algorithm has exactly as `fedavg` has it is listed there "
-        "alone.\n"
-    ]
-    base = detail("algorithms", "fedavg")[1]
-    cards: dict[str, str] = {}
+    parts = ["# Algorithms\n"]
     for name in built_in():
         text, options = detail("algorithms", name)
-        first = cards.setdefault(text, name)
-        text = text if name == first else f"Its card is that of `{first}`."
-        own = options if name == "fedavg" else [row for row in options if row not in base]
-        known = {row["option"] for row in options}
-        without = ", ".join(f"`{row['option']}`" for row in base if row["option"] not in known)
-        parts.append(f"## {name}\n\n{text}\n")
-        if name != "fedavg":
-            others = "The options of `fedavg`" + (f" but {without}" if without else "")
-            parts.append(f"{others}{', and:' if own else '.'}\n")
-        if own:
-            parts.append(_markdown_rows(own))
+        parts.append(f"## {name}\n\n{text}\n\n" + _markdown_rows(options))
     return "\n".join(parts)
+
+
+def cards() -> dict[str, str]:
+    """The cards of flray's own algorithms by name, from `flray/algorithms/CARDS.md`; those of one file share one."""
+    import flray.algorithms
+
+    text = Path(flray.algorithms.__file__).with_name("CARDS.md").read_text()
+    sections = (part.partition("\n") for part in text.split("\n## ")[1:])
+    return {name: card.strip() for names, _, card in sections for name in names.split(", ")}
 
 
 def _markdown_rows(rows: list[dict[str, Any]]) -> str:
@@ -155,7 +148,7 @@ def _table(kind: str) -> Any:
 
 def _summary(target: Any) -> str:
     module = sys.modules.get(getattr(target, "__module__", ""))
-    own = inspect.isclass(target) and issubclass(target, BaseModel)  # an algorithm's card stands at the top of its file
+    own = inspect.isclass(target) and issubclass(target, BaseModel)  # what one is stands at the top of its file
     text = (module.__doc__ if own and module is not None else inspect.getdoc(target)) or ""
     return " ".join(text.strip().split("\n\n")[0].split())
 
