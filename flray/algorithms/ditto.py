@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -14,7 +12,7 @@ from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.algorithm import Predictor
 from flray.core.context import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch, ClientState, Metrics
+from flray.core.messages import Batch, Broadcast, ClientState, Metrics, Record
 from flray.core.samples import ClientData, FineTuning
 from flray.ops.optim import Moments
 
@@ -52,11 +50,11 @@ class Ditto(FedAvg, frozen=True):
     def local_batches(self) -> tuple[int, int]:
         return self.batch_size, max(self.epochs)
 
-    def init_client(self, ctx: Context) -> Any:
+    def init_client(self, ctx: Context) -> DittoClient:
         w, b = ctx.objective.initial()
         return DittoClient(w, b, b.clone() if self.buffers == "local" else b[:0].clone())
 
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def begin(self, ctx: Context, down: Broadcast, client: DittoClient, data: ClientData) -> DittoCarry:
         carry, scratch = super().begin(ctx, down, client, data), ctx.objective.scratch
         first = scratch("personal first moment", carry.moments.first).zero_()
         moments = Moments(first, scratch("personal second moment", carry.moments.second).zero_(), 0)
@@ -64,7 +62,7 @@ class Ditto(FedAvg, frozen=True):
         personal = Carry(client.v.clone(), client.statistics.clone(), carry.grad, moments, torch.zeros_like(carry.loss))
         return DittoCarry.of(carry, personal=personal)
 
-    def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:
+    def step(self, ctx: Context, down: Broadcast, client: DittoClient, carry: DittoCarry, batch: Batch) -> DittoCarry:
         done = max(carry.moments.steps, carry.personal.moments.steps)
         per_epoch = ctx.num_steps // max(self.epochs)
         if done < per_epoch * self.epochs[1]:
@@ -73,7 +71,7 @@ class Ditto(FedAvg, frozen=True):
             carry = super().step(ctx, down, client, carry, batch)
         return carry
 
-    def personal_step(self, ctx: Context, down: Any, client: Any, personal: Carry, batch: Batch) -> Carry:
+    def personal_step(self, ctx: Context, down: Broadcast, client: DittoClient, personal: Carry, batch: Batch) -> Carry:
         """v <- v - eta direction(grad F(v) + lam (v - w^t))."""
         loss, g = self.gradient(ctx, down, client, personal, batch)
         personal.loss.add_(loss)
@@ -81,16 +79,18 @@ class Ditto(FedAvg, frozen=True):
         personal.w.add_(self.direction(ctx, down, personal, g), alpha=-self.learning_rate(ctx))
         return personal.replace(moments=personal.moments.replace(steps=personal.moments.steps + 1))
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+    def end(
+        self, ctx: Context, down: Broadcast, client: DittoClient, carry: DittoCarry, data: ClientData
+    ) -> tuple[Record, DittoClient]:
         update, _ = super().end(ctx, down, client, carry, data)
         return update, DittoClient(
             carry.personal.w, carry.personal.b, carry.b.clone() if self.buffers == "local" else client.b
         )
 
-    def report(self, ctx: Context, carry: Any) -> Metrics:
+    def report(self, ctx: Context, carry: DittoCarry) -> Metrics:
         personal = carry.personal
         return {**super().report(ctx, carry), "ditto/personal_loss": personal.loss / max(personal.moments.steps, 1)}
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
+    def personalize(self, ctx: Context, down: Broadcast, client: DittoClient, batches: FineTuning) -> Predictor:
         return ctx.objective.at(*self.finetune(ctx, client.v, client.statistics, batches))

@@ -6,10 +6,11 @@ e = rho T_w^2 g(w) / (norm(T_w g(w)) + eps), element by element; then w <- optim
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
+from flray.algorithms.fedavg import Carry
 from flray.algorithms.fedsam import FedSAM
 from flray.core.context import Context
 from flray.core.hp import hp
@@ -23,7 +24,7 @@ class FedASAM(FedSAM, frozen=True):
         "weights", doc="tensors with T_w = |w| + eta: all, or those named weight (1 on the rest)"
     )
 
-    def perturbed(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
+    def perturbed(self, ctx: Context, carry: Carry, g: Tensor) -> Tensor:
         objective = ctx.objective
         scale = magnitude(
             carry.w, objective.layout.entries, self.eta, self.scaled, objective.scratch("magnitude", carry.w)

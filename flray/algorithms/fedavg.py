@@ -56,10 +56,10 @@ class FedAvg(Algorithm, frozen=True):
     )
 
     # server -----------------------------------------------------------------------------------
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
         return ServerState(w, b)
 
-    def broadcast(self, ctx: Context, state: Any) -> Any:
+    def broadcast(self, ctx: Context, state: Any) -> Record:
         return Broadcast(state.w, state.b)
 
     def weights(self, num_examples: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class FedAvg(Algorithm, frozen=True):
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         return state.replace(w=updates.w, b=self.statistics(state, updates.b)), {}
 
-    def statistics(self, state: Any, averaged: Tensor) -> Tensor:
+    def statistics(self, state: ServerState, averaged: Tensor) -> Tensor:
         """The global model's next batch-norm statistics under the policy `buffers`."""
         return state.b if self.buffers == "keep" else averaged
 
@@ -85,7 +85,7 @@ class FedAvg(Algorithm, frozen=True):
     def init_client(self, ctx: Context) -> Any:
         return LocalStatistics(ctx.objective.initial()[1]) if self.buffers == "local" else ()
 
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Carry:
         return self.start(ctx, down.w, self.statistics_before(down, client))
 
     def statistics_before(self, down: Any, client: Any) -> Tensor:
@@ -129,7 +129,7 @@ class FedAvg(Algorithm, frozen=True):
     def learning_rate(self, ctx: Context) -> float:
         return float(self.lr * self.lr_decay**ctx.clock.round)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Record, Any]:
         return Update(carry.w, carry.b), LocalStatistics(carry.b.clone()) if self.buffers == "local" else client
 
     # personalised evaluation ------------------------------------------------------------------

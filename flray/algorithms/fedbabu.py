@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.algorithm import Predictor
 from flray.core.context import Context
 from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState
@@ -30,14 +30,16 @@ class BodyMessage(Record):
 
 class FedBABU(FedAvg, frozen=True):
     # server -----------------------------------------------------------------------------------
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
         ctx.mask("body")  # an error where the model declares no head
         return ServerState(w, b)
 
-    def broadcast(self, ctx: Context, state: Any) -> Any:
+    def broadcast(self, ctx: Context, state: ServerState) -> BodyMessage:
         return BodyMessage(body_of(ctx.objective, state.w), state.b)
 
-    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+    def aggregate(
+        self, ctx: Context, state: ServerState, updates: BodyMessage, cohort: Cohort
+    ) -> tuple[ServerState, Metrics]:
         return state.replace(w=self.whole(ctx, updates.body), b=self.statistics(state, updates.b)), {}
 
     # client -----------------------------------------------------------------------------------
@@ -52,21 +54,23 @@ class FedBABU(FedAvg, frozen=True):
     def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor]:
         return self.whole(ctx, message.body), message.b
 
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def begin(self, ctx: Context, down: BodyMessage, client: Any, data: ClientData) -> Carry:
         return super().begin(ctx, Broadcast(*self.point(ctx, down)), client, data)
 
-    def direction(self, ctx: Context, down: Any, carry: Any, g: Tensor) -> Tensor:
+    def direction(self, ctx: Context, down: BodyMessage, carry: Carry, g: Tensor) -> Tensor:
         v = super().direction(ctx, down, carry, g)
         for place in parts(ctx.objective, head=True):
             v.narrow(0, place.offset, place.numel).zero_()
         return v
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
-        update, client = super().end(ctx, down, client, carry, data)
-        return BodyMessage(body_of(ctx.objective, update.w), update.b), client
+    def end(
+        self, ctx: Context, down: BodyMessage, client: Any, carry: Carry, data: ClientData
+    ) -> tuple[BodyMessage, Any]:
+        _, client = super().end(ctx, down, client, carry, data)
+        return BodyMessage(body_of(ctx.objective, carry.w), carry.b), client
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
+    def personalize(self, ctx: Context, down: BodyMessage, client: Any, batches: FineTuning) -> Predictor:
         # finetune moves the head as well
         return super().personalize(ctx, Broadcast(*self.point(ctx, down)), client, batches)
 

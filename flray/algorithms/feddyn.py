@@ -8,7 +8,7 @@ Server: h <- h - (alpha/N) sum_{k in S} (w_k - w_g), w_g <- mean_{k in S} w_k - 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.context import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch, ClientState, Cohort, EachUpdate, Metrics, ServerState, Update
+from flray.core.messages import Batch, Broadcast, ClientState, Cohort, EachUpdate, Metrics, ServerState, Update
 from flray.core.samples import ClientData
 from flray.ops.optim import clip_
 from flray.ops.pooling import mean_of_each
@@ -50,10 +50,10 @@ class FedDyn(FedAvg, frozen=True):
     )
 
     # server -----------------------------------------------------------------------------------
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> DynState:
         return DynState(w, b, torch.zeros_like(w))
 
-    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+    def aggregate(self, ctx: Context, state: DynState, updates: Update, cohort: Cohort) -> tuple[DynState, Metrics]:
         # h takes the plain sum over the cohort whatever the mean of the models
         uniform = updates if self.weighting == "uniform" else mean_of_each(updates)
         mean = updates if self.weighting == "uniform" else mean_of_each(updates, cohort.weights)
@@ -63,7 +63,7 @@ class FedDyn(FedAvg, frozen=True):
         return DynState(w, self.statistics(state, mean.b), h), {}
 
     # client -----------------------------------------------------------------------------------
-    def init_client(self, ctx: Context) -> Any:
+    def init_client(self, ctx: Context) -> DynClient:
         w, b = ctx.objective.initial()
         return DynClient(torch.zeros_like(w), b if self.buffers == "local" else None)
 
@@ -73,12 +73,14 @@ class FedDyn(FedAvg, frozen=True):
             return self.alpha
         return self.alpha * ctx.mean_examples / max(ctx.num_examples, 1)
 
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def begin(self, ctx: Context, down: Broadcast, client: DynClient, data: ClientData) -> DynCarry:
         base: Carry = super().begin(ctx, down, client, data)
         linear = torch.mul(down.w, -self.strength(ctx), out=ctx.objective.scratch("linear term", base.w)).sub_(client.h)
         return DynCarry.of(base, linear=linear)
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, ctx: Context, down: Broadcast, client: DynClient, carry: DynCarry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)
         if self.official:  # the quadratic part is weight decay, which is added after clipping
             return loss, self.clipped(g.add_(carry.linear)).add_(carry.w, alpha=self.strength(ctx))
@@ -87,7 +89,9 @@ class FedDyn(FedAvg, frozen=True):
     def clipped(self, g: Tensor) -> Tensor:
         return g if self.clip is None else clip_(g, self.clip)
 
-    def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def proximal(
+        self, ctx: Context, down: Broadcast, client: DynClient, carry: DynCarry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         """(-<h_k, w> + alpha/2 norm(w - w_g)^2, its gradient `[P]`, scratch) (FedSOL Table 4, spec 6.6)."""
         # not linear + alpha w: near w_g that cancels, and FedSOL blows the rounding up to length rho
         drift = torch.sub(carry.w, down.w, out=ctx.objective.scratch("drift", carry.w))
@@ -95,8 +99,8 @@ class FedDyn(FedAvg, frozen=True):
         return 0.5 * self.strength(ctx) * torch.dot(drift, drift) - torch.dot(client.h, carry.w), g
 
     def end(
-        self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0
-    ) -> tuple[Any, Any]:
+        self, ctx: Context, down: Broadcast, client: DynClient, carry: DynCarry, data: ClientData, used: float = 1.0
+    ) -> tuple[Update, DynClient]:
         """`used`: the share of h_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         drift = torch.sub(carry.w, down.w, out=carry.linear)
         h = torch.mul(client.h, used).sub_(drift, alpha=self.strength(ctx))

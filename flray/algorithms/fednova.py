@@ -81,19 +81,21 @@ class FedNova(FedAvg, frozen=True):
         return self
 
     # server -----------------------------------------------------------------------------------
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> NovaState:
         return NovaState(
             w, b, torch.zeros_like(w) if self.gmf else None, torch.zeros_like(w) if self.ccvr == "fixed" else None
         )
 
-    def broadcast(self, ctx: Context, state: Any) -> Any:
+    def broadcast(self, ctx: Context, state: NovaState) -> NovaBroadcast:
         return NovaBroadcast(state.w, state.b, state.dbar)
 
-    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+    def aggregate(
+        self, ctx: Context, state: NovaState, updates: NovaUpdate, cohort: Cohort
+    ) -> tuple[NovaState, Metrics]:
         rate, momentum, dbar, d = self.learning_rate(ctx), None, None, updates.d * updates.tau
-        if self.gmf:
+        if state.momentum is not None:
             momentum = d.add_(state.momentum, alpha=self.gmf)
-        if self.ccvr == "fixed":
+        if state.dbar is not None and updates.own is not None:
             dbar = torch.lerp(state.dbar, updates.own, self.share(ctx, cohort))
         w = torch.sub(state.w, d, alpha=rate)
         b = self.statistics(state, torch.sub(state.b, updates.d_b, alpha=rate * updates.tau))
@@ -112,14 +114,16 @@ class FedNova(FedAvg, frozen=True):
         w, b = ctx.objective.initial()
         return NovaClient(torch.zeros_like(w), b if self.buffers == "local" else None)
 
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def begin(self, ctx: Context, down: NovaBroadcast, client: Any, data: ClientData) -> NovaCarry:
         base: Carry = super().begin(ctx, down, client, data)
         if self.ccvr == "off":
             return NovaCarry.of(base, correction=None)
         correction = torch.neg(client.d, out=ctx.objective.scratch("correction", base.w))
         return NovaCarry.of(base, correction=correction if down.dbar is None else correction.add_(down.dbar))
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, ctx: Context, down: NovaBroadcast, client: Any, carry: NovaCarry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)
         if self.mu:
             g.add_(torch.sub(carry.w, down.w, out=ctx.objective.scratch("proximal gradient", carry.w)), alpha=self.mu)
@@ -127,7 +131,9 @@ class FedNova(FedAvg, frozen=True):
             g.add_(carry.correction)
         return loss, g
 
-    def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def proximal(
+        self, ctx: Context, down: NovaBroadcast, client: Any, carry: NovaCarry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         """(<dbar - d_k, w>, its gradient `[P]`, scratch) (FedSOL Table 4, spec 6.6)."""
         if carry.correction is None:
             raise ConfigError("FedNova's proximal loss <dbar - d_k, w> is that of ccvr: set ccvr to fixed")
@@ -141,14 +147,15 @@ class FedNova(FedAvg, frozen=True):
         return accumulation(steps, self.momentum if sgd else 0.0, shrink)
 
     def end(
-        self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0
-    ) -> tuple[Any, Any]:
+        self, ctx: Context, down: NovaBroadcast, client: Any, carry: NovaCarry, data: ClientData, used: float = 1.0
+    ) -> tuple[NovaUpdate, Any]:
         """`used`: the share of dbar - d_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         a = self.normalizer(ctx, carry.moments.steps)
         scale = a * self.learning_rate(ctx) or 1.0  # a client without a step sends 0
         d = torch.sub(down.w, carry.w, out=carry.grad).div_(scale)
         own = None
         if self.ccvr == "fixed":  # a client without a step keeps what it had
+            assert carry.correction is not None  # of begin
             own = torch.sub(d, carry.correction, alpha=used) if a else client.d.clone()
         update = NovaUpdate(d, (down.b - carry.b).div_(scale), float(carry.moments.steps) if self.mu else a, own)
         if self.ccvr == "off":

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.context import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch
+from flray.core.messages import Batch, Broadcast
 from flray.ops.losses import cross_entropy, not_true_kl
 
 
@@ -26,7 +26,7 @@ class FedNTD(FedAvg, frozen=True):
     def step_cost(self) -> float:
         return 1 + 1 / 3 if self.beta else 1.0
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(self, ctx: Context, down: Broadcast, client: Any, carry: Carry, batch: Batch) -> tuple[Tensor, Tensor]:
         if not self.beta:
             return super().gradient(ctx, down, client, carry, batch)
         with torch.no_grad():

@@ -13,7 +13,6 @@ Client: FedAvg. Server: Delta = sum_k p_k (w_k - w_g), m_0 = 0, every operation 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch import Tensor
 from flray.algorithms.fedavg import FedAvg
 from flray.core.context import Context
 from flray.core.hp import hp
-from flray.core.messages import Cohort, Metrics, ServerState
+from flray.core.messages import Cohort, Metrics, ServerState, Update
 
 
 class OptState(ServerState):
@@ -36,10 +35,10 @@ class FedOpt(FedAvg, frozen=True):
 
     server_lr: float = hp(1.0, log=(1e-3, 10.0), gt=0, doc="server learning rate (eta)")
 
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> OptState:
         return OptState(w, b, torch.zeros_like(w), None)
 
-    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+    def aggregate(self, ctx: Context, state: OptState, updates: Update, cohort: Cohort) -> tuple[OptState, Metrics]:
         direction, m, v = self.optimize(state, torch.sub(updates.w, state.w))
         w = torch.add(state.w, direction, alpha=self.server_lr)
         return OptState(w, self.statistics(state, updates.b), m, v), {}
@@ -66,7 +65,7 @@ class Adaptive(FedOpt, frozen=True):
     tau: float = hp(1e-3, log=(1e-5, 1e-1), gt=0, doc="degree of adaptivity (tau), added to the root of v")
     v_0: float | None = hp(None, ge=0, doc="v before round 1, in every place; none: tau^2, the smallest of the paper")
 
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> OptState:
         start = self.tau**2 if self.v_0 is None else self.v_0
         return OptState(w, b, torch.zeros_like(w), torch.full_like(w, start))
 

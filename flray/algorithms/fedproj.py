@@ -83,7 +83,7 @@ class FedProj(FedDF, frozen=True):
     )
 
     # server -----------------------------------------------------------------------------------
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> FedProjState:
         proxy = ctx.require_proxy()
         if "ce_labels" in (self.memory_loss, self.round0) and not proxy.same_labels:
             what = (
@@ -96,7 +96,7 @@ class FedProj(FedDF, frozen=True):
             w, b, proxy_logits(ctx.objective, w, b, proxy, self.distill_batch_size) if initial else w.new_zeros(0, 0)
         )
 
-    def broadcast(self, ctx: Context, state: Any) -> Any:
+    def broadcast(self, ctx: Context, state: FedProjState) -> FedProjBroadcast:
         size = ctx.require_proxy().size
         if self.memory_size is None or self.memory_size >= size:
             return FedProjBroadcast(state.w, state.b, None, state.logits)
@@ -104,11 +104,13 @@ class FedProj(FedDF, frozen=True):
         logits = state.logits[index.to(state.logits.device)] if len(state.logits) else state.logits
         return FedProjBroadcast(state.w, state.b, index, logits)
 
-    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Ensemble) -> tuple[Any, Metrics]:
+    def distill(
+        self, ctx: Context, state: FedProjState, updates: Any, average: Any, teacher: Ensemble
+    ) -> tuple[Any, Metrics]:
         state, metrics = super().distill(ctx, state, updates, average, teacher)
         return state.replace(logits=teacher.logits), metrics
 
-    def penalty(self, state: Any, updates: Any, average: Any) -> Any:
+    def penalty(self, state: FedProjState, updates: Any, average: Any) -> Any:
         """Gradient of alpha R(w) (spec 5.6); None without it."""
         if not self.alpha:
             return None
@@ -119,7 +121,7 @@ class FedProj(FedDF, frozen=True):
         return pull(mean_of_each(updates).w, self.alpha * (len(updates.w) if self.wd_anchor == "sum_clients" else 1))
 
     # client -----------------------------------------------------------------------------------
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def begin(self, ctx: Context, down: FedProjBroadcast, client: Any, data: ClientData) -> FedProjCarry:
         base: Carry = super().begin(ctx, down, client, data)
         order = ctx.rng("memory order").permutation(
             ctx.require_proxy().size if down.memory is None else len(down.memory)
@@ -148,31 +150,35 @@ class FedProj(FedDF, frozen=True):
             )
         return 1 + self.projection_rate * min(sizes) / self.batch_size
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, ctx: Context, down: FedProjBroadcast, client: Any, carry: FedProjCarry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)
         if self.project_stage == "gradient" and self.remembers(ctx, down, carry):
             g = self.projected(ctx, down, carry, g, out=g)
         return loss, g
 
-    def direction(self, ctx: Context, down: Any, carry: Any, g: Tensor) -> Tensor:
+    def direction(self, ctx: Context, down: FedProjBroadcast, carry: FedProjCarry, g: Tensor) -> Tensor:
         v = super().direction(ctx, down, carry, g)
         if self.project_stage == "update" and self.remembers(ctx, down, carry):
             v = self.projected(ctx, down, carry, v, out=None)  # v may be the momentum buffer itself
         return v
 
-    def remembers(self, ctx: Context, down: Any, carry: Any) -> bool:
+    def remembers(self, ctx: Context, down: FedProjBroadcast, carry: FedProjCarry) -> bool:
         """Whether this local step reads the memory: u < r, and there is something to remember."""
         reads = len(carry.order) > 0 and self._loss_kind(ctx, down) != "skip"
         return reads and bool(carry.draws[carry.moments.steps] < self.projection_rate)
 
-    def _loss_kind(self, ctx: Context, down: Any) -> Any:
+    def _loss_kind(self, ctx: Context, down: FedProjBroadcast) -> Any:
         """Which memory loss this round reads: `kl`, `ce_labels`, or `skip`."""
         if self.memory_loss == "ce_labels" or len(down.logits):
             return self.memory_loss
         before = "ce_labels" if ctx.require_proxy().same_labels else "skip"  # the first ensemble
         return before if self.round0 == "auto" else self.round0
 
-    def projected(self, ctx: Context, down: Any, carry: Any, v: Tensor, out: Tensor | None) -> Tensor:
+    def projected(
+        self, ctx: Context, down: FedProjBroadcast, carry: FedProjCarry, v: Tensor, out: Tensor | None
+    ) -> Tensor:
         """`v [P]` after the projection with this step's memory gradient, which is tallied."""
         size, full = self.memory_batch_size or self.batch_size, self.memory_batch == "full"
         chosen = carry.order if full else batch_of(carry.order, carry.moments.steps, size)
@@ -185,5 +191,5 @@ class FedProj(FedDF, frozen=True):
         carry.tally.add_(loss, conflict)
         return result
 
-    def report(self, ctx: Context, carry: Any) -> Metrics:
+    def report(self, ctx: Context, carry: FedProjCarry) -> Metrics:
         return {**super().report(ctx, carry), **carry.tally.report(carry.moments.steps)}

@@ -10,26 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.context import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch
+from flray.core.messages import Batch, Broadcast
 
 
 class FedProx(FedAvg, frozen=True):
     mu: float = hp(0.01, choice=(0.001, 0.01, 0.1, 1.0), ge=0, doc="weight of the proximal term (mu, Eq. 2); 0: FedAvg")
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(self, ctx: Context, down: Broadcast, client: Any, carry: Carry, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)
         if self.mu:
             g.add_(self.drift(ctx, down, carry), alpha=self.mu)
         return loss, g
 
-    def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def proximal(self, ctx: Context, down: Broadcast, client: Any, carry: Carry, batch: Batch) -> tuple[Tensor, Tensor]:
         """(1/2 norm(w - w_g)^2, its gradient `[P]`, scratch), without mu (FedSOL Table 4, spec 6.6)."""
         drift = self.drift(ctx, down, carry)
         return 0.5 * torch.dot(drift, drift), drift
 
-    def drift(self, ctx: Context, down: Any, carry: Any) -> Tensor:
+    def drift(self, ctx: Context, down: Broadcast, carry: Carry) -> Tensor:
         """w - w_g `[P]`, scratch."""
         return torch.sub(carry.w, down.w, out=ctx.objective.scratch("proximal gradient", carry.w))

@@ -20,11 +20,11 @@ from typing import Any
 
 from torch import Tensor
 
-from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.context import Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
-from flray.core.messages import Batch
+from flray.core.messages import Batch, Broadcast
 from flray.ops.contrast import Form, cosine_matrices, divergence_penalty, relaxed_contrast
 from flray.ops.losses import cross_entropy
 from flray.ops.optim import clip_
@@ -43,7 +43,7 @@ class FedRCL(FedAvg, frozen=True):
     )
     clip: float | None = hp(None, gt=0, doc="largest norm of the gradient; none: no clipping")
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(self, ctx: Context, down: Broadcast, client: Any, carry: Carry, batch: Batch) -> tuple[Tensor, Tensor]:
         if self.scl_weight or self.penalty_weight:
             loss, g = ctx.objective.value_and_grad(lambda f: self.loss(ctx, f, batch), carry.w, carry.b, out=carry.grad)
         else:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.context import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch
+from flray.core.messages import Batch, Broadcast, ServerState
 from flray.ops.perturb import PartName, around, ascend, check_head, part, still
 
 
@@ -23,7 +23,7 @@ class FedSAM(FedAvg, frozen=True):
     perturb: PartName = hp("all", doc="what is perturbed; the norm of g is that of this part")
     bn_passes: Literal["first", "both"] = hp("both", doc="passes of a step that move the batch-norm statistics")
 
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
         if self.perturb != "all":
             check_head(ctx.objective)
         return super().init_server(ctx, w, b)
@@ -31,13 +31,13 @@ class FedSAM(FedAvg, frozen=True):
     def step_cost(self) -> float:
         return 2.0
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(self, ctx: Context, down: Broadcast, client: Any, carry: Carry, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)
         b = carry.b if self.bn_passes == "both" else still(ctx.objective, carry.b)
         there = carry.replace(w=self.perturbed(ctx, carry, g), b=b)
         return loss, super().gradient(ctx, down, client, there, batch)[1]
 
-    def perturbed(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
+    def perturbed(self, ctx: Context, carry: Carry, g: Tensor) -> Tensor:
         """w + e `[P]` in scratch; may overwrite `g`."""
         spans, out = part(ctx.objective, self.perturb).spans, around(ctx.objective, carry.w, self.perturb)
         return ascend(carry.w, g, self.rho, spans, eps=self.eps, out=out)

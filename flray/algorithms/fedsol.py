@@ -19,7 +19,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg
 from flray.algorithms.feddyn import FedDyn
 from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
@@ -28,7 +28,7 @@ from flray.algorithms.scaffold import Scaffold
 from flray.core.context import Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
-from flray.core.messages import Batch, Cohort, Metrics
+from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.point import Model
 from flray.core.samples import ClientData
 from flray.ops.losses import cross_entropy, kl
@@ -96,7 +96,7 @@ class FedSOL(FedAvg, frozen=True):
             return local + (near * self.base.step_cost() if self.proximal == "moon" else 0.0)
         return local + near - joint - (self.strategy == "S1" and self.perturb == "head") + (near > 0) / 3
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(self, ctx: Context, down: Broadcast, client: Any, carry: Carry, batch: Batch) -> tuple[Tensor, Tensor]:
         """(loss, update direction `[P]`) of Table 10."""
         strategy, beta, target = self.strategy, self.beta, None
         if self.proximal == "kl" and strategy != "S0":
@@ -107,16 +107,16 @@ class FedSOL(FedAvg, frozen=True):
         mixture = partial(self.mixture, ctx, down, client, batch, target)
 
         # each at the weights and statistics of a `point`; g_p stays while another gradient is taken
-        def g_local(point: Any) -> tuple[Tensor, Tensor]:
+        def g_local(point: Carry) -> tuple[Tensor, Tensor]:
             return mixture(point, True, 0.0, carry.grad)
 
-        def g_prox(point: Any) -> Tensor:
+        def g_prox(point: Carry) -> Tensor:
             return mixture(point, False, 1.0, ctx.objective.scratch("proximal gradient", carry.w))[1]
 
-        def g_both(point: Any) -> tuple[Tensor, Tensor]:
+        def g_both(point: Carry) -> tuple[Tensor, Tensor]:
             return mixture(point, True, beta, carry.grad)
 
-        def shifted(g: Tensor) -> Any:
+        def shifted(g: Tensor) -> Carry:
             """The point w + e, e along `g`."""
             return again.replace(w=self.perturbed(ctx, down, carry, g, around(ctx.objective, carry.w, self.perturb)))
 
@@ -137,7 +137,7 @@ class FedSOL(FedAvg, frozen=True):
             return loss, project(g, first, "threshold", delta=0.0, out=g)[0]
         return loss, g.add_(g_prox(shifted(first)) if strategy == "S2" else first, alpha=beta)
 
-    def perturbed(self, ctx: Context, down: Any, carry: Any, g_p: Tensor, out: Tensor) -> Tensor:
+    def perturbed(self, ctx: Context, down: Broadcast, carry: Carry, g_p: Tensor, out: Tensor) -> Tensor:
         """w + e_p `[P]` (Eq. 8) in `out`, which is written in the perturbed part alone."""
         chosen = part(ctx.objective, self.perturb)
         scale = None if self.adaptive == "none" else distance(carry.w, down.w, chosen, self.adaptive, out)
@@ -146,11 +146,11 @@ class FedSOL(FedAvg, frozen=True):
     def mixture(
         self,
         ctx: Context,
-        down: Any,
+        down: Broadcast,
         client: Any,
         batch: Batch,
         target: Any,
-        carry: Any,
+        carry: Carry,
         local: bool,
         proximal: float,
         out: Tensor,
@@ -174,7 +174,9 @@ class FedSOL(FedAvg, frozen=True):
             value, g = (value + proximal * near, g.add_(g_p, alpha=proximal)) if local else (near, g_p)
         return value, g
 
-    def head_only(self, ctx: Context, down: Any, carry: Any, batch: Batch, target: Tensor) -> tuple[Tensor, Tensor]:
+    def head_only(
+        self, ctx: Context, down: Broadcast, carry: Carry, batch: Batch, target: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """S1 with the KL and a perturbed head: both passes share their body, so it runs once."""
         objective = ctx.objective
         here = objective.at(carry.w, carry.b, "train", grad=True)
@@ -191,12 +193,12 @@ class FedSOL(FedAvg, frozen=True):
         return loss.detach(), objective.gradient(loss, leaves, carry.grad)
 
     # server and state: those of the method that L_p is taken from --------------------------------
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
         if self.perturb != "all":
             check_head(ctx.objective)
         return self.base.init_server(ctx, w, b)
 
-    def broadcast(self, ctx: Context, state: Any) -> Any:
+    def broadcast(self, ctx: Context, state: Any) -> Record:
         return self.base.broadcast(ctx, state)
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
@@ -205,10 +207,10 @@ class FedSOL(FedAvg, frozen=True):
     def init_client(self, ctx: Context) -> Any:
         return self.base.init_client(ctx)
 
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Carry:
         return self.base.begin(ctx, down, client, data)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Record, Any]:
         base = self.base
         # their state is what the steps contained besides the correction
         if isinstance(base, Scaffold | FedNova | FedDyn):

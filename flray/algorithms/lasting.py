@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.context import Context
 from flray.core.messages import ClientState, Metrics
 from flray.core.samples import ClientData
@@ -37,19 +37,19 @@ class Lasting(FedAvg, frozen=True):
         first = torch.zeros_like(w) if self.optimizer == "adam" or self.momentum else none
         return Trained(w, b, Moments(first, torch.zeros_like(w) if self.optimizer == "adam" else none, 0))
 
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def begin(self, ctx: Context, down: Any, client: Trained, data: ClientData) -> Carry:
         carry = self.start(ctx, client.w, client.b)
         for scratch, kept in self._pairs(carry, client):
             scratch[: len(kept)].copy_(kept)
         return carry.replace(moments=carry.moments.replace(steps=client.moments.steps))
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+    def end(self, ctx: Context, down: Any, client: Trained, carry: Carry, data: ClientData) -> tuple[Any, Any]:
         first, second = (scratch[: len(old)].clone() for scratch, old in self._pairs(carry, client))
         return (), Trained(carry.w.clone(), carry.b.clone(), Moments(first, second, carry.moments.steps))
 
-    def _pairs(self, carry: Any, client: Any) -> list[tuple[Tensor, Tensor]]:
+    def _pairs(self, carry: Carry, client: Trained) -> list[tuple[Tensor, Tensor]]:
         """(scratch `[P]`, what the client keeps of it) of both moments."""
         return [(carry.moments.first, client.moments.first), (carry.moments.second, client.moments.second)]
 
-    def report(self, ctx: Context, carry: Any) -> Metrics:
+    def report(self, ctx: Context, carry: Carry) -> Metrics:
         return {"train/loss": carry.loss / max(ctx.num_steps, 1)}

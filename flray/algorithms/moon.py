@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.context import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch, ClientState, Update
+from flray.core.messages import Batch, Broadcast, ClientState, Update
 from flray.core.samples import ClientData
 from flray.ops.contrast import model_contrast
 from flray.ops.losses import cross_entropy
@@ -38,13 +38,15 @@ class Moon(FedAvg, frozen=True):
     )
     tau: float = hp(0.5, choice=(0.1, 0.5, 1.0), gt=0, doc="temperature of the contrastive term")
 
-    def init_client(self, ctx: Context) -> Any:
+    def init_client(self, ctx: Context) -> MoonClient:
         return MoonClient(*ctx.objective.initial())
 
     def step_cost(self) -> float:
         return 1 + 2 / 3 if self.mu else 1.0
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, ctx: Context, down: Broadcast, client: MoonClient, carry: Carry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         if not self.mu:
             return super().gradient(ctx, down, client, carry, batch)
         contrast = self.contrast(ctx, down, client, batch)
@@ -55,7 +57,9 @@ class Moon(FedAvg, frozen=True):
 
         return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)
 
-    def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def proximal(
+        self, ctx: Context, down: Broadcast, client: MoonClient, carry: Carry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu (FedSOL Table 4,
         spec 6.6)."""
         out = ctx.objective.scratch("proximal gradient", carry.w)
@@ -66,11 +70,13 @@ class Moon(FedAvg, frozen=True):
         contrast = self.contrast(ctx, down, client, batch)
         return ctx.objective.value_and_grad(lambda f: contrast(f.features(batch.x)), carry.w, carry.b, out=out)
 
-    def contrast(self, ctx: Context, down: Any, client: Any, batch: Batch) -> Callable[[Tensor], Tensor]:
+    def contrast(self, ctx: Context, down: Broadcast, client: MoonClient, batch: Batch) -> Callable[[Tensor], Tensor]:
         """l_con as a function of the local representations `z [B, F]` of this batch."""
         with torch.no_grad():
             z_global, *z_previous = (ctx.objective.at(model.w, model.b).features(batch.x) for model in (down, client))
         return lambda z: model_contrast(z, z_global, z_previous, self.tau)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+    def end(
+        self, ctx: Context, down: Broadcast, client: MoonClient, carry: Carry, data: ClientData
+    ) -> tuple[Update, MoonClient]:
         return Update(carry.w, carry.b), MoonClient(carry.w.clone(), carry.b.clone())

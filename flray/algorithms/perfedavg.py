@@ -16,7 +16,7 @@ from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.algorithm import Predictor
 from flray.core.context import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch
+from flray.core.messages import Batch, Broadcast
 from flray.core.samples import FineTuning
 from flray.ops.optim import sgd_direction_
 
@@ -62,7 +62,7 @@ class PerFedAvg(FedAvg, frozen=True):
         carry = super().start(ctx, w, b)
         return MetaCarry.of(carry, ahead=ctx.objective.scratch("ahead", w), first=None)
 
-    def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:
+    def step(self, ctx: Context, down: Broadcast, client: Any, carry: MetaCarry, batch: Batch) -> MetaCarry:
         steps = carry.moments.steps
         inner = steps % 2 == 0
         loss, g = self.gradient(ctx, down, client, carry if inner else carry.replace(w=carry.ahead), batch)
@@ -80,12 +80,12 @@ class PerFedAvg(FedAvg, frozen=True):
             carry.w.add_(self.direction(ctx, down, optimizer, g), alpha=-self.beta)
         return carry.replace(moments=carry.moments.replace(steps=steps + 1), first=batch if inner else None)
 
-    def adapt(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
+    def adapt(self, ctx: Context, carry: MetaCarry, g: Tensor) -> Tensor:
         """w' `[P]`, in `carry.ahead`: a plain gradient step from w along `g`, which it consumes."""
         v = sgd_direction_(carry.w, g, carry.moments, 0, self.weight_decay, ctx.objective.reached())
         return torch.add(carry.w, v, alpha=-self.learning_rate(ctx), out=carry.ahead)
 
-    def curve_(self, ctx: Context, down: Any, client: Any, carry: Any, v: Tensor) -> None:
+    def curve_(self, ctx: Context, down: Broadcast, client: Any, carry: MetaCarry, v: Tensor) -> None:
         """v <- v - gamma H(w; B1) v, by a central difference of gradients (HF); batch-norm statistics stay."""
         scratch = ctx.objective.scratch
         point, b, grad, bend = (
@@ -95,6 +95,7 @@ class PerFedAvg(FedAvg, frozen=True):
             scratch("bend", v),
         )
         bend.zero_()
+        assert carry.first is not None  # an outer step follows an inner one
         for sign in (1, -1):
             torch.add(carry.w, v, alpha=sign * self.delta, out=point)
             probe = carry.replace(w=point, b=b.copy_(carry.b), grad=grad)
@@ -102,7 +103,7 @@ class PerFedAvg(FedAvg, frozen=True):
         v.add_(bend, alpha=-self.learning_rate(ctx) / (2 * self.delta))
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
+    def personalize(self, ctx: Context, down: Broadcast, client: Any, batches: FineTuning) -> Predictor:
         carry = self.start(ctx, down.w, self.statistics_before(down, client))
         if (self.adaptation or ("meta" if self.form == "code" else "step")) == "step":
             first = next(iter(batches), None)

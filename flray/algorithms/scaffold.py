@@ -7,7 +7,7 @@ Server: w_g <- w_g + eta_g (mean w_k - w_g), c <- c + (1/N) sum_{k in S} (c_k+ -
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -58,13 +58,15 @@ class Scaffold(FedAvg, frozen=True):
     server_lr: float = hp(1.0, log=(0.1, 10.0), gt=0, doc="server learning rate (eta_g)")
 
     # server -----------------------------------------------------------------------------------
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ScaffoldState:
         return ScaffoldState(w, b, torch.zeros_like(w))
 
-    def broadcast(self, ctx: Context, state: Any) -> Any:
+    def broadcast(self, ctx: Context, state: ScaffoldState) -> ScaffoldState:
         return state
 
-    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+    def aggregate(
+        self, ctx: Context, state: ScaffoldState, updates: ScaffoldUpdate, cohort: Cohort
+    ) -> tuple[ScaffoldState, Metrics]:
         w = torch.lerp(state.w, updates.w, self.server_lr)  # exactly the mean at 1
         total = sum(mass(self.weighting, n) for n in cohort.num_examples.tolist())
         c = torch.add(state.c, updates.c, alpha=total / ctx.population)
@@ -74,23 +76,25 @@ class Scaffold(FedAvg, frozen=True):
     def step_cost(self) -> float:
         return 1 + 1 / self.local_epochs if self.option == "I" else 1.0
 
-    def init_client(self, ctx: Context) -> Any:
+    def init_client(self, ctx: Context) -> ScaffoldClient:
         w, b = ctx.objective.initial()
         return ScaffoldClient(torch.zeros_like(w), b if self.buffers == "local" else None)
 
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def begin(self, ctx: Context, down: ScaffoldState, client: ScaffoldClient, data: ClientData) -> ScaffoldCarry:
         base: Carry = super().begin(ctx, down, client, data)
         correction = torch.sub(down.c, client.c, out=ctx.objective.scratch("correction", base.w))
         full = ctx.objective.scratch("full gradient", base.w).zero_() if self.option == "I" else base.w[:0]
         return ScaffoldCarry.of(base, correction=correction, full=full)
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, ctx: Context, down: ScaffoldState, client: ScaffoldClient, carry: ScaffoldCarry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, down, client, carry, batch)
         if self.option == "I" and carry.moments.steps * self.batch_size < ctx.num_examples:  # the first local epoch
             self.accumulate(ctx, down, carry, batch)
         return loss, g.add_(carry.correction)
 
-    def accumulate(self, ctx: Context, down: Any, carry: Any, batch: Batch) -> None:
+    def accumulate(self, ctx: Context, down: ScaffoldState, carry: ScaffoldCarry, batch: Batch) -> None:
         """Add this batch's share of the gradient of the client's mean loss at w_g to `carry.full`."""
         out = ctx.objective.scratch("anchor gradient", carry.w)
         _, g = ctx.objective.value_and_grad(
@@ -98,14 +102,22 @@ class Scaffold(FedAvg, frozen=True):
         )
         carry.full.add_(g, alpha=len(batch.y) / ctx.num_examples)
 
-    def proximal(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def proximal(
+        self, ctx: Context, down: ScaffoldState, client: ScaffoldClient, carry: ScaffoldCarry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         """(<c - c_k, w>, its gradient `[P]`, scratch) (FedSOL Table 4, spec 6.6)."""
         g = ctx.objective.scratch("proximal gradient", carry.w).copy_(carry.correction)
         return torch.dot(g, carry.w), g
 
     def end(
-        self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData, used: float = 1.0
-    ) -> tuple[Any, Any]:
+        self,
+        ctx: Context,
+        down: ScaffoldState,
+        client: ScaffoldClient,
+        carry: ScaffoldCarry,
+        data: ClientData,
+        used: float = 1.0,
+    ) -> tuple[ScaffoldUpdate, ScaffoldClient]:
         """`used`: the share of c - c_k that the local steps contained; 1 but under FedSOL (spec 6.6)."""
         c = self.control(ctx, down, client, carry, used)
         # of sum_k p_k (c_k+ - c_k) / m_k the server makes the plain sum, whoever was skipped
@@ -114,7 +126,9 @@ class Scaffold(FedAvg, frozen=True):
             c, carry.b.clone() if self.buffers == "local" else None
         )
 
-    def control(self, ctx: Context, down: Any, client: Any, carry: Any, used: float) -> Tensor:
+    def control(
+        self, ctx: Context, down: ScaffoldState, client: ScaffoldClient, carry: ScaffoldCarry, used: float
+    ) -> Tensor:
         """c_k+ `[P]`, a new tensor: the mean local gradient, which is what the steps contained besides used (c - c_k).
 
         That of a client without a step stays."""

@@ -37,6 +37,8 @@ class Algorithm(Section, ABC, frozen=True):
 
     The methods stand in three groups: those that an algorithm is made of, which `FedAvg` gives and most algorithms
     override one or two of; those that some algorithms need; and what the engine asks to plan, weigh and report.
+    Messages are `Any` here, so that each algorithm can name its own records (`state: ScaffoldState`) without a type
+    parameter; a field that they do not have is a type error in its file then.
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
