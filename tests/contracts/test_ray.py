@@ -25,8 +25,9 @@ NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name f
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-def config(name, actors, store="memory", rounds=4):
-    resources = {"client_actors": actors, "client": {"num_cpus": 1}, "server": {"threads": 1}, "store": store}
+def config(name, actors, store="memory", rounds=4, executor="calls"):
+    processes = {"client_actors": actors, "client": {"num_cpus": 1}, "server": {"threads": 1}}
+    resources = {"executor": executor, **processes, "store": store}
     evaluate = {"finetune_epochs": [0, 1], "batch_size": 7}  # of 30 test samples: every actor tests some
     return experiment(name, resources=resources, rounds=rounds, checkpoint={"every": 2, "keep": 0}, evaluate=evaluate)
 
@@ -142,6 +143,14 @@ def test_client_state_in_files_is_that_in_memory(reference, tmp_path):
     run = flray.resume(tmp_path / "run")
     assert contents(run) == contents(reference("own"))
     assert client_states(run, config("own", 3, "files")) == client_states(reference("own"), config("own", 3))
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ("fednova", "fedproj") else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
+)
+def test_a_compiled_graph_has_the_bits_of_calls(name, reference, tmp_path):
+    run = flray.run(config(name, 3, executor="graph"), out=tmp_path / "run")
+    assert contents(run) == contents(reference(name))
 
 
 # last: another number of actors means new actors
