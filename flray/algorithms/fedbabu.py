@@ -51,11 +51,13 @@ class FedBABU(FedAvg, frozen=True):
             w.narrow(0, place.offset, place.numel).copy_(part)
         return w
 
-    def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor]:
+    def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor] | None:
+        if not isinstance(message, BodyMessage):
+            return super().point(ctx, message)
         return self.whole(ctx, message.body), message.b
 
     def begin(self, ctx: Context, down: BodyMessage, client: Any, data: ClientData) -> Carry:
-        return super().begin(ctx, Broadcast(*self.point(ctx, down)), client, data)
+        return super().begin(ctx, Broadcast(self.whole(ctx, down.body), down.b), client, data)
 
     def direction(self, ctx: Context, down: BodyMessage, carry: Carry, g: Tensor) -> Tensor:
         v = super().direction(ctx, down, carry, g)
@@ -72,7 +74,7 @@ class FedBABU(FedAvg, frozen=True):
     # personalised evaluation ------------------------------------------------------------------
     def personalize(self, ctx: Context, down: BodyMessage, client: Any, batches: FineTuning) -> Predictor:
         # finetune moves the head as well
-        return super().personalize(ctx, Broadcast(*self.point(ctx, down)), client, batches)
+        return super().personalize(ctx, Broadcast(self.whole(ctx, down.body), down.b), client, batches)
 
 
 def parts(objective: Objective, head: bool) -> list[Entry]:

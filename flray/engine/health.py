@@ -43,9 +43,9 @@ def client_problem(update: Any, state: Any, row: Mapping[str, Any]) -> str | Non
     return None
 
 
-def model_is_finite(state: Any) -> bool:
-    """Whether the model in a server state (`w`, `b`) is; what else a state holds may be infinite."""
-    return not any(name in ("w", "b") for name in _nonfinite(state))
+def model_is_finite(model: tuple[Tensor, Tensor] | None) -> bool:
+    """Whether the model that a server state carries (`Algorithm.point`) is; what else a state holds may be infinite."""
+    return not any(_nonfinite(model or ()))
 
 
 def _nonfinite(message: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from flray.core.clock import PHASES, START, Clock, Phase, Position
 from flray.core.disk import whole
-from flray.core.errors import CheckpointError
+from flray.core.errors import AlgorithmError, CheckpointError
 from flray.core.messages import to_numpy, to_torch
 from flray.core.packed import Packed
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
@@ -139,7 +139,11 @@ class Keeper:
         self.check_folder()
         path = self.folder / "model.safetensors"
         objective, sources = self.bench.objective, self.bench.experiment.model.sources
-        named = objective.state_dict(self.state.w, self.state.b)
+        point = self.algorithm.point(self.bench.context(Clock()), self.state)
+        if point is None:
+            what = f"{type(self.algorithm).__name__}.point finds no model in its server state"
+            raise AlgorithmError(f"{what}; override it, or set global_model = False")
+        named = objective.state_dict(*point)
         with checkpoint.disk_errors(path, self.folder), whole(path) as aside:
             save_weights(named, aside, objective.frozen, sources)
         return str(path)

@@ -145,7 +145,7 @@ class Server(Keeper):
             kept = [state for state in new_states if state is not None]
             self.store.scatter(cohort.client_ids.tolist(), kept, clock.complete.order)
             self.state = state
-        metrics["diverged"] = not model_is_finite(self.state)
+        metrics["diverged"] = not model_is_finite(self.algorithm.point(ctx, self.state))
         return metrics
 
     def _look(self, ctx: Context, view: FinishView | RoundView, metrics: dict[str, Any]) -> None:

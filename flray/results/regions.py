@@ -119,13 +119,12 @@ def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[P
     clock = replay.goto(round - 1).next_round()
     for client in clients or sorted(replay.cohort().tolist())[:3]:
         _, update, _ = next(replay.clients(client))
-        if not (hasattr(update, "w") and hasattr(update, "b")):
-            raise ConfigError(
-                f"decision_regions: {type(bench.algorithm).__name__} sends no local model (`w`, `b`) up in round "
-                f"{round}"
-            )
+        point = bench.algorithm.point(bench.context(clock), update)
+        if point is None:
+            name = type(bench.algorithm).__name__
+            raise ConfigError(f"decision_regions: {name} sends no local model up in round {round}")
         # the next client reuses the engine's own buffers
-        model = bench.objective.at(update.w.clone(), update.b.clone())
+        model = bench.objective.at(point[0].clone(), point[1].clone())
         shares = replay.scenario.shares(clock, np.array([client]))
         panels.append(Panel(f"client {client}", _predictor(replay, model), shares.indices))
     replay.goto(round)

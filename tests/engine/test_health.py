@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import flray
+from flray.algorithms.fedavg import FedAvg
 from flray.core.errors import AlgorithmError
 from flray.core.messages import Record, ServerState, Update
 from flray.engine.health import client_problem, model_is_finite, reported
@@ -45,8 +46,10 @@ def test_a_server_state_is_judged_by_its_model_alone():
         b: torch.Tensor
         best: torch.Tensor  # so far: infinite before the first value
 
-    assert model_is_finite(Watchful(torch.ones(2), torch.zeros(0), torch.tensor([INF])))
-    assert not model_is_finite(ServerState(torch.ones(2), torch.tensor([INF])))
+    algorithm = FedAvg()
+    assert model_is_finite(algorithm.point(None, Watchful(torch.ones(2), torch.zeros(0), torch.tensor([INF]))))
+    assert not model_is_finite(algorithm.point(None, ServerState(torch.ones(2), torch.tensor([INF]))))
+    assert model_is_finite(None)
 
 
 # reported -------------------------------------------------------------------------------------

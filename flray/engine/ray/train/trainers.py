@@ -160,7 +160,7 @@ def _round(learner: Learner, state: Any, clock: Clock) -> tuple[Any, dict[str, A
         row["time/evaluate_s"] = time.perf_counter() - trained
     row |= {
         "client_steps": steps,
-        "diverged": not model_is_finite(state),
+        "diverged": not model_is_finite(learner.algorithm.point(learner.context(clock), state)),
         "time/client_s": (trained - started) * learner.world,
     }
     return state, {**row, "time/round_s": time.perf_counter() - started}
