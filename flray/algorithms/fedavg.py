@@ -35,9 +35,10 @@ class Carry(Record):
 
 
 class LocalStatistics(ClientState):
-    """Client state of `buffers: local`: the client's own batch-norm statistics `b [Q]`."""
+    """Under `buffers: local` the client's own batch-norm statistics `b [Q]`, else None; a client that keeps more has a
+    state that inherits from it."""
 
-    b: Tensor
+    b: Tensor | None
 
 
 class FedAvg(Algorithm, frozen=True):
@@ -83,7 +84,7 @@ class FedAvg(Algorithm, frozen=True):
         return self.batch_size, self.local_epochs
 
     def init_client(self, ctx: Context) -> Any:
-        return LocalStatistics(ctx.objective.initial()[1]) if self.buffers == "local" else ()
+        return self.own_statistics(ctx.objective.initial()[1]) if self.buffers == "local" else ()
 
     def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Carry:
         return self.start(ctx, down.w, self.statistics_before(down, client))
@@ -92,6 +93,11 @@ class FedAvg(Algorithm, frozen=True):
         """The batch-norm statistics `[Q]` with which a client begins: its own under `buffers: local`, else the global
         ones."""
         return client.b if self.buffers == "local" else down.b  # type: ignore[no-any-return]
+
+    def own_statistics(self, b: Tensor) -> LocalStatistics:
+        """What a client keeps of the statistics `b [Q]` with which it ended: a copy under `buffers: local`, else
+        nothing."""
+        return LocalStatistics(b.clone() if self.buffers == "local" else None)
 
     def start(self, ctx: Context, w: Tensor, b: Tensor) -> Carry:
         """A client in training at copies of `(w, b)`, with a new optimiser."""
@@ -130,7 +136,7 @@ class FedAvg(Algorithm, frozen=True):
         return float(self.lr * self.lr_decay**ctx.clock.round)
 
     def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Record, Any]:
-        return Update(carry.w, carry.b), LocalStatistics(carry.b.clone()) if self.buffers == "local" else client
+        return Update(carry.w, carry.b), self.own_statistics(carry.b) if self.buffers == "local" else client
 
     # personalised evaluation ------------------------------------------------------------------
     def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:

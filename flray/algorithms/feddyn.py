@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg, LocalStatistics
 from flray.core.context import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch, Broadcast, ClientState, Cohort, EachUpdate, Metrics, ServerState, Update
+from flray.core.messages import Batch, Broadcast, Cohort, EachUpdate, Metrics, ServerState, Update
 from flray.core.samples import ClientData
 from flray.ops.optim import clip_
 from flray.ops.pooling import mean_of_each
@@ -28,11 +28,10 @@ class DynState(ServerState):
     h: Tensor
 
 
-class DynClient(ClientState):
-    """The client's `h [P]`, and its statistics `b [Q]` under `buffers: local`."""
+class DynClient(LocalStatistics):
+    """The client's `h [P]`, beside its statistics."""
 
     h: Tensor
-    b: Tensor | None
 
 
 class DynCarry(Carry):
@@ -65,7 +64,7 @@ class FedDyn(FedAvg, frozen=True):
     # client -----------------------------------------------------------------------------------
     def init_client(self, ctx: Context) -> DynClient:
         w, b = ctx.objective.initial()
-        return DynClient(torch.zeros_like(w), b if self.buffers == "local" else None)
+        return DynClient.of(self.own_statistics(b), h=torch.zeros_like(w))
 
     def strength(self, ctx: Context) -> float:
         """alpha of this client."""
@@ -106,4 +105,4 @@ class FedDyn(FedAvg, frozen=True):
         h = torch.mul(client.h, used).sub_(drift, alpha=self.strength(ctx))
         # a weighted and a plain mean need the models themselves
         sent = Update if self.weighting == "uniform" else EachUpdate
-        return sent(carry.w, carry.b), DynClient(h, carry.b.clone() if self.buffers == "local" else None)
+        return sent(carry.w, carry.b), DynClient.of(self.own_statistics(carry.b), h=h)

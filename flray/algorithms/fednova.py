@@ -17,11 +17,11 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg, LocalStatistics
 from flray.core.context import Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
-from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState
+from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.samples import ClientData
 from flray.ops.control import accumulation
 
@@ -39,12 +39,10 @@ class NovaBroadcast(Broadcast):
     dbar: Tensor | None
 
 
-class NovaClient(ClientState):
-    """With ccvr: the client's direction `d [P]` in its last round, and its statistics `b [Q]` under
-    `buffers: local`."""
+class NovaClient(LocalStatistics):
+    """With ccvr: the client's direction `d [P]` in its last round, beside its statistics."""
 
     d: Tensor
-    b: Tensor | None
 
 
 class NovaUpdate(Record):
@@ -112,7 +110,7 @@ class FedNova(FedAvg, frozen=True):
         if self.ccvr == "off":
             return super().init_client(ctx)
         w, b = ctx.objective.initial()
-        return NovaClient(torch.zeros_like(w), b if self.buffers == "local" else None)
+        return NovaClient.of(self.own_statistics(b), d=torch.zeros_like(w))
 
     def begin(self, ctx: Context, down: NovaBroadcast, client: Any, data: ClientData) -> NovaCarry:
         base: Carry = super().begin(ctx, down, client, data)
@@ -160,6 +158,4 @@ class FedNova(FedAvg, frozen=True):
         update = NovaUpdate(d, (down.b - carry.b).div_(scale), float(carry.moments.steps) if self.mu else a, own)
         if self.ccvr == "off":
             return update, super().end(ctx, down, client, carry, data)[1]
-        return update, NovaClient(
-            d.clone() if own is None else own, carry.b.clone() if self.buffers == "local" else None
-        )
+        return update, NovaClient.of(self.own_statistics(carry.b), d=d.clone() if own is None else own)

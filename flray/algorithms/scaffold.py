@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.fedavg import Carry, FedAvg, LocalStatistics
 from flray.core.context import Context
 from flray.core.hp import hp
-from flray.core.messages import Batch, ClientState, Cohort, Metrics, ServerState, Update
+from flray.core.messages import Batch, Cohort, Metrics, ServerState, Update
 from flray.core.samples import ClientData
 from flray.ops.control import accumulation, mass
 from flray.ops.losses import cross_entropy
@@ -27,11 +27,10 @@ class ScaffoldState(ServerState):
     c: Tensor
 
 
-class ScaffoldClient(ClientState):
-    """The client's control variate `c [P]`, and its statistics `b [Q]` under `buffers: local`."""
+class ScaffoldClient(LocalStatistics):
+    """The client's control variate `c [P]`, beside its statistics."""
 
     c: Tensor
-    b: Tensor | None
 
 
 class ScaffoldUpdate(Update):
@@ -78,7 +77,7 @@ class Scaffold(FedAvg, frozen=True):
 
     def init_client(self, ctx: Context) -> ScaffoldClient:
         w, b = ctx.objective.initial()
-        return ScaffoldClient(torch.zeros_like(w), b if self.buffers == "local" else None)
+        return ScaffoldClient.of(self.own_statistics(b), c=torch.zeros_like(w))
 
     def begin(self, ctx: Context, down: ScaffoldState, client: ScaffoldClient, data: ClientData) -> ScaffoldCarry:
         base: Carry = super().begin(ctx, down, client, data)
@@ -122,9 +121,7 @@ class Scaffold(FedAvg, frozen=True):
         c = self.control(ctx, down, client, carry, used)
         # of sum_k p_k (c_k+ - c_k) / m_k the server makes the plain sum, whoever was skipped
         change = torch.sub(c, client.c, out=carry.correction).div_(mass(self.weighting, ctx.num_examples) or 1.0)
-        return ScaffoldUpdate(carry.w, carry.b, change), ScaffoldClient(
-            c, carry.b.clone() if self.buffers == "local" else None
-        )
+        return ScaffoldUpdate(carry.w, carry.b, change), ScaffoldClient.of(self.own_statistics(carry.b), c=c)
 
     def control(
         self, ctx: Context, down: ScaffoldState, client: ScaffoldClient, carry: ScaffoldCarry, used: float

@@ -242,9 +242,9 @@ def test_steps_with_the_proximal_losses_of_table_4(proximal, perturb):
 
     down, client, g_p = {
         "l2": (Broadcast(w0, b), (), lambda w: w - w0),
-        "scaffold": (ScaffoldState(w0, b, first), ScaffoldClient(second, None), lambda w: first - second),
-        "fednova": (NovaBroadcast(w0, b, first), NovaClient(second, None), lambda w: first - second),
-        "feddyn": (DynState(w0, b, second), DynClient(first, None), lambda w: -first + 0.3 * (w - w0)),
+        "scaffold": (ScaffoldState(w0, b, first), ScaffoldClient(None, second), lambda w: first - second),
+        "fednova": (NovaBroadcast(w0, b, first), NovaClient(None, second), lambda w: first - second),
+        "feddyn": (DynState(w0, b, second), DynClient(None, first), lambda w: -first + 0.3 * (w - w0)),
         "moon": (Broadcast(w0, b), MoonClient(previous, b), lambda w: flat_gradient(objective, w, b, contrast)),
     }[proximal]
 
