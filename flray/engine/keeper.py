@@ -68,7 +68,9 @@ class Keeper:
         named = {hash for clock, parts in self._parts.items() if clock.complete == position for hash in parts}
         if position.phase == "round":
             self.holders = {hash: held for hash, held in self.holders.items() if hash in named}
-        self._parts = {clock: parts for clock, parts in self._parts.items() if clock.complete.order > position.order}
+        # what is planned ahead keeps its parts; a test of the clients' own models (no phase that commits) is over
+        ahead = {c: parts for c, parts in self._parts.items() if c.phase in PHASES}
+        self._parts = {c: parts for c, parts in ahead.items() if c.complete.order > position.order}
         self._stand_at(position)
 
     def _stand_at(self, position: Position) -> None:

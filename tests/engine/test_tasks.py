@@ -157,6 +157,14 @@ def test_a_head_of_another_size_than_the_data_sets_classes_trains_and_is_tested(
     assert len([row for row in rows if row["done"]]) == 6
 
 
+def test_the_clients_own_models_are_tested_at_the_end_of_every_task(tmp_path):
+    """And the next task begins behind that test."""
+    simulate(experiment(tasks=TASKS, rounds=1, evaluate={"finetune_epochs": [1]}), tmp_path / "run")
+    run = flray.load(tmp_path / "run")
+    assert len(run.rounds[run.rounds["round"] > 0]) == 2
+    assert run.personal.groupby(["task", "phase"]).size().to_dict() == {(0, "task_end"): 4, (1, "task_end"): 4}
+
+
 # clients without samples -----------------------------------------------------------------------------
 HELD = [[10, 8, 0], [0, 9, 12], [10, 10, 10]]
 
