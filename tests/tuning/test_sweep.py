@@ -222,3 +222,19 @@ def test_a_place_that_cannot_be_written_is_one_line(ray_cluster, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot create"):
         run_sweep(tiny(), Path(tmp_path / "file" / "s"), progress=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["asha", "hyperband"])
+def test_trials_whose_rounds_go_through_a_graph_have_the_bits_of_one_process(ray_cluster, tmp_path, name):
+    """In the trials' placement groups; trials are stopped (asha), or paused and taken up again (hyperband)."""
+    rule = {"asha": {"grace": 2, "reduction": 2}, "hyperband": {"reduction": 2}}[name]
+    resources = {**EXPERIMENT["resources"], "executor": "graph"}
+    changes = {"experiment": {**SWEEP["experiment"], "resources": resources}, "concurrency": "auto"}
+    folder = tmp_path / "s"
+    run_sweep(tiny(scheduler={"name": name, **rule}, trials=4, final={"top": 0}, **changes), folder, progress=False)
+    ended = [row["folder"] for row in found(folder) if row["state"] == "finished"]
+    assert ended
+    for trial in ended:
+        alone = flray.run(folder / trial / "config.yaml", "resources.executor=local", out=tmp_path / trial)
+        assert (alone.folder / "model.safetensors").read_bytes() == (folder / trial / "model.safetensors").read_bytes()

@@ -98,6 +98,10 @@ class Graph(Calls):
         self._first: list[tuple[str, tuple[Any, ...]]] = []  # calls that go with the next execution
         self._tally: tuple[Clock, Tally] | None = None
 
+    def plan(self, clock: Clock) -> Plan | None:
+        self.pool.welcome()  # before the cohort is cut into runs
+        return super().plan(clock)
+
     def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
         self._tally = None
         graph = self._graph(plan, hop)
@@ -112,10 +116,10 @@ class Graph(Calls):
         return Ran(answer.rows, answer.metrics, answer.server_s)
 
     def _graph(self, plan: Plan, hop: Hop) -> Compiled | None:
-        """The graph for this exchange; None: it goes by calls, as does everything while an actor is away, and what has
-        shared parts: they travel by reference."""
+        """The graph for this exchange, of the actors that are there; None: it goes by calls, as does what has shared
+        parts: they travel by reference."""
         pool, model_bytes = self.pool, 4 * (self.facts["parameters"] + self.facts["buffers"])
-        if plan.exchange.order == "sequential" or plan.shared or pool.away or len(hop.jobs) > len(pool.clients):
+        if plan.exchange.order == "sequential" or plan.shared or len(hop.jobs) > len(pool.clients):
             return None
         if pool.graph is None or not pool.graph.serves(pool, model_bytes):
             pool.close_graph()

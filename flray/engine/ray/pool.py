@@ -101,10 +101,10 @@ class Pool:
             self._rest()
         return facts  # type: ignore[no-any-return]
 
-    @property
-    def away(self) -> bool:
-        """Whether an actor is being set up, or started again by Ray."""
-        return bool(self._away)
+    def welcome(self) -> None:
+        """Take in the client actors that have come back; waits for none."""
+        if self._away:
+            self._returned()
 
     def close_graph(self) -> None:
         """Take the actors out of their compiled graph, where they are in one."""

@@ -1,21 +1,25 @@
 """Three nodes on this machine, in a process of its own:
-`python -m tests.engine.ray.nodes OUT stay|working|delivered [KEY=VALUE ...]`.
+`python -m tests.engine.ray.nodes OUT stay|working|delivered|executing [KEY=VALUE ...]`.
 
-A node goes away (SIGKILL) in round 3: when a client actor on it has got its work (`working`), or when its results lie
-there and nobody has fetched them (`delivered`). Prints what happened, as JSON.
+A node goes away (SIGKILL) in round 3: when a client actor on it has got its work (`working`), when its results lie
+there and nobody has fetched them (`delivered`), or a moment after the round went into a compiled graph (`executing`).
+Prints what happened, as JSON.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from flray.api import play
+from flray.engine.ray.calls import Calls
 from flray.engine.ray.cluster import ray
+from flray.engine.ray.graph import Compiled
 from flray.engine.ray.pool import Pool
-from flray.engine.simulation import Simulation, play
 from flray.loader import load_config
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
@@ -42,19 +46,19 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
     # the head's is the driver's
     others = {node.node_id: node for node in (cluster.add_node(**small) for _ in range(2))}
     gone: list[str] = []
-    training, execute = Simulation._training, Pool.execute
+    training, execute, through = Calls._work, Pool.execute, Compiled.execute
 
     def leave(where: str | None) -> None:
         if where in others and not gone:
             gone.append(where)
             cluster.remove_node(others[where], allow_graceful=False)
 
-    def train_and_leave(self: Simulation, job: Any, plan: Any, down: Any) -> Any:
+    def train_and_leave(self: Calls, job: Any, plan: Any, down: Any) -> Any:
         work = training(self, job, plan, down)
 
         def submit(actor: Any) -> Any:
             # asked first: the actor does one thing after the other
-            where = node_of(actor) if job.round == ROUND else None
+            where = node_of(actor) if job.clock.round == ROUND else None
             refs = work(actor)
             leave(where)
             return refs
@@ -67,10 +71,16 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
             leave(next(where for where in map(node_of, self.clients) if where in others) if not gone else None)
         return results
 
+    def go_through_and_leave(self: Compiled, order: Any, jobs: Any) -> Any:
+        if order.plan.clock.round == ROUND:
+            threading.Timer(0.2, leave, [next(w for w in map(node_of, self.actors[1:]) if w in others)]).start()
+        return through(self, order, jobs)
+
     faults = {
-        "stay": patch.object(Simulation, "_training", training),
-        "working": patch.object(Simulation, "_training", train_and_leave),
+        "stay": patch.object(Calls, "_work", training),
+        "working": patch.object(Calls, "_work", train_and_leave),
         "delivered": patch.object(Pool, "execute", execute_and_leave),
+        "executing": patch.object(Compiled, "execute", go_through_and_leave),
     }
     spread: list[str] = []
     rows: list[dict[str, Any]] = []

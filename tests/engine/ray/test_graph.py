@@ -171,7 +171,7 @@ def test_a_round_of_half_a_minute_is_no_failure(alone, tmp_path):
 def test_many_rounds_leave_no_memory_and_no_threads(tmp_path):
     def held(pid):
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
-        found = {line.split(":")[0]: line.split()[1] for line in status if ":" in line}
+        found = {line.partition(":")[0]: line.partition(":")[2].removesuffix("kB") for line in status}
         return int(found["Threads"]), int(found["RssShmem"])
 
     seen = []
