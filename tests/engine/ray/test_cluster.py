@@ -220,8 +220,8 @@ def three_nodes(out: Path, mode: str, *overrides: str) -> subprocess.CompletedPr
 @pytest.mark.timeout(1200)
 def test_three_nodes_and_a_lost_one_give_the_bits_of_a_run_here(tmp_path):
     found = {}
-    for mode in ("stay", "working", "delivered"):
-        done = three_nodes(tmp_path / mode, mode)
+    for mode, executor in (("stay", "calls"), ("working", "calls"), ("delivered", "calls"), ("executing", "graph")):
+        done = three_nodes(tmp_path / mode, mode, f"resources.executor={executor}")
         assert done.returncode == 0, done.stdout[-3000:]
         found[mode] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"server_here"')))
         assert found[mode]["server_here"] and found[mode]["nodes"] == 3, (
