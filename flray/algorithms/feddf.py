@@ -53,7 +53,7 @@ class ServerDistillation(FedAvg, frozen=True):
         """What the client models teach, for every proxy sample."""
 
     @abstractmethod
-    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Any) -> tuple[Any, Metrics]:
+    def distill(self, ctx: Context, state: Any, updates: Any, average: Update, teacher: Any) -> tuple[Any, Metrics]:
         """The state after training on what `ensemble` returned, from `average`."""
 
     @property
@@ -82,7 +82,9 @@ class FedDF(ServerDistillation, frozen=True):
         kind = (self.teacher, self.temperature, self.kl_direction)
         return ensemble(ctx, updates.w, updates.b, self.distill_batch_size, *kind)
 
-    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Ensemble) -> tuple[Any, Metrics]:
+    def distill(
+        self, ctx: Context, state: Any, updates: Any, average: Update, teacher: Ensemble
+    ) -> tuple[Any, Metrics]:
         """The state after distillation of the ensemble, with what it cost and what is left of the memory loss."""
         proxy = ctx.require_proxy()
         w, b, loss = distill(
@@ -107,6 +109,6 @@ class FedDF(ServerDistillation, frozen=True):
             "proxy_examples": float(passes * proxy.size),
         }
 
-    def penalty(self, state: Any, updates: Any, average: Any) -> Any:
+    def penalty(self, state: Any, updates: Any, average: Update) -> Any:
         """Gradient of a regulariser of the student's parameters; FedDF has none."""
         return None

@@ -19,7 +19,7 @@ from torch import Tensor
 from flray.algorithms.feddf import ServerDistillation
 from flray.core.context import Context
 from flray.core.hp import hp
-from flray.core.messages import Metrics, Record
+from flray.core.messages import Metrics, Record, ServerState, Update
 from flray.ops.distill import blocks, fit
 from flray.ops.losses import cross_entropy, kl
 
@@ -71,7 +71,9 @@ class FedET(ServerDistillation, frozen=True):
         total = v.sum(0) if self.fedet == "paper" else v.sum(0) / members.sum(0).clamp_min(1)
         return torch.einsum("kb,kbc->bc", v / (total + 1e-12), logits)
 
-    def distill(self, ctx: Context, state: Any, updates: Any, average: Any, teacher: Consensus) -> tuple[Any, Metrics]:
+    def distill(
+        self, ctx: Context, state: ServerState, updates: Any, average: Update, teacher: Consensus
+    ) -> tuple[ServerState, Metrics]:
         """The state after training on the consensus and the dissent, with what it cost."""
         proxy = ctx.require_proxy()
         w, b, loss = fit(

@@ -20,7 +20,7 @@ from flray.algorithms.feddf import FedDF
 from flray.core.context import Context
 from flray.core.errors import ConfigError
 from flray.core.hp import hp
-from flray.core.messages import Batch, Broadcast, Metrics, ServerState
+from flray.core.messages import Batch, Broadcast, Metrics, ServerState, Update
 from flray.core.network_parts import ModuleMode
 from flray.core.samples import ClientData
 from flray.ops.distill import Ensemble, proxy_logits, pull
@@ -105,12 +105,12 @@ class FedProj(FedDF, frozen=True):
         return FedProjBroadcast(state.w, state.b, index, logits)
 
     def distill(
-        self, ctx: Context, state: FedProjState, updates: Any, average: Any, teacher: Ensemble
-    ) -> tuple[Any, Metrics]:
+        self, ctx: Context, state: FedProjState, updates: Any, average: Update, teacher: Ensemble
+    ) -> tuple[FedProjState, Metrics]:
         state, metrics = super().distill(ctx, state, updates, average, teacher)
         return state.replace(logits=teacher.logits), metrics
 
-    def penalty(self, state: FedProjState, updates: Any, average: Any) -> Any:
+    def penalty(self, state: FedProjState, updates: Any, average: Update) -> Any:
         """Gradient of alpha R(w) (spec 5.6); None without it."""
         if not self.alpha:
             return None

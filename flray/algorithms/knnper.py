@@ -19,6 +19,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.core.algorithm import Predictor
 from flray.core.context import Context
 from flray.core.hp import hp
+from flray.core.messages import Broadcast
 from flray.core.point import Model
 from flray.core.samples import FineTuning
 
@@ -35,7 +36,7 @@ class KNNPer(FedAvg, frozen=True):
         False, doc="store augmented images, the first epoch of fine-tuning; plain ones where there is none"
     )
 
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
+    def personalize(self, ctx: Context, down: Broadcast, client: Any, batches: FineTuning) -> Predictor:
         model = cast(Model, super().personalize(ctx, down, client, batches))
         keys, labels = self.store(ctx, model, batches)
 

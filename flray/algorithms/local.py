@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flray.algorithms.lasting import Lasting
+from flray.algorithms.lasting import Lasting, Trained
 from flray.core.algorithm import Predictor
 from flray.core.context import Context
 from flray.core.messages import Cohort, Metrics
@@ -32,9 +32,9 @@ class Local(Lasting, frozen=True):
         raise RuntimeError("algorithm local has no global model to predict with: each client has its own (personalize)")
 
     # client -----------------------------------------------------------------------------------
-    def init_client(self, ctx: Context) -> Any:
+    def init_client(self, ctx: Context) -> Trained:
         return self.untrained(ctx)
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: FineTuning) -> Predictor:
+    def personalize(self, ctx: Context, down: Any, client: Trained, batches: FineTuning) -> Predictor:
         return ctx.objective.at(*self.finetune(ctx, client.w, client.b, batches))
