@@ -39,7 +39,8 @@ def main() -> None:
     """
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
-        found = app(standalone_mode=False, obj=runs.OwnProcess())
+        runs.whole_process = True
+        found = app(standalone_mode=False)
         code = found if isinstance(found, int) else 0
     except FlrayError as error:
         print(f"error: {error}", file=sys.stderr)

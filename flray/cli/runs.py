@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from flray.cli.show import Imports, Overrides, interruptible, kept, own_modules, print_rows, report, report_grid
 from flray.engine.progress import stage
 
-STARTING = "starting Ray and torch"
-
-
-class OwnProcess:
-    """The object of a command that is the whole process (`flray.cli.main`), not one that a test or a notebook calls."""
+whole_process = False  # `flray.cli.main` says when a command is one, and is not called by a test or a notebook
 
 
 def run(
@@ -35,9 +32,7 @@ def run(
     `flray run configs/quickstart.yaml algorithm=fedavg,feddf seed=0..4 algorithm.lr=0.1`
     """
     own_modules()
-    with stage("loading torch" if dry_run else STARTING):
-        if not dry_run:
-            start_ray_early(config, overrides or [])
+    with nullcontext() if dry_run else starting(config, overrides or []):
         from flray.api import simulate
         from flray.grid import grid_rows
         from flray.keys import grid_notes
@@ -82,8 +77,7 @@ def pretrain(
     `flray run CONFIG model.weights=runs/pretrained`
     """
     own_modules()
-    with stage(STARTING):
-        start_ray_early(config, overrides or [])
+    with starting(config, overrides or []):
         from flray.api import simulate
         from flray.cli.pretrain import pretraining
         from flray.rundir.folder import default_folder
@@ -111,8 +105,7 @@ def resume(
 ) -> None:
     """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
     own_modules()
-    with stage(STARTING):
-        start_ray_early(Path(folder), overrides or [])
+    with starting(Path(folder), overrides or []):
         from flray.api import resume as resume_run
         from flray.rundir.uri import is_uri, split
     with interruptible(Path(out or "runs") / split(folder)[1] if is_uri(folder) else Path(folder)):
@@ -120,18 +113,20 @@ def resume(
     report(found.folder)
 
 
-def start_ray_early(source: Path, overrides: list[str], trials: int = 0) -> None:
-    """Ray and its first processes start while torch is imported, where this command is the whole process.
+@contextmanager
+def starting(source: Path, overrides: list[str], trials: int = 0) -> Iterator[None]:
+    """Around a command's imports: Ray and its first processes start beside them, where it is the whole process.
 
     Only where the guess is that it needs one here (see :func:`runs_here`). `trials`: see `connect`.
     """
-    context = click.get_current_context(silent=True)
-    own = None if context is None else context.find_object(OwnProcess)
-    if own is not None and runs_here(source, overrides):
-        from flray.engine.ray.cluster import Background, connect
-        from flray.engine.threads import cores
+    early = whole_process and runs_here(source, overrides)
+    with stage("starting Ray and torch" if early else "loading torch"):
+        if early:
+            from flray.engine.ray.cluster import Background, connect
+            from flray.engine.threads import cores
 
-        Background(lambda: connect(None, cores(), trials))
+            Background(lambda: connect(None, cores(), trials))
+        yield
 
 
 def runs_here(source: Path, overrides: list[str]) -> bool:
@@ -146,6 +141,6 @@ def runs_here(source: Path, overrides: list[str]) -> bool:
     if file is None:
         return False
     text = "\n".join([file.read_text(errors="replace"), *overrides])  # what is no text is told when it is loaded
-    elsewhere = re.search(r"address\s*[:=]\s*(?!null|~)\S", text)
+    elsewhere = re.search(r"address\s*[:=]\s*(?!null|~)\S|executor\s*[:=]\s*local\b", text)
     counts = re.findall(r"(?:client_actors|num_cpus)\s*[:=]\s*(\d+)", text)
     return "\ufffd" not in text and elsewhere is None and all(int(count) <= cores() for count in counts)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.runs import STARTING, start_ray_early
+from flray.cli.runs import starting
 from flray.cli.show import Imports, console, interruptible, kept, other_algorithm, own_modules, print_table
 from flray.engine.progress import stage
 
@@ -35,8 +35,7 @@ def sweep(
     `flray sweep configs/sweeps/fedsol_rho.yaml trials=40 hours=2`    `flray sweep runs/fedsol_rho --resume`
     """
     own_modules()
-    with stage(STARTING):
-        start_ray_early(config, overrides or [], trials=1)
+    with starting(config, overrides or [], trials=1):
         from flray.core.errors import ConfigError
         from tuning.sweep import default_folder, resume_sweep, run_sweep
         from tuning.sweep_file import load_sweep
@@ -82,8 +81,7 @@ def ablate(
     The same command goes on where it stopped.
     """
     own_modules()
-    with stage(STARTING):
-        start_ray_early(config, overrides or [], trials=1)
+    with starting(config, overrides or [], trials=1):
         from flray.core.errors import ConfigError
         from flray.loader import load_config
         from flray.overrides import count_cells

@@ -71,6 +71,8 @@ def test_a_file_that_is_no_text_is_left_to_the_reader_of_configurations(tmp_path
         ("rounds: 3", ["address=10.0.0.1:6379"], False),
         ("resources: {client_actors: 5000}", [], False),
         ("rounds: 3", ["resources.client.num_cpus=5000"], False),
+        ("resources: {executor: local}", [], False),
+        ("rounds: 3", ["resources.executor=local"], False),
     ],
 )
 def test_ray_starts_early_where_the_file_says_neither_which_nor_more_of_it(tmp_path, text, overrides, here):
@@ -247,7 +249,7 @@ def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     before = [line for line in done.stderr.splitlines() if not line.endswith(" s")]  # the slow ones say so
-    assert before[:2] == ["starting Ray and torch", "reading data: digits"]
+    assert before[:2] == ["loading torch", "reading data: digits"], "in this process Ray runs already"
     assert "starting the actors" in before
     assert f"flray run {tmp_path / 'r'}/config.yaml algorithm=fedsol " in done.stdout, (
         "another algorithm, and one without proxy data"
