@@ -200,9 +200,8 @@ class Simulation(Transactions):
             if clock.phase != "round":
                 if clock.phase == "task_end":
                     self._save()  # more rounds may follow one day, from before the task's end
-                if self._task(clock, show):
-                    self.executor.start("commit", clock.complete)
-                    self._save()
+                if not self._bounded(clock, show):
+                    return
                 continue
             ahead = following if following is not None and following.phase == "round" else None
             try:
@@ -234,6 +233,24 @@ class Simulation(Transactions):
         labels = next(iter(self.scenario.stages[-1].tests.values())).labels(self.dataset)
         found = Run(self.folder).rounds
         self._finish(untrained(found) or collapsed(found, labels, self.experiment.evaluate.split) or "finished")
+
+    def _bounded(self, clock: Clock, show: Progress) -> bool:
+        """The beginning or the end of a task, committed and saved if it changed anything; False: the run diverged."""
+        why = "the server's state is not finite; lower algorithm.lr"
+        try:
+            row = self._task(clock, show)
+        except NonFiniteError as error:
+            if self.experiment.on_nonfinite != "stop":
+                raise
+            row, why = {"diverged": True}, str(error).splitlines()[0].partition(": ")[2]
+        if row.get("diverged") and self.experiment.on_nonfinite == "stop":
+            self._save()
+            self._finish(f"diverged at the {clock.phase.removeprefix('task_')} of task {clock.task}: {why}")
+            return False
+        if "exchanges" in row:
+            self.executor.start("commit", clock.complete)
+            self._save()
+        return True
 
     # the end ----------------------------------------------------------------------------------
     def _finish(self, status: str) -> None:

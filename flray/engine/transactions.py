@@ -46,11 +46,11 @@ class Transactions:
         row["time/round_s"] = time.perf_counter() - started
         return row, client_rows
 
-    def _task(self, clock: Clock, show: Progress) -> bool:
-        """The beginning or the end of a task, over the clients that its exchanges name, and at its end the personalised
-        test.
+    def _task(self, clock: Clock, show: Progress) -> dict[str, Any]:
+        """The row of a task's beginning or end, over the clients that its exchanges name, with the personalised test at
+        its end.
 
-        False when there is no exchange: then nothing has changed.
+        Without `exchanges` in the row nothing has changed.
         """
         assert self.recorder is not None
         row: dict[str, Any] = {"done": clock.done, "task": clock.task, "phase": clock.phase, **self._costs()}
@@ -69,7 +69,7 @@ class Transactions:
         row[f"time/{clock.phase}_s"] = time.perf_counter() - started
         if clock.phase == "task_end" or "exchanges" in row:
             self.recorder.task(row, client_rows)
-        return "exchanges" in row
+        return row
 
     def _transact(
         self, clock: Clock, cohort: np.ndarray | None, row: dict[str, Any], dropped: int = 0, ahead: Clock | None = None

@@ -11,6 +11,7 @@ from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.feddf import FedDF
 from flray.core.context import Context
+from flray.core.exchange import Exchange
 from flray.core.hp import hp
 from flray.core.messages import Metrics
 from flray.core.samples import ClientData
@@ -91,6 +92,15 @@ class Overflowing(FedAvg, frozen=True):
         return (state.replace(w=state.w * float("inf")), metrics) if ctx.clock.round == self.round else (state, metrics)
 
 
+class OverflowingEnd(Overflowing, frozen=True):
+    """The same in an exchange at the end of a task, whose `round` is the number of its rounds."""
+
+    def next_exchange(self, ctx: Context, state: Any) -> Exchange | None:
+        if ctx.clock.phase == "task_end" and ctx.clock.exchange == 0:
+            return self.training
+        return super().next_exchange(ctx, state)
+
+
 class Chatty(FedAvg, frozen=True):
     """Nothing goes wrong, but its metrics are no plain numbers."""
 
@@ -109,6 +119,7 @@ for name, kind in (
     ("faulty_own", FaultyOwn),
     ("unpredictable", Scalar),
     ("overflowing", Overflowing),
+    ("overflowing_end", OverflowingEnd),
     ("chatty", Chatty),
 ):
     ALGORITHMS.add(name, kind)

@@ -52,6 +52,16 @@ def test_divergence_on_the_server_is_a_result(ray_cluster, tmp_path):
     )
 
 
+def test_divergence_at_the_end_of_a_task_is_a_result_as_well(tmp_path):
+    """The exchange at the task's end has `round` 3 of 3; the model is that after the last round."""
+    settings = config({"name": "overflowing_end", "round": 3}, rounds=3, resources={"executor": "local"})
+    run = flray.run(settings, out=tmp_path / "run")
+    assert run.status.startswith("diverged at the end of task 0: the server's state is not finite")
+    assert run.tasks["diverged"].tolist() == [True] and not run.rounds["diverged"].any()
+    never = config({"name": "overflowing", "round": 9}, rounds=3, resources={"executor": "local"})
+    assert model(run.folder) == model(flray.run(never, out=tmp_path / "never").folder)
+
+
 def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
     labels = np.repeat(np.arange(4), 25)
 

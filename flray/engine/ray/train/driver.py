@@ -80,7 +80,7 @@ class Centralized(Simulation):
         """Without clients there is no exchange at the beginning or at the end of a task."""
         return []
 
-    def _task(self, clock: Clock, show: Progress) -> bool:
+    def _task(self, clock: Clock, show: Progress) -> dict[str, Any]:
         if clock.phase == "task_end" and personal_epochs(self.experiment):
             self._end()  # clients fine-tune: they need their actors, in the workers' place
             self.executor, _ = super()._launch()
