@@ -232,7 +232,7 @@ def test_ctrl_c_between_rounds_keeps_what_is_done(ray_cluster, tmp_path, finishe
     ("method", "call", "store"),
     [
         ("plan", 0, "files"),  # before the first checkpoint
-        ("plan", 4, "memory"),  # round 4; the plan of a round's first exchange comes with the aggregation before it
+        ("plan", 2, "memory"),  # the task's end; what comes in and after a round is planned as an exchange ends
         ("finish", 5, "files"),  # after the second exchange's client work of round 3
         ("finish", 6, "memory"),
         ("states", 9, "files"),

@@ -125,13 +125,13 @@ def test_personalised_test_by_hand_and_with_any_number_of_actors(ray_cluster, tm
     from flray.core import seeding
 
     for client in range(5):
-        index = replay.partition.client(client)
+        index = replay.scenario.partitions[0].client(client)
         share = local_test(train.y[index], test.y, 3, "proportional", seeding.rng(3, "local test", client), 60)
         module = bench.objective.module
         module.load_state_dict(bench.objective.state_dict(state.w, state.b), strict=False)
         for epochs in (0, 1):
             if epochs:
-                order = seeding.rng(3, 0, 2, 2000, client, "batches", 0).permutation(len(index))
+                order = seeding.rng(3, 0, 2, "personal", 0, client, "batches", 0).permutation(len(index))
                 optimizer = torch.optim.SGD(module.parameters(), 0.05, 0.9)
                 module.train()
                 for rows in np.array_split(index[order], range(4, len(index), 4)):

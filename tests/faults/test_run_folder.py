@@ -27,7 +27,7 @@ from tests.flat import flatten
 
 ROUNDS = 5
 # what is in the folder of `own` (client states in files, a task's end) after `ROUNDS` rounds, and after three of them
-TABLES = ("rounds/part-0000.parquet", "clients/part-0000.parquet")
+TABLES = tuple(f"{name}/part-0000.parquet" for name in ("rounds", "clients", "tests"))
 NOTES = (
     "STATUS",
     "config.yaml",

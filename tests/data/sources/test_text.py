@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from flray.core.clock import Clock
 from flray.core.errors import ConfigError, DataError
 from flray.data import (
     SOURCES,
@@ -344,7 +345,7 @@ def test_fedproj_learns_which_words_are_good(root, tmp_path):
     assert load_config(experiment.dump())[0] == experiment
     local = Local(experiment, tmp_path)
     state, bench = local.play(4), local.server.bench
-    ctx = bench.context(0, 4, 0, 4, 4, 60)
+    ctx = bench.context(Clock(0, 4, done=4))
     (counts,) = bench.evaluate(bench.algorithm.published(ctx, state), ctx).values()
     assert counts.examples == 20 and counts.right.sum() >= 18
     assert len(state.logits) == 40 and local.rows[0]["proxy_examples"] == 6 * 40
