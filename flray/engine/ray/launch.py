@@ -25,7 +25,7 @@ from flray.scenario import Scenario
 def launch(
     experiment: Experiment, folder: Path, scenario: Scenario, fingerprints: dict[str, Any], lock: str
 ) -> tuple[Calls, Experiment]:
-    """(the executor, its actors set up; the experiment with the thread counts that decide its bits written out).
+    """(the executor, its actors set up; the experiment with the executor and the thread counts written out).
 
     `lock`: the id under which this process holds the folder, in which the server actor writes as well.
     Raises `ResourceError` when the cluster cannot hold them.
@@ -57,10 +57,11 @@ def launch(
                 ) from error
             pool.kill()
     facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
-    fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": threads})})
-    experiment = experiment.model_copy(update={"resources": fixed})
-    executor = Graph if experiment.resources.executor == "graph" else Calls
-    return executor(pool, experiment, facts), experiment
+    by_graph = resources.executor == "graph"
+    written = {"server": resources.server.model_copy(update={"threads": threads})}
+    written["executor"] = "graph" if by_graph else "calls"
+    experiment = experiment.model_copy(update={"resources": resources.model_copy(update=written)})
+    return (Graph if by_graph else Calls)(pool, experiment, facts), experiment
 
 
 def _measured_gpu_share(experiment: Experiment, scenario: Scenario, key: str, threads: int) -> float:
