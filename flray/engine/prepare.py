@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flray.core.errors import ResourceError
+from flray.core.errors import DataError, ResourceError
 from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy
 from flray.experiment import Experiment
-from flray.scenario import Scenario, build
+from flray.rundir.recorder import write_text
+from flray.scenario import Scenario, build, partition_table
 
 
 def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]:
@@ -51,3 +54,27 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
     for stage in scenario.stages:
         experiment.cohort.count(len(scenario.members(stage.index)))
     return scenario
+
+
+def stored_scenario(
+    experiment: Experiment, data: tuple[Dataset, Any, np.ndarray | None], scenario: Scenario | None, where: Path
+) -> Scenario:
+    """The scenario as it lies in a run's folder `where`, memory-mapped; `scenario`: a new one, which is written first.
+
+    None: the one that lies there; where that is damaged or gone it is made again from the configuration, aloud.
+    `data` is what :func:`build_data` returned.
+    """
+    dataset, _, private = data
+    if scenario is None:
+        try:
+            Scenario.load(where, dataset.num_classes)
+        except DataError as error:  # it is what the configuration gives; the fingerprints tell whether it still is
+            warnings.warn(f"{error}; made again from the configuration", stacklevel=2)
+            scenario = build_scenario(experiment, dataset, private)
+    if scenario is not None:
+        scenario.save(where, experiment.partition)
+        if scenario.population <= 10_000:  # a table of a million clients helps nobody
+            for partition, place in zip(scenario.partitions, scenario.folders(where), strict=True):
+                table = partition_table(partition, dataset.train.y, dataset.num_classes)
+                write_text(place / "table.csv", table.to_csv())
+    return Scenario.load(where, dataset.num_classes, verify=False)

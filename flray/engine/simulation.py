@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from flray.core.clock import PHASES, START, Clock, Position, schedule
-from flray.core.errors import CheckpointError, ClientError, DataError, NonFiniteError, ResourceError, ServerLostError
+from flray.core.errors import CheckpointError, ClientError, NonFiniteError, ResourceError, ServerLostError
 from flray.data import Dataset
 from flray.engine.client import in_folder
 from flray.engine.evaluate import personal_epochs
-from flray.engine.prepare import build_scenario
+from flray.engine.prepare import stored_scenario
 from flray.engine.progress import Progress, stage
 from flray.engine.rounds import Executor
 from flray.engine.summary import collapsed, untrained
@@ -30,7 +30,7 @@ from flray.rundir.provenance import Origin
 from flray.rundir.reader import Run
 from flray.rundir.recorder import Recorder, write_text
 from flray.rundir.storage import Storage
-from flray.scenario import Scenario, partition_table
+from flray.scenario import Scenario
 
 RESTARTS = 3  # of the server actor in one run
 
@@ -54,20 +54,7 @@ class Simulation(Transactions):
         """Raises `DataError` when a resume would go on with other data than the run began with."""
         self.experiment, self.home, self.storage, self.origin, self.launch = experiment, home, storage, origin, launch
         self.dataset, proxy, _ = data
-        where, classes = self.folder / "partition", self.dataset.num_classes
-        if scenario is None:
-            try:
-                Scenario.load(where, classes)
-            except DataError as error:  # it is what the configuration gives; the fingerprints tell whether it still is
-                warnings.warn(f"{error}; made again from the configuration", stacklevel=2)
-                scenario = build_scenario(experiment, self.dataset, data[2])
-        if scenario is not None:
-            scenario.save(where, experiment.partition)
-            if scenario.population <= 10_000:  # a table of a million clients helps nobody
-                for partition, place in zip(scenario.partitions, scenario.folders(where), strict=True):
-                    table = partition_table(partition, self.dataset.train.y, classes)
-                    write_text(place / "table.csv", table.to_csv())
-        self.scenario = Scenario.load(where, classes, verify=False)  # memory-mapped from here on
+        self.scenario = stored_scenario(experiment, data, scenario, self.folder / "partition")
         self.fingerprints = {
             "data": self.dataset.fingerprint,
             "partition": self.scenario.fingerprint,
