@@ -207,7 +207,7 @@ class Drought(Scenario):
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_who_turns_out_empty_after_the_draw_is_left_out_and_counted(weighting, tmp_path, monkeypatch):
     """The weights are those of the others, and a round in which nobody holds anything leaves the model as it is."""
-    monkeypatch.setattr("flray.engine.simulation.Scenario", Drought)
+    monkeypatch.setattr("flray.engine.prepare.Scenario", Drought)
     algorithm = {**BASE["algorithm"], "weighting": weighting}
     own = experiment(partition={"name": "table", "table": HELD}, algorithm=algorithm, rounds=4)
     rows = {row["done"]: row for row in play(own, tmp_path / "run")}
