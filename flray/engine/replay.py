@@ -6,6 +6,7 @@ rounds between.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from flray.core.clock import START, Clock, Position, schedule
 from flray.core.errors import ClientError, ConfigError
 from flray.core.exchange import Exchange
 from flray.core.messages import to_torch
+from flray.core.probe import Looking, Probe, RoundView
+from flray.core.shared import join
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts
 from flray.engine.client import in_folder
@@ -83,7 +86,7 @@ class Replay:
             saved = self.server.load(at_most=round, after=("round",))  # from before the task's end
         if saved is not None:
             self.position = saved
-        elif round < self.round:
+        elif round < self.round or self.position.phase != "round":
             self.server.state, self.position = self._initial, START
         while self.round < round:
             self._step()
@@ -100,6 +103,8 @@ class Replay:
         `ClientError` again, `ConfigError` when the client `only` is not in the cohort.
         """
         clock = self.next_round()
+        while next(self._schedule()).phase != "round":
+            self._step()  # what happens at the end of a task, or at its beginning, comes before its first round
         members = self._cohort(clock)
         if only is not None and only not in members:
             raise ConfigError(
@@ -108,10 +113,10 @@ class Replay:
         plan = self.executor.plan(clock)
         if plan is None:
             return
-        device, client = self.bench.objective.device, self.executor.client
+        device, client, parts = self.bench.objective.device, self.executor.client, self.server.parts()
         with threads(self.executor.client_threads):
             for hop in self._hops(plan.exchange, clock, members):
-                down = to_torch(self.server.broadcast(hop.clock, plan.exchange)[0], device)
+                down = to_torch(join(self.server.broadcast(hop.clock, plan.exchange)[0], parts), device)
                 for job in hop.jobs:
                     for i, number in enumerate(job.clients):
                         if only in (None, number):
@@ -123,8 +128,27 @@ class Replay:
                             yield number, update, row
 
     def next_round(self) -> Clock:
-        """The moment of the next round."""
-        return next(clock for clock in self._schedule() if clock.phase == "round")
+        """The moment of the next round. Raises `ConfigError` after the last one."""
+        found = next((clock for clock in self._schedule() if clock.phase == "round"), None)
+        if found is None:
+            raise ConfigError(f"round {self.round + 1}: the run has rounds 1 to {self.round}")
+        return found
+
+    def observe(self, probe: Probe) -> list[dict[str, Any]]:
+        """What a probe that looks at rounds (`at` has `round`) reports of the present state.
+
+        There is no state before it and no memory. Raises `ConfigError` for a probe that looks elsewhere only.
+        """
+        looking, ctx = Looking({"asked": probe}), self.bench.context(self._here())
+        if not looking.wants("round"):
+            where = ", ".join(sorted(probe.at))
+            raise ConfigError(f"{type(probe).__name__} looks at {where} only; name it in diagnostics of a run")
+        point = functools.partial(self.bench.algorithm.point, ctx)
+        looking.look(ctx, RoundView("round", point, None, self.state))
+        return [row for _, row in looking.rows]
+
+    def _here(self) -> Clock:
+        return Clock(self.position.task, max(self.position.round - 1, 0), done=max(self.round - 1, 0))
 
     def _schedule(self) -> Iterator[Clock]:
         return schedule(self.position, self.experiment.rounds, len(self.scenario.stages))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import flray
+from flray.core.errors import ConfigError
+from flray.core.probe import Probe
+from flray.engine.replay import Replay
 from flray.loader import load_config
+from flray.metrics.divergence import Divergence
 from flray.rundir import checkpoint
 from tests.contracts.faults import interrupted
 from tests.contracts.test_ray import contents, records
@@ -23,6 +28,14 @@ CONFIG = {
     "diagnostics": ["toy_movement", "divergence"],
     "evaluate": {"clients": True},
 }
+
+
+class Size(Probe, frozen=True):
+    at = frozenset({"round"})
+
+    def observe(self, ctx, view, memory):
+        assert view.before is None and memory is None
+        return [{"norm": float(np.linalg.norm(view.point(view.after)[0].numpy()))}], None
 
 
 def config(executor, actors=1, **sections):
@@ -67,6 +80,27 @@ def test_a_shared_part_is_counted_once_a_client_and_task(local):
             found = rounds[(rounds["task"] == task) & (rounds["round"] == round)]["comm/down_bytes"].item()
             # the repair goes to two clients of the task, who may see the images for the first time
             assert found == len(rows) * each + 2048 * len(new)
+
+
+def test_every_client_of_every_round_can_be_repeated(local):
+    """Also of a task's first round, before which the end of one task and the beginning of the next have changed the
+    state, and with shared parts: the replay's rows are those that the run wrote down."""
+    replay = Replay(local.folder)
+    for done in range(6):
+        rows = local.clients.query("done == @done + 1 and phase == 'round' and exchange == 0")
+        found = {client: row["train/loss"] for client, _, row in replay.goto(done).clients()}
+        assert found == dict(zip(rows["client"].tolist(), rows["train/loss"].tolist(), strict=True))
+    with pytest.raises(ConfigError, match="round 7: the run has rounds 1 to 6"):
+        next(replay.goto(6).clients())
+
+
+def test_a_probe_of_rounds_can_look_at_a_stored_checkpoint(local):
+    """The norm of the saved state, read from the checkpoint's own file; one that looks at clients cannot."""
+    replay = Replay(local.folder).goto(4)
+    saved = checkpoint.read(local.folder / "checkpoints" / "round-000004").server.message()
+    assert replay.observe(Size()) == [{"exchange": 0, "place": "round", "norm": float(np.linalg.norm(saved.w))}]
+    with pytest.raises(ConfigError, match="Divergence looks at end, start only"):
+        replay.observe(Divergence())
 
 
 def test_probes_change_no_bit(local, tmp_path):
