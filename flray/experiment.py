@@ -209,8 +209,11 @@ class Experiment(Section):
     @field_validator("diagnostics", mode="before")
     @classmethod
     def _diagnostics(cls, value: Any) -> Any:
-        found = {}
-        for entry in (value,) if isinstance(value, str | dict) else value or ():
+        found: dict[str, dict[str, Any]] = {}
+        entries = (value,) if isinstance(value, str | dict) else () if value is None else value
+        if not isinstance(entries, list | tuple) or not all(isinstance(entry, str | dict) for entry in entries):
+            raise ValueError("must be a list of names, or of {name: ..., option: ...}")
+        for entry in entries:
             values = {"name": entry} if isinstance(entry, str) else dict(entry)
             name = values.pop("name", None)
             kind = PROBES.get(name)

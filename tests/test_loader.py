@@ -376,3 +376,11 @@ def test_the_folder_of_a_cell_has_a_name_that_a_disk_takes():
     cells = [only(f"data.root={'x' * 300}", f"proxy.root={'y' * 300}{i}", "evaluate.every=2") for i in range(3)]
     names = labels([*cells, only()])
     assert len(set(names)) == 4 and all(len(name.encode()) <= 255 for name in names)
+
+
+@pytest.mark.parametrize(
+    "value", [3, [3], [["divergence"]], True, {"x": 1}, ["divergnce"], ["divergence", "divergence"]]
+)
+def test_diagnostics_that_are_none_are_one_line(value):
+    with pytest.raises(ConfigError, match=r"^(diagnostics?: |unknown diagnostic 'divergnce' \(did you mean)"):
+        load_config({**BASE, "diagnostics": value})
