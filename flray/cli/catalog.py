@@ -1,4 +1,5 @@
-"""What `flray list` shows: algorithms, models, data sources, partitions, metrics, with options, defaults and bounds."""
+"""What `flray list` shows: algorithms, models, data sources, partitions, diagnostics, metrics, with options, defaults
+and bounds."""
 
 from __future__ import annotations
 
@@ -98,6 +99,8 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
         from flray.models import model_options
 
         return inspect.getdoc(target) or "", [_row(hp) for hp in model_options(name)]
+    if kind == "diagnostics":
+        return inspect.getdoc(target) or "", _fields(target)
     if kind == "partitions":
         from flray.scenario.partition_config import PartitionConfig
 
@@ -137,10 +140,12 @@ def _markdown_rows(rows: list[dict[str, Any]]) -> str:
 def _table(kind: str) -> Any:
     from flray.algorithms import ALGORITHMS
     from flray.data import SOURCES
+    from flray.metrics.probes import PROBES
     from flray.models import MODELS
     from flray.scenario import PARTITIONS
 
-    tables = {"algorithms": ALGORITHMS, "datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS}
+    data = {"datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS}
+    tables = {"algorithms": ALGORITHMS, **data, "diagnostics": PROBES}
     if kind not in tables:
         raise unknown("kind", kind, [*tables, "metrics", "config"])
     return tables[kind]

@@ -12,7 +12,7 @@ import typer
 from flray.cli.show import Imports, Overrides, import_modules, markdown, own_modules, print_rows, print_table
 from flray.core.errors import FlrayError, unknown
 
-KINDS = ("algorithms", "datasets", "models", "partitions", "metrics", "config")
+KINDS = ("algorithms", "datasets", "models", "partitions", "diagnostics", "metrics", "config")
 FORMATS = ("table", "markdown", "csv", "json")
 FIGURES = ("curves", "clients", "decision-regions", "ablation", "sweep")
 
