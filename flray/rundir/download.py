@@ -9,22 +9,11 @@ from pathlib import Path
 from flray.core.disk import checksum
 from flray.core.errors import CheckpointError, nearest
 from flray.data.cache import cache_root
-from flray.rundir.mirrored import DRIVER, SERVER, files
+from flray.rundir.mirrored import DRIVER, SERVER, TABLES, files
 from flray.rundir.storage import Storage
 from flray.rundir.uri import join, open_uri, reason, split
 
-READ = (
-    "config.yaml",
-    "environment.json",
-    "STATUS",
-    "rounds",
-    "clients",
-    "tests",
-    "tasks",
-    "personal",
-    "diagnostics",
-    "model.safetensors",
-)
+READ = ("config.yaml", "environment.json", "STATUS", *TABLES, "model.safetensors")
 
 
 def download(uri: str, root: str | Path = "runs") -> Path:
