@@ -32,7 +32,8 @@ class Ran(NamedTuple):
 
 
 class Executor(Protocol):
-    """Carries out exchanges and tests: in this process (`local.py`) or by Ray's actors (`ray/calls.py`).
+    """Carries out exchanges and tests: in this process (`local_executor.py`) or by Ray's actors (`ray/calls.py`,
+    `ray/graph.py`).
 
     The bits are the same.
     """

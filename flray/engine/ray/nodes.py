@@ -8,6 +8,7 @@ nothing refers to it any more: whatever outlives a node is copied.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -115,14 +116,15 @@ class ServerNodes:
         return down, plans
 
 
-class ClientNodes:
+class ClientNodes(ABC):
     """A client actor's nodes: work, test."""
 
     _threads = 1
 
     @property
+    @abstractmethod
     def client(self) -> Client:
-        raise NotImplementedError
+        """The actor's clients, once it is set up."""
 
     def graph_work(self, order: tuple[Assignment, Exchange] | None, down: Any, states: Any) -> Work | None:
         """The run's deliveries and rows; None: there is no run for this actor."""
