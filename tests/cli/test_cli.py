@@ -100,6 +100,7 @@ def test_an_existing_run_is_not_written_over(ray_cluster, tmp_path):
         ("datasets", "digits"),
         ("models", "resnet8"),
         ("partitions", "dirichlet"),
+        ("diagnostics", "divergence"),
         ("metrics", "memory/drift"),
     ],
 )
