@@ -189,7 +189,7 @@ class Experiment(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     resources: ResourcesConfig = ResourcesConfig()
-    diagnostics: tuple[Any, ...] = Field(
+    diagnostics: tuple[str | dict[str, Any], ...] = Field(
         (), description="probes that look into training: names, or {name: ..., option: ...}"
     )
     on_nonfinite: Literal["stop", "skip", "fail"] = Field(

@@ -105,7 +105,7 @@ class FedDF(ServerDistillation, frozen=True):
         # spec 5.7: the loss of the new global model against the ensemble of the same round, T = 1, whole buffer
         return state.replace(w=w, b=b), {
             "distill/loss": loss,
-            "memory/drift": kl(ctx.narrow(teacher.logits), ctx.narrow(student)),
+            "memory/drift": kl(ctx.seen(teacher.logits), ctx.seen(student)),
             "proxy_examples": float(passes * proxy.size),
         }
 

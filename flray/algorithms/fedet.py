@@ -27,8 +27,8 @@ FORMS = {"takfl": (0.1, 3.0), "paper": (0.05, 1.0)}  # lambda, T
 
 
 class Consensus(Record):
-    """Of every proxy sample, among the C classes in use: the ensemble's `labels [n]`, the logits `diverse [n, C]` of
-    those who dissent, and whether any does `[n]`."""
+    """Of every proxy sample, among the C classes seen so far: the ensemble's `labels [n]`, the logits `diverse [n, C]`
+    of those who dissent, and whether any does `[n]`."""
 
     labels: Tensor
     diverse: Tensor
@@ -51,7 +51,7 @@ class FedET(ServerDistillation, frozen=True):
             for index in blocks(np.arange(proxy.size), self.distill_batch_size):
                 x = proxy.inputs(index)
                 models = (ctx.objective.at(w, b) for w, b in zip(updates.w, updates.b, strict=True))
-                parts.append(self.consensus(torch.stack([ctx.narrow(model(x)) for model in models])))
+                parts.append(self.consensus(torch.stack([ctx.seen(model(x)) for model in models])))
         return Consensus(**{name: torch.cat([vars(part)[name] for part in parts]) for name in vars(parts[0])})
 
     def consensus(self, logits: Tensor) -> Consensus:
@@ -77,7 +77,7 @@ class FedET(ServerDistillation, frozen=True):
         """The state after training on the consensus and the dissent, with what it cost."""
         proxy = ctx.require_proxy()
         w, b, loss = fit(
-            ctx, average.w, average.b, lambda z, index: self.loss(ctx.narrow(z), teacher, index), proxy, **self.schedule
+            ctx, average.w, average.b, lambda z, index: self.loss(ctx.seen(z), teacher, index), proxy, **self.schedule
         )
         passes = len(updates.w) + self.distill_epochs
         return state.replace(w=w, b=self.statistics(state, b)), {

@@ -30,10 +30,11 @@ class FedNTD(FedAvg, frozen=True):
         if not self.beta:
             return super().gradient(ctx, down, client, carry, batch)
         with torch.no_grad():
-            teacher = ctx.narrow(ctx.objective.at(down.w, down.b)(batch.x))
+            teacher = ctx.seen(ctx.objective.at(down.w, down.b)(batch.x))
 
         def loss(f: Any) -> Tensor:
-            z, y = ctx.narrow(f(batch.x)), ctx.local(batch.y)
-            return cross_entropy(z, y) + self.beta * not_true_kl(teacher, z, y, self.tau)
+            z, y = f(batch.x), batch.y
+            known = y if ctx.classes is None else ctx.classes.seen.local(y)
+            return cross_entropy(z, y, ctx.classes) + self.beta * not_true_kl(teacher, ctx.seen(z), known, self.tau)
 
         return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)

@@ -45,8 +45,8 @@ class FedProjBroadcast(Broadcast):
 
 class FedProjCarry(Carry):
     """FedAvg's carry, scratch for the memory gradient `[P]`, and what was drawn for this client and round:
-    the `order [M]` in which it reads the memory (with labels: the samples that have one of the classes in use) and one
-    u ~ U(0, 1) per local step (`draws`)."""
+    the `order [M]` in which it reads the memory (with labels: the samples that have one of the classes seen so far)
+    and one u ~ U(0, 1) per local step (`draws`)."""
 
     memory_grad: Tensor
     order: np.ndarray

@@ -101,7 +101,7 @@ class FedSOL(FedAvg, frozen=True):
         strategy, beta, target = self.strategy, self.beta, None
         if self.proximal == "kl" and strategy != "S0":
             with torch.no_grad():
-                target = ctx.narrow(ctx.objective.at(down.w, down.b)(batch.x))
+                target = ctx.seen(ctx.objective.at(down.w, down.b)(batch.x))
             if strategy == "S1" and self.perturb == "head":
                 return self.head_only(ctx, down, carry, batch, target)
         mixture = partial(self.mixture, ctx, down, client, batch, target)
@@ -156,13 +156,13 @@ class FedSOL(FedAvg, frozen=True):
         out: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Value and gradient `[P]`, in `out` or the base's scratch, of [local] L_l + proximal L_p at the carry's point,
-        in one pass for kl, which reads the global model's logits `target [B, c]` of the classes in use."""
+        in one pass for kl, which reads the global model's logits `target [B, c]` of the classes seen so far."""
         if self.proximal == "kl":
 
             def loss(f: Model) -> Tensor:
-                logits = ctx.narrow(f(batch.x))
-                terms = [cross_entropy(logits, ctx.local(batch.y))] if local else []
-                terms += [proximal * kl(target, logits, self.temperature)] if proximal else []
+                logits = f(batch.x)
+                terms = [cross_entropy(logits, batch.y, ctx.classes)] if local else []
+                terms += [proximal * kl(target, ctx.seen(logits), self.temperature)] if proximal else []
                 return torch.stack(terms).sum()
 
             return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=out)
@@ -182,7 +182,7 @@ class FedSOL(FedAvg, frozen=True):
         here = objective.at(carry.w, carry.b, "train", grad=True)
         z = here.features(batch.x)
         g_p = part_gradient(
-            kl(target, ctx.narrow(here.head(z.detach())), self.temperature), here, part(objective, "head"), carry.grad
+            kl(target, ctx.seen(here.head(z.detach())), self.temperature), here, part(objective, "head"), carry.grad
         )
         point = self.perturbed(ctx, down, carry, g_p, objective.scratch("perturbed", carry.w))
         there = objective.at(point, carry.b, "train_frozen", grad=True)

@@ -65,6 +65,13 @@ class Context:
         """The logits `[B, c]` of the classes in use out of the whole head's `[B, C]`; `logits` itself when all are."""
         return logits if self.classes is None else self.classes.narrow(logits)
 
+    def seen(self, logits: Tensor) -> Tensor:
+        """The logits `[B, c]` of all classes seen so far, out of the whole head's `[B, C]`: those of earlier tasks too.
+
+        Distillation reads them, because what an earlier model said about old classes is what there is to remember.
+        """
+        return logits if self.classes is None else self.classes.seen.narrow(logits)
+
     def local(self, y: Tensor) -> Tensor:
         """Where the labels `y [B]` stand among the narrowed logits; `y` itself, unread, when all classes are in use.
 

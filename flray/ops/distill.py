@@ -59,11 +59,11 @@ def ensemble(
     logits, mean = torch.zeros(0), torch.zeros(0)
     for k, (client_w, client_b) in enumerate(zip(w, b, strict=True)):
         z = proxy_logits(ctx.objective, client_w, client_b, ctx.require_proxy(), batch_size)
-        p = torch.softmax(ctx.narrow(z) / (temperature if teacher == "avg_losses" else 1.0), dim=1)
+        p = torch.softmax(ctx.seen(z) / (temperature if teacher == "avg_losses" else 1.0), dim=1)
         logits, mean = (z, p) if k == 0 else (logits.add_(z), mean.add_(p))
     logits.div_(len(w))
     if teacher == "avg_logits":
-        return Ensemble(logits, ctx.narrow(logits))
+        return Ensemble(logits, ctx.seen(logits))
     return Ensemble(logits, mean.div_(len(w)).clamp_min_(1e-12).log_().mul_(temperature))
 
 
@@ -126,12 +126,12 @@ def distill(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`fit`, to which `how` goes, on T^2 KL(teacher || student).
 
-    `teacher [n, c]` are logits of the classes in use on `proxy`.
+    `teacher [n, c]` are logits of the classes seen so far on `proxy`.
     """
     factor = temperature**2 if squared else 1.0
 
     def loss(z: Tensor, index: Tensor) -> Tensor:
-        return factor * kl(teacher[index], ctx.narrow(z), temperature, direction)
+        return factor * kl(teacher[index], ctx.seen(z), temperature, direction)
 
     return fit(ctx, w, b, loss, proxy, **how)
 

@@ -27,11 +27,11 @@ class Buffer(Record):
 
 
 def labelled(ctx: Context, memory: Tensor | None, order: np.ndarray) -> np.ndarray:
-    """Those of the buffer's places `order [M]` whose public sample has a label among the classes in use."""
+    """Those of the buffer's places `order [M]` whose public sample has a label among the classes seen so far."""
     if ctx.classes is None:
         return order
     index = order if memory is None else memory.cpu().numpy()[order]
-    known: np.ndarray = ctx.classes.has(ctx.require_proxy().labels(index)).cpu().numpy()
+    known: np.ndarray = ctx.classes.seen.has(ctx.require_proxy().labels(index)).cpu().numpy()
     return np.asarray(order[known])
 
 
@@ -77,9 +77,10 @@ def _one_pass(
     x = proxy.inputs(index)
     if kind == "ce_labels":
         y = proxy.labels(index)
-        return ctx.objective.value_and_grad(lambda f: cross_entropy(f(x), y, ctx.classes), w, b, mode, out)
-    target = ctx.narrow(buffer.logits[torch.from_numpy(chosen).to(buffer.logits.device)])
-    return ctx.objective.value_and_grad(lambda f: kl(target, ctx.narrow(f(x))), w, b, mode, out)
+        seen = None if ctx.classes is None else ctx.classes.seen
+        return ctx.objective.value_and_grad(lambda f: cross_entropy(f(x), y, seen), w, b, mode, out)
+    target = ctx.seen(buffer.logits[torch.from_numpy(chosen).to(buffer.logits.device)])
+    return ctx.objective.value_and_grad(lambda f: kl(target, ctx.seen(f(x))), w, b, mode, out)
 
 
 class Tally(Record):

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedntd import FedNTD
+from flray.core.classes import Classes
 from flray.core.messages import Batch, Broadcast, equal
 from flray.core.objective import Objective
 from flray.models.mlp import MLP
@@ -104,6 +105,27 @@ def test_gradient_of_softmax_regression():
     expected[others] += 0.6 * 2.0 * (softmax(z[others] / 2) - softmax(z_g[others] / 2))
     np.testing.assert_allclose(objective.views(g)["head.bias"].numpy(), expected, atol=1e-6)
     np.testing.assert_allclose(objective.views(g)["head.weight"].numpy(), np.outer(expected, x), atol=1e-6)
+
+
+def test_in_a_later_task_the_loss_reads_its_classes_and_the_distillation_all_seen():
+    """Head of 4 classes, task 0 had class 3, task 1 has 0 and 1, class 2 is not seen yet. With z the logits, bias
+    gradient: softmax over {0, 1} minus the label, plus beta tau (q - p) over the seen classes but the label."""
+    objective = Objective(MLP((2,), 4, hidden=()))
+    w, b = objective.initial()
+    down, here = Broadcast(torch.linspace(-1, 1, len(w)), b), torch.linspace(1, -0.5, len(w)) ** 2
+    ctx, algorithm = context(objective, classes=Classes([[3], [0, 1]], 4)), FedNTD(beta=0.6, tau=2.0)
+    batch = Batch(torch.tensor([[0.5, -1.5]]), torch.tensor([1]))
+    _, g = algorithm.gradient(ctx, down, (), algorithm.start(ctx, here, b), batch)
+
+    z, z_g = (objective.at(point, b)(batch.x)[0].double().numpy() for point in (here, down.w))
+
+    def softmax(v):
+        return np.exp(v) / np.exp(v).sum()
+
+    expected = np.zeros(4)
+    expected[[0, 1]] += softmax(z[[0, 1]]) - [0, 1]
+    expected[[0, 3]] += 0.6 * 2.0 * (softmax(z[[0, 3]] / 2) - softmax(z_g[[0, 3]] / 2))
+    np.testing.assert_allclose(objective.views(g)["head.bias"].numpy(), expected, atol=1e-6)
 
 
 def test_beta_0_has_the_bits_of_fedavg():

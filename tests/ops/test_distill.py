@@ -54,14 +54,14 @@ def test_ensemble_is_the_mean_of_the_clients_logits_or_probabilities(kind, batch
     torch.testing.assert_close(proxy_logits(objective, w[0], b[0], proxy, batch_size), each[0])
 
 
-def test_an_ensemble_teaches_the_classes_in_use():
+def test_an_ensemble_teaches_all_classes_seen_so_far():
     """Probabilities are those among these classes; the stored logits stay those of the whole head."""
     objective = Objective(build(Mlp))
     modules, w, b = clients(objective, Mlp)
     x, _ = inputs(Mlp, 10)
     with torch.no_grad():
         each = torch.stack([m(x) for m in modules])
-    ctx = context(objective, ListProxy(x), classes=Classes([[1], [0, 2]], 3))
+    ctx = context(objective, ListProxy(x), classes=Classes([[2], [0]], 3))
     for teacher, expected in (
         ("avg_logits", softmax(each.mean(0)[:, [0, 2]] / 3, dim=1)),
         ("avg_probs", softmax(each[:, :, [0, 2]], dim=2).mean(0)),
@@ -72,11 +72,11 @@ def test_an_ensemble_teaches_the_classes_in_use():
         torch.testing.assert_close(found.logits, each.mean(0))
 
 
-def test_a_labelled_memory_is_read_where_the_labels_are_in_use():
+def test_a_labelled_memory_is_read_where_the_labels_were_seen():
     ctx = context(build(Mlp), ListProxy(torch.zeros(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])))
     order = np.array([2, 0, 1, 3])
     assert labelled(ctx, None, order) is order
-    ctx = replace(ctx, classes=Classes([[0, 2]], 3))
+    ctx = replace(ctx, classes=Classes([[2], [0]], 3))
     assert labelled(ctx, None, order).tolist() == [2, 0, 3]
     assert labelled(ctx, torch.tensor([1, 3, 4, 5]), order).tolist() == [1, 3], "places in the buffer, not samples"
 
