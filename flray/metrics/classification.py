@@ -83,7 +83,7 @@ def accuracy(right: ArrayLike, total: ArrayLike) -> float:
 
 
 def per_class(right: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
-    """Accuracy of each class `[C]` from right predictions `[C]` and samples `[C]`; NaN for a class without samples."""
+    """Accuracy of each class from right predictions and samples, `[..., C]` each; NaN for a class without samples."""
     samples = np.asarray(total, np.float64)
     with np.errstate(invalid="ignore"):
         return np.asarray(right, np.float64) / np.where(samples > 0, samples, np.nan)
