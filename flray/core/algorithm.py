@@ -23,6 +23,7 @@ from flray.core.context import Context
 from flray.core.cut import LastBatch
 from flray.core.exchange import Exchange
 from flray.core.hp import hp
+from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Cohort, Metrics, Published
 from flray.core.modes import Mode
 from flray.core.returned import check_returns
@@ -147,9 +148,11 @@ class Algorithm(Section, ABC, frozen=True):
         by the experiment."""
         return model
 
-    def networks(self, model: nn.Module) -> Mapping[str, nn.Module]:
-        """Networks besides `model`, which the server trains alone or freezes: `ctx.net[name]` is the objective of
-        each."""
+    def networks(self, model: nn.Module, inputs: Inputs) -> Mapping[str, nn.Module]:
+        """Networks besides `model`, which the server trains alone or freezes: `ctx.net[name]` is the objective of each.
+
+        A generator takes its size from `inputs`, which is `ctx.inputs` later.
+        """
         return {}
 
     def published(self, ctx: Context, state: Any) -> Any:

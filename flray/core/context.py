@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flray.core.classes import Classes
 from flray.core.clock import Clock
+from flray.core.inputs import Inputs
 from flray.core.objective import Objective
 from flray.core.samples import Proxy
 from flray.core.seeding import Address, rng
@@ -25,7 +26,8 @@ class Context:
     half's `Cohort`. `population`: the clients that hold training samples in this task (N of the papers),
     `total_examples`: their samples (n). `classes`: those of the current task, which losses read, and of earlier ones;
     `None` when all are in use. `tested`: while testing, the task that the test set belongs to; -1: several, or not
-    testing. `net`: the networks that :meth:`Algorithm.networks` declares, by name.
+    testing. `net`: the networks that :meth:`Algorithm.networks` declares, by name. `inputs`: shape and scale of
+    what the network reads.
     """
 
     objective: Objective
@@ -42,6 +44,7 @@ class Context:
     weight: float = -1.0
     tested: int = -1
     net: Mapping[str, Objective] = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=lambda: Inputs(()))
 
     @property
     def device(self) -> torch.device:

@@ -17,6 +17,7 @@ from flray.core.classes import Classes
 from flray.core.clock import Clock
 from flray.core.context import Context
 from flray.core.errors import ConfigError, DataError
+from flray.core.inputs import Inputs
 from flray.core.messages import to_torch
 from flray.core.networks import objectives
 from flray.data import Normalizer, Proxy, load_dataset, load_proxy
@@ -88,9 +89,16 @@ class Workbench:
                 module, Normalizer(self.dataset.mean, self.dataset.std)(np.array(self.dataset.train.x[:2]))
             )
         self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.block)
+        self.inputs = Inputs(
+            self.dataset.input_shape,
+            self.dataset.mean,
+            self.dataset.std,
+            self.dataset.classes,
+            text=self.dataset.vocabulary is not None,
+        )
         with torch.random.fork_rng(devices=[]):  # what an algorithm adds draws its own initial values
             torch.manual_seed(seeding.torch_seed(experiment.seed, "networks"))
-            module, networks = self.algorithm.module(module), self.algorithm.networks(module)
+            module, networks = self.algorithm.module(module), self.algorithm.networks(module, self.inputs)
         self.objective, self.net = objectives(module, networks, device, experiment.precision)
         outputs = [stage.outputs.tolist() for stage in roll.stages]  # the labels are outputs by now
         whole = len(outputs) == 1 and outputs[0] == list(range(self.dataset.num_classes))
@@ -119,6 +127,7 @@ class Workbench:
             proxy=self.proxy,
             classes=self._classes[clock.task] if self._classes else None,
             net=self.net,
+            inputs=self.inputs,
             **client,
         )
 

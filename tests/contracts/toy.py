@@ -18,6 +18,7 @@ from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import Carry, FedAvg
 from flray.core.algorithm import ClientData, Context, Exchange
 from flray.core.fields import each, shared, sum
+from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState, Update
 from flray.core.modes import Mode
 from flray.core.probe import FinishView, Place, Probe, Row
@@ -79,7 +80,7 @@ class Toy(FedAvg, frozen=True):
     def module(self, model: nn.Module) -> nn.Module:
         return Scaled(model)
 
-    def networks(self, model: nn.Module) -> Mapping[str, nn.Module]:
+    def networks(self, model: nn.Module, inputs: Inputs) -> Mapping[str, nn.Module]:
         return {"generator": nn.Linear(3, 64)}
 
     # when
