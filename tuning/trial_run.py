@@ -17,12 +17,12 @@ from flray.core.errors import CheckpointError
 from flray.experiment import Experiment
 from flray.rundir import checkpoint
 from flray.rundir.lock import holder
+from flray.rundir.mirrored import TABLES
 from flray.rundir.parts import read_part
 from flray.rundir.reader import Run
 from flray.rundir.recorder import Table
 from tuning.config import CUMULATIVE
 
-ROWS = ("rounds", "clients", "tests")
 ORPHAN_S = 30.0  # for which a process is waited for that lost its driver; Ray ends it within seconds
 POLL_S = 0.2
 
@@ -160,9 +160,8 @@ class TrialRun:
         """The last checkpoint, and the rows that led to it."""
         latest = checkpoint.checkpoints(self.folder)[-1]
         shutil.copytree(latest, place / latest.name)
-        for name in ROWS:
-            if (self.folder / name).exists():
-                shutil.copytree(self.folder / name, place / name)
+        for name in _tables(self.folder):
+            shutil.copytree(self.folder / name, place / name)
 
     def go_on_from(self, place: Path) -> None:
         """Go on from what :meth:`copy_to` left, of this run or of another one, whatever this one had done itself.
@@ -171,7 +170,7 @@ class TrialRun:
         """
         (source,) = place.glob("round-*")
         done = checkpoint.rounds_done(source)
-        for name in ROWS:
+        for name in sorted({*_tables(self.folder), *_tables(place)}):
             own = Table(self.folder / name)
             own.keep(Position(0, done, done, "round"))
             mine = max(own.kept, default=-1)  # the initial model's test has `done` 0
@@ -207,3 +206,9 @@ class TrialRun:
         for _ in self._rows:
             pass
         self._rows = None
+
+
+def _tables(folder: Path) -> list[str]:
+    """Those of a run's tables that are there, as paths below `folder`; each probe has one below `diagnostics/`."""
+    found = [folder / name for name in TABLES if name != "diagnostics"] + sorted((folder / "diagnostics").glob("*"))
+    return [path.relative_to(folder).as_posix() for path in found if path.is_dir()]

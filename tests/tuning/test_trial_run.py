@@ -96,6 +96,8 @@ def saved(folder: Path, values: list[float], done: int) -> TrialRun:
         recorder.tested(
             tested.rows({("val", "global"): counts}, {"done": done, "task": 0, "round": done, "phase": "round"})
         )
+    for done, value in enumerate(values, 1):
+        recorder.diagnosed([("divergence", {"done": done, "distance": value})])
     recorder.close()
     (folder / "checkpoints" / f"round-{done:06d}").mkdir(parents=True)
     return TrialRun(iris_sweep().experiment({"algorithm.rho": 1.0}), folder, ["val/acc"])
@@ -118,6 +120,7 @@ def test_a_run_that_goes_on_from_another_has_every_round_once(
     rounds, tests = Run(run.folder).rounds, Run(run.folder).tests
     assert (rounds["round"].tolist(), rounds["val/acc"].tolist(), run.saved) == ([1, 2, 3, 4], expected, 4)
     assert tests["done"].tolist() == [0, 1, 2, 3, 4] and tests["acc"].tolist() == [0.0, *expected]
+    assert Run(run.folder).diagnostics["divergence"]["distance"].tolist() == expected
 
 
 def test_rounds_that_are_missing_are_told_of(tmp_path: Path) -> None:
