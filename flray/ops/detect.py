@@ -1,0 +1,195 @@
+"""Latent forgetting seen in the size of the global update (FedMemo, Algorithm 1 and appendix B; spec 8.2, 8.3, 12).
+
+Where classes vanish from the clients, local models agree more and move less: the variance of the weight update falls
+below its own recent past. A detector of this file is a state machine of one number a round: the state before, the value
+-> the state after, the alarm. It reads the aggregate only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flray.core.hp import hp
+from flray.core.messages import Record
+from flray.core.section import Section
+
+Layers = Literal["all", "last", "head"]
+Rule = Literal["while_alarm", "latched", "scheduled", "delayed"]
+
+REFERENCE = 5  # values that the reference holds before anything is judged
+
+
+# the signal -------------------------------------------------------------------------------------
+def variance(tensors: Iterable[Tensor]) -> float:
+    """(1/d) sum_j (x_j - mean x)^2 over all d elements of the tensors: biased, one mean for all, in float64.
+
+    Tensors are merged by Chan's formula, one pass over each. Raises `ValueError` where there is no element.
+    """
+    count, mean, squares = 0, 0.0, 0.0  # squares: sum of (x - mean)^2 so far
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        x = tensor.detach().double()
+        own, m = (float(v) for v in torch.var_mean(x, correction=0))
+        n, apart = x.numel(), m - mean
+        squares += own * n + apart**2 * count * n / (count + n)
+        mean += apart * n / (count + n)
+        count += n
+    if not count:
+        raise ValueError("the variance of no element")
+    return squares / count
+
+
+def measured_layers(
+    shapes: Mapping[str, Iterable[int]], layers: Layers = "all", last: int = 5, head: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """Names of the trained tensors, given by their `shapes` in registration order, whose update is measured (spec 8.2).
+
+    `all` of them; the `last` k weight tensors, those with at least 2 dimensions; `head`: the final layer's weight and
+    bias, whose names are given.
+    """
+    if layers == "all":
+        return tuple(shapes)
+    if layers == "last":
+        return tuple(name for name, shape in shapes.items() if len(tuple(shape)) >= 2)[-last:]
+    final = set(head)
+    return tuple(name for name in shapes if name in final)
+
+
+def weight_variance(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: Iterable[str] | None = None, noise: float = 0.0
+) -> float:
+    """WV = variance of `after - before` over the tensors `names` (None: all), float64 (spec 8.2).
+
+    `noise`: variance a coordinate of the noise that differential privacy added to the update, a known constant, which
+    is subtracted.
+    """
+    chosen = before if names is None else names
+    return variance(after[name].double() - before[name].double() for name in chosen) - noise
+
+
+# the detector -----------------------------------------------------------------------------------
+class Detection(Record):
+    """What a detector remembers: `rounds` seen, the alarm after the last one, consecutive hits, and float64 values,
+    oldest first: the last m, the reference (at most W), and those that wait to enter it (at most guard)."""
+
+    rounds: int
+    on: bool
+    hits: int
+    recent: Tensor
+    reference: Tensor
+    pending: Tensor
+
+
+class Reading(NamedTuple):
+    """Of a round: the value, its moving mean `s`, the reference's mean `mu` and the `threshold` below which `s` is a
+    hit; `mu` is NaN while the reference is empty, `threshold` while nothing is judged."""
+
+    value: float
+    s: float
+    mu: float
+    threshold: float
+
+    @property
+    def hit(self) -> bool:
+        return self.s < self.threshold
+
+
+class Detector(Section, frozen=True):
+    """A moving mean against a threshold, its reference frozen during an alarm (spec 8.3). The defaults are the robust
+    ones."""
+
+    W: int = hp(20, linear=(5, 40), ge=REFERENCE, doc="values in the detector's reference, at most (W)")
+    m: int = hp(5, linear=(1, 10), ge=1, doc="rounds in the moving mean that is compared with it (m)")
+    rho: float = hp(0.65, linear=(0.3, 0.8), gt=0, lt=1, doc="drop below the reference's mean that is a hit (rho)")
+    rho_off: float | None = hp(None, gt=0, lt=1, doc="the same while the alarm is on; none: rho")
+    guard: int = hp(4, linear=(0, 8), ge=0, doc="newest values that stay out of the reference until others follow")
+    warmup: int = hp(30, linear=(0, 50), ge=0, doc="rounds before the first that is judged")
+    confirm: int = hp(1, choice=(1, 2, 3), ge=1, doc="consecutive hits that switch the alarm on")
+
+    def nothing_seen(self) -> Detection:
+        """The state before the first value."""
+        empty = torch.zeros(0, dtype=torch.float64)
+        return Detection(0, False, 0, empty, empty, empty)
+
+    def read(self, state: Detection, value: float) -> Reading:
+        """What `value` is compared with."""
+        s = fmean([*state.recent.tolist(), value][-self.m :])
+        reference = state.reference.tolist()
+        mu = fmean(reference) if reference else float("nan")
+        judged = state.rounds >= self.warmup and len(reference) >= REFERENCE
+        rho = self.rho_off if state.on and self.rho_off is not None else self.rho
+        return Reading(value, s, mu, (1 - rho) * mu if judged else float("nan"))
+
+    def detect(self, state: Detection, value: float) -> tuple[Detection, bool]:
+        """(the state after the next round's `value`, whether there is an alarm).
+
+        A hit that is not yet confirmed leaves the alarm off, and its value goes the way of all others; one round
+        without a hit switches the alarm off.
+        """
+        hits = state.hits + 1 if self.read(state, value).hit else 0
+        on = hits > 0 and (state.on or hits >= self.confirm)
+        pending, reference = [*state.pending.tolist(), value], state.reference.tolist()
+        if on:
+            pending = []
+        waiting = len(pending) - self.guard
+        if waiting > 0:
+            pending, reference = pending[waiting:], [*reference, *pending[:waiting]][-self.W :]
+        recent = [*state.recent.tolist(), value][-self.m :]
+        return Detection(state.rounds + 1, on, hits, *map(_values, (recent, reference, pending))), on
+
+    def alarms(self, values: Iterable[float]) -> list[bool]:
+        """The alarm of every round of a whole series."""
+        state, found = self.nothing_seen(), []
+        for value in values:
+            state, alarm = self.detect(state, float(value))
+            found.append(alarm)
+        return found
+
+
+def _values(numbers: list[float]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+# options by name: the paper's text read to the letter, and a longer reference for slow ramps (spec 8.3)
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "robust": {},
+    "literal": {"m": 1, "guard": 0, "rho": 0.5},
+    "ramp": {"W": 30},
+}
+
+
+# when something is done about it ----------------------------------------------------------------
+class Episode(Record):
+    """The last run of rounds with an alarm: its first round, -1 where there was none yet, and whether it goes on."""
+
+    began: int
+    lasts: bool
+
+
+def episode_after(episode: Episode, alarm: bool, now: int) -> Episode:
+    """The episode after round `now`, which had an alarm or not."""
+    return Episode(now if alarm and not episode.lasts else episode.began, alarm)
+
+
+def mitigates(
+    rule: Rule, episode: Episode, now: int, *, min_on: int = 10, d: int = 8, r0: int = 0, r1: int | None = None
+) -> bool:
+    """Whether round `now` mitigates (spec 8.3, 12), `episode` being the one after it.
+
+    `while_alarm`: during an alarm, and at least `min_on` rounds from the one that switched it on, that one among them.
+    `latched`: from the first alarm to the end. `delayed`: from `d` rounds after an episode's first while it lasts.
+    `scheduled`: in the rounds r0 <= now < r1 (None: to the end), whatever the detector says.
+    """
+    if rule == "scheduled":
+        return r0 <= now and (r1 is None or now < r1)
+    if rule == "delayed":
+        return episode.lasts and now - episode.began >= d
+    if rule == "latched":
+        return episode.began >= 0
+    return episode.lasts or 0 <= episode.began > now - min_on
