@@ -66,6 +66,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
             f"{experiment.model.name}: {objective.layout.count:,} parameters, {objective.buffer_layout.count:,} "
             "batch-norm statistics",
         ),
+        ("starts from", bench.starts_from or "random weights"),
         (
             "batch norm",
             f"statistics: {getattr(algorithm, 'buffers', 'average')}" if objective.buffer_layout.count else "none",

@@ -1,4 +1,5 @@
-"""Parts of a network by name (`"head"`, `"body"`, `"all"`, a submodule): their tensors, and modes in which they run."""
+"""Parts of a network by name (`"head"`, `"body"`, `"early"`, `"all"`, a submodule): their tensors, and modes in which
+they run."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ Flags = bool | tuple[bool, ...]  # one for all, or one each
 
 
 class NetworkParts:
-    """What belongs to a part. The body is all but the head, and undefined where the network declares no head."""
+    """What belongs to a part. The body is all but the head, and undefined where the network declares no head.
+
+    The early part is what the network declares as `early`, names of parameters and submodules; where the network is
+    wrapped, or is one of several, those of every submodule that declares them.
+    """
 
     def __init__(self, module: nn.Module, tensors: Iterable[str], statistics: Iterable[str]) -> None:
         """`tensors`, `statistics`: the names of what a flat vector of parameters, and one of statistics, holds."""
@@ -25,6 +30,9 @@ class NetworkParts:
         inside = {id(p) for p in self._head.parameters()} if self._head is not None else set()
         named = module.named_parameters(remove_duplicate=False)
         self._in_head = {name for name, parameter in named if id(parameter) in inside}
+        self._early = [
+            f"{place}.{name}".lstrip(".") for place, m in module.named_modules() for name in getattr(m, "early", ())
+        ]
         self._flags: dict[tuple[tuple[str, ModuleMode], ...], tuple[Flags, Flags]] = {}
 
     @property
@@ -38,8 +46,9 @@ class NetworkParts:
             self._declared_head(part)
             chosen = {name for name in self._tensors if (name in self._in_head) == (part == "head")}
         else:
-            inside = part + "."
-            chosen = {name for name in self._tensors if part in ("all", name) or name.startswith(inside)}
+            places = self._declared_early() if part == "early" else [part]
+            inside = tuple(place + "." for place in places)
+            chosen = {name for name in self._tensors if part == "all" or name in places or name.startswith(inside)}
         if not chosen:
             raise ConfigError(f"model {type(self._module).__name__} has no trainable part {part!r}")
         return chosen
@@ -49,6 +58,10 @@ class NetworkParts:
         if part in ("head", "body"):
             head = set(self._declared_head(part).modules())
             return [module for module in self._module.modules() if (module in head) == (part == "head")]
+        if part == "early":
+            places = self._declared_early()
+            owners = [self._module.get_submodule(name) for name in places if self._is_module(name)]
+            return [module for owner in owners for module in owner.modules()]
         try:
             return list((self._module if part == "all" else self._module.get_submodule(part)).modules())
         except AttributeError:
@@ -68,6 +81,17 @@ class NetworkParts:
             frozen = tuple(chosen[owner] == "train_frozen" for owner in owners)
             self._flags[key] = tuple(mode != "eval" for mode in chosen.values()), frozen if any(frozen) else False
         return self._flags[key]
+
+    def _declared_early(self) -> list[str]:
+        if not self._early:
+            name = type(self._module).__name__
+            raise ConfigError(f"model {name} declares no `early` layers, to be frozen after the first task")
+        return self._early
+
+    def _is_module(self, name: str) -> bool:
+        """Whether a name is a submodule's, and not a parameter's."""
+        owner, _, leaf = name.rpartition(".")
+        return leaf in self._module.get_submodule(owner)._modules
 
     def _declared_head(self, part: str) -> nn.Module:
         if self._head is None:

@@ -98,6 +98,7 @@ class Objective:
     def mask(self, part: str) -> Tensor:
         """Float `[P]`, 1 on the tensors of a part: `"head"`, `"body"` (all but the head), `"all"`, or a submodule.
 
+        `"early"` are the layers that the network declares as those to freeze after the first task.
         Raises `ConfigError` where the part has no trained tensor, or is the head or body of a network without a head.
         """
         chosen = self.parts.tensors(part)

@@ -21,13 +21,17 @@ SLOW_S = 1.0  # a stage that took longer says how long
 @contextlib.contextmanager
 def stage(text: str, enabled: bool = True) -> Iterator[None]:
     """A line on stderr before something that may take long ("reading data"), and another with its time when it did."""
-    if enabled:
-        print(text, file=sys.stderr, flush=True)
+    line(text, enabled)
     began = time.monotonic()
     yield
     took = time.monotonic() - began
-    if enabled and took > SLOW_S:
-        print(f"{text}: {took:.1f} s", file=sys.stderr, flush=True)
+    line(f"{text}: {took:.1f} s", enabled and took > SLOW_S)
+
+
+def line(text: str, enabled: bool = True) -> None:
+    """A line on stderr."""
+    if enabled:
+        print(text, file=sys.stderr, flush=True)
 
 
 class Progress:

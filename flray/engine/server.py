@@ -54,6 +54,7 @@ class Server(Keeper):
         return {
             "parameters": layout.count,
             "buffers": buffers.count,
+            "starts_from": self.bench.starts_from,
             "threads": torch.get_num_threads(),
             "device": str(self.bench.objective.device),
             "evaluation_batch": self.bench.block,

@@ -15,7 +15,7 @@ from flray.data import Dataset
 from flray.engine.client import in_folder
 from flray.engine.evaluate import personal_epochs
 from flray.engine.prepare import stored_scenario
-from flray.engine.progress import Progress, stage
+from flray.engine.progress import Progress, line, stage
 from flray.engine.rounds import Executor
 from flray.engine.summary import collapsed, untrained
 from flray.engine.transactions import Transactions
@@ -80,6 +80,8 @@ class Simulation(Transactions):
             with stage("starting the actors", progress):
                 self.executor, self.experiment = self._launch()
             self.facts = dict(self.executor.facts)
+            if attempt == 0 and self.facts["starts_from"] is not None:
+                line(f"model {self.experiment.model.name} starts from {self.facts['starts_from']}", progress)
             self.origin.compare({"initial_weights": self.facts.pop("initial_weights")})
             if attempt == 0 and self.storage is not None:
                 self.executor.call("probe_storage")  # its node may lack what this one has

@@ -25,7 +25,7 @@ from flray.data.client_data import ClientSamples
 from flray.engine.block import samples_at_once
 from flray.engine.counts import Evaluator, Tally
 from flray.experiment import CohortConfig, Experiment
-from flray.models import build_model
+from flray.models import build_model, starts_from
 from flray.scenario import Scenario, Stage, relabelled
 
 
@@ -82,6 +82,7 @@ class Workbench:
             self.dataset.num_classes,
             seeding.torch_seed(experiment.seed, "model"),
         )
+        self.starts_from = starts_from(experiment.model, module)
         self.normalizer = Normalizer(self.dataset.mean, self.dataset.std, device)
         self.block = experiment.evaluate.batch_size  # samples read at once where it makes no difference
         if self.block == "auto":

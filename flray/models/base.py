@@ -16,9 +16,13 @@ class Classifier(nn.Module):
 
     It may declare `levels(x)` for the algorithms that read more than the last representation: (the network's levels,
     shallow to deep, each `[B, F_l]`, before its activation and pooled over pixels; logits `[B, C]`).
+
+    `early`: the parameters and submodules, by name, that continual methods freeze after the first task of a pretrained
+    network, in the order of the forward pass; an algorithm asks for the part `"early"` (`ctx.mask("early")`).
     """
 
     head: nn.Module
+    early: tuple[str, ...] = ()
 
     def features(self, x: Tensor) -> Tensor:
         """Representation `z [B, F]` of inputs `x [B, ...]`: what enters the head."""

@@ -133,6 +133,19 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
     return module
 
 
+def starts_from(config: ModelConfig, module: nn.Module) -> str | None:
+    """In words, the file that a built network starts from and what of it is random; None: it can name no file of
+    another program, and `weights` names none."""
+    options = config.options
+    if config.start:
+        return f"{config.start['weights']}, its head: {config.start['weights_head']}"
+    if "pretrained" not in options:
+        return None
+    if options["pretrained"] is None:
+        return "random weights: model.pretrained names no file"
+    return str(getattr(module, "starts_from", options["pretrained"]))
+
+
 def model_options(name: str) -> list[Hyperparameter]:
     """The options that model `name` declares, as `flray list models` prints them."""
     return hyperparameters(_declared(name))

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flray.models.base import Classifier, Projection, image_shape, pooled, projected
+from flray.models.pretrained import adopt, foreign_weights
 
 Stem = Annotated[
     Literal["cifar", "cifar_pool", "imagenet"],
@@ -22,7 +23,15 @@ Stem = Annotated[
 ]
 Norm = Annotated[
     Literal["batch", "group", "none_tracked"],
-    Field(description="batch-norm; group-norm of 2 groups; batch-norm without running statistics"),
+    Field(description="batch-norm; group-norm of 2 groups; batch-norm without running statistics, in tests neither"),
+]
+StemInit = Annotated[
+    Literal["pretrained", "random"],
+    Field(description="pretrained: the file's first convolution where it has the shape of `stem`; random: never"),
+]
+PoolOut = Annotated[
+    tuple[PositiveInt, PositiveInt],
+    Field(description="pixels that the last stage is averaged to: features of 512 times so many"),
 ]
 GROUPS = 2  # Seo et al. 2024 (FedRCL), CVPR, their ResNet-18
 
@@ -61,18 +70,31 @@ def resnet18(
     stem: Stem = "cifar",
     norm: Norm = "batch",
     projection: Projection = None,
+    pretrained: Annotated[
+        str | None,
+        Field(description="file of an ImageNet ResNet-18 with torchvision's names (.pth, .safetensors); none: random"),
+    ] = None,
+    stem_init: StemInit = "pretrained",
+    pool_out: PoolOut = (1, 1),
+    shortcut_bn_eps: Annotated[float, Field(ge=0, description="epsilon of the shortcuts' batch-norms")] = 1e-5,
 ) -> ResNet:
-    """Four stages of two blocks: 11,173,962 parameters at C=10.
+    """Four stages of two blocks: 11,173,962 parameters at C=10, 11,168,832 without the head.
 
-    He et al. 2016, CVPR. FedProj: `stem: cifar_pool`. FedSOL: `norm: none_tracked`. FedRCL: `norm: group`.
+    He et al. 2016, CVPR. FedProj: `stem: cifar_pool`. FedSOL: `norm: none_tracked`. FedRCL: `norm: group`. FedProTIP
+    (spec/continual.md 1.1): `pretrained`, `pool_out: [2, 2]`, `stem: cifar` or `imagenet`; its code `stem_init: random`
+    and, by a slip, `shortcut_bn_eps: 1.0` (0.0 with `norm: none_tracked`, which is its `bn_stats: batch`).
     """
-    return ResNet("resnet18", input_shape, num_classes, (2, 2, 2, 2), stem, norm, projection)
+    net = ResNet("resnet18", input_shape, num_classes, (2, 2, 2, 2), stem, norm, projection, pool_out, shortcut_bn_eps)
+    if pretrained is not None:
+        net.start_from(pretrained, stem_init)
+    return net
 
 
 class ResNet(Classifier):
     """Stem, stages of `blocks[i]` basic blocks of width `64 * 2**i`, mean over pixels, linear head.
 
     `x [B, K, H, W]` -> `z [B, 64 * 2**(stages - 1)]` -> logits `[B, C]`. Every stage but the first halves the side.
+    With `pool_out (h, w)` the mean is over h x w parts of the image, and `z` is h w times as wide, channels outermost.
     Convolutions start Kaiming normal (fan-out, ReLU), norms at scale 1 and shift 0, the head at PyTorch's default.
     """
 
@@ -85,10 +107,12 @@ class ResNet(Classifier):
         stem: Stem,
         norm: Norm,
         projection: Projection,
+        pool_out: tuple[int, int] = (1, 1),
+        shortcut_eps: float = 1e-5,
     ) -> None:
         super().__init__()
         channels, _, _ = image_shape(name, input_shape)
-        self._pool = stem != "cifar"
+        self._pool, self._pool_out, self._counts = stem != "cifar", pool_out, tuple(blocks)
         self.stem = nn.Conv2d(channels, 64, 7, 2, 3, bias=False) if stem == "imagenet" else _conv3x3(channels, 64)
         self.stem_norm = _norm(norm, 64)
         layers: list[nn.Module] = []
@@ -96,11 +120,12 @@ class ResNet(Classifier):
         for stage, count in enumerate(blocks):
             for block in range(count):
                 out = 64 * 2**stage
-                layers.append(BasicBlock(width, out, 2 if stage and not block else 1, norm))
+                layers.append(BasicBlock(width, out, 2 if stage and not block else 1, norm, shortcut_eps))
                 width = out
         self.blocks = nn.Sequential(*layers)
         self._stage_ends = {sum(blocks[: i + 1]) - 1 for i in range(len(blocks))}
-        self.projection, width = projected(width, projection)
+        self.early = ("stem", "stem_norm", *(f"blocks.{i}" for i in range(sum(blocks[:2]))))
+        self.projection, width = projected(width * pool_out[0] * pool_out[1], projection)
         self.head = nn.Linear(width, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -111,7 +136,7 @@ class ResNet(Classifier):
         x = self.stem_norm(self.stem(x))
         if self._pool:  # before ReLU: the same value and gradient, a quarter of the work
             x = F.max_pool2d(x, 3, 2, 1)
-        return self.projection(self.blocks(torch.relu(x)).mean((2, 3)))  # type: ignore[no-any-return]
+        return self._pooled(self.blocks(torch.relu(x)))
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Stem and last block of every stage, before ReLU, averaged over pixels (FedRCL: layers 0 to 4); and logits."""
@@ -123,13 +148,36 @@ class ResNet(Classifier):
             x = torch.relu(before)
             if i in self._stage_ends:
                 found.append(pooled(before))
-        return found, self.head(self.projection(x.mean((2, 3))))
+        return found, self.head(self._pooled(x))
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        """What the head reads of the last stage."""
+        z = x.mean((2, 3)) if self._pool_out == (1, 1) else F.adaptive_avg_pool2d(x, self._pool_out).flatten(1)
+        return self.projection(z)  # type: ignore[no-any-return]
+
+    def start_from(self, source: str, stem_init: StemInit) -> None:
+        """Take the tensors of a file with torchvision's names, as `adopt` says; head, projection and first convolution
+        may be others there. Raises `ConfigError` for a file that does not fit."""
+        found = {self._own_name(name): tensor for name, tensor in foreign_weights(source).items()}
+        if stem_init == "random":
+            found.pop("stem.weight", None)
+        self.starts_from = adopt(self, source, found, ("head", "projection", "stem"))
+
+    def _own_name(self, theirs: str) -> str:
+        """`layer2.0.downsample.1.bias` -> `blocks.2.shortcut.1.bias`."""
+        first, *rest = theirs.split(".")
+        stage = first.removeprefix("layer")
+        if first != stage and stage.isdigit() and rest and rest[0].isdigit():
+            block, *rest = rest
+            rest = [{"bn1": "norm1", "bn2": "norm2", "downsample": "shortcut"}.get(part, part) for part in rest]
+            return ".".join(["blocks", str(sum(self._counts[: int(stage) - 1]) + int(block)), *rest])
+        return ".".join([{"conv1": "stem", "bn1": "stem_norm", "fc": "head"}.get(first, first), *rest])
 
 
 class BasicBlock(nn.Module):
     """conv3x3-norm-ReLU-conv3x3-norm plus the shortcut (conv1x1-norm where the shape changes), then ReLU."""
 
-    def __init__(self, width: int, out: int, stride: int, norm: Norm) -> None:
+    def __init__(self, width: int, out: int, stride: int, norm: Norm, shortcut_eps: float = 1e-5) -> None:
         super().__init__()
         self.conv1 = _conv3x3(width, out, stride)
         self.norm1 = _norm(norm, out)
@@ -137,7 +185,7 @@ class BasicBlock(nn.Module):
         self.norm2 = _norm(norm, out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or width != out:
-            self.shortcut = nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), _norm(norm, out))
+            self.shortcut = nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), _norm(norm, out, shortcut_eps))
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, width, H, W]` -> `[B, out, H / stride, W / stride]`."""
@@ -153,7 +201,7 @@ def _conv3x3(width: int, out: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(width, out, 3, stride, 1, bias=False)
 
 
-def _norm(kind: Norm, width: int) -> nn.Module:
+def _norm(kind: Norm, width: int, eps: float = 1e-5) -> nn.Module:
     if kind == "group":
-        return nn.GroupNorm(GROUPS, width)
-    return nn.BatchNorm2d(width, track_running_stats=kind == "batch")
+        return nn.GroupNorm(GROUPS, width, eps)
+    return nn.BatchNorm2d(width, eps, track_running_stats=kind == "batch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +20,7 @@ Head = Literal["load", "fresh"]
 FILE = "model.safetensors"  # in a run folder, and of a pretrained network
 CHECKSUM = "flray.checksum"
 ELSEWHERE = "flray.elsewhere"  # {checksum, files: {file: {checksum: of that file, tensors: {name: its name there}}}}
+PICKLED = (".pth", ".pt", ".bin")  # written by torch.save
 HUB = "hf://"  # then NAME/FILE, in the local cache of the Hugging Face hub
 GIVE = "give a .safetensors file or a finished run's folder"
 
@@ -79,13 +81,14 @@ def save_weights(
     save_file(tensors, path, {ELSEWHERE: json.dumps(note)} if elsewhere else {CHECKSUM: digest})
 
 
-def read_weights(source: str) -> dict[str, Tensor]:
+def read_weights(source: str, option: str = "model.weights") -> dict[str, Tensor]:
     """All tensors of a `.safetensors` file or of a run folder (path or URI), with those that it left elsewhere.
 
+    A file of PyTorch's own (`.pth`, `.pt`, `.bin`) gives what `torch.load` finds in it. `option` is what named it.
     Raises `ConfigError` for a file that cannot be read or is damaged, and where one that holds frozen tensors is gone
     or changed.
     """
-    return {name: tensor for name, (tensor, _) in _found(_place(source), f"model.weights: {source}").items()}
+    return {name: tensor for name, (tensor, _) in _found(_place(source), f"{option}: {source}").items()}
 
 
 def weights_fingerprint(source: str | None) -> str | None:
@@ -166,8 +169,12 @@ def _read(place: str, what: str, hint: str) -> _Stored:
     from safetensors.torch import load
 
     content = _content(place, what, hint)
-    if place.endswith(".bin"):
-        return _Stored(torch.load(io.BytesIO(content), "cpu", weights_only=True), checksum(content), {})
+    if place.endswith(PICKLED):
+        try:
+            tensors = torch.load(io.BytesIO(content), "cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise ConfigError(f"{what} is no file of torch.save with tensors alone; {hint}") from error
+        return _Stored(tensors, checksum(content), {})
     try:
         found = load(content)
     except SafetensorError as error:
@@ -183,7 +190,7 @@ def _read(place: str, what: str, hint: str) -> _Stored:
 def _place(source: str) -> str:
     """The one file of `model.weights`: an absolute path, or a URI."""
     if "://" in source:
-        return source if source.endswith(".safetensors") else f"{source}/{FILE}"
+        return source if source.endswith((".safetensors", *PICKLED)) else f"{source}/{FILE}"
     path = Path(source).expanduser()
     return str((path / FILE if path.is_dir() else path).absolute())
 

@@ -24,9 +24,9 @@ def weights(module):
 
 # options ----------------------------------------------------------------------------------------
 def test_a_config_is_complete_plain_and_frozen():
-    config = ModelConfig(name="resnet18", norm="group")
-    assert config.model_dump() == {"name": "resnet18", "stem": "cifar", "norm": "group", "projection": None}
-    assert config.options == {"stem": "cifar", "norm": "group", "projection": None}
+    config = ModelConfig(name="resnet8", norm="group")
+    assert config.model_dump() == {"name": "resnet8", "stem": "cifar_pool", "norm": "group", "projection": None}
+    assert config.options == {"stem": "cifar_pool", "norm": "group", "projection": None}
     mlp = ModelConfig(name="mlp")
     assert mlp.model_dump() == {"name": "mlp", "hidden": [200], "activation": "relu"}
     assert ModelConfig(**yaml.safe_load(yaml.safe_dump(mlp.model_dump()))) == mlp
@@ -76,7 +76,7 @@ def test_no_name(data):
 
 
 def test_listing_reads_the_signature():
-    options = {o.name: o for o in model_options("resnet18")}
+    options = {o.name: o for o in model_options("resnet8")}
     assert list(options) == ["stem", "norm", "projection"]
     assert options["norm"].default == "batch"
     assert options["norm"].bounds == "batch | group | none_tracked"
