@@ -12,6 +12,7 @@ import torch
 
 from flray.core.clock import Clock
 from flray.core.errors import ResourceError
+from flray.data import Dataset
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import size
 from flray.engine.workbench import Roll, Workbench
@@ -56,7 +57,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         ),
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
         ("proxy", _proxy(experiment, proxy, 0 if private is None else len(dataset.train.y) - len(private))),
-        *_held(experiment, scenario),
+        *_held(experiment, scenario, dataset),
         (
             "cohort",
             "none: all clients' data in one place" if algorithm.centralized else f"{cohort} clients a round{dropout}",
@@ -99,7 +100,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     )
 
 
-def _held(experiment: Experiment, scenario: Scenario) -> list[tuple[str, str]]:
+def _held(experiment: Experiment, scenario: Scenario, dataset: Dataset) -> list[tuple[str, str]]:
     """Who holds how much, in every task."""
     rows = []
     for stage, partition in zip(scenario.stages, scenario.partitions, strict=True):
@@ -112,12 +113,9 @@ def _held(experiment: Experiment, scenario: Scenario) -> list[tuple[str, str]]:
         if empty:
             text += f"; {empty} of them hold none and take no part"
         if experiment.tasks is not None:
-            tested = ", ".join(
-                f"{name} {len(test.samples)}" for name, test in stage.tests.items() if test.samples is not None
-            )
-            rows.append(
-                (f"task {stage.index}", f"classes {' '.join(map(str, stage.classes))}; tested on {tested} samples")
-            )
+            name, tested = next(iter(stage.tests.items()))
+            of = f"{len(tested.labels(dataset))} samples ({name}: all tasks so far)"
+            rows.append((f"task {stage.index}", f"classes {' '.join(map(str, stage.classes))}; tested on {of}"))
             rows.append((f"partition of task {stage.index}", text))
         else:
             rows.append(("partition", text))

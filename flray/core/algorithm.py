@@ -25,7 +25,7 @@ from flray.core.exchange import Exchange
 from flray.core.hp import hp
 from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Cohort, Metrics, Published
-from flray.core.modes import Mode
+from flray.core.modes import Mode, Prediction, among
 from flray.core.returned import check_returns
 from flray.core.samples import ClientData, FineTuning
 from flray.core.section import Section
@@ -163,9 +163,27 @@ class Algorithm(Section, ABC, frozen=True):
         return Published(state.w, state.b)
 
     def modes(self, ctx: Context) -> Mapping[str, Mode]:
-        """The inference modes by name, by default `predict` alone; `test/acc` and `test/loss` are those of the first
-        one."""
-        return {"global": Mode(self.predict)}
+        """The inference modes by name; `test/acc` and `test/loss` are those of the first one.
+
+        By default `global`, which is `predict`. Over tasks both of these, from one forward pass: `global` chooses among
+        the classes of all tasks so far, `task_aware` among those of the task that the test set belongs to.
+        """
+        if ctx.classes is None:
+            return {"global": Mode(self.predict)}
+        return {
+            "global": Mode(self.of_seen, forward=self.predict),
+            "task_aware": Mode(self.of_tested, forward=self.predict),
+        }
+
+    def of_seen(self, ctx: Context, published: Any, logits: Tensor) -> Prediction:
+        """The logits `[B, C]` of :meth:`predict` among the classes of all tasks so far."""
+        assert ctx.classes is not None
+        return among(ctx.classes.seen, logits)
+
+    def of_tested(self, ctx: Context, published: Any, logits: Tensor) -> Prediction:
+        """The same among the classes of the tested task; of a test set of several tasks as :meth:`of_seen`."""
+        assert ctx.classes is not None
+        return among(ctx.classes.seen if ctx.tested < 0 else ctx.classes.task(ctx.tested), logits)
 
     def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor] | None:
         """The model `(w [P], b [Q])` that a broadcast or an update carries; None: it carries none.

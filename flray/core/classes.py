@@ -73,15 +73,22 @@ class Classes(ClassSet):
     empty in the first one; `seen` is both; `task(t)` is one task's own set.
     """
 
-    def __init__(self, tasks: Sequence[Iterable[int]], size: int, device: torch.device | str = "cpu") -> None:
-        """`tasks`: the head's places of every task up to the current one.
+    def __init__(
+        self,
+        tasks: Sequence[Iterable[int]],
+        size: int,
+        device: torch.device | str = "cpu",
+        ahead: Sequence[Iterable[int]] = (),
+    ) -> None:
+        """`tasks`: the head's places of every task up to the current one; `ahead`: those of the later ones, which only
+        a test may know.
 
         Raises `ConfigError` for no task at all, and for a place that a head of `size` does not have.
         """
         if not tasks:
             raise ConfigError("classes in use: no task is given, not even the current one")
         super().__init__(tasks[-1], size, device)
-        self._tasks = tuple(ClassSet(places, size, device) for places in tasks)
+        self._tasks = tuple(ClassSet(places, size, device) for places in (*tasks, *ahead))
         self.old = ClassSet(chain.from_iterable(tasks[:-1]), size, device)
         self.seen = ClassSet(chain.from_iterable(tasks), size, device)
 
@@ -91,7 +98,7 @@ class Classes(ClassSet):
         return self
 
     def task(self, task: int) -> ClassSet:
-        """The set of task `task`, from 0. Raises `IndexError` for one that has not begun."""
+        """The set of task `task`, from 0. Raises `IndexError` for one that has not begun, but in tests."""
         if not 0 <= task < len(self._tasks):
             raise IndexError(f"task {task} has not begun: there are {len(self._tasks)} so far")
         return self._tasks[task]

@@ -25,9 +25,9 @@ class Context:
     the server. `cohort_size`: the sampled clients (K); who delivers, fewer with `cohort.dropout`, is in the server
     half's `Cohort`. `population`: the clients that hold training samples in this task (N of the papers),
     `total_examples`: their samples (n). `classes`: those of the current task, which losses read, and of earlier ones;
-    `None` when all are in use. `tested`: while testing, the task that the test set belongs to; -1: several, or not
-    testing. `net`: the networks that :meth:`Algorithm.networks` declares, by name. `inputs`: shape and scale of
-    what the network reads.
+    `None` when all are in use. `tested`: while testing, the task that the test set belongs to, at a task's beginning
+    and end also one that has not begun; -1: several, or not testing. `net`: the networks that
+    :meth:`Algorithm.networks` declares, by name. `inputs`: shape and scale of what the network reads.
     """
 
     objective: Objective

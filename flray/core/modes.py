@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from flray.core.classes import ClassSet
+
 
 class Reading(NamedTuple):
     """What a prediction may look at: its sample, the `size` samples of its batch, or its own and the `size - 1` before.
@@ -65,6 +67,11 @@ class Prediction(NamedTuple):
 
         classes = self.classes if self.classes is None or self.classes.dim() == 1 else self.classes[count:]
         return Prediction(rest(self.logits), classes, rest(self.label), rest(self.task))
+
+
+def among(classes: ClassSet, logits: Tensor) -> Prediction:
+    """The prediction among some classes, out of the whole head's logits `[B, C]`."""
+    return Prediction(classes.narrow(logits), classes.index)
 
 
 class Mode(NamedTuple):

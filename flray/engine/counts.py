@@ -118,6 +118,17 @@ def merged(tallies: Iterable[Tally]) -> Tally:
     return found
 
 
+def with_sums(tests: Mapping[str, TestSet], tally: Tally) -> Tally:
+    """The counts of these test sets in their order, where there are any; what is made of parts has their sums."""
+    found: Tally = {}
+    for name, tested in tests.items():
+        for part in tested.parts or (name,):
+            for (_, mode), counts in ((key, counts) for key, counts in tally.items() if key[0] == part):
+                key = name, mode
+                found[key] = found[key] + counts if key in found else counts
+    return found
+
+
 def counted(prediction: Prediction, y: Array, num_classes: int) -> Counts:
     """The counts of one block: what was predicted for samples with labels `y [B]` (int64, below `num_classes`).
 

@@ -183,7 +183,8 @@ class Simulation(Transactions):
         every, rounds = self.experiment.checkpoint.every, self.experiment.rounds
         evaluate = self.experiment.evaluate.every and self.experiment.algorithm.global_model
         if position == START and evaluate and 0 not in self.recorder.tests.kept:
-            self._tested(self.executor.test(Clock()), START, {})  # the initial model: where learning curves begin
+            # the initial model: where learning curves begin
+            self._tested(self.executor.test(Clock(phase="task_begin")), START, {})
         for clock, following in itertools.pairwise([*schedule(position, rounds, len(self.scenario.stages)), None]):
             assert clock is not None
             if clock.phase != "round":

@@ -12,7 +12,7 @@ import numpy as np
 from flray.core.clock import Clock, Position
 from flray.core.exchange import Exchange
 from flray.engine import cohort as cohorts
-from flray.engine.counts import Tally
+from flray.engine.counts import Tally, with_sums
 from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
 from flray.engine.progress import Progress
 from flray.engine.rounds import Executor, transact
@@ -56,7 +56,7 @@ class Transactions:
         row: dict[str, Any] = {"done": clock.done, "task": clock.task, "phase": clock.phase, **self._costs()}
         started = time.perf_counter()
         client_rows = self._transact(clock, None, row)
-        if "exchanges" in row:
+        if "exchanges" in row or (clock.phase == "task_end" and self.scenario.stages[clock.task].tells_tasks_apart):
             self._test(clock, row)
         if clock.phase == "task_end" and personal_epochs(self.experiment):
             show.note("testing every client on its own data")
@@ -134,6 +134,7 @@ class Transactions:
     def _tested(self, tally: Tally, at: Position, row: dict[str, Any]) -> None:
         """The counts of a test into `tests/`, and what the first test set and mode make of them into `row`."""
         assert self.recorder is not None
+        tally = with_sums(self.scenario.stages[at.task].tests, tally)
         self.recorder.tested(
             tested.rows(tally, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase})
         )

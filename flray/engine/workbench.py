@@ -103,8 +103,10 @@ class Workbench:
         self.objective, self.net = objectives(module, networks, device, experiment.precision)
         outputs = [stage.outputs.tolist() for stage in roll.stages]  # the labels are outputs by now
         whole = len(outputs) == 1 and outputs[0] == list(range(self.dataset.num_classes))
-        heads = [] if whole else [outputs[: task + 1] for task in range(len(outputs))]
-        self._classes = [Classes(seen, self.dataset.num_classes, device=device) for seen in heads]
+        tasks = [] if whole else range(1, len(outputs) + 1)
+        size = self.dataset.num_classes
+        self._classes = [Classes(outputs[:begun], size, device) for begun in tasks]
+        self._tested_classes = [Classes(outputs[:begun], size, device, outputs[begun:]) for begun in tasks]
         self.proxy: StoredProxy | None = None
         if experiment.proxy is not None and experiment.algorithm.needs_proxy:
             self.proxy = StoredProxy(self.load_proxy()[0], device)
@@ -165,6 +167,12 @@ class Workbench:
     # testing ----------------------------------------------------------------------------------
     def evaluate(self, published: Any, ctx: Context, part: int = 0, parts: int = 1) -> Tally:
         """What is counted in one of `parts` parts of all tests; `published` is a message of arrays or of tensors on any
-        device."""
-        tests = self.roll.stages[ctx.clock.task].tests
+        device.
+
+        At the beginning and at the end of a task that is also how the model does on tasks that have not begun.
+        """
+        task, ahead = ctx.clock.task, ctx.clock.phase != "round"
+        tests = self.roll.stages[task].read(ahead)
+        if self._tested_classes:
+            ctx = replace(ctx, classes=self._tested_classes[task])
         return self.evaluator.count(ctx, to_torch(published, self.objective.device), tests, part, parts)

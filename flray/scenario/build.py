@@ -14,10 +14,12 @@ from flray.scenario.held_out import ValidationConfig
 from flray.scenario.partition import Partition, PartitionWarning, make_partition
 from flray.scenario.partition_config import PartitionConfig
 from flray.scenario.scenario import Scenario
-from flray.scenario.stage import Stage, TestSet
+from flray.scenario.stage import Stage, TestSet, together
 from flray.scenario.tasks import TasksConfig
 
 OF_ALL_CLASSES = ("natural", "table")  # partitions that say who holds what of the whole data set
+
+NAMES = {"test": ("test", "task"), "train": ("val", "val")}  # of the test set of all tasks, and of those of each
 
 HINTS = {
     "dirichlet": "set partition.min_size to 1 or more, or a larger alpha",
@@ -54,10 +56,8 @@ def build(
     _note_empty(parts, config, tasks)
     if tasks is None:
         return Scenario.ordinary(parts[0], dataset.num_classes)
-    stages = [
-        Stage(task, f"task {task}", classes, classes, _tests(dataset, groups, parts, task))
-        for task, classes in enumerate(groups)
-    ]
+    tests = _tests(dataset, groups, parts)
+    stages = [Stage(task, f"task {task}", classes, classes, seen(tests, task)) for task, classes in enumerate(groups)]
     return Scenario(stages, parts)
 
 
@@ -109,16 +109,26 @@ def _note_empty(parts: list[Partition], config: PartitionConfig, tasks: TasksCon
             )
 
 
-def _tests(dataset: Dataset, groups: list[Array], parts: list[Partition], task: int) -> dict[str, TestSet]:
-    """The test set, or the validation split, of all classes seen so far: counts by class tell the tasks apart."""
-    if parts[task].held is not None:
-        held = [np.asarray(part.held, np.int64) for part in parts[: task + 1]]
-        found = {"val": TestSet("train", np.concatenate(held))}
-    else:
-        found = {"test": TestSet("test", np.flatnonzero(np.isin(dataset.test.y, np.concatenate(groups[: task + 1]))))}
-    for name, test in found.items():
-        if test.samples is None or not len(test.samples):
+def _tests(dataset: Dataset, groups: list[Array], parts: list[Partition]) -> list[TestSet]:
+    """Every task's own test set, or its validation split. Raises `DataError` for one without a sample."""
+    found = []
+    for task, (classes, part) in enumerate(zip(groups, parts, strict=True)):
+        if part.held is not None:
+            tested = TestSet("train", np.asarray(part.held, np.int64), task)
+        else:
+            tested = TestSet("test", np.flatnonzero(np.isin(dataset.test.y, classes)), task)
+        if tested.samples is None or not len(tested.samples):
+            name = NAMES[tested.split][0]
             raise DataError(
                 f"task {task}: the {name} set has no sample of its classes; take fewer tasks or more samples"
             )
+        found.append(tested)
     return found
+
+
+def seen(tests: list[TestSet], task: int) -> dict[str, TestSet]:
+    """The test sets of a stage: all tasks up to its own together, and each task's, also those of the later ones."""
+    whole, each = NAMES[tests[0].split]
+    named = {f"{each}-{number}": tested for number, tested in enumerate(tests)}
+    begun = {name: tested for name, tested in named.items() if tested.task <= task}
+    return {whole: together(tests[0].split, begun), **named}

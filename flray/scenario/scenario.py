@@ -14,7 +14,7 @@ from flray.core.errors import DataError
 from flray.data.cache import Array
 from flray.scenario.partition import Partition, from_lists, load_partition, write
 from flray.scenario.partition_config import PartitionConfig
-from flray.scenario.stage import Stage, TestSet
+from flray.scenario.stage import Stage, TestSet, together
 
 STAGES = "scenario.json"  # beside the partitions of several stages, or of one that is not the whole data set's
 
@@ -145,8 +145,9 @@ class Scenario:
         tests = {
             name: {
                 "split": test.split,
-                "samples": None if test.samples is None else array_checksum(test.samples),
+                "samples": None if test.samples is None or test.parts else array_checksum(test.samples),
                 "task": test.task,
+                **({"parts": test.parts} if test.parts else {}),
             }
             for name, test in stage.tests.items()
         }
@@ -169,10 +170,10 @@ class Scenario:
             partition.save(place, config)
         if not self._is_ordinary:
             samples = {
-                _samples(stage.index, name): test.samples
+                _samples(array_checksum(test.samples)): test.samples
                 for stage in self.stages
-                for name, test in stage.tests.items()
-                if test.samples is not None
+                for test in stage.tests.values()
+                if test.samples is not None and not test.parts
             }
             write(Path(folder) / STAGES, {"stages": self._notes()}, samples)
 
@@ -207,18 +208,22 @@ def _folder(folder: Path, task: int) -> Path:
     return folder / f"task-{task:04d}"
 
 
-def _samples(task: int, name: str) -> str:
-    """The file of a test set's sample numbers, without its ending."""
-    return f"test_{task:04d}_{name}"
+def _samples(checksum: str) -> str:
+    """The file of test samples with this checksum, without its ending: stages that test on the same share it."""
+    return f"test_{checksum}"
 
 
 def _stage(folder: Path, index: int, note: dict[str, Any], verify: bool) -> Stage:
     tests = {}
     for name, test in note["tests"].items():
-        file = f"{_samples(index, name)}.npy"
-        samples = None if test["samples"] is None else np.load(folder / file, allow_pickle=False)
-        if verify and samples is not None and array_checksum(samples) != test["samples"]:
-            raise ValueError(f"{file} was changed")
-        tests[name] = TestSet(test["split"], samples, test["task"])
+        samples, file = None, f"{_samples(test['samples'])}.npy"
+        if test["samples"] is not None:
+            samples = np.load(folder / file, allow_pickle=False)
+            if verify and array_checksum(samples) != test["samples"]:
+                raise ValueError(f"{file} was changed")
+        tests[name] = TestSet(test["split"], samples, test["task"], tuple(test.get("parts", ())))
+    for name, made in tests.items():
+        if made.parts:
+            tests[name] = together(made.split, {part: tests[part] for part in made.parts})
     classes, outputs = (np.array(note[key], np.int64) for key in ("classes", "outputs"))
     return Stage(index, note["name"], classes, outputs, tests)

@@ -19,13 +19,16 @@ from flray.data.dataset import Dataset
 class TestSet:
     """Samples that the global model is tested on: numbers in a split of the data set, int64 `[n]`; None: all of it.
 
-    `task` is the one that all of them belong to, for inference modes that are told it; -1: several.
+    `task` is the one that all of them belong to, for inference modes that are told it; -1: several. `parts`: the test
+    sets of the same stage that it is made of. Their counts are added up, so each sample is read once, in a batch of its
+    own task.
     """
 
     __test__: ClassVar[bool] = False  # pytest would collect it by its name
     split: Literal["train", "test"]
     samples: Array | None = None
     task: int = -1
+    parts: tuple[str, ...] = ()
 
     def labels(self, dataset: Dataset) -> Array:
         """The labels of the samples, int64 `[n]`."""
@@ -42,8 +45,9 @@ class Stage:
     number. Where each domain has labels of its own for the same things (a union of digit data sets), one shared head is
     the same outputs in every stage, and a head for each stage is outputs that no other stage has.
 
-    `tests`: the test sets after this stage by name, `test` or `val` (held-out training data) where a configuration made
-    them; accuracy and loss on the first one are the columns `test/acc` and `test/loss` (`val/...`) of `rounds/`.
+    `tests`: the test sets by name; accuracy and loss on the first one are the columns `test/acc` and `test/loss`
+    (`val/...`) of `rounds/`. A configuration makes `test`, or `val` (held-out training data); under `tasks` it is all
+    tasks seen so far, and its parts are `task-0`, `task-1`, ... (`val-0`, ...), of every task.
     """
 
     index: int
@@ -51,6 +55,24 @@ class Stage:
     classes: Array
     outputs: Array
     tests: Mapping[str, TestSet]
+
+    @property
+    def tells_tasks_apart(self) -> bool:
+        """Whether there is a test set of a single task; then every task's end is tested."""
+        return any(test.task >= 0 for test in self.tests.values())
+
+    def read(self, ahead: bool) -> dict[str, TestSet]:
+        """The test sets that a test reads: those of tasks that have begun, and with `ahead` those of later ones too.
+
+        What is made of parts is left out.
+        """
+        own = {name: test for name, test in self.tests.items() if not test.parts}
+        return {name: test for name, test in own.items() if ahead or test.task <= self.index}
+
+
+def together(split: Literal["train", "test"], parts: Mapping[str, TestSet]) -> TestSet:
+    """The test set that is made of `parts`, by name: all their samples, in their order."""
+    return TestSet(split, np.concatenate([part.samples for part in parts.values()]), parts=tuple(parts))
 
 
 def num_outputs(stages: Sequence[Stage]) -> int:

@@ -84,15 +84,59 @@ def test_a_round_trains_on_the_samples_and_outputs_of_its_task(tmp_path):
     assert all(np.allclose(after[name], before[name], atol=1e-7) for name in before)
 
 
-def test_what_is_tested_are_the_classes_seen_so_far(two_tasks):
+def test_what_is_tested_are_the_tasks_seen_so_far_and_each_by_itself(two_tasks):
+    """Ten samples of each class. The later task is tested before the first round and at the end of the first task."""
     tests = flray.load(two_tasks).tests
-    assert set(tests["set"]) == {"test"}
-    last = {task: tests[tests["task"] == task].iloc[-1] for task in (0, 1)}
-    assert np.array(last[0]["class_total"]).tolist() == [10, 0, 10] and np.array(last[1]["class_total"]).tolist() == [
-        10,
-        10,
-        10,
-    ]
+    found = tests[tests["mode"] == "global"].groupby(["done", "phase"])["set"].apply(list).to_dict()
+    every, first = ["test", "task-0", "task-1"], ["test", "task-0"]
+    rounds = {(done, "round"): first if 0 < done < 4 else every for done in range(7)}
+    assert found == rounds | {(3, "task_end"): every, (6, "task_end"): every}
+    of = {"task-0": [10, 0, 10], "task-1": [0, 10, 0]}
+    for row in tests.itertuples():
+        both = row.task == 1 and row.set == "test"
+        assert row.class_total.tolist() == ([10] * 3 if both else of["task-0" if row.set == "test" else row.set])
+
+
+def test_the_test_of_all_tasks_is_the_sum_of_its_parts(two_tasks):
+    tests = flray.load(two_tasks).tests
+    for (done, phase, mode), rows in tests.groupby(["done", "phase", "mode"]):
+        whole, *parts = rows.to_dict("records")
+        seen = [part for part in parts if int(part["set"][-1]) <= whole["task"]]
+        assert (whole["set"], len(parts)) == ("test", 1 if 0 < done < 4 and phase == "round" else 2), mode
+        for name in ("total", "right", "covered", "class_total", "class_right"):
+            assert np.array_equal(whole[name], sum(part[name] for part in seen))
+        assert whole["loss_sum"] == pytest.approx(sum(part["loss_sum"] for part in seen), rel=1e-12)
+
+
+def test_over_tasks_every_algorithm_is_asked_among_the_classes_seen_and_among_the_tasks_own(two_tasks):
+    """Logits of the saved model by hand, after all tasks and, for the task to come, after the first."""
+    run = flray.load(two_tasks)
+    data = load_dataset(run.experiment.data)
+    for done, seen in ((3, [0, 2]), (6, [0, 1, 2])):
+        local = Replay(two_tasks).goto(done)
+        model = local.bench.objective.at(local.state.w, local.state.b)
+        tests = run.tests.query("done == @done and phase == 'task_end'").set_index(["set", "mode"])
+        for task, own in enumerate(([0, 2], [1])):
+            rows = np.isin(data.test.y, own)
+            z, y = model(local.bench.normalizer(np.array(data.test.x[rows]))).double().numpy(), data.test.y[rows]
+            for mode, classes in (("global", seen), ("task_aware", own)):
+                row = tests.loc[f"task-{task}", mode]
+                right = y[np.array(classes)[z[:, classes].argmax(1)] == y]
+                assert row["class_right"].tolist() == np.bincount(right, minlength=3).tolist(), (done, task, mode)
+                inside = np.isin(y, classes)
+                loss = np.log(np.exp(z[:, classes]).sum(1))[inside] - z[np.arange(len(y)), y][inside]
+                assert row["covered"] == inside.sum() and row["loss_sum"] == pytest.approx(loss.sum(), rel=1e-5)
+    simulate(experiment(), two_tasks.parent / "alone")
+    alone = flray.load(two_tasks.parent / "alone").tests
+    assert set(alone["mode"]) == {"global"} and set(alone["set"]) == {"test"} and set(alone["phase"]) == {"round"}
+
+
+def test_a_sweep_reads_validation_splits_of_the_tasks_in_the_test_sets_place(tmp_path):
+    simulate(experiment(tasks=TASKS, evaluate={"validation": 0.2}), tmp_path / "run")
+    run = flray.load(tmp_path / "run")
+    assert set(run.tests["set"]) == {"val", "val-0", "val-1"} and not [name for name in run.rounds if "test/" in name]
+    total = run.tests.query("done == 6 and phase == 'task_end' and mode == 'global'").set_index("set")["total"]
+    assert total["val"] == total["val-0"] + total["val-1"] > 0
 
 
 @pytest.mark.parametrize("stop", [2, 3, 4])
