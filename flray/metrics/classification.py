@@ -27,9 +27,7 @@ class Counts:
     total: NDArray[np.int64]  # [C] samples of each class
     losses: NDArray[np.float64]  # [blocks] summed cross-entropy of each block's samples that have one
     covered: int  # samples that have a cross-entropy: there are logits, and one of them is that of the label
-    tasks: NDArray[np.int64] | None = (
-        None  # [T] samples by predicted task; None: the mode predicts none
-    )
+    tasks: NDArray[np.int64] | None = None  # [T] samples by predicted task; None: the mode predicts none
 
     @classmethod
     def nothing(cls, num_classes: int) -> Counts:

@@ -3,4 +3,10 @@
 
 from flray.core.registry import Registry
 
-PROBES = Registry("diagnostic", {"divergence": "flray.metrics.divergence:Divergence"})
+PROBES = Registry(
+    "diagnostic",
+    {
+        "divergence": "flray.metrics.divergence:Divergence",
+        "latent_forgetting": "flray.metrics.latent_forgetting:LatentForgetting",
+    },
+)

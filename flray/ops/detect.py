@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flray.core.hp import hp
 from flray.core.messages import Record
+from flray.core.objective import Objective
 from flray.core.section import Section
 
 Layers = Literal["all", "last", "head"]
@@ -71,6 +72,23 @@ def weight_variance(
     """
     chosen = before if names is None else names
     return variance(after[name].double() - before[name].double() for name in chosen) - noise
+
+
+class Signal(Section, frozen=True):
+    """Which part of the update is measured."""
+
+    layers: Layers = hp("all", choice=("all", "last", "head"), doc="tensors whose update is measured (WV)")
+    last: int = hp(5, choice=(1, 2, 5), ge=1, doc="layers: last: how many weight tensors, counted from the end")
+
+    def measure(self, objective: Objective, before: Tensor, after: Tensor, noise: float = 0.0) -> float:
+        """WV of a model's move from `before [P]` to `after [P]`; `noise` as in :func:`weight_variance`.
+
+        Raises `ConfigError` where the head is asked for and the network declares none.
+        """
+        shapes = {entry.name: entry.shape for entry in objective.layout.entries}
+        head = objective.parts.tensors("head") if self.layers == "head" else ()
+        names = measured_layers(shapes, self.layers, self.last, head)
+        return weight_variance(objective.views(before), objective.views(after), names, noise)
 
 
 # the detector -----------------------------------------------------------------------------------
