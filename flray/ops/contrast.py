@@ -1,4 +1,4 @@
-"""Contrastive losses on representations: of models (MOON) and of samples (FedRCL)."""
+"""Contrastive losses on representations: of models (MOON) and of samples (FedRCL, SCR)."""
 
 from __future__ import annotations
 
@@ -72,6 +72,18 @@ def divergence_penalty(s: Tensor, y: Tensor, tau: float, threshold: float, form:
     else:
         r = s.masked_fill(~(others & (s >= threshold)), ABSENT)
     return info_nce(torch.cat([own, r], dim=2), tau)
+
+
+def supervised_contrast(z: Tensor, y: Tensor, tau: float) -> Tensor:
+    """The supervised contrastive loss (Khosla et al. 2020, L_out) of unit vectors `z [N, D]` with labels `y [N]`.
+
+    mean_i -(1 / |P(i)|) sum_{p in P(i)} log( e^{z_i z_p / tau} / sum_{a != i} e^{z_i z_a / tau} ), P(i) the other
+    vectors of i's class; 0 for an i without any.
+    """
+    others = _others(y[:, None] == y)
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    log_share = torch.log_softmax((z @ z.T / tau).masked_fill(itself, ABSENT), dim=1)
+    return -((log_share * others).sum(dim=1) / others.sum(dim=1).clamp_min(1)).mean()
 
 
 def _others(same: Tensor) -> Tensor:

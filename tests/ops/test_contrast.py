@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from flray.ops.contrast import cosine_matrices, divergence_penalty, info_nce, model_contrast, relaxed_contrast
+from flray.ops.contrast import (
+    cosine_matrices,
+    divergence_penalty,
+    info_nce,
+    model_contrast,
+    relaxed_contrast,
+    supervised_contrast,
+)
 from tests.ops.support import normal
 
 Y = torch.tensor([0, 1, 0, 2, 1, 0, 3, 1])  # classes of three, three, one and one samples
@@ -139,3 +146,23 @@ def test_info_nce_is_the_mean_over_all_leading_axes():
     s = normal(2, 3, 4)
     e = np.exp(s.double().numpy() / 0.2)
     assert float(info_nce(s, 0.2)) == pytest.approx(-np.log(e[..., 0] / e.sum(-1)).mean(), rel=1e-6)
+
+
+# SCR ------------------------------------------------------------------------------------------
+def test_supervised_contrast_is_its_formula():
+    """Loops in double precision, spec section 9; class 2 and class 3 have one sample each, whose term is 0."""
+    z = torch.nn.functional.normalize(normal(8, 5), dim=1)
+    e, tau, total = z.double().numpy(), 0.1, 0.0
+    for i in range(8):
+        positives = [p for p in range(8) if p != i and Y[p] == Y[i]]
+        whole = sum(math.exp(e[i] @ e[a] / tau) for a in range(8) if a != i)
+        total -= sum(e[i] @ e[p] / tau - math.log(whole) for p in positives) / max(len(positives), 1)
+    assert float(supervised_contrast(z, Y, tau)) == pytest.approx(total / 8, rel=1e-5)
+
+
+def test_supervised_contrast_of_two_views_that_are_all_alike():
+    """Four equal vectors: log(3) each, and a gradient without NaN."""
+    z = torch.nn.functional.normalize(torch.ones(4, 3), dim=1).requires_grad_()
+    value = supervised_contrast(z, torch.tensor([0, 1, 0, 1]), 0.1)
+    assert value.item() == pytest.approx(math.log(3), rel=1e-5)
+    assert torch.isfinite(torch.autograd.grad(value, z)[0]).all()

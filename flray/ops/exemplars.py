@@ -1,0 +1,70 @@
+"""Which samples a client keeps of what it held: herding (iCaRL; GLFC, Dong et al. 2022), and a reservoir (SCR)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def quota(memory_size: int, learned: int) -> int:
+    """Exemplars of a class, m = floor(M / learned): `memory_size` M of a client over the classes `learned` so far."""
+    return memory_size // max(learned, 1)
+
+
+def herding(features: Tensor, count: int) -> Tensor:
+    """Numbers `[count]` (int64) of the samples of one class, best first, whose running mean stays nearest their mean.
+
+    Of `features [n, F]`, which are brought to unit length, with mean mu: the (i + 1)-th is
+    argmin_x || mu - (sum of the i chosen + f_x) / (i + 1) ||, the first one where several are as near. A sample may be
+    chosen again. Of no sample nothing is chosen. The first m of more are what fewer would have been.
+    """
+    if not len(features):
+        return torch.zeros(0, dtype=torch.int64, device=features.device)
+    units = F.normalize(features.double(), dim=1)
+    mean, total = units.mean(dim=0), torch.zeros_like(units[0])
+    chosen = []
+    for i in range(count):
+        nearest = (mean - (total + units) / (i + 1)).norm(dim=1).argmin()
+        total = total + units[nearest]
+        chosen.append(nearest)
+    return torch.stack(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=features.device)
+
+
+def nearest_to_mean(features: Tensor) -> int:
+    """The sample of one class, of `features [n, F]`, that is nearest the mean of their unit vectors: its prototype."""
+    return int(herding(features, 1)[0])
+
+
+def reservoir(kept: np.ndarray, arriving: np.ndarray, seen: int, size: int, draws: np.random.Generator) -> np.ndarray:
+    """The numbers `[m]`, m <= `size`, that a reservoir holds after those `arriving [n]` passed by, one after the other.
+
+    `kept [m]` are those that it holds of the `seen` before them. The t-th of all replaces a place drawn from the t
+    first, if that is one of the reservoir's, so that each of those that passed is in it with the same probability
+    (Vitter 1985, algorithm R).
+    """
+    held = list(kept.tolist())
+    for passed, number in enumerate(arriving.tolist(), seen + 1):
+        if len(held) < size:
+            held.append(number)
+        elif (place := int(draws.integers(passed))) < size:
+            held[place] = number
+    return np.array(held, np.int64)
+
+
+def class_means(features: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Unit vectors `[C, F]`, the means of the unit vectors of each class's `features [n, F]`, and which of the classes
+    have a sample among the labels `y [n]`: float `[C]`, 1 or 0. Of the others the row is 0."""
+    units = F.normalize(features, dim=1)
+    sums = units.new_zeros(num_classes, units.shape[1]).index_add_(0, y, units)
+    return F.normalize(sums, dim=1), torch.zeros_like(sums[:, 0]).index_fill_(0, y, 1.0)
+
+
+def nearest_mean(features: Tensor, means: Tensor, known: Tensor) -> Tensor:
+    """Minus the squared distance `[B, C]` of the unit vectors of `features [B, F]` to the unit vectors `means [C, F]`.
+
+    A class without a mean (`known [C]` is 0) is farther away than any other can be, -5.
+    """
+    distance = 2 - 2 * F.normalize(features, dim=1) @ means.T
+    return torch.where(known > 0, -distance, -5.0)
