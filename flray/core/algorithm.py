@@ -142,10 +142,10 @@ class Algorithm(Section, ABC, frozen=True):
         """Local training of the cohort, and `aggregate`."""
         return Exchange("train", self.broadcast, self.aggregate)
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: nn.Module, inputs: Inputs) -> nn.Module:
         """The network that is trained, before the layout of `w` is made: wrap or replace the configured `model` (extra
-        heads, projections, a list of students). Its initial values may be drawn from torch's generator, which is seeded
-        by the experiment."""
+        heads, projections, a list of students, whose sizes `inputs` tells). Its initial values may be drawn from
+        torch's generator, which is seeded by the experiment."""
         return model
 
     def networks(self, model: nn.Module, inputs: Inputs) -> Mapping[str, nn.Module]:

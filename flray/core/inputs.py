@@ -40,6 +40,16 @@ class Inputs(NamedTuple):
         mean, std = (torch.tensor(part, dtype=pixels.dtype, device=pixels.device) for part in (self.mean, self.std))
         return (pixels - mean[:, None, None]) / std[:, None, None]
 
+    def pixels(self, x: Tensor) -> Tensor:
+        """The images `[B, C, H, W]` on the 0..1 scale of those that a network takes: x std + mean.
+
+        What is no image is returned as it is.
+        """
+        if not self.is_image:
+            return x
+        mean, std = (torch.tensor(part, dtype=x.dtype, device=x.device) for part in (self.mean, self.std))
+        return x * std[:, None, None] + mean[:, None, None]
+
     def require_numbers(self, what: str) -> None:
         """Raises `ConfigError` where the inputs are token ids, which `what` cannot make."""
         if self.text:

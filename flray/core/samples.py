@@ -97,6 +97,9 @@ class ClientData(Protocol):
     def with_samples(self, numbers: np.ndarray) -> ClientData:
         """The client's samples and, behind them, those with these `numbers [m]` of the training set (exemplars)."""
 
+    def only(self, numbers: np.ndarray) -> ClientData:
+        """Those with these `numbers [m]` of the training set (exemplars), without the client's other samples."""
+
 
 class FineTuning(Sized, Protocol):
     """The batches of one client's fine-tuning: E_ft epochs, cut, shuffled and augmented as in training."""

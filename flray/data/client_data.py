@@ -68,7 +68,14 @@ class ClientSamples:
 
         Raises `IndexError` for one that does not exist.
         """
-        added = np.asarray(numbers, dtype=self.numbers.dtype)
-        if len(added) and (added.min() < 0 or added.max() >= len(self.split.x)):
-            raise IndexError(f"samples are numbered 0 to {len(self.split.x) - 1}; got {added.min()} to {added.max()}")
-        return replace(self, numbers=np.concatenate([self.numbers, added]))
+        return replace(self, numbers=np.concatenate([self.numbers, self.only(numbers).numbers]))
+
+    def only(self, numbers: Array) -> ClientSamples:
+        """Those with these numbers (exemplars), without the client's other samples.
+
+        Raises `IndexError` for one that does not exist.
+        """
+        chosen = np.asarray(numbers, dtype=self.numbers.dtype)
+        if len(chosen) and (chosen.min() < 0 or chosen.max() >= len(self.split.x)):
+            raise IndexError(f"samples are numbered 0 to {len(self.split.x) - 1}; got {chosen.min()} to {chosen.max()}")
+        return replace(self, numbers=chosen)

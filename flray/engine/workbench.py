@@ -99,7 +99,7 @@ class Workbench:
         )
         with torch.random.fork_rng(devices=[]):  # what an algorithm adds draws its own initial values
             torch.manual_seed(seeding.torch_seed(experiment.seed, "networks"))
-            module, networks = self.algorithm.module(module), self.algorithm.networks(module, self.inputs)
+            module, networks = (make(module, self.inputs) for make in (self.algorithm.module, self.algorithm.networks))
         self.objective, self.net = objectives(module, networks, device, experiment.precision)
         outputs = [stage.outputs.tolist() for stage in roll.stages]  # the labels are outputs by now
         whole = len(outputs) == 1 and outputs[0] == list(range(self.dataset.num_classes))

@@ -77,7 +77,7 @@ class Toy(FedAvg, frozen=True):
     keeps_exemplars: ClassVar[bool] = True
 
     # networks
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: nn.Module, inputs: Inputs) -> nn.Module:
         return Scaled(model)
 
     def networks(self, model: nn.Module, inputs: Inputs) -> Mapping[str, nn.Module]:

@@ -18,6 +18,7 @@ def test_made_pixels_are_normalised_as_stored_images_are():
     pixels = torch.from_numpy(stored).permute(0, 3, 1, 2).float() / 255
     found = Inputs((3, 4, 6), mean, std).normalised(pixels)
     torch.testing.assert_close(found, Normalizer(mean, std)(stored), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(Inputs((3, 4, 6), mean, std).pixels(found), pixels, rtol=1e-5, atol=1e-6)
 
 
 def test_features_are_as_they_are_and_texts_are_refused():

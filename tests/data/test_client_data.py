@@ -94,6 +94,12 @@ def test_exemplars_come_behind_the_clients_own_samples():
     assert data.numbers.tolist() == [7, 3] and data.with_samples(np.zeros(0)).numbers.tolist() == [7, 3]
 
 
+def test_exemplars_alone_are_in_the_order_in_which_they_were_kept():
+    data = samples([7, 3]).only(np.array([50, 7, 9]))
+    assert data.numbers.tolist() == [50, 7, 9] and numbers(data.plain) == [[50, 7, 9]]
+    assert list(samples([7, 3]).only(np.zeros(0)).plain) == []
+
+
 @pytest.mark.parametrize("wrong", [[60], [-1], [5, 61]])
 def test_an_exemplar_that_does_not_exist_is_an_error(wrong):
     with pytest.raises(IndexError, match=f"numbered 0 to 59; got {min(wrong)} to {max(wrong)}"):
