@@ -1,0 +1,119 @@
+"""Networks that make inputs out of noise or of label embeddings: what the data-free methods train on the server.
+
+An image [C, H, W] with sides divisible by 4 comes out of two stretched convolutions, as in the authors' codes; for a
+feature vector [d] flray puts two linear layers in their place. `noise` is the width of what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import torch
+from torch import Tensor, nn
+
+from flray.core.errors import ConfigError
+
+WIDTH = 128  # of the first layers
+
+
+def last_layers(shape: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """(width of what the first linear layer gives, its shape as the convolutions read it) for samples of `shape`.
+
+    Raises `ConfigError` for images whose sides are not divisible by 4.
+    """
+    if len(shape) != 3:
+        return WIDTH, (WIDTH,)
+    _, height, width = shape
+    if height % 4 or width % 4:
+        raise ConfigError(
+            f"the generator makes images with sides divisible by 4, the data have {height}x{width}; set data.resize"
+        )
+    start = (WIDTH, height // 4, width // 4)
+    return start[0] * start[1] * start[2], start
+
+
+class TargetGenerator(nn.Module):
+    """The generator of TARGET (Zhang et al., ICCV 2023): noise `z [B, noise]` -> images `[B, C, H, W]` in 0..1.
+
+    Linear, norm, stretch, conv 128, norm, LeakyReLU 0.2, stretch, conv 64, norm, LeakyReLU 0.2, conv C, sigmoid.
+    Parameters for 3x32x32 and noise 256: 2,328,899. Features `[B, d]` have no scale of their own: they are normalised.
+    """
+
+    def __init__(self, shape: Sequence[int], noise: int = 256) -> None:
+        super().__init__()
+        self.noise = noise
+        width, self._start = last_layers(shape)
+        self.first = nn.Linear(noise, width)
+        self.blocks = _vectors(shape[0]) if len(shape) != 3 else _images(shape[0], eps=1e-5, bias=False, last="sigmoid")
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.blocks(self.first(z).unflatten(1, self._start))  # type: ignore[no-any-return]
+
+
+class MFCLGenerator(nn.Module):
+    """The generator of MFCL (Babakniya et al., NeurIPS 2023): noise `z [B, noise]` -> images as the classifier reads
+    them.
+
+    As TARGET's, but with biases, the later norms with eps 0.8, and tanh and a norm without scale and shift at the end,
+    which in training gives every batch mean 0 and variance 1. Parameters for 3x32x32: 8,423,939.
+    """
+
+    def __init__(self, shape: Sequence[int], noise: int = 1000) -> None:
+        super().__init__()
+        self.noise = noise
+        width, self._start = last_layers(shape)
+        self.first = nn.Linear(noise, width)
+        self.blocks = _vectors(shape[0]) if len(shape) != 3 else _images(shape[0], eps=0.8, bias=True, last="norm")
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.blocks(self.first(z).unflatten(1, self._start))  # type: ignore[no-any-return]
+
+
+class NoisyLabelGenerator(nn.Module):
+    """The generator of NAYER (Tran et al., CVPR 2024), which LANDER uses: embeddings of labels -> images in 0..1.
+
+    `e [B, embedding]` is normalised; every `rows` samples go through a linear layer of their own, whose random weights,
+    drawn anew every time, are the only noise; then it goes on as in :class:`TargetGenerator`. B is at most `batch`.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], embedding: int = 512, noise: int = 256, batch: int = 256, rows: int = 10
+    ) -> None:
+        super().__init__()
+        self.rows = rows
+        width, self._start = last_layers(shape)
+        self.norm = nn.BatchNorm1d(embedding)
+        self.noisy = nn.ModuleList(nn.Linear(embedding, noise) for _ in range(ceil(batch / rows)))
+        self.first = nn.Linear(noise, width)
+        self.blocks = _vectors(shape[0]) if len(shape) != 3 else _images(shape[0], eps=1e-5, bias=False, last="sigmoid")
+
+    def forward(self, e: Tensor) -> Tensor:
+        parts = torch.split(self.norm(e), self.rows)
+        z = torch.cat([layer(part) for layer, part in zip(self.noisy, parts, strict=False)])
+        return self.blocks(self.first(z).unflatten(1, self._start))  # type: ignore[no-any-return]
+
+
+def _images(channels: int, *, eps: float, bias: bool, last: str) -> nn.Sequential:
+    end: nn.Module = nn.Sigmoid()
+    if last == "norm":
+        end = nn.Sequential(nn.Tanh(), nn.BatchNorm2d(channels, affine=False))
+    return nn.Sequential(
+        nn.BatchNorm2d(WIDTH),
+        nn.Upsample(scale_factor=2),
+        nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=bias),
+        nn.BatchNorm2d(WIDTH, eps),
+        nn.LeakyReLU(0.2),
+        nn.Upsample(scale_factor=2),
+        nn.Conv2d(WIDTH, WIDTH // 2, 3, padding=1, bias=bias),
+        nn.BatchNorm2d(WIDTH // 2, eps),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(WIDTH // 2, channels, 3, padding=1),
+        end,
+    )
+
+
+def _vectors(width: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.BatchNorm1d(WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, width), nn.BatchNorm1d(width, affine=False)
+    )

@@ -1,0 +1,230 @@
+"""What data-free methods ask of made inputs: the losses of TARGET, LANDER (NAYER) and MFCL, and how inputs are kept.
+
+A classifier that is taught with made inputs is the student; the one that is asked about them, in eval mode, is the
+teacher. Logits `[B, C]` are those of the classes that it has learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flray.core.objective import Objective
+
+
+# statistics at the batch norms ------------------------------------------------------------------
+class Statistics(NamedTuple):
+    """Of what entered one batch norm, by channel: `mean`, biased `var`, with their gradient, and those it has learned,
+    all `[channels]`."""
+
+    mean: Tensor
+    var: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+
+@contextmanager
+def batch_norms(network: nn.Module) -> Iterator[list[Statistics]]:
+    """While the block runs, collects what enters every batch norm of a network, in the order in which they run.
+
+    Norms without running statistics are left out: nothing is known that inputs could match.
+    """
+    seen: list[Statistics] = []
+
+    def note(norm: nn.Module, given: tuple[Tensor, ...]) -> None:
+        channels = given[0].transpose(0, 1).flatten(1)
+        mean, var = channels.mean(1), channels.var(1, unbiased=False)
+        seen.append(Statistics(mean, var, norm.running_mean, norm.running_var))  # type: ignore[arg-type]
+
+    with ExitStack() as hooks:
+        for norm in network.modules():
+            if isinstance(norm, _BatchNorm) and norm.running_mean is not None:
+                hooks.callback(norm.register_forward_pre_hook(note).remove)
+        yield seen
+
+
+Moved = tuple[tuple[Tensor, Tensor], ...]  # of each norm: averages of `mean` and `var` over the batches so far
+
+
+def statistics_distance(seen: Sequence[Statistics], average: Moved = (), momentum: float = 0.9) -> Tensor:
+    """sum over the norms of ||v' - v||_2 + ||mu' - mu||_2 (0-dim; 0 without a norm): TARGET's and NAYER's term.
+
+    mu, v are the learned statistics; mu', v' those of the batch, mixed with the `average` of earlier batches where
+    there is one: (1 - momentum) batch + momentum average. Zhang et al. 2023, code; spec 3.
+    """
+    total = torch.zeros(())
+    for i, norm in enumerate(seen):
+        mean, var = norm.mean, norm.var
+        if average:
+            mean = (1 - momentum) * mean + momentum * average[i][0]
+            var = (1 - momentum) * var + momentum * average[i][1]
+        distance = torch.linalg.vector_norm(norm.running_var - var) + torch.linalg.vector_norm(norm.running_mean - mean)
+        total = total.to(distance.device) + distance
+    return total
+
+
+def moved(seen: Sequence[Statistics], average: Moved = (), momentum: float = 0.9) -> Moved:
+    """The average after one more batch: momentum average + (1 - momentum) batch; the first one is the batch itself."""
+    now = tuple((norm.mean.detach(), norm.var.detach()) for norm in seen)
+    if not average:
+        return now
+    return tuple(
+        (momentum * mean + (1 - momentum) * new_mean, momentum * var + (1 - momentum) * new_var)
+        for (mean, var), (new_mean, new_var) in zip(average, now, strict=True)
+    )
+
+
+def statistics_kl(seen: Sequence[Statistics]) -> Tensor:
+    """mean over the norms of mean over channels of ln(v'/v)/2 - (1 - (v + (mu - mu')^2) / v')/2 (0-dim): MFCL's term.
+
+    It is the KL divergence of N(mu, v), the learned statistics, from N(mu', v'), those of the batch; 1e-8 is added to
+    both variances. 0 without a norm. Babakniya et al. 2023, code; spec 7.
+    """
+    if not seen:
+        return torch.zeros(())
+    terms = []
+    for norm in seen:
+        batch, known = norm.var + 1e-8, norm.running_var + 1e-8
+        shift = (norm.running_mean - norm.mean) ** 2
+        terms.append((0.5 * (batch / known).log() - 0.5 * (1 - (known + shift) / batch)).mean())
+    return torch.stack(terms).mean()
+
+
+# terms on logits --------------------------------------------------------------------------------
+def adversarial(teacher: Tensor, student: Tensor) -> Tensor:
+    """-mean over the batch of [argmax s = argmax t] KL(softmax t || softmax s), of logits `[B, C]`: L_adv of TARGET.
+
+    What is made is to be what the student does not know yet, where both decide alike. Gradients go through both.
+    """
+    agree = (student.argmax(1) == teacher.argmax(1)).to(student.dtype)
+    apart = F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="none").sum(1)
+    return -(apart * agree).mean()
+
+
+def own_class(logits: Tensor, temperature: float = 1000.0) -> Tensor:
+    """CE(o / temperature, argmax o) of logits `o [B, q]`: MFCL's first term."""
+    return F.cross_entropy(logits / temperature, logits.argmax(1))
+
+
+def information_entropy(logits: Tensor) -> Tensor:
+    """1 + sum_c p_c ln p_c / ln q with p the batch mean of softmax(o `[B, q]`): 0 where all classes come alike.
+
+    With q = 1 there is nothing to spread, and it is 0. MFCL's second term (0-dim).
+    """
+    q = logits.shape[1]
+    if q == 1:
+        return logits.new_zeros(())
+    p = logits.softmax(1).mean(0)
+    return 1 + (p * p.clamp_min(1e-30).log()).sum() / log(q)  # p ln p is 0 at p = 0, without a NaN in its gradient
+
+
+# terms on inputs and features -------------------------------------------------------------------
+def smoothing_kernel(size: int = 5, sigma: float = 1.0) -> Tensor:
+    """`[size, size]`, sum 1, entry (i, j) ~ exp(-((i - c) / (2 sigma))^2 - ((j - c) / (2 sigma))^2), c the middle.
+
+    As the code writes it: the standard deviation is sigma times the root of 2. float32, spec 7.
+    """
+    steps = (torch.arange(size, dtype=torch.float64) - (size - 1) / 2) / (2 * sigma)
+    line = torch.exp(-(steps**2))
+    kernel = line[:, None] * line
+    return (kernel / kernel.sum()).float()
+
+
+def roughness(x: Tensor, sigma: float = 1.0) -> Tensor:
+    """MSE(x, Gauss(x)) of images `x [B, C, H, W]` with the 5x5 kernel by channel, reflected at the border (0-dim).
+
+    0 for what is no image. MFCL's image prior.
+    """
+    if x.dim() != 4:
+        return x.new_zeros(())
+    kernel = smoothing_kernel(5, sigma).to(x.device).expand(x.shape[1], 1, 5, 5)
+    return F.mse_loss(x, F.conv2d(F.pad(x, (2, 2, 2, 2), mode="reflect"), kernel, groups=x.shape[1]))
+
+
+def outside(u: Tensor, v: Tensor, radius: float) -> Tensor:
+    """B(u, v) = max(0, MSE(u, v) - r): features `u [B, E]` within the radius of their class's embedding cost nothing.
+
+    One hinge on the mean over the whole batch; `v [B, E]` gets no gradient. LANDER (Tran et al. 2024), Eq. of L_LTC.
+    """
+    return F.relu(F.mse_loss(u, v.detach()) - radius)
+
+
+class MFCLWeights(NamedTuple):
+    """Weights of the terms of :func:`mfcl_loss`, and the temperature of the first one; spec 7."""
+
+    ie: float = 1.0
+    bn: float = 50.0
+    noise: float = 1e-3
+    temperature: float = 1000.0
+
+
+PUBLISHED = MFCLWeights()
+
+
+def mfcl_loss(x: Tensor, logits: Tensor, seen: Sequence[Statistics], weights: MFCLWeights = PUBLISHED) -> Tensor:
+    """What MFCL's generator minimises: own class + w_ie entropy + w_bn statistics + w_noise roughness (0-dim).
+
+    `x` is what it made, `logits [B, q]` what the teacher says of it over the learned classes, `seen` what entered the
+    teacher's batch norms.
+    """
+    value = own_class(logits, weights.temperature) + weights.ie * information_entropy(logits)
+    value = value + weights.bn * statistics_kl(seen).to(value.device)
+    return value + weights.noise * roughness(x)
+
+
+# labels, noise and keeping ----------------------------------------------------------------------
+def noise(draws: np.random.Generator, *shape: int, device: torch.device | str = "cpu") -> Tensor:
+    """Standard normal float32 of a shape, from the addressed generator."""
+    return torch.from_numpy(draws.standard_normal(shape, dtype=np.float32)).to(device)
+
+
+def balanced_labels(size: int, classes: int, draws: np.random.Generator) -> Tensor:
+    """`[size]` (int64): every class 0 ... classes - 1 as often, in this order; then a rest, drawn (NAYER)."""
+    every = torch.arange(classes).repeat(size // classes)
+    return torch.cat([every, torch.from_numpy(draws.integers(0, classes, size % classes))])
+
+
+def eight_bit(x: Tensor) -> Tensor:
+    """Images on the 0..1 scale as they are kept and sent, uint8: clamped, times 255, cut off as the codes do.
+
+    Features `[B, d]` have no such scale and stay what they are.
+    """
+    return (x.clamp(0, 1) * 255).to(torch.uint8) if x.dim() == 4 else x
+
+
+def pixels(kept: Tensor) -> Tensor:
+    """What :func:`eight_bit` kept, on the 0..1 scale, float32; features as they are."""
+    return kept.float() / 255 if kept.dtype == torch.uint8 else kept
+
+
+def reinitialised(objective: Objective, draws: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """`(w [P], b [Q])` of a student with the same network, drawn anew as in TARGET's code.
+
+    Convolutions and linear layers: Xavier normal, their biases N(0, 1); batch norm: scale N(1, 0.02), shift 0; all else
+    as the network was initialised. Statistics are the initial ones.
+    """
+    w, b = objective.initial()
+    named = objective.views(w)
+    for owner, module in objective.module.named_modules():
+        weight, bias = (named.get(f"{owner}.{part}".lstrip(".")) for part in ("weight", "bias"))
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
+            if weight is not None:
+                fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(weight)
+                std = (2 / (fan_in + fan_out)) ** 0.5
+                weight.copy_(std * noise(draws, *weight.shape, device=weight.device))
+            if bias is not None:
+                bias.copy_(noise(draws, *bias.shape, device=bias.device))
+        elif isinstance(module, _BatchNorm):
+            if weight is not None:
+                weight.copy_(1 + 0.02 * noise(draws, *weight.shape, device=weight.device))
+            if bias is not None:
+                bias.zero_()
+    return w, b
