@@ -38,6 +38,7 @@ MODELS = Registry(
         "resnet18": "flray.models.resnet:resnet18",
         "vgg11": "flray.models.vgg:VGG11",
         "sl_vit": "flray.models.sl_vit:SLViT",
+        "vit": "flray.models.vit:ViT",
         "bert": "flray.models.bert:Bert",
     },
 )

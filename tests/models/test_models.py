@@ -15,10 +15,11 @@ from flray.models import MODELS, Classifier, ModelConfig, build_model, count_par
 CIFAR, MNIST, RGB28 = (3, 32, 32), (1, 28, 28), (3, 28, 28)
 NORMS = ["batch", "group", "none_tracked"]
 READ_IMAGES = [name for name in MODELS.names() if name != "bert"]  # test_bert.py has the same for text
+SMALL = {"vit": {"patch": 8, "width": 12, "depth": 2, "heads": 3}}  # of a network that is large by default
 
 
 def make(name, shape=CIFAR, classes=10, seed=0, **options):
-    return build_model(ModelConfig(name=name, **options), shape, classes, seed)
+    return build_model(ModelConfig(name=name, **SMALL.get(name, {}), **options), shape, classes, seed)
 
 
 # spec/federated.md, section 4; the last ones by hand

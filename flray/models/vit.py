@@ -1,0 +1,164 @@
+"""The vision transformer (ViT-B/16 by default), with the names and the arithmetic of timm's `vit_base_patch16_224`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flray.core.errors import ConfigError
+from flray.models.base import Classifier, image_shape
+from flray.models.pretrained import adopt, foreign_weights
+
+EPS = 1e-6  # of the norms
+STD = 0.02  # of the initial weights
+
+
+class ViT(Classifier):
+    """Patches, class token, learned positions, pre-norm blocks, norm, linear head on the class token.
+
+    `x [B, K, H, W]` -> `z [B, width]` -> logits `[B, C]`; sides are multiples of `patch`, no dropout. Linear weights,
+    positions and head start truncated normal (0.02), biases 0, the class token N(0, 1e-6). Parameters at 3x224x224:
+    85,798,656 without the head. The parameters have timm's names (`cls_token`, `pos_embed`, `patch_embed.proj`,
+    `blocks.0.norm1`, `.attn.qkv`, `.attn.proj`, `.norm2`, `.mlp.fc1`, `.mlp.fc2`, `norm`, `head`), and all linear maps
+    are layers, which methods of subspaces can watch. `early`: token, positions, patches and the first half of the
+    blocks (FedProTIP, spec/continual.md 1.1: blocks 1 to 6).
+    Dosovitskiy et al. 2021, ICLR; the variant of timm.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        patch: Annotated[int, Field(ge=1, description="side of a patch in pixels")] = 16,
+        width: Annotated[int, Field(ge=1, description="width of a token")] = 768,
+        depth: Annotated[int, Field(ge=1, description="number of blocks")] = 12,
+        heads: Annotated[int, Field(ge=1, description="attention heads of a block")] = 12,
+        mlp_ratio: Annotated[float, Field(gt=0, description="width inside a block's MLP, in widths of a token")] = 4.0,
+        pretrained: Annotated[
+            str | None,
+            Field(description="file to start from (.safetensors, .pth) with timm's names; none: random"),
+        ] = None,
+    ) -> None:
+        super().__init__()
+        channels, height, side = image_shape("vit", input_shape, smallest=patch)
+        if height % patch or side % patch:
+            raise ConfigError(
+                f"model 'vit' needs sides of a multiple of {patch} pixels, the data has {height}x{side}; set the "
+                "data's `resize`, or model.patch"
+            )
+        if width % heads:
+            raise ConfigError(f"model 'vit': width {width} is not a multiple of heads {heads}")
+        self._grid = (height // patch, side // patch)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, 1 + self._grid[0] * self._grid[1], width))
+        self.patch_embed = PatchEmbed(channels, patch, width)
+        self.blocks = nn.Sequential(*(Block(width, heads, round(width * mlp_ratio)) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width, EPS)
+        self.head = nn.Linear(width, num_classes)
+        self.early = ("cls_token", "pos_embed", "patch_embed", *(f"blocks.{i}" for i in range(depth // 2)))
+        nn.init.normal_(self.cls_token, std=1e-6)
+        nn.init.trunc_normal_(self.pos_embed, std=STD)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=STD)
+                nn.init.zeros_(module.bias)
+        if pretrained is not None:
+            self._start_from(pretrained)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The class token after all blocks and the norm, `z [B, width]`, of `x [B, K, H, W]`."""
+        return self.norm(self.blocks(self._embed(x))[:, 0])  # type: ignore[no-any-return]
+
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The class token after every block, `depth` of `[B, width]`, which no activation follows; logits `[B, C]`."""
+        x, found = self._embed(x), []
+        for block in self.blocks:
+            x = block(x)
+            found.append(x[:, 0])
+        return found, self.head(self.norm(found[-1]))
+
+    def _embed(self, x: Tensor) -> Tensor:
+        return torch.cat([self.cls_token.expand(len(x), -1, -1), self.patch_embed(x)], dim=1) + self.pos_embed
+
+    def _start_from(self, source: str) -> None:
+        """Raises `ConfigError` for a file that does not fit; positions of another image size are interpolated."""
+        found = foreign_weights(source)
+        positions, said = found.get("pos_embed"), ""
+        if positions is not None and positions.dim() == 3 and positions.shape[2] == self.pos_embed.shape[2]:
+            side = round((positions.shape[1] - 1) ** 0.5)
+            if positions.shape != self.pos_embed.shape and side**2 == positions.shape[1] - 1:
+                found["pos_embed"] = resampled(positions, (side, side), self._grid)
+                said = f"; positions of {side}x{side} patches interpolated to {self._grid[0]}x{self._grid[1]}"
+        self.starts_from = adopt(self, source, found, ("head",)) + said
+
+
+class PatchEmbed(nn.Module):
+    """Patches as tokens: one convolution whose stride is its kernel."""
+
+    def __init__(self, channels: int, patch: int, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, patch, patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, K, H, W]` -> `[B, patches, width]`, row by row."""
+        return self.proj(x).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Scaled dot-product attention of several heads; one layer makes queries, keys and values."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, n, width]` -> `[B, n, width]`."""
+        q, k, v = self.qkv(x).unflatten(2, (3, self._heads, -1)).permute(2, 0, 3, 1, 4)  # [B, heads, n, width / heads]
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """Linear, GELU, linear."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, n, width]` -> `[B, n, width]`."""
+        return self.fc2(F.gelu(self.fc1(x)))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, EPS)
+        self.attn = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, EPS)
+        self.mlp = MLP(width, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, n, width]` -> `[B, n, width]`."""
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+
+
+def resampled(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Positions `[1, 1 + h w, d]` of a grid `old (h, w)` as those of a grid `new`: `[1, 1 + h' w', d]`.
+
+    Bicubic with antialiasing, and the class token's own stays, as timm's `resample_abs_pos_embed` does.
+    """
+    token, grid = positions[:, :1], positions[:, 1:]
+    grid = torch.unflatten(grid, 1, old).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, new, mode="bicubic", antialias=True)
+    return torch.cat([token, grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
