@@ -22,7 +22,8 @@ from flray.experiment import Experiment
 from flray.grid import cell_status, labels
 from flray.overrides import pair, several
 from flray.results import compare, paired
-from flray.results.tables import planned
+from flray.results.continual import is_column, is_continual
+from flray.results.tables import flat, planned
 from tuning.display import Show
 from tuning.drive import drive, place
 from tuning.trainable import Job
@@ -110,6 +111,8 @@ def check_comparison(cells: Sequence[Experiment], root: Path, metric: str, again
     optional = dict.fromkeys(f"personal/ft{epochs}/acc_mean" for cell in cells for epochs in personal_epochs(cell))
     if any(cell.evaluate.validation is not None for cell in cells):
         optional["val/acc"] = None
+    if is_column(metric) and any(is_continual(flat(cell.dump())) for cell in cells):
+        optional[metric] = None  # which inference modes there are is known when one has run
     paired(planned(cells, [root / label for label in labels(cells)], list(optional)), against, metric)
 
 

@@ -124,14 +124,18 @@ def compare(
 ) -> None:
     """One table of several runs: last, best and mean accuracy, bytes, seconds; mean and 95 % interval over seeds.
 
+    Of runs over tasks ACC, FT, AIA, BWT, FWT and task prediction as well, of runs through a drift the accuracy before,
+    at the end of the window and finally, by inference mode; `--metric ACC` (`ACC@MODE`) compares on one of them.
+
     With --against: the differences to that setting on the same seeds, their intervals, and Holm-corrected p-values
     (csv, json: only these).
     """
     if format not in FORMATS:
         raise unknown("--format", format, FORMATS)
+    from flray.results import by_mode, paired, summary, to_markdown
     from flray.results import compare as compare_runs
-    from flray.results import paired, summary, to_markdown
     from flray.results.paired import caption
+    from flray.results.rendering import spelled
 
     frame = compare_runs(_expanded(folders))
     differences = paired(frame, against, metric) if against is not None else None
@@ -144,6 +148,9 @@ def compare(
         if differences is not None:
             print(f"{caption(differences)}:\n")
         print(to_markdown(summary(frame, metric) if differences is None else differences))
+        modes = by_mode(frame)
+        if len(modes) and differences is None:
+            print(to_markdown(spelled(modes)))
     else:
         print_table(frame, metric, against)
 

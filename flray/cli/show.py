@@ -18,6 +18,8 @@ import yaml
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from flray.rundir.reader import Run
+
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
     """For the shell: keys of the configuration file that is given, and names of algorithms.
@@ -129,6 +131,7 @@ def report(folder: Path) -> None:
             found = rows["test/acc"].dropna()
             spread = f"{found.mean():.2%} +- {found.std(ddof=0):.2%} over {len(found)} clients"
             print(f"clients on their own test shares, {epochs} epochs of fine-tuning: {spread}")
+    print_modes(run)
     if run.status.startswith("diverged"):
         print(run.status)
     look = f", tensorboard --logdir {folder}/tensorboard" if importlib.util.find_spec("tensorboard") else ""
@@ -196,9 +199,11 @@ def _cell(value: Any) -> str:
 
 
 def print_table(frame: Any, metric: str = "test/acc", against: str | None = None) -> None:
-    """The runs; their mean over seeds where there are several, and the differences to a setting where one is given."""
-    from flray.results import paired, render, summary
+    """The runs; their mean over seeds where there are several, and the differences to a setting where one is given;
+    what they learned and forgot where they have tasks or a drift."""
+    from flray.results import by_mode, paired, render, summary
     from flray.results.paired import caption
+    from flray.results.rendering import spelled
 
     console().print(render(frame))
     if against is not None:
@@ -206,6 +211,22 @@ def print_table(frame: Any, metric: str = "test/acc", against: str | None = None
         console().print(render(table, caption(table)))
     elif frame["seed"].nunique() > 1:
         console().print(render(summary(frame, metric)))
+    modes = by_mode(frame)
+    if len(modes) and against is None:
+        console().print(
+            render(spelled(modes), "By inference mode" + (", mean over seeds" if modes["n"].max() > 1 else ""))
+        )
+
+
+def print_modes(run: Run) -> None:
+    """Of a run over tasks or through a drift: what it learned and forgot, a row an inference mode."""
+    from flray.results import render
+    from flray.results.by_mode import modes_of
+    from flray.results.rendering import spelled
+
+    modes = modes_of(run)
+    if len(modes):
+        console().print(render(spelled(modes)))
 
 
 def markdown(text: str) -> None:

@@ -3,6 +3,12 @@ on."""
 
 from __future__ import annotations
 
+# made of `tests/` when they are read; of the first inference mode, and of another one as `ACC@task_aware`
+OF_TASKS = ("ACC", "FT", "AIA", "BWT", "FWT", "task_prediction", "ACC_pooled", "FT_std")
+OF_DRIFT = (
+    "drift/acc_before", "drift/acc_end", "drift/acc_missing", "drift/acc_final", "drift/recovered_after",
+    "drift/worst_drop",
+)  # fmt: skip
 LAST = 10  # tested rounds that `test/acc_mean10` is the mean of (spec 1.4)
 
 METRICS = {
@@ -46,4 +52,20 @@ METRICS = {
     "class_right": "tests/: right predictions by class; class_total: samples by class",
     "covered": "tests/: samples whose label is in the head that answered; loss_sum: their cross-entropy",
     "predicted_tasks": "tests/: samples by the task that was predicted for them, where the mode predicts one",
+    "ACC": "tests/: after the last task the mean over tasks of the accuracy on their test sets; as the next seven, of "
+    "the first inference mode, and ACC@task_aware of another one",
+    "ACC_pooled": "tests/: the same over all test samples, each with the same weight, as FedProTIP's code has it",
+    "AIA": "tests/: average incremental accuracy, the mean over task ends of the mean accuracy on the tasks so far",
+    "FT": "tests/: forgetting as FedProTIP has it, 1/T sum of best accuracy before the last task - accuracy after it",
+    "FT_std": "tests/: the same divided by T - 1, as Chaudhry et al. have it",
+    "BWT": "tests/: backward transfer, mean over earlier tasks of accuracy after the last task - after the task itself",
+    "FWT": "tests/: forward transfer, mean of a task's accuracy just before it is learned - that of the initial model",
+    "task_prediction": "tests/: after the last task the share of test samples for which the right task was predicted",
+    "drift/acc_before": "tests/: accuracy in the last test before the window of rounds in which data are missing",
+    "drift/acc_end": "tests/: accuracy in the last test inside the window",
+    "drift/acc_missing": "tests/: the same on the missing classes alone",
+    "drift/acc_final": "tests/: accuracy in the last test of the run",
+    "drift/recovered_after": "tests/: rounds from the window to the first test that is back within a point of "
+    "drift/acc_before; 1: the first round with all data, inf: never",
+    "drift/worst_drop": "tests/: drift/acc_before - the lowest accuracy since the window began",
 }

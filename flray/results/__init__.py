@@ -1,5 +1,6 @@
 """What came out of runs: tables of several, paired differences, figures."""
 
+from flray.results.by_mode import by_mode
 from flray.results.figures import ablation, clients
 from flray.results.learning import curves
 from flray.results.paired import paired
@@ -9,6 +10,7 @@ from flray.results.tables import compare, summary
 
 __all__ = [
     "ablation",
+    "by_mode",
     "clients",
     "compare",
     "curves",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.core.errors import ConfigError
-from flray.results.intervals import interval, interval_words, is_share
+from flray.results.intervals import interval, interval_words, is_share, lowest
 from flray.results.paired import key_named, missing
 from flray.results.rendering import is_number
 from flray.results.tables import differing, keys_of, over_seeds, settings
@@ -67,9 +67,7 @@ def ablation(
         if not points:
             continue
         x = np.array(sorted(points), dtype=float)
-        mean, _, low, high = (
-            scale * np.array([interval(points[place] / scale, share=is_share(metric)) for place in x]).T
-        )
+        mean, _, low, high = scale * np.array([_interval(points[place] / scale, metric) for place in x]).T
         low, high = (np.where([len(points[place]) >= FEW for place in x], bound, np.nan) for bound in (low, high))
         if numbers:
             plot.plot(x, mean, color=colour, marker=marker, linewidth=2, label=name)
@@ -95,11 +93,15 @@ def ablation(
     )
     headline(plot, words + (f"; {lost}" if lost else ""))
     if scale == 100:
-        end_at_all(plot)
+        end_at_all(plot, 100 * lowest(metric))
     plain(plot)
     if len(cells) > 1:
         plot.legend(frameon=False)
     return save(figure, out)
+
+
+def _interval(values: Iterable[float], metric: str) -> tuple[float, float, float, float]:
+    return interval(values, share=is_share(metric), lowest=lowest(metric))
 
 
 def _scale(plot: Any, positive: Sequence[float], smallest: float) -> None:
@@ -236,10 +238,10 @@ def headline(axis: Any, text: str) -> None:
     axis.set_title(textwrap.fill(text, 80), fontsize=9, loc="left")
 
 
-def end_at_all(axis: Any) -> None:
-    """An axis of shares in per cent has nothing below 0 and above 100."""
+def end_at_all(axis: Any, least: float = 0.0) -> None:
+    """An axis of shares in per cent has nothing below 0 (of differences -100) and above 100."""
     low, high = axis.get_ylim()
-    axis.set_ylim(max(low, 0), min(high, 100))
+    axis.set_ylim(max(low, least), min(high, 100))
 
 
 def plain(axis: Any) -> None:

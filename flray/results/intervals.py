@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from flray.metrics.names import OF_TASKS
+
+_DIFFERENCES = ("FT", "FT_std", "BWT", "FWT", "drift/worst_drop")  # of shares: in [-1, 1]
+
 
 def is_share(metric: str) -> bool:
-    """Whether a metric lies in [0, 1] and is shown in per cent: an accuracy, or a mean or percentile of some."""
-    return "/acc" in metric
+    """Whether a metric is shown in per cent: an accuracy, a mean or percentile of some, or a difference of two."""
+    name = metric.partition("@")[0]
+    return "/acc" in name or name in OF_TASKS or name in _DIFFERENCES
+
+
+def lowest(metric: str) -> float:
+    """The end of a share: 0, and -1 of a difference of accuracies such as forgetting."""
+    return -1.0 if metric.partition("@")[0] in _DIFFERENCES else 0.0
 
 
 def interval(
@@ -19,7 +29,7 @@ def interval(
     Returns (mean, std with ddof=1, low, high); std and bounds are NaN for a single value.
 
     Of a `share` the bounds are cut off at `lowest` (-1 for a difference of shares) and 1: the mean lies there, so the
-    interval still holds it as often as it says.
+    interval still holds it as often as it says. The mean of values of which one is infinite has no interval.
     """
     import numpy as np
     from scipy.stats import t
@@ -28,7 +38,7 @@ def interval(
     if not len(sample):
         return (math.nan,) * 4
     mean = float(sample.mean())
-    if len(sample) == 1:
+    if len(sample) == 1 or not math.isfinite(mean):
         return mean, math.nan, math.nan, math.nan
     std = float(sample.std(ddof=1))
     half = float(t.ppf(0.5 + level / 2, len(sample) - 1)) * std / math.sqrt(len(sample))
@@ -38,4 +48,5 @@ def interval(
 
 def interval_words(metric: str) -> str:
     """How the interval of a metric was made, for the caption of what shows it."""
-    return "95 % t-interval of the mean" + (", cut off at 0 and 100 %" if is_share(metric) else "")
+    ends = f", cut off at {100 * lowest(metric):.0f} and 100 %" if is_share(metric) else ""
+    return f"95 % t-interval of the mean{ends}"

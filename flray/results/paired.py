@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flray.core.errors import ConfigError, unknown
-from flray.results.intervals import interval, is_share
+from flray.results.intervals import interval, is_share, lowest
 from flray.results.tables import about, keys_of, over_seeds
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
     Differences that are all zero have p = 1; where all are the same other number the t-test has no error estimate and
     its p is NaN. Raises `ConfigError` when there is no such metric, or not exactly one such setting.
     """
+    import numpy as np
     import pandas
 
     groups = list(over_seeds(frame, metric))
@@ -44,7 +45,7 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
     base = groups[0][1]
     rows: list[dict[str, Any]] = []
     for setting, values, diverged, unfinished in groups:
-        mean, _, low, high = interval(values, share=is_share(metric))
+        mean, _, low, high = interval(values, share=is_share(metric), lowest=lowest(metric))
         row = setting | {
             "n": len(values),
             "diverged": diverged,
@@ -56,7 +57,8 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
         seeds = values.index.intersection(base.index)
         row |= {"pairs": len(seeds)}
         if rows:  # the first is the reference
-            row |= difference((values.loc[seeds] - base.loc[seeds]).to_numpy(float), is_share(metric))
+            pairs = values.loc[seeds].to_numpy(float), base.loc[seeds].to_numpy(float)
+            row |= difference(np.subtract(*pairs), is_share(metric) and not lowest(metric))
         rows.append(row)
     table = pandas.DataFrame(rows, columns=[*keys_of(frame), *PAIRED])
     for name in ("t", "wilcoxon"):
@@ -74,14 +76,17 @@ def caption(table: pandas.DataFrame) -> str:
 
 
 def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
-    """Mean, interval and p-values of paired differences `[pairs]`; of shares the interval ends at -1 and 1."""
+    """Mean, interval and p-values of paired differences `[pairs]`; of shares the interval ends at -1 and 1.
+
+    Where one is infinite (a run that never recovered) there is no interval and no test.
+    """
     import numpy as np
     from scipy.stats import ttest_1samp, wilcoxon
 
     values = values.round(DIGITS)
     mean, _, low, high = interval(values, share=share, lowest=-1.0)
     found = {"diff": mean, "diff_low": low, "diff_high": high, "p_t": math.nan, "p_wilcoxon": math.nan}
-    if len(values) < 2:
+    if len(values) < 2 or not np.isfinite(values).all():
         return found
     if not values.any():
         return found | {"p_t": 1.0, "p_wilcoxon": 1.0}

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flray.metrics.names import LAST
-from flray.results.intervals import interval_words, is_share
-from flray.results.tables import OPTIONAL
+from flray.metrics.names import LAST, OF_DRIFT, OF_TASKS
+from flray.results.continual import is_column
+from flray.results.intervals import interval_words, is_share, lowest
 
 if TYPE_CHECKING:
     import pandas
     from rich.table import Table
 
-_SHARES = ("test/acc", "test/acc_best", "test/acc_mean10")
+_BRIEF = ("ACC", "FT", "drift/acc_before", "drift/acc_end", "drift/acc_final")  # what a row a run has room for
+_VARIANTS = ("ACC_pooled", "FT_std")
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high")  # of the metric that a table is about
 _HEADS = {
     "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent",
@@ -22,6 +24,9 @@ _HEADS = {
     "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "diff.", "diff_low": "95 % from",
     "diff_high": "to",
     "holm_t": "p (t)", "holm_wilcoxon": "p (W)",
+    "task_prediction": "right task %", "drift/acc_before": "before %", "drift/acc_end": "end of window %",
+    "drift/acc_missing": "missing classes %", "drift/acc_final": "final %", "drift/recovered_after": "recovered after",
+    "drift/worst_drop": "worst drop %", **{name: f"{name} %" for name in OF_TASKS if name != "task_prediction"},
 }  # fmt: skip
 
 
@@ -37,6 +42,29 @@ def render(frame: pandas.DataFrame, title: str = "") -> Table:
     for row in rows:
         table.add_row(*map(escape, row))
     return table
+
+
+def spelled(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """`by_mode`'s table, or `modes_of`'s, a cell a metric for `render` and `to_markdown`: mean ± half its interval.
+
+    Metrics that nobody has, and those that differ from another one only in what they divide by, are left out.
+    """
+    import pandas
+
+    rows, columns = frame.to_dict("records"), [str(column) for column in frame]
+    names = [name for name in (*OF_TASKS, *OF_DRIFT) if name in columns and frame[name].notna().any()]
+    cells = {_HEADS[name]: [_spelled(name, row) for row in rows] for name in names if name not in _VARIANTS}
+    lead = [column for column in columns if not is_column(column.removesuffix("_low").removesuffix("_high"))]
+    intervals = any(frame[f"{name}_low"].notna().any() for name in names if f"{name}_low" in columns)
+    shown = pandas.DataFrame({**{column: frame[column] for column in lead}, **cells})
+    shown.attrs["caption"] = "±: half the 95 % t-interval of the mean over seeds" if intervals else None
+    return shown
+
+
+def _spelled(name: str, row: Mapping[Any, Any]) -> str:
+    low, high = row.get(f"{name}_low", math.nan), row.get(f"{name}_high", math.nan)
+    mean, half = row[name], max(high - row[name], row[name] - low)  # one end may be cut off
+    return _text(name, mean) if math.isnan(low) else f"{_text(name, mean)} ± {_text(name, half).split()[0]}"
 
 
 def to_markdown(frame: pandas.DataFrame) -> str:
@@ -56,11 +84,15 @@ def to_markdown(frame: pandas.DataFrame) -> str:
 
 def _caption(frame: pandas.DataFrame) -> str | None:
     """How the intervals of a table were made, where it has some."""
+    if "caption" in frame.attrs:
+        return frame.attrs["caption"]  # type: ignore[no-any-return]
     if "low" not in frame or not frame["low"].notna().any():
         return None
     metric = frame.attrs.get("metric", "test/acc")
     words = interval_words(metric)
-    return f"{words} (of a difference: at -100 and 100)" if "diff" in frame and is_share(metric) else words
+    if "diff" not in frame or not is_share(metric):
+        return words
+    return f"{words} (of a difference: {'not cut off' if lowest(metric) else 'at -100 and 100'})"
 
 
 def _common_name(frame: pandas.DataFrame) -> str:
@@ -74,6 +106,8 @@ def _shown(frame: pandas.DataFrame) -> list[str]:
     hidden |= {column for column in ("diverged", "unfinished") if column in frame and not frame[column].any()}
     # where every run was tested once the best and the mean of the last are that test again
     hidden |= {c for c in ("test/acc_best", "test/acc_mean10") if c in frame and frame[c].equals(frame["test/acc"])}
+    if "status" in frame:  # a row a run: by mode, and all of them, is a table of its own
+        hidden |= {c for c in map(str, frame) if is_column(c) and c not in _BRIEF}
     if "status" in frame and (frame["status"] == "finished").all():
         hidden.add("status")
     if "pairs" in frame and (frame["pairs"] == frame["n"]).all():
@@ -111,7 +145,9 @@ def is_number(frame: pandas.DataFrame, column: str) -> bool:
 def _text(column: str, value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
-    if column in _SHARES or column.startswith(OPTIONAL):
+    if column.partition("@")[0] == "drift/recovered_after":
+        return "never" if math.isinf(value) else f"{value:.3g} rounds" if value != 1 else "1 round"
+    if is_share(column):
         return f"{100 * value:.2f}"
     if column == "comm/bytes":
         return _bytes(value)

@@ -12,7 +12,8 @@ import yaml
 
 from flray.core.errors import CheckpointError, ConfigError
 from flray.metrics.names import LAST
-from flray.results.intervals import interval, is_share
+from flray.results import continual
+from flray.results.intervals import interval, is_share, lowest
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")
 OWN = ("name", "algorithm", "seed", "folder")
 SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
-OPTIONAL = ("personal/", "val/")  # columns that only some runs have: the personalised test, the validation split
+_OPTIONAL = ("personal/", "val/")  # columns that only some runs have: the personalised test, the validation split
 # keys that do not change what a run finds
 _ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports")
 
@@ -36,8 +37,9 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
     Columns: `name`, `algorithm`, every configuration key whose value is not the same in all runs, `seed`, `done`
     (rounds), `status`, `test/acc` of the last tested round, `test/acc_best`, `test/acc_mean10` (mean over the last ten
     tested rounds), `comm/bytes` (up and down, all clients), `time/s` (sum over rounds, start-up not counted), `folder`,
-    `personal/ftE/acc_mean` where clients were tested on their own shares, and `val/acc` of the last round where the run
-    held out a validation split. Accuracies are in [0, 1], NaN where nothing was tested.
+    `personal/ftE/acc_mean` where clients were tested on their own shares, `val/acc` of the last round where the run
+    held out a validation split, and where there are tasks or a drift `ACC`, `FT`, `drift/acc_end` and their like
+    (`flray.metrics.names`). Accuracies are in [0, 1], NaN where nothing was tested.
     A run whose tables are damaged or have lost rows, or whose config.yaml was edited, has that as its status and is not
     finished. Raises `CheckpointError` for a folder that is no run.
     """
@@ -54,7 +56,7 @@ def planned(
 
     `optional`: the columns that only some runs have (`val/acc`, `personal/...`).
     """
-    configs = [_flat(yaml.safe_load(experiment.yaml())) for experiment in experiments]
+    configs = [flat(yaml.safe_load(experiment.yaml())) for experiment in experiments]
     measured = _nothing("planned") | dict.fromkeys(optional, math.nan)
     return _table(configs, [str(folder) for folder in folders], [measured] * len(configs))
 
@@ -70,7 +72,10 @@ def _table(
         row = {"name": config.get("name", folder.rpartition("/")[2]), "algorithm": config.get("algorithm.name")}
         row.update({key: config.get(key) for key in keys}, seed=config.get("seed"), **found, folder=folder)
         rows.append(row)
-    optional = sorted({key for row in rows for key in row if key.startswith(OPTIONAL)}, key=lambda key: (len(key), key))
+    optional = sorted(
+        {key for row in rows for key in row if key.startswith(_OPTIONAL)}, key=lambda key: (len(key), key)
+    )
+    optional += dict.fromkeys(key for row in rows for key in row if continual.is_column(key))
     return pandas.DataFrame(rows, columns=["name", "algorithm", *keys, "seed", *MEASURED, *optional, "folder"])
 
 
@@ -87,7 +92,13 @@ def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFra
     import pandas
 
     rows = [
-        [*setting.values(), len(values), diverged, unfinished, *interval(values, share=is_share(metric))]
+        [
+            *setting.values(),
+            len(values),
+            diverged,
+            unfinished,
+            *interval(values, share=is_share(metric), lowest=lowest(metric)),
+        ]
         for setting, values, diverged, unfinished in over_seeds(frame, metric)
     ]
     return about(pandas.DataFrame(rows, columns=[*keys_of(frame), *SUMMARY]), metric)
@@ -100,7 +111,7 @@ def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str,
     unfinished. Raises `ConfigError` when the table has no such metric.
     """
     if metric not in frame.columns:
-        known = [*MEASURED[2:], *(column for column in frame.columns if column.startswith(OPTIONAL))]
+        known = [*MEASURED[2:], *filter(is_optional, frame.columns)]
         raise ConfigError(f"no column {metric!r}; choose one of {', '.join(known)}")
     keys = keys_of(frame)
     for values, group in frame.groupby(keys, sort=False, dropna=False):
@@ -118,10 +129,13 @@ def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str,
 def keys_of(frame: pandas.DataFrame) -> list[str]:
     """The columns of `compare`'s table that make a setting: all but the seed and what was measured."""
     return [
-        column
-        for column in frame.columns
-        if column not in (*MEASURED, "seed", "folder") and not column.startswith(OPTIONAL)
+        column for column in frame.columns if column not in (*MEASURED, "seed", "folder") and not is_optional(column)
     ]
+
+
+def is_optional(column: str) -> bool:
+    """Whether it is a measured column that only some runs have."""
+    return column.startswith(_OPTIONAL) or continual.is_column(column)
 
 
 def about(frame: pandas.DataFrame, metric: str) -> pandas.DataFrame:
@@ -148,7 +162,7 @@ def settings(run: Run) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds no configuration; run it again with --overwrite")
-    return _flat(found)
+    return flat(found)
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -186,11 +200,12 @@ def _aside(key: str) -> bool:
     return key in _ASIDE or key.split(".")[0] in _ASIDE
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested configuration as dotted keys and plain values (lists as JSON)."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            found.update(_flat(value, f"{prefix}{key}."))
+            found.update(flat(value, f"{prefix}{key}."))
         else:
             found[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list | dict) else value
     return found
@@ -205,6 +220,7 @@ def _measured(run: Run) -> dict[str, Any]:
     nothing = _nothing(status)
     try:
         rounds, tasks = run.rounds, run.tasks
+        learned = continual.by_column(continual.numbers(run, settings(run)))
     except CheckpointError as error:
         return nothing | {"status": f"damaged: {error}"}
     lost = run.missing("rounds")
@@ -238,6 +254,6 @@ def _measured(run: Run) -> dict[str, Any]:
         measured["val/acc"] = float(held_out.iloc[-1])
     if len(tasks):
         end = tasks.iloc[-1]
-        ours = [name for name in map(str, tasks) if name.startswith(OPTIONAL) and name.endswith("acc_mean")]
+        ours = [name for name in map(str, tasks) if name.startswith(_OPTIONAL) and name.endswith("acc_mean")]
         measured |= {name: float(end[name]) for name in ours}
-    return measured
+    return measured | learned

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas
 
     from flray.experiment import Experiment
+    from flray.rundir.by_task import TaskTests
 
 STATUS = re.compile(r"starting|running|finished|(diverged|interrupted|paused|failed)\b.*", re.DOTALL)
 
@@ -115,6 +116,23 @@ class Run:
         from flray.rundir.tested import with_numbers
 
         return with_numbers(self._table("tests"))
+
+    def task_tests(self, mode: str | None = None) -> TaskTests:
+        """The tests of single tasks at the ends of tasks in an inference mode, by default the first one.
+
+        Their `matrix` is the accuracy matrix R. Raises `ConfigError` where there are none, or no such mode.
+        """
+        from flray.rundir.by_task import task_tests
+
+        found = task_tests(self.tests)
+        if not found:
+            raise ConfigError(
+                f"{self.place} has no test of single tasks at the end of a task: it has no tasks (run it with "
+                "tasks.name=class_incremental), or its first one has not ended"
+            )
+        if mode is not None and mode not in found:
+            raise ConfigError(f"{self.place} has no inference mode {mode!r}; choose one of {', '.join(found)}")
+        return found[next(iter(found)) if mode is None else mode]
 
     @cached_property
     def diagnostics(self) -> dict[str, pandas.DataFrame]:

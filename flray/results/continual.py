@@ -1,0 +1,107 @@
+"""What one run learned and forgot, in numbers by inference mode: over its tasks, and through a drift of its data."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flray.metrics import forgetting
+from flray.metrics.classification import accuracy, per_class
+from flray.metrics.names import OF_DRIFT, OF_TASKS
+from flray.rundir.by_task import ClassCounts, TaskTests, class_counts, task_tests
+from flray.rundir.reader import Run
+
+
+class Window(NamedTuple):
+    """The rounds `start <= round < stop` in which a drift takes data away, counted over all tasks from 1."""
+
+    start: int
+    stop: float  # inf: the data never return
+    classes: tuple[int, ...]  # those that are missing
+
+
+def is_continual(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration (`tables.settings`) has several tasks or a drift."""
+    return any(key.startswith(("tasks.", "drift.")) for key in config)
+
+
+def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """By inference mode the metrics `OF_TASKS` of the tasks that have ended, and `OF_DRIFT`, as far as there are tests.
+
+    `config` is `tables.settings(run)`. Raises `CheckpointError` for a damaged table.
+    """
+    if not is_continual(config) or not len(run.tests):
+        return {}
+    found = {mode: of_tasks(tests) for mode, tests in task_tests(run.tests).items()}
+    window = drift_window(config)
+    if window is not None:
+        for mode in map(str, run.tests["mode"].unique()):
+            counts = class_counts(run.tests, tested_set(config), mode)
+            if counts is not None:
+                found[mode] = {**found.get(mode, {}), **of_drift(counts, window)}
+    return found
+
+
+def by_column(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The same as columns of `compare`: those of the first mode by their own name, of another one as `ACC@mode`."""
+    return {
+        name if number == 0 else f"{name}@{mode}": value
+        for number, (mode, values) in enumerate(found.items())
+        for name, value in values.items()
+    }
+
+
+def is_column(name: str) -> bool:
+    """Whether this is one of them."""
+    return name.partition("@")[0] in (*OF_TASKS, *OF_DRIFT)
+
+
+def of_tasks(tests: TaskTests) -> dict[str, float]:
+    """The metrics over the tasks that have ended, each as `flray/metrics/forgetting.py` defines it, as shares.
+
+    `task_prediction` is there where the mode predicts tasks.
+    """
+    ended = len(tests.right)
+    matrix = tests.matrix[:, :ended]
+    found = {
+        "ACC": forgetting.average_accuracy(matrix),
+        "FT": forgetting.forgetting(matrix),
+        "AIA": forgetting.average_incremental_accuracy(matrix),
+        "BWT": forgetting.backward_transfer(matrix),
+        "FWT": forgetting.forward_transfer(matrix, tests.initial),
+        "ACC_pooled": forgetting.pooled_accuracy(tests.right[:, :ended], tests.total[:, :ended]),
+        "FT_std": forgetting.forgetting_std(matrix),
+    }
+    if tests.predicted is not None:
+        found["task_prediction"] = forgetting.task_prediction_accuracy(tests.predicted[-1, :ended])
+    return {name: found[name] for name in OF_TASKS if name in found}
+
+
+def of_drift(counts: ClassCounts, window: Window) -> dict[str, float]:
+    """What the window did to the accuracy over all classes, and at its end to that of the missing ones."""
+    overall = per_class(counts.right.sum(axis=1), counts.total.sum(axis=1))
+    through = forgetting.through_window(counts.done, overall, window.start, window.stop)
+    inside = [i for i, done in enumerate(counts.done) if window.start <= done < window.stop]
+    gone = list(window.classes)
+    lost = accuracy(counts.right[inside[-1], gone], counts.total[inside[-1], gone]) if inside and gone else math.nan
+    values = (through.before, through.window_end, lost, through.final, through.recovered_after, through.worst_drop)
+    return dict(zip(OF_DRIFT, values, strict=True))
+
+
+def drift_window(config: Mapping[str, Any]) -> Window | None:
+    """The window of a configuration's drift; None: there is no drift."""
+    if "drift.from_round" not in config:
+        return None
+    stop, classes = config.get("drift.to_round"), config.get("drift.classes")
+    return Window(
+        int(config["drift.from_round"]),
+        math.inf if stop is None else float(stop),
+        tuple(json.loads(classes)) if isinstance(classes, str) else (),
+    )
+
+
+def tested_set(config: Mapping[str, Any]) -> str:
+    """The test set whose accuracy is `test/acc` or, where a validation split is held out, `val/acc`."""
+    return "val" if any(key.startswith("evaluate.validation.") for key in config) else "test"

@@ -1,0 +1,105 @@
+"""From the table `tests/` to arrays: what a run knew of each task after each task, and of each class after each round.
+
+A test set of one task has its number in its name: `task-0`, `task-1`, ... (of a validation split `val-0`, ...). After a
+task is the test at its end (`phase` is `task_end`); the initial model's has `done` 0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.metrics.classification import per_class
+
+if TYPE_CHECKING:
+    import pandas
+
+OF_A_TASK = re.compile(r"(?:task|val)-(\d+)")
+
+
+@dataclass(frozen=True)
+class TaskTests:
+    """The tests of single tasks in one inference mode, after the E of T tasks that have ended."""
+
+    right: NDArray[np.int64]  # [E, T] samples of task j's test set that were predicted right after task i
+    total: NDArray[np.int64]  # [E, T] samples of task j's test set; 0 where it was not tested after task i
+    initial: NDArray[np.float64]  # [T] the initial model's accuracy on task j's test set, NaN where not tested
+    predicted: NDArray[np.int64] | None  # [E, T, P] of these samples, those sent to each task; None: none are sent
+
+    @property
+    def matrix(self) -> NDArray[np.float64]:
+        """R `[E, T]`, the accuracy on task j's test set after task i; NaN where it was not tested."""
+        return per_class(self.right, self.total)
+
+
+def task_tests(tests: pandas.DataFrame) -> dict[str, TaskTests]:
+    """By inference mode, in the order of the table; empty where no test set is that of one task, or no task has ended.
+
+    `tests` is `Run.tests`.
+    """
+    if not len(tests):
+        return {}
+    rows = tests.assign(tested=[_task(name) for name in tests["set"]])
+    rows = rows[rows["tested"] >= 0]
+    ended = rows[rows["phase"] == "task_end"]
+    if not len(ended):
+        return {}
+    shape = int(ended["task"].max()) + 1, int(rows["tested"].max()) + 1
+    return {str(mode): _of_mode(rows[rows["mode"] == mode], shape) for mode in ended["mode"].unique()}
+
+
+def _of_mode(rows: pandas.DataFrame, shape: tuple[int, int]) -> TaskTests:
+    right, total, initial = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape[1], math.nan)
+    sent: dict[tuple[int, int], Any] = {}
+    for row in rows.to_dict("records"):
+        if row["done"] == 0:
+            initial[row["tested"]] = row["acc"]
+        elif row["phase"] == "task_end":
+            place = int(row["task"]), int(row["tested"])
+            right[place], total[place] = row["right"], row["total"]
+            if isinstance(found := row.get("predicted_tasks"), list | np.ndarray):
+                sent[place] = found
+    if not sent:
+        return TaskTests(right, total, initial, None)
+    predicted = np.zeros((*shape, max(map(len, sent.values()))), np.int64)
+    for (after, tested), found in sent.items():
+        predicted[after, tested, : len(found)] = found
+    return TaskTests(right, total, initial, predicted)
+
+
+def _task(name: str) -> int:
+    """The task that a test set is of; -1: not of one task."""
+    found = OF_A_TASK.fullmatch(name)
+    return int(found[1]) if found else -1
+
+
+class ClassCounts(NamedTuple):
+    """One test set in one inference mode after `done [N]` rounds: its samples by class and those predicted right."""
+
+    done: NDArray[np.int64]  # [N] ascending, 0 is the initial model
+    right: NDArray[np.int64]  # [N, C]
+    total: NDArray[np.int64]  # [N, C]
+
+
+def class_counts(tests: pandas.DataFrame, tested: str = "test", mode: str | None = None) -> ClassCounts | None:
+    """The counts by class of a test set over rounds, by default in the first mode; None where it was never tested.
+
+    Where a round was followed by a task's end, the test at that end is the one that counts.
+    """
+    rows = tests[tests["set"] == tested] if len(tests) else tests
+    if not len(rows):
+        return None
+    rows = rows[rows["mode"] == (rows["mode"].iloc[0] if mode is None else mode)]
+    rows = rows.drop_duplicates("done", keep="last").sort_values("done")
+    if not len(rows):
+        return None
+    return ClassCounts(
+        rows["done"].to_numpy(np.int64),
+        np.stack([np.asarray(counts, np.int64) for counts in rows["class_right"]]),
+        np.stack([np.asarray(counts, np.int64) for counts in rows["class_total"]]),
+    )

@@ -1,0 +1,210 @@
+"""What runs learned and forgot, read from folders written by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+from flray.cli import app
+from flray.core.errors import ConfigError
+from flray.loader import load_config
+from flray.metrics.names import METRICS, OF_DRIFT, OF_TASKS
+from flray.results import by_mode, compare, paired, render, summary, to_markdown
+from flray.results.by_mode import modes_of
+from flray.results.continual import numbers
+from flray.results.intervals import interval
+from flray.results.rendering import spelled
+from flray.results.tables import settings
+from flray.rundir.by_task import class_counts, task_tests
+from flray.rundir.reader import Run
+from tests.results.continual_runs import counted, drift, tasks
+from tuning.ablate import check_comparison
+
+QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]  # of tests/metrics/test_forgetting.py, in per cent
+WINDOW = [[50, 50], [80, 80], [90, 90], [20, 100], [0, 100], [70, 90], [90, 90]]  # class 0 is missing in 3 and 4
+
+
+def test_the_matrix_of_each_mode_is_that_of_its_tests_at_the_ends_of_tasks(tmp_path):
+    run = Run(tasks(tmp_path / "a", THREE))
+    found = task_tests(run.tests)
+    assert list(found) == ["global", "aware", "tip"]
+    np.testing.assert_allclose(found["global"].matrix, np.array(THREE) / 100)
+    np.testing.assert_allclose(found["aware"].matrix[0], [0.85, 0.15, 0.25])
+    np.testing.assert_array_equal(found["global"].initial, [0.1] * 3)
+    assert found["global"].predicted is None and found["tip"].predicted[2].tolist() == [
+        [100, 0, 0],
+        [40, 60, 0],
+        [0, 0, 100],
+    ]
+    assert run.task_tests().matrix is not None and run.task_tests("aware").right[0, 0] == 85
+
+
+def test_the_numbers_of_a_run_by_mode(tmp_path):
+    """Those of the matrix by hand; b = .1 gives FWT ((.1 - .1) + (.4 - .1)) / 2; 260 of 300 to their task."""
+    run = Run(tasks(tmp_path / "a", THREE))
+    found = numbers(run, settings(run))
+    whole = {
+        "ACC": 0.7, "FT": 0.5 / 3, "AIA": 2.3 / 3, "BWT": -0.2, "FWT": 0.15, "ACC_pooled": 0.7, "FT_std": 0.25,
+    }  # fmt: skip
+    assert found["global"] == pytest.approx(whole)
+    assert found["tip"] == pytest.approx({**whole, "task_prediction": 260 / 300})
+    assert found["aware"]["ACC"] == pytest.approx((0.55 + 0.65 + 1) / 3)
+    assert set(found["tip"]) == set(OF_TASKS) <= set(METRICS) and set(OF_DRIFT) <= set(METRICS)
+
+
+def test_of_a_run_that_goes_on_the_tasks_that_have_ended_count(tmp_path):
+    run = Run(tasks(tmp_path / "a", THREE, ended=2))
+    found = numbers(run, settings(run))["global"]
+    assert found["ACC"] == pytest.approx(0.8) and found["FT"] == pytest.approx(-0.1 / 2)
+    assert run.task_tests().matrix.shape == (2, 3)
+    just_begun = Run(tasks(tmp_path / "b", THREE, ended=0))
+    assert numbers(just_begun, settings(just_begun)) == {}
+    with pytest.raises(ConfigError, match="has no test of single tasks at the end of a task") as error:
+        just_begun.task_tests()
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="no inference mode 'x'; choose one of global, aware, tip"):
+        run.task_tests("x")
+
+
+def test_a_drift_in_numbers(tmp_path):
+    """Overall .5 .8 .9 .6 .5 .8 .9: .9 before round 3, .5 in round 4, back at .9 two rounds after it; class 0 has 0."""
+    run = Run(drift(tmp_path / "a", WINDOW, 3, 5))
+    wanted = {
+        "drift/acc_before": 0.9, "drift/acc_end": 0.5, "drift/acc_missing": 0.0, "drift/acc_final": 0.9,
+        "drift/recovered_after": 2.0, "drift/worst_drop": 0.4,
+    }  # fmt: skip
+    assert numbers(run, settings(run)) == {"global": pytest.approx(wanted)}
+
+
+def test_a_long_drift_never_ends(tmp_path):
+    run = Run(drift(tmp_path / "a", WINDOW[:5], 3, None))
+    found = numbers(run, settings(run))["global"]
+    assert found["drift/acc_end"] == found["drift/acc_final"] == 0.5 and math.isnan(found["drift/recovered_after"])
+
+
+def test_counts_by_class_over_rounds_take_the_last_test_of_a_round():
+    tests = pandas.DataFrame(
+        [
+            counted("test", "global", [1, 1], [10, 10]),
+            counted("test", "other", [9, 9], [10, 10]),
+            counted("test", "global", [2, 3], [10, 10], done=1, round=1),
+            counted("test", "global", [4, 5], [10, 10], done=1, round=1, phase="task_end"),
+        ]
+    )
+    found = class_counts(tests)
+    assert found.done.tolist() == [0, 1] and found.right.tolist() == [[1, 1], [4, 5]]
+    assert class_counts(tests, mode="other").done.tolist() == [0]
+    assert class_counts(tests, tested="val") is None and class_counts(tests, mode="none") is None
+
+
+def test_a_comparison_has_the_numbers_of_all_modes(tmp_path):
+    """Over seeds with the interval of a difference, which may lie below 0; and paired."""
+    better = [[80, 0, 0], [80, 80, 0], [80, 80, 80]]
+    runs = [
+        *(tasks(tmp_path / f"a{seed}", np.array(THREE) - seed, seed=seed) for seed in range(3)),
+        *(tasks(tmp_path / f"b{seed}", better, seed=seed, algorithm="fedprox") for seed in range(3)),
+    ]
+    frame = compare(runs)
+    assert frame["ACC"].tolist() == pytest.approx([0.7, 0.69, 0.68, 0.8, 0.8, 0.8])
+    assert frame["ACC@aware"][0] == pytest.approx(2.2 / 3) and frame["task_prediction@tip"][3] == pytest.approx(
+        0.8 + 0.2 / 3
+    )
+    table = summary(frame, "ACC")
+    mean, std, low, high = interval([0.7, 0.69, 0.68], share=True)
+    assert table.iloc[0][["mean", "std", "low", "high"]].tolist() == pytest.approx([mean, std, low, high])
+    found = paired(frame, "fedavg", "FT")
+    assert found["diff"][1] == pytest.approx(-0.5 / 3) and found["p_t"].notna().tolist() == [False, False]
+    assert paired(frame, "fedavg", "ACC@aware")["diff"][1] > 0
+    with pytest.raises(ConfigError, match="no column 'ACC@none'"):
+        summary(frame, "ACC@none")
+
+
+def test_by_mode_over_seeds(tmp_path):
+    runs = [tasks(tmp_path / f"a{seed}", np.array(THREE) - seed, seed=seed) for seed in range(3)]
+    runs.append(tasks(tmp_path / "going", THREE, seed=7, ended=2))
+    table = by_mode(compare(runs))
+    assert table["mode"].tolist() == ["global", "aware", "tip"] and table["n"].tolist() == [3, 3, 3]
+    assert table["ACC"][0] == pytest.approx(0.69)
+    assert (table["ACC_low"][0], table["ACC_high"][0]) == pytest.approx(interval([0.7, 0.69, 0.68], share=True)[2:])
+    assert table["task_prediction"].isna().tolist() == [True, True, False]
+    shown = spelled(table)
+    assert list(shown) == ["name", "algorithm", "mode", "n", "ACC %", "FT %", "AIA %", "BWT %", "FWT %", "right task %"]
+    assert shown["ACC %"][0] == "69.00 ± 2.48" and shown["right task %"].tolist()[:2] == ["-", "-"]
+    assert "| fedavg    | aware  |" in to_markdown(shown) and render(shown).row_count == 3
+    assert by_mode(compare(runs[-1:])).empty
+
+
+def test_runs_through_a_drift_beside_each_other(tmp_path):
+    """One of two seeds never comes back: the mean says never, and there is no interval of it."""
+    gone = [*WINDOW[:5], [70, 70], [60, 60]]
+    runs = [drift(tmp_path / "a0", WINDOW, 3, 5), drift(tmp_path / "a1", gone, 3, 5, seed=1)]
+    table = by_mode(compare(runs))
+    assert table["drift/recovered_after"][0] == math.inf and math.isnan(table["drift/recovered_after_low"][0])
+    shown = spelled(table).iloc[0]
+    assert shown["recovered after"] == "never" and shown["end of window %"] == "50.00 ± 0.00"
+    assert spelled(modes_of(Run(runs[0])))["recovered after"].tolist() == ["2 rounds"]
+    assert math.isnan(
+        paired(
+            compare(
+                [
+                    *runs,
+                    drift(tmp_path / "b0", WINDOW, 3, 5, algorithm="fedprox"),
+                    drift(tmp_path / "b1", WINDOW, 3, 5, seed=1, algorithm="fedprox"),
+                ]
+            ),
+            "fedavg",
+            "drift/recovered_after",
+        )["p_t"][1]
+    )
+
+
+def test_the_command_shows_them(tmp_path):
+    tasks(tmp_path / "a", THREE)
+    tasks(tmp_path / "b", THREE, seed=1)
+    found = CliRunner().invoke(app, ["compare", str(tmp_path)], catch_exceptions=False)
+    assert found.exit_code == 0 and "ACC %" in found.output and "By inference mode, mean over seeds" in found.output
+    markdown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown", "--metric", "FT@aware"])
+    assert markdown.output.count("\n\n") >= 2 and "right task %" in markdown.output
+    assert '"ACC@tip":0.7' in CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "json"]).output
+
+
+def test_ordinary_runs_are_read_as_before(tmp_path):
+    from tests.results.test_tables import config, folder
+
+    run = folder(tmp_path / "a", config(), [0.5])
+    assert not any("ACC" in column for column in compare([run])) and by_mode(compare([run])).empty
+    assert modes_of(Run(run)).empty
+
+
+def test_a_damaged_table_is_told_and_the_other_runs_are_shown(tmp_path):
+    torn, whole = tasks(tmp_path / "torn", THREE, seed=1), tasks(tmp_path / "whole", THREE)
+    part = torn / "tests" / "part-0000.parquet"
+    part.write_bytes(part.read_bytes()[:50])
+    frame = compare([torn, whole])
+    assert frame["status"][0].startswith("damaged: ") and frame["ACC"][1] == pytest.approx(0.7)
+    assert by_mode(compare([torn, whole]))["n"].tolist() == [1, 1, 1]
+
+
+def test_lost_rows_make_no_number(tmp_path):
+    """The second task's end is lost: what needs it is NaN, ACC is not."""
+    run = tasks(tmp_path / "a", THREE)
+    part = run / "tests" / "part-0000.parquet"
+    table = pandas.read_parquet(part)
+    table[~((table["task"] == 1) & (table["phase"] == "task_end"))].to_parquet(part)
+    with pytest.warns(UserWarning, match="has lost rows"):
+        found = numbers(Run(run), settings(Run(run)))["global"]
+    assert found["ACC"] == pytest.approx(0.7) and math.isnan(found["FT"]) and math.isnan(found["AIA"])
+
+
+def test_an_ablation_over_tasks_may_compare_what_was_forgotten(tmp_path):
+    """Before anything has run: `flray ablate ... --metric FT --against fedavg` is checked against the cells."""
+    over = ["algorithm=fedavg,fedprox", "tasks.name=class_incremental", "tasks.num_tasks=2"]
+    check_comparison(load_config(QUICK, over), tmp_path, "FT@task_aware", "fedavg")
+    with pytest.raises(ConfigError, match="no column 'FT'"):
+        check_comparison(load_config(QUICK, over[:1]), tmp_path, "FT", "fedavg")
