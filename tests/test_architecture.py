@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = (
     ("flray.core",),
     ("flray.ops", "flray.models", "flray.data"),
-    ("flray.metrics",),
+    ("flray.metrics",),  # probes compute with the losses of ops
     # no algorithm knows data, models or scenario, and none of these an algorithm
     ("flray.algorithms", "flray.scenario"),
     ("flray.experiment", "flray.whereabouts"),

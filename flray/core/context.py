@@ -27,7 +27,9 @@ class Context:
     `total_examples`: their samples (n). `classes`: those of the current task, which losses read, and of earlier ones;
     `None` when all are in use. `tested`: while testing, the task that the test set belongs to, at a task's beginning
     and end also one that has not begun; -1: several, or not testing. `net`: the networks that
-    :meth:`Algorithm.networks` declares, by name. `inputs`: shape and scale of what the network reads.
+    :meth:`Algorithm.networks` declares, by name. `inputs`: shape and scale of what the network reads. `tests`: for a
+    probe that declares to read them, the test sets (while a sweep tunes, the validation splits) by name; an algorithm
+    never has them.
     """
 
     objective: Objective
@@ -45,6 +47,7 @@ class Context:
     tested: int = -1
     net: Mapping[str, Objective] = field(default_factory=dict)
     inputs: Inputs = field(default_factory=lambda: Inputs(()))
+    tests: Mapping[str, Proxy] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:

@@ -17,6 +17,7 @@ from flray.core.samples import ClientData
 from flray.core.section import Section
 
 Place = Literal["start", "step", "end", "finish", "round"]
+Reads = frozenset[Literal["tests", "proxy"]]
 Row = Mapping[str, Any]
 Point = Callable[[Any], tuple[Tensor, Tensor] | None]
 
@@ -68,6 +69,11 @@ class Probe(Section, ABC, frozen=True):
 
     at: ClassVar[frozenset[Place]] = frozenset()
 
+    @property
+    def reads(self) -> Reads:
+        """The data that the probe declares to read, besides a client's own: the `tests` (`ctx.tests`), the `proxy`."""
+        return frozenset()
+
     @abstractmethod
     def observe(self, ctx: Context, view: Any, memory: Any) -> tuple[Sequence[Row], Any]:
         """(rows to report, the probe's next memory) from what it sees at a place; `memory` is None at first.
@@ -90,8 +96,14 @@ def aside(ctx: Context) -> Iterator[None]:
 class Looking:
     """The probes of one client's training, or of one server half, with their memories and what they reported so far."""
 
-    def __init__(self, probes: Mapping[str, Probe], memory: Mapping[str, Any] | None = None) -> None:
-        self.probes, self.memory = probes, dict(memory or {})
+    def __init__(
+        self,
+        probes: Mapping[str, Probe],
+        reveal: Callable[[Context, Reads], Context],
+        memory: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`reveal(ctx, reads)` is the context with the data that a probe declares to read."""
+        self.probes, self.reveal, self.memory = probes, reveal, dict(memory or {})
         self.rows: list[tuple[str, dict[str, Any]]] = []  # (probe, row)
 
     def wants(self, place: Place) -> bool:
@@ -105,7 +117,8 @@ class Looking:
                 continue
             copied = type(view)(*(_copied(part) for part in view))
             with aside(ctx):
-                rows, self.memory[name] = probe.observe(ctx, copied, self.memory.get(name))
+                seen = self.reveal(ctx, probe.reads)
+                rows, self.memory[name] = probe.observe(seen, copied, self.memory.get(name))
             where = {"exchange": ctx.clock.exchange, "place": view.place}
             if ctx.client >= 0:
                 where["client"] = ctx.client

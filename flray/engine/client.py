@@ -111,7 +111,7 @@ class Client:
         try:
             if before is not None:
                 row["client/acc_before"] = self.accuracy(*before, numbers)
-            looking = Looking(self.bench.probes) if self.bench.probes else None
+            looking = Looking(self.bench.probes, self.bench.reveal) if self.bench.probes else None
             done = self.exchange(ctx, exchange, down, state, data, looking)
             row.update(num_steps=done.steps, **reported(done.metrics))
             problem = client_problem(done.update, done.client, row)

@@ -139,7 +139,7 @@ class Replay:
 
         There is no state before it and no memory. Raises `ConfigError` for a probe that looks elsewhere only.
         """
-        looking, ctx = Looking({"asked": probe}), self.bench.context(self._here())
+        looking, ctx = Looking({"asked": probe}, self.bench.reveal), self.bench.context(self._here())
         if not looking.wants("round"):
             where = ", ".join(sorted(probe.at))
             raise ConfigError(f"{type(probe).__name__} looks at {where} only; name it in diagnostics of a run")

@@ -151,7 +151,7 @@ class Server(Keeper):
 
     def _look(self, ctx: Context, view: FinishView | RoundView, metrics: dict[str, Any]) -> None:
         """What the server's probes see goes to `metrics["probes"]`; their memory is staged as the state is."""
-        looking = Looking(self.bench.probes, self.memory)
+        looking = Looking(self.bench.probes, self.bench.reveal, self.memory)
         if looking.wants(view.place):
             with self._half("diagnostics", ctx.clock):
                 looking.look(ctx, view)

@@ -20,7 +20,9 @@ from flray.core.errors import ConfigError, DataError
 from flray.core.inputs import Inputs
 from flray.core.messages import to_torch
 from flray.core.networks import objectives
+from flray.core.probe import Reads
 from flray.data import Normalizer, Proxy, load_dataset, load_proxy
+from flray.data.cache import Array
 from flray.data.client_data import ClientSamples
 from flray.engine.block import samples_at_once
 from flray.engine.counts import Evaluator, Tally
@@ -49,22 +51,27 @@ class Roll(NamedTuple):
         return cohort.count(members) if clock.phase == "round" else members
 
 
-class StoredProxy:
-    """The configured proxy data, read from their arrays and normalised batch by batch (`core.samples.Proxy`)."""
+class Stored:
+    """Samples that are read from their arrays and normalised batch by batch (`core.samples.Proxy`)."""
 
-    def __init__(self, proxy: Proxy, device: torch.device) -> None:
-        self._x, self._y = proxy.x, proxy.y
-        self._normalizer = Normalizer(proxy.mean, proxy.std, device)
-        self.size = len(proxy.x)
-        self.same_labels = proxy.same_labels and proxy.y is not None
+    def __init__(
+        self, x: Array, y: Array | None, normalizer: Normalizer, same_labels: bool, rows: Array | None = None
+    ) -> None:
+        """`rows`: the numbers of the samples among those of the arrays; None: all."""
+        self._x, self._y, self._normalizer, self._rows = x, y, normalizer, rows
+        self.size = len(x) if rows is None else len(rows)
+        self.same_labels = same_labels and y is not None
 
     def inputs(self, index: np.ndarray) -> Tensor:
-        return self._normalizer(self._x[index])
+        return self._normalizer(self._x[self._numbers(index)])
 
     def labels(self, index: np.ndarray) -> Tensor:
         if self._y is None:
             raise DataError("the proxy data have no labels; set proxy.labelled or use a loss without labels")
-        return torch.from_numpy(self._y[index]).to(self._normalizer.device)
+        return torch.from_numpy(self._y[self._numbers(index)]).to(self._normalizer.device)
+
+    def _numbers(self, index: np.ndarray) -> np.ndarray:
+        return index if self._rows is None else self._rows[index]
 
 
 class Workbench:
@@ -107,9 +114,13 @@ class Workbench:
         size = self.dataset.num_classes
         self._classes = [Classes(outputs[:begun], size, device) for begun in tasks]
         self._tested_classes = [Classes(outputs[:begun], size, device, outputs[begun:]) for begun in tasks]
-        self.proxy: StoredProxy | None = None
-        if experiment.proxy is not None and experiment.algorithm.needs_proxy:
-            self.proxy = StoredProxy(self.load_proxy()[0], device)
+        self._revealed: Stored | None = None
+        looked_at = any("proxy" in probe.reads for probe in self.probes.values())
+        if experiment.proxy is not None and (experiment.algorithm.needs_proxy or looked_at):
+            proxy = self.load_proxy()[0]
+            normalizer = Normalizer(proxy.mean, proxy.std, device)
+            self._revealed = Stored(proxy.x, proxy.y, normalizer, proxy.same_labels)
+        self.proxy = self._revealed if experiment.algorithm.needs_proxy else None
 
     def load_proxy(self) -> tuple[Proxy, np.ndarray]:
         """The proxy set and the training samples that stay the clients'."""
@@ -153,6 +164,19 @@ class Workbench:
             data, numbers=previous, rng=lambda purpose, epoch: seeding.rng(*address, "previous", purpose, epoch)
         )
         return replace(data, previous=before)
+
+    def reveal(self, ctx: Context, reads: Reads) -> Context:
+        """The context with the data that a probe declares to read."""
+        if "proxy" in reads:
+            ctx = replace(ctx, proxy=self._revealed)
+        return replace(ctx, tests=self._tests(ctx.clock.task)) if "tests" in reads else ctx
+
+    def _tests(self, task: int) -> dict[str, Stored]:
+        found = {}
+        for name, test in self.roll.stages[task].tests.items():
+            split = getattr(self.dataset, test.split)
+            found[name] = Stored(split.x, split.y, self.normalizer, True, test.samples)
+        return found
 
     def seed_modules(self, ctx: Context) -> None:
         """What a module itself draws (dropout) is addressed as well.

@@ -8,5 +8,9 @@ PROBES = Registry(
     {
         "divergence": "flray.metrics.divergence:Divergence",
         "latent_forgetting": "flray.metrics.latent_forgetting:LatentForgetting",
+        "local_forgetting": "flray.metrics.local_forgetting:LocalForgetting",
+        "conflict": "flray.metrics.conflict:Conflict",
+        "memory": "flray.metrics.memory_drift:MemoryDrift",
+        "landscape": "flray.metrics.landscape:Landscape",
     },
 )

@@ -1,0 +1,83 @@
+"""Do local gradients work against what is to be kept? Cosines along local training (FedSOL Figure 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from flray.core.context import Context
+from flray.core.probe import ClientView, Place, Probe, Reads, Row
+from flray.metrics.reading import Sample, due
+from flray.ops.losses import cross_entropy, kl
+
+Against = Literal["proximal", "memory", "global"]
+
+
+class Conflict(Probe, frozen=True):
+    """A row for every local step that is looked at: cosines of the local gradient with other gradients at the point
+    that the step led to, all on models in train mode without moving their statistics.
+
+    The local gradient is that of the cross-entropy on the step's batch. `proximal`: of the KL divergence from the
+    received model on the same batch (`loss_proximal`); `memory`: of the same on a batch of public data (`loss_memory`,
+    needs the `proxy` section); `global`: of the cross-entropy on test samples, for analysis. A negative cosine is a
+    conflict; NaN: one of the gradients is 0. The share of projected steps of FedProj itself is `project/share`.
+    """
+
+    at: ClassVar[frozenset[Place]] = frozenset({"start", "step"})
+
+    every: int = Field(10, ge=1, description="look at every so many local steps, from the first on")
+    rounds: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
+    against: tuple[Against, ...] = Field(("proximal", "global"), min_length=1, description="which gradients")
+    samples: int = Field(256, ge=1, description="test samples of the global gradient, public samples of the memory's")
+
+    @property
+    def reads(self) -> Reads:
+        needs: dict[str, Literal["tests", "proxy"]] = {"global": "tests", "memory": "proxy"}
+        return frozenset(needs[kind] for kind in self.against if kind in needs)
+
+    def observe(self, ctx: Context, view: ClientView, memory: Any) -> tuple[Sequence[Row], Any]:
+        if not due(ctx, self.rounds):
+            return [], memory
+        if view.place == "start":
+            return [], view.point(view.down)
+        here = view.point(view.carry)
+        if memory is None or here is None or (view.steps - 1) % self.every:
+            return [], memory
+        batch = view.batch
+        _, local = ctx.objective.value_and_grad(
+            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), *here, "train_frozen"
+        )
+        row: dict[str, Any] = {"step": view.steps}
+        for kind in self.against:
+            loss, other = self._other(ctx, kind, here, memory, batch)
+            row[f"cos_{kind}"] = cosine(local, other)
+            row[f"loss_{kind}"] = float(loss)
+        return [row], memory
+
+    def _other(
+        self, ctx: Context, kind: Against, here: tuple[Tensor, Tensor], received: tuple[Tensor, Tensor], batch: Any
+    ) -> tuple[Tensor, Tensor]:
+        """(loss, gradient `[P]`) of one of the losses that the local one may work against."""
+        if kind == "global":
+            sample = Sample.of(ctx, self.samples, "conflict")
+            y = torch.from_numpy(sample.y).to(sample.x.device)
+            seen = None if ctx.classes is None else ctx.classes.seen
+            return ctx.objective.value_and_grad(lambda f: cross_entropy(f(sample.x), y, seen), *here, "train_frozen")
+        x = batch.x
+        if kind == "memory":
+            proxy = ctx.require_proxy()
+            x = proxy.inputs(ctx.rng("probe conflict").choice(proxy.size, min(self.samples, proxy.size), replace=False))
+        with torch.no_grad():
+            target = ctx.seen(ctx.objective.at(*received)(x))
+        return ctx.objective.value_and_grad(lambda f: kl(target, ctx.seen(f(x))), *here, "train_frozen")
+
+
+def cosine(g: Tensor, other: Tensor) -> float:
+    """Cosine of the angle between two gradients `[P]`, in float64; NaN where one of them is 0."""
+    a, b = g.double(), other.double()
+    return float(cosine_similarity(a, b, dim=0, eps=0)) if a.any() and b.any() else float("nan")

@@ -1,0 +1,95 @@
+"""How sharp the loss is at the global model: the largest eigenvalues of its Hessian (FedSOL Figure 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from flray.core.context import Context
+from flray.core.point import Model
+from flray.core.probe import Place, Probe, Reads, RoundView, Row
+from flray.metrics.reading import BLOCK, Sample, due
+from flray.ops.losses import cross_entropy
+
+
+class Landscape(Probe, frozen=True):
+    """A row a looked-at round: the largest eigenvalues lambda_1 >= lambda_2 ... of the Hessian of the global model's
+    mean cross-entropy on test samples (batch norm in eval mode), and `ratio`, lambda_1 / lambda_count.
+
+    They come from Lanczos iterations on Hessian-vector products (`scipy.sparse.linalg.eigsh`), each of which costs
+    about four gradients on the samples. It can be asked of a stored checkpoint: `Replay(run).observe(Landscape())`.
+    """
+
+    at: ClassVar[frozenset[Place]] = frozenset({"round"})
+
+    every: int = Field(10, ge=1, description="look in every so many rounds, from the first on")
+    count: int = Field(5, ge=1, description="how many eigenvalues")
+    samples: int | None = Field(500, ge=1, description="test samples that are read, drawn once a run; none: all")
+
+    @property
+    def reads(self) -> Reads:
+        return frozenset({"tests"})
+
+    def observe(self, ctx: Context, view: RoundView, memory: Any) -> tuple[Sequence[Row], Any]:
+        point = view.point(view.after) if due(ctx, self.every) and ctx.clock.phase == "round" else None
+        if point is None:
+            return [], memory
+        values, _ = sharpest(ctx, *point, Sample.of(ctx, self.samples, "landscape"), self.count)
+        row = {f"lambda_{i}": float(value) for i, value in enumerate(values, 1)}
+        row["ratio"] = float(values[0] / values[-1]) if values[-1] else float("nan")
+        return [row], memory
+
+
+def sharpest(
+    ctx: Context, w: Tensor, b: Tensor, sample: Sample, count: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The `count` largest eigenvalues (descending) and eigenvectors `[P, count]` of the Hessian at `w` of the mean
+    cross-entropy on the sample, over all classes seen so far."""
+    labels = torch.from_numpy(sample.y).to(sample.x.device)
+    seen = None if ctx.classes is None else ctx.classes.seen
+    pieces = list(zip(torch.split(sample.x, BLOCK), torch.split(labels, BLOCK), strict=True))
+
+    def product(v: NDArray[np.float64]) -> NDArray[np.float64]:
+        direction = torch.from_numpy(v.astype(np.float32).reshape(-1)).to(w.device)
+        total = torch.zeros_like(w, dtype=torch.float64)
+        for x, y in pieces:
+
+            def loss(f: Model, x: Tensor = x, y: Tensor = y) -> Tensor:
+                return cross_entropy(f(x), y, seen) * (len(y) / len(labels))
+
+            total += ctx.objective.hvp(loss, w, b, direction)
+        return total.cpu().numpy()
+
+    start = ctx.rng("probe landscape").standard_normal(len(w))
+    return top_eigenpairs(product, len(w), count, start)
+
+
+def top_eigenpairs(
+    product: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    size: int,
+    count: int,
+    start: NDArray[np.float64],
+    tolerance: float = 1e-3,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The `count` algebraically largest eigenvalues, descending, of the symmetric matrix `[size, size]` that `product`
+    multiplies with, and their eigenvectors `[size, count]`.
+
+    Lanczos from the vector `start [size]`, to a relative `tolerance`. A matrix that is too small for that (its size is
+    not above `count` + 1) is built and solved as it is.
+    """
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    if size <= count + 1:
+        dense = np.stack([product(column) for column in np.eye(size)], axis=1)
+        values, vectors = np.linalg.eigh((dense + dense.T) / 2)
+    else:
+        operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+        values, vectors = eigsh(operator, k=count, which="LA", v0=start, tol=tolerance)
+    order = np.argsort(values)[::-1][:count]
+    return values[order], vectors[:, order]

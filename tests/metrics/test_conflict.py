@@ -1,0 +1,54 @@
+"""Conflict: opposite gradients, and a run's cosines of a model whose gradients are known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import flray
+from flray.core.errors import ConfigError
+from flray.metrics.conflict import cosine
+
+IRIS = {
+    "data": {"source": "iris"},
+    "proxy": {"source": "holdout", "size": 30, "labelled": False},
+    "partition": {"name": "iid", "clients": 2},
+    "model": {"name": "mlp", "hidden": [4]},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 8},
+    "rounds": 2,
+    "resources": {"executor": "local"},
+}
+
+
+def test_cosines_of_known_angles() -> None:
+    g = torch.tensor([3.0, 4.0])
+    assert cosine(g, -2 * g) == pytest.approx(-1) and cosine(g, torch.tensor([4.0, -3.0])) == pytest.approx(0)
+    assert cosine(g, torch.tensor([1.0, 0.0])) == pytest.approx(0.6) and math.isnan(cosine(g, torch.zeros(2)))
+
+
+def test_the_first_step_moves_against_the_pull_back_to_the_received_model(tmp_path: Path) -> None:
+    """On one batch of two clients with all their data the step is w_g - eta g; near w_g the KL's gradient is
+    -eta F g + O(eta^2) with the Fisher matrix F of the batch, which is positive semidefinite: cosine <= 0."""
+    config = {**IRIS, "rounds": 1, "algorithm": {"name": "fedavg", "lr": 1e-3, "local_epochs": 1, "batch_size": 200}}
+    kinds = {"name": "conflict", "every": 1, "against": ["proximal", "memory", "global"]}
+    rows = flray.run({**config, "diagnostics": [kinds]}, out=tmp_path / "run", progress=False).diagnostics["conflict"]
+    assert rows["step"].tolist() == [1, 1] and (rows["cos_proximal"] < 0).all() and (rows["cos_memory"] < 0).all()
+    assert (rows["cos_global"] > 0).all(), "i.i.d. clients pull where the test set does"
+    assert (rows["loss_proximal"] >= 0).all() and (rows["loss_proximal"] < 1e-4).all()
+
+
+def test_every_so_many_steps_of_every_so_many_rounds(tmp_path: Path) -> None:
+    probe = {"name": "conflict", "every": 3, "rounds": 2}
+    run = flray.run({**IRIS, "rounds": 3, "diagnostics": [probe]}, out=tmp_path / "run", progress=False)
+    rows, steps = run.diagnostics["conflict"], int(run.clients["num_steps"].max())
+    assert set(rows["done"]) == {1, 3} and set(rows["step"]) == set(np.arange(1, steps + 1, 3))
+
+
+def test_public_data_that_are_not_there_are_one_clear_line() -> None:
+    config = {key: value for key, value in IRIS.items() if key != "proxy"}
+    with pytest.raises(ConfigError, match="diagnostics: conflict reads public data: add a `proxy` section"):
+        flray.run({**config, "diagnostics": [{"name": "conflict", "against": ["memory"]}]}, progress=False)

@@ -1,0 +1,58 @@
+"""Local forgetting: a hand-made test set, and a run whose rows are counted again from its models."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flray
+from flray.metrics.local_forgetting import in_and_out
+
+RIGHT, TOTAL = [9, 4, 0], [10, 8, 2]  # accuracies 0.9, 0.5, 0
+
+
+@pytest.mark.parametrize(
+    ("held", "inside", "outside"),
+    [
+        ([5, 0, 0], 0.9, (0.5 + 0.0) / 2),  # one class: out is the mean of the two others
+        ([3, 1, 0], 0.75 * 0.9 + 0.25 * 0.5, (0.25 * 0.9 + 0.75 * 0.5 + 1 * 0.0) / 2),
+        ([1, 1, 1], 1.4 / 3, 1.4 / 3),
+    ],
+)
+def test_in_and_out_of_the_local_distribution_by_hand(held: list[int], inside: float, outside: float) -> None:
+    assert in_and_out(RIGHT, TOTAL, held) == pytest.approx((inside, outside))
+
+
+def test_classes_that_are_not_tested_are_left_out() -> None:
+    assert in_and_out([1, 0], [2, 0], [1, 3]) == pytest.approx((0.5, 0.5))
+    assert all(math.isnan(value) for value in in_and_out([0, 0], [0, 0], [1, 3]))
+
+
+def test_what_a_run_says_about_forgetting_is_what_its_test_says(tmp_path: Path) -> None:
+    """In round r + 1 the received model is the one that round r's test measured, on the whole test set."""
+    run = flray.run(
+        {
+            "data": {"source": "iris"},
+            "partition": {"name": "shards", "clients": 3, "shards_per_client": 1},
+            "model": {"name": "mlp", "hidden": [4]},
+            "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 3, "batch_size": 8},
+            "rounds": 3,
+            "resources": {"executor": "local"},
+            "diagnostics": [{"name": "local_forgetting", "samples": None}],
+        },
+        out=tmp_path / "run",
+        progress=False,
+    )
+    rows = run.diagnostics["local_forgetting"]
+    tests = run.tests.set_index("done")["acc"]
+    assert len(rows) == 9
+    for done, acc in zip(rows["done"], rows["acc_before"], strict=True):
+        assert acc == pytest.approx(tests[done - 1])
+    by_class = np.stack(rows["class_after"].to_numpy())
+    # one class a client: what is in its distribution is that class, what is out of it the mean of the others
+    own = by_class.max(axis=1) if (by_class.max(axis=1) == rows["in_after"].to_numpy()).all() else None
+    assert own is not None and (rows["in_after"] > rows["in_before"] - 1e-12).all()
+    assert rows["out_after"].to_numpy() == pytest.approx((by_class.sum(axis=1) - own) / 2)
