@@ -126,5 +126,7 @@ class Looking:
 
 
 def _copied(part: Any) -> Any:
-    """A message with copies of its tensors; a function, a client's data and a count are what they are."""
-    return map_tensors(torch.clone, part) if isinstance(part, Tensor | Record | dict | tuple) else part
+    """A message with copies of its tensors and arrays; a function, a client's data and a count are what they are."""
+    if not isinstance(part, Tensor | Record | dict | tuple):
+        return part
+    return map_tensors(lambda held: held.clone() if isinstance(held, Tensor) else held.copy(), part)

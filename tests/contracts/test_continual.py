@@ -1,0 +1,170 @@
+"""Every algorithm over two tasks, and while classes are missing: the contracts of the design once more, in this
+process.
+
+One run of each is watched (what its methods get, what travels, what its state looks like after every transaction) and
+left in the middle of each task; a second one goes through `flray.run` with every probe on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+import flray
+from flray.core.messages import Record, tensors, to_torch
+from flray.core.packed import Packed
+from flray.metrics.probes import PROBES
+from flray.rundir import checkpoint
+from tests.contracts.inprocess import Local, bits
+from tests.contracts.table import TABLE, experiment
+from tests.flat import flatten
+
+ROUNDS = 2  # of each task
+DATA = {"source": "synthetic", "options": {"shape": 4, "num_classes": 4, "num_train": 120, "num_test": 40}}
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "tasks": {"rounds": ROUNDS, "tasks": {"num_tasks": 2, "class_order": [2, 0, 3, 1]}},
+}
+MIDDLE = ("task 0, round 1", "task 1, round 1")  # where a run is left and gone on with
+CASES = [(name, scenario) for scenario in SCENARIOS for name in TABLE]
+
+
+@dataclass
+class Seen:
+    """What was seen of one run."""
+
+    state: Any = None  # the last
+    clients: dict[int, Any] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)  # who changed an argument
+    forms: list[tuple[str, Any]] = field(default_factory=list)  # (the transaction, the state after it)
+    client_forms: dict[int, list[Any]] = field(default_factory=dict)
+    travelled: list[tuple[dict[str, Any], dict[str, int]]] = field(default_factory=list)  # counted and measured
+    resumed: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # where it was left -> the last (state, clients)
+
+
+def config(name, scenario, **sections):
+    return experiment(name, data=DATA, **SCENARIOS[scenario], **sections)
+
+
+def finish(local, after=lambda at: None):
+    """All transactions that are left."""
+    while (clock := next(local.schedule(), None)) is not None:
+        local.exchanges(clock)
+        after(clock.complete)
+    return local.state, local.client_states()
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    """The watched run of an algorithm in a scenario, made once."""
+    known: dict[Any, Seen] = {}
+
+    def walk(name, scenario):
+        seen, folder = Seen(), tmp_path_factory.mktemp("walk")
+
+        def watch(half, function, *arguments):
+            before = [bits(a) for a in arguments if isinstance(a, Record)]
+            result = function(*arguments)
+            if before != [bits(a) for a in arguments if isinstance(a, Record)]:
+                seen.changed.append(half)
+            return result
+
+        local = Local(config(name, scenario), folder, watch)
+
+        def after(at):
+            where = f"task {at.task}, {f'round {at.round}' if at.phase == 'round' else at.phase}"
+            seen.forms.append((where, local.state))
+            for k, client in local.client_states().items():
+                seen.client_forms.setdefault(k, []).append(client)
+            if where in MIDDLE:
+                local.server.save(1)
+                again = Local(local.experiment, folder)
+                again.position = again.server.load()
+                assert again.position == at
+                seen.resumed[where] = finish(again)
+
+        seen.forms.append(("start", local.state))
+        seen.state, seen.clients = finish(local, after)
+        seen.travelled = list(zip(local.rows, local.sent, strict=True))
+        return seen
+
+    def get(name, scenario):
+        if (name, scenario) not in known:
+            known[name, scenario] = walk(name, scenario)
+        return known[name, scenario]
+
+    return get
+
+
+def same_clients(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(bits(found[k]) == bits(expected[k]) for k in expected)
+
+
+@pytest.mark.parametrize(("name", "scenario"), CASES)
+def test_resumed_in_the_middle_it_ends_the_same(name, scenario, walked):
+    seen = walked(name, scenario)
+    assert set(seen.resumed) == set(MIDDLE)
+    for state, clients in seen.resumed.values():
+        assert bits(state) == bits(seen.state)
+        same_clients(clients, seen.clients)
+
+
+@pytest.mark.parametrize(("name", "scenario"), CASES)
+def test_no_half_changes_what_it_was_given(name, scenario, walked):
+    assert not walked(name, scenario).changed
+
+
+@pytest.mark.parametrize(("name", "scenario"), CASES)
+def test_state_keeps_its_form_and_comes_back_equal(name, scenario, walked):
+    """In the rounds of a task it has the same fields and, but for those of the row, shapes; where a task begins or ends
+    fields may come (a block of each task) and shapes may grow. Types stay for ever, and all is finite but what says
+    that there is nothing yet."""
+    seen = walked(name, scenario)
+    form = {n: (t.dtype, t.device) for n, t in tensors(seen.forms[0][1]).items()}
+    for (_, before), (where, state) in pairwise(seen.forms):
+        old, new = tensors(before), tensors(state)
+        assert type(state) is type(before), where
+        assert not any(t.requires_grad for t in new.values())
+        if "round" in where:
+            assert flatten(state).keys() == flatten(before).keys(), where
+            grown = {n for n in new if new[n].shape != old[n].shape}
+            assert grown <= TABLE[name].grows, where
+        for n, t in new.items():
+            assert form.setdefault(n, (t.dtype, t.device)) == (t.dtype, t.device), f"{n}, {where}"
+        assert torch.isfinite(getattr(state, "w", torch.zeros(1))).all(), where
+        assert bits(to_torch(Packed.of(state).message())) == bits(state), where
+    for states in seen.client_forms.values():
+        assert len({type(state) for state in states}) == 1
+        dtypes = [{n: t.dtype for n, t in tensors(state).items()} for state in states]
+        assert all(d[n] == e[n] for d, e in pairwise(dtypes) for n in d.keys() & e.keys())
+
+
+@pytest.mark.parametrize(("name", "scenario"), CASES)
+def test_bytes_counted_are_the_bytes_sent(name, scenario, walked):
+    for row, sent in walked(name, scenario).travelled:
+        assert (row["down"], row["up"]) == (sent["down"], sent["up"])
+
+
+@pytest.mark.parametrize(("name", "scenario"), CASES)
+def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walked, tmp_path):
+    """And complete tables: each round, and a test after it in every inference mode."""
+    seen = walked(name, scenario)
+    resources = {"executor": "local", "server": {"threads": 1}, "client": {"num_cpus": 1}}
+    probed = config(name, scenario, resources=resources, diagnostics=PROBES.names())
+    run = flray.run(probed, out=tmp_path / "run", progress=False)
+    saved = checkpoint.latest(run.folder)
+    assert run.status == "finished"
+    assert bits(to_torch(saved.server.message())) == bits(seen.state)
+    local = Local(probed, run.folder)
+    local.server.load()
+    same_clients(local.client_states(), seen.clients)
+    rounds = run.rounds[run.rounds["round"] > 0]
+    assert len(rounds) == probed.total_rounds and not rounds["diverged"].any()
+    if probed.algorithm.global_model:
+        tested = run.tests[(run.tests["set"] == "test") & (run.tests["phase"] == "round") & (run.tests["done"] > 0)]
+        modes = set(tested["mode"])
+        assert len(modes) >= 1 and len(tested) == probed.total_rounds * len(modes)
