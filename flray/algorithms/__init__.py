@@ -28,6 +28,8 @@ ALGORITHMS = Registry(
         "fedntd": "flray.algorithms.fedntd:FedNTD",
         "fedrcl": "flray.algorithms.fedrcl:FedRCL",
         "fedet": "flray.algorithms.fedet:FedET",
+        "fedpec": "flray.algorithms.fedpec:FedPEC",
+        "fedscr": "flray.algorithms.fedscr:FedSCR",
         "centralized": "flray.algorithms.centralized:Centralized",
     },
 )

@@ -112,13 +112,8 @@ class FedAvg(Algorithm, frozen=True):
         )
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-        # the first gradient is where momentum begins: written there, it need not be copied
-        begins = self.optimizer == "sgd" and self.momentum and carry.moments.steps == 0
         return ctx.objective.value_and_grad(
-            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes),
-            carry.w,
-            carry.b,
-            out=carry.moments.first if begins else carry.grad,
+            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), carry.w, carry.b, out=carry.grad
         )
 
     def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:
@@ -156,6 +151,14 @@ class FedAvg(Algorithm, frozen=True):
             _, g = FedAvg.gradient(self, ctx, None, (), carry, batch)
             carry.w.add_(FedAvg.direction(self, ctx, None, carry, g), alpha=-self.learning_rate(ctx))
             carry = carry.replace(moments=carry.moments.replace(steps=carry.moments.steps + 1))
+        return carry.w, carry.b
+
+    def continued(self, ctx: Context, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+        """Scratch `(w [P], b [Q])` after the algorithm's own local steps from a point, for one whose network has no
+        cross-entropy to be fine-tuned with."""
+        carry = self.start(ctx, w, b)
+        for batch in batches:
+            carry = self.step(ctx, None, (), carry, batch)
         return carry.w, carry.b
 
     def report(self, ctx: Context, carry: Any) -> Metrics:

@@ -97,6 +97,10 @@ class Classes(ClassSet):
         """The current task's own set."""
         return self
 
+    def of(self, y: Tensor) -> ClassSet:
+        """The current task's own set, or all seen where a batch of labels `y [B]` has older ones (exemplars)."""
+        return self if bool(self.has(y).all()) else self.seen
+
     def task(self, task: int) -> ClassSet:
         """The set of task `task`, from 0. Raises `IndexError` for one that has not begun, but in tests."""
         if not 0 <= task < len(self._tasks):

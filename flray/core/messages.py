@@ -229,8 +229,7 @@ def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
 
 def nbytes(message: Any) -> int:
     """Bytes that are sent: those of the tensors, 8 for a number, 1 for a truth value, those of a text."""
-    parts = children(message)
-    return _nbytes(message) if parts is None else sum(map(nbytes, parts.values()))
+    return sum(_nbytes(leaf) for _, leaf in leaves(message))
 
 
 def nbytes_by_field(message: Any) -> dict[str, int]:

@@ -49,8 +49,9 @@ class Conflict(Probe, frozen=True):
         if memory is None or here is None or (view.steps - 1) % self.every:
             return [], memory
         batch = view.batch
+        classes = None if ctx.classes is None else ctx.classes.of(batch.y)
         _, local = ctx.objective.value_and_grad(
-            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), *here, "train_frozen"
+            lambda f: cross_entropy(f(batch.x), batch.y, classes), *here, "train_frozen"
         )
         row: dict[str, Any] = {"step": view.steps}
         for kind in self.against:

@@ -40,6 +40,8 @@ class Row:
     grows: frozenset[str] = frozenset()  # state fields whose shape may differ after the first round
     imports: tuple[str, ...] = ()
     silent: bool = False  # nothing travels
+    head: bool = True  # the model that is trained has a head with a row for each class
+    refuses: Mapping[str, Any] = field(default_factory=dict)  # values of inherited options that it has no use for
 
 
 FEDAVG_OPTIONS = {"lr": 0.05, "local_epochs": 2, "batch_size": 4}
@@ -99,6 +101,8 @@ FEDSAM_CHANGES = {
     "perturb": Change("head"),
     "bn_passes": Change("first"),
 }
+
+PEC_OPTIONS = {"lr": 0.01, "local_epochs": 2, "batch_size": 4, "width": 8, "outputs": 16, "teacher_factor": 10}
 
 FEDOPT_CHANGES = {
     **FEDAVG_CHANGES,
@@ -291,6 +295,31 @@ TABLE: dict[str, Row] = {
             if name not in ("weighting", "buffers")
         },
         silent=True,
+    ),
+    "fedpec": Row(
+        PEC_OPTIONS,
+        {
+            **{name: change for name, change in FEDAVG_CHANGES.items() if name != "buffers"},
+            "optimizer": Change("sgd"),
+            "momentum": Change(0.5, {"optimizer": "sgd"}),
+            "schedule": Change("constant"),
+            "width": Change(6),
+            "outputs": Change(12),
+            "teacher_factor": Change(5),
+        },
+        head=False,
+        refuses={"buffers": "keep"},
+    ),
+    "fedscr": Row(
+        {**FEDAVG_OPTIONS, "memory_batch": 6},
+        {
+            **FEDAVG_CHANGES,
+            "tau": Change(0.5),
+            "memory_size": Change(5),
+            "memory_batch": Change(3),
+            "projection": Change(16),
+        },
+        head=False,
     ),
     # not of flray: tests/contracts/own.py
     "own": Row(

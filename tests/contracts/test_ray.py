@@ -19,8 +19,8 @@ from tests.contracts.inprocess import Local
 from tests.contracts.table import TABLE, experiment
 from tests.flat import flatten
 
-# one server half and one state with fedadam: their turn comes with the slow tests
-ALIKE = ("fedavgm", "fedyogi", "fedadagrad")
+# one server half and one state with fedadam, or no kind of message that another has not: with the slow tests
+ALIKE = ("fedavgm", "fedyogi", "fedadagrad", "fedpec", "fedscr")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in TABLE]
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

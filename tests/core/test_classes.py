@@ -65,6 +65,11 @@ def test_labels_are_known_to_be_inside_or_outside():
     assert chosen.has(torch.tensor([0, 1, 5, 3, -1])).tolist() == [False, True, True, False, False]
 
 
+def test_a_batch_with_exemplars_reads_all_classes_seen():
+    classes = Classes([[0], [5, 1, 2]], 6)
+    assert classes.of(torch.tensor([1, 5])) is classes and classes.of(torch.tensor([1, 0])) is classes.seen
+
+
 @pytest.mark.parametrize("label", [-1, 0, 3, 6, 9])
 def test_a_label_outside_is_named(label):
     with pytest.raises(DataError, match=rf"label {label} is none of the 3 classes in use: \[1, 2, 5\]"):

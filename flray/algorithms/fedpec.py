@@ -1,0 +1,123 @@
+"""Fed+PEC: classification by prediction errors (Zajac et al., ICLR 2024), federated as in FedProTIP's Table 4.
+
+Every class c has a small student g_c, trained on samples of c alone to imitate one wide random teacher h that nobody
+trains:  minimise mean |g_c(x) - h(x)|^2 / o;  prediction: argmin_c |g_c(x) - h(x)|^2.
+Server: g_c <- sum_k n_kc g_kc / sum_k n_kc over the sampled clients with samples of c. A student that no task trains
+any more does not change, so no weight is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flray.algorithms.fedavg import Carry, FedAvg
+from flray.core.context import Context
+from flray.core.errors import ConfigError
+from flray.core.fields import sum
+from flray.core.hp import hp
+from flray.core.inputs import Inputs
+from flray.core.messages import Batch, Cohort, Metrics, Record, ServerState
+from flray.core.samples import ClientData
+from flray.models.pec import Students
+from flray.ops.optim import Moments, adam_direction_, sgd_direction_
+
+
+class PECUpdate(Record):
+    """Of the task's classes: the client's students, each times its class's samples, `weighted [C_t, P / C]`, and those
+    samples, `counts [C_t]`."""
+
+    weighted: Tensor = sum()
+    counts: Tensor = sum()
+
+
+class PECCarry(Carry):
+    """FedAvg's carry; the steps that each class's student has taken, and the samples that it has read, both `[C]`."""
+
+    steps: Tensor
+    read: Tensor
+
+
+class FedPEC(FedAvg, frozen=True):
+    lr: float = hp(1e-3, log=(1e-4, 1e-1), gt=0, doc="local learning rate (eta)")
+    schedule: Literal["linear", "constant"] = hp("linear", doc="of the rate in a client's local steps: linear to 0")
+    optimizer: Literal["sgd", "adam"] = hp("adam", choice=("sgd", "adam"), doc="of every student, new every round")
+    batch_size: int = hp(64, choice=(1, 16, 32, 64, 128), ge=1, doc="local batch size (B), of all classes together")
+    width: int = hp(40, choice=(10, 20, 40), ge=1, doc="kernels, or hidden units, of a student")
+    outputs: int = hp(172, choice=(32, 99, 172), ge=1, doc="outputs of students and teacher (o)")
+    teacher_factor: int = hp(100, choice=(10, 100, 500), ge=1, doc="width of the teacher over that of a student")
+
+    def module(self, model: nn.Module, inputs: Inputs) -> nn.Module:
+        if inputs.text:
+            raise ConfigError("fedpec's students read images or feature vectors, the data are texts; choose another")
+        if self.buffers != "average":
+            raise ConfigError("algorithm.buffers: fedpec's students keep no batch statistics; leave it out")
+        return Students(inputs, self.width, self.outputs, self.teacher_factor)
+
+    # server -----------------------------------------------------------------------------------
+    def aggregate(
+        self, ctx: Context, state: ServerState, updates: PECUpdate, cohort: Cohort
+    ) -> tuple[ServerState, Metrics]:
+        counts, students = updates.counts[:, None], state.w.view(len(ctx.inputs.classes), -1)
+        mine = self.trained(ctx)
+        mean = torch.where(counts > 0, updates.weighted / counts.clamp_min(1e-9), students[mine])
+        return state.replace(w=students.index_copy(0, mine, mean).flatten()), {}
+
+    def trained(self, ctx: Context) -> Tensor:
+        """The classes of the task, `[C_t]`."""
+        return torch.arange(len(ctx.inputs.classes), device=ctx.device) if ctx.classes is None else ctx.classes.index
+
+    # client -----------------------------------------------------------------------------------
+    def start(self, ctx: Context, w: Tensor, b: Tensor) -> PECCarry:
+        classes = len(ctx.inputs.classes)
+        base = super().start(ctx, w, b)
+        return PECCarry.of(base, steps=torch.zeros(classes, dtype=torch.int64), read=torch.zeros(classes))
+
+    def gradient(self, ctx: Context, down: Any, client: Any, carry: Carry, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Each class's mean error has a gradient for its own student alone; the loss is the mean over all samples."""
+        rows = [(c, batch.y == c) for c in torch.unique(batch.y).tolist()]
+        value = torch.zeros_like(carry.loss)
+
+        def errors(f: Any) -> Tensor:
+            target = f.run("target", batch.x)
+            means = [f.run("error", c, batch.x[mine], target[mine]).mean() for c, mine in rows]
+            for (_, mine), mean in zip(rows, means, strict=True):
+                value.add_(mean.detach() * mine.sum() / len(batch.y))
+            return torch.stack(means).sum()
+
+        _, g = ctx.objective.value_and_grad(errors, carry.w, carry.b, out=carry.grad)
+        return value, g
+
+    def step(self, ctx: Context, down: Any, client: Any, carry: PECCarry, batch: Batch) -> PECCarry:
+        """One step of the students of the classes in the batch; the others rest."""
+        loss, g = self.gradient(ctx, down, client, carry, batch)
+        carry.loss.add_(loss)
+        classes, counts = torch.unique(batch.y.cpu(), return_counts=True)
+        parts = (carry.w, g, carry.moments.first, carry.moments.second)
+        tables = [part.view(len(carry.steps), len(part) // len(carry.steps)) for part in parts]  # SGD has no second one
+        rate = self.learning_rate(ctx)
+        if self.schedule == "linear":
+            rate *= 1 - carry.moments.steps / ctx.num_steps
+        for c in classes.tolist():
+            w, slope, first, second = (table[c] for table in tables)
+            moved = Moments(first, second, int(carry.steps[c]))
+            if self.optimizer == "adam":
+                v = adam_direction_(w, slope, moved, self.weight_decay)
+            else:
+                v = sgd_direction_(w, slope, moved, self.momentum, self.weight_decay)
+            w.add_(v, alpha=-rate)
+        carry.steps[classes] += 1
+        carry.read[classes] += counts
+        return carry.replace(moments=carry.moments.replace(steps=carry.moments.steps + 1))
+
+    def end(self, ctx: Context, down: Any, client: Any, carry: PECCarry, data: ClientData) -> tuple[PECUpdate, Any]:
+        counts = (carry.read > 0).float() if self.weighting == "uniform" else carry.read / self.local_epochs
+        mine = self.trained(ctx)
+        students, counts = carry.w.view(len(counts), -1)[mine], counts.to(ctx.device)[mine]
+        return PECUpdate(students * counts[:, None], counts), client
+
+    def finetune(self, ctx: Context, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+        return self.continued(ctx, w, b, batches)
