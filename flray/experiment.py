@@ -159,7 +159,8 @@ class ResourcesConfig(Section):
     executor: Literal["auto", "local", "calls", "graph"] = Field(
         "auto",
         description="local: this process alone, without Ray; calls: Ray actors, one call a run of the cohort; graph: "
-        "the same actors in a compiled Ray graph, one execution an exchange; auto: calls",
+        "the same actors in a compiled Ray graph, one execution an exchange; auto: graph for a model of at most "
+        "1,000,000 parameters and buffers whose clients train in parallel and without a GPU, calls for the others",
     )
     store: Literal["memory", "files"] = Field(
         "memory", description="where client state lives between rounds; files: in the run folder"

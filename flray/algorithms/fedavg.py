@@ -112,8 +112,13 @@ class FedAvg(Algorithm, frozen=True):
         )
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        # the first gradient is where momentum begins: written there, it need not be copied
+        begins = self.optimizer == "sgd" and self.momentum and carry.moments.steps == 0
         return ctx.objective.value_and_grad(
-            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), carry.w, carry.b, out=carry.grad
+            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes),
+            carry.w,
+            carry.b,
+            out=carry.moments.first if begins else carry.grad,
         )
 
     def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> Any:

@@ -229,7 +229,8 @@ def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
 
 def nbytes(message: Any) -> int:
     """Bytes that are sent: those of the tensors, 8 for a number, 1 for a truth value, those of a text."""
-    return sum(_nbytes(leaf) for _, leaf in leaves(message))
+    parts = children(message)
+    return _nbytes(message) if parts is None else sum(map(nbytes, parts.values()))
 
 
 def nbytes_by_field(message: Any) -> dict[str, int]:

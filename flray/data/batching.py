@@ -152,16 +152,16 @@ class Batches:
                 else:
                     yield from map(Batch, torch.split(x, sizes), torch.split(y, sizes))
 
-    def _places(self, bounds: Array) -> tuple[slice | Array, list[int]]:
+    def _places(self, bounds: Sequence[int]) -> tuple[slice | Array, list[int]]:
         """Which of the epoch's samples are cut for the batches between these edges, and how many of them each batch
         has."""
-        whole = np.diff(bounds)
+        whole = [after - before for before, after in itertools.pairwise(bounds)]
         if self.rows is None:
-            return slice(int(bounds[0]), int(bounds[-1])), whole.tolist()
+            return slice(bounds[0], bounds[-1]), whole
         first, last = self.rows
         places = np.arange(bounds[0], bounds[-1])
         at = places - np.repeat(bounds[:-1], whole)
-        return places[(at >= first) & (at < last)], [max(min(last, count) - first, 0) for count in whole.tolist()]
+        return places[(at >= first) & (at < last)], [max(min(last, count) - first, 0) for count in whole]
 
 
 def _gather(data: Array | Tensor, rows: Array) -> Tensor:

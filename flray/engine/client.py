@@ -71,6 +71,7 @@ class Client:
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, self.algorithm, self.experiment = bench, bench.algorithm, bench.experiment
+        self._planned: dict[int, int] = {}  # local steps by number of samples
 
     def work(
         self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None
@@ -102,8 +103,8 @@ class Client:
         `down` is a message of tensors, `stored` the client's state as the store keeps it.
         """
         clock, client, numbers = job.clock, int(job.held.clients[i]), job.samples(i)
-        state = self.state(clock, client, stored)
         ctx = self.context(clock, client, job.weights[i], numbers)
+        state = self.state(ctx, stored)
         data = self.bench.client_data(ctx, numbers, None if job.previous is None else job.previous.of(i))
         self.bench.seed_modules(ctx)
         row: dict[str, Any] = {"num_examples": len(numbers)}
@@ -140,14 +141,16 @@ class Client:
 
     def context(self, clock: Clock, client: int, weight: float, numbers: np.ndarray) -> Context:
         """The client's context, with the local steps that are planned for it."""
-        planned = int(self.algorithm.local_steps(np.array([len(numbers)]))[0])
-        return self.bench.context(clock, client=client, num_steps=planned, num_examples=len(numbers), weight=weight)
+        size = len(numbers)
+        if size not in self._planned:
+            self._planned[size] = int(self.algorithm.local_steps(np.array([size]))[0])
+        planned = self._planned[size]
+        return self.bench.context(clock, client=client, num_steps=planned, num_examples=size, weight=weight)
 
-    def state(self, clock: Clock, client: int, stored: Any) -> Any:
-        """The state that a client begins with: the stored one (NumPy) as tensors, or the algorithm's first one."""
-        if stored is not None:
-            return to_torch(stored, self.bench.objective.device)
-        return self.algorithm.init_client(self.bench.context(clock, client=client))
+    def state(self, ctx: Context, stored: Any) -> Any:
+        """The state that the client of this context begins with: the stored one (NumPy) as tensors, or the algorithm's
+        first one."""
+        return self.algorithm.init_client(ctx) if stored is None else to_torch(stored, self.bench.objective.device)
 
     def check_batch_norm(self, error: Exception, client: int, numbers: np.ndarray) -> None:
         """Raises `ConfigError` where an error says that batch norm was to train on one sample: which setting leaves
@@ -177,7 +180,7 @@ class Client:
         rows = []
         for i, client in enumerate(job.clients):
             numbers = job.samples(i)
-            state = self.state(job.clock, client, states[i])
+            state = self.state(self.bench.context(job.clock, client=client), states[i])
             draws = seeding.rng(self.experiment.seed, "local test", client)
             labels = dataset.train.y[numbers]
             share = local_test(

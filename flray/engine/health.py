@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray.core.messages import tensors
+from flray.core.messages import leaves
 
 LOSS = "train/loss"
 
@@ -53,6 +53,7 @@ def _nonfinite(message: Any) -> Iterator[str]:
 
     One reduction a tensor: a sum is finite only if its terms are.
     """
-    for name, tensor in tensors(message).items():
-        if tensor.is_floating_point() and tensor.numel() and not math.isfinite(torch.sum(tensor)):
+    for name, leaf in leaves(message):
+        floats = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel()
+        if floats and not math.isfinite(torch.sum(leaf)):
             yield name

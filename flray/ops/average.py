@@ -118,6 +118,11 @@ def scale(message: Any, weight: Weight, out: Any = None) -> Any:
 
 def _merge(left: Any, right: Any, weight: Weight, out: Any, where: str = "") -> Any:
     """left + weight * right, in the tensors of `out` (which may be `left`) or new ones; `where` names the field."""
+    if isinstance(left, Tensor) and isinstance(right, Tensor) and left.shape == right.shape:
+        assert not isinstance(weight, dict)
+        out = out if isinstance(out, Tensor) and out.shape == left.shape and out.dtype == left.dtype else None
+        # integers stay integers
+        return torch.add(left, right, alpha=1 if weight is None or weight == 1 else weight, out=out)
     parts, others = children(left), children(right)
     if _form(left) != _form(right):
         raise _differ(where, left, right)
@@ -128,12 +133,7 @@ def _merge(left: Any, right: Any, weight: Weight, out: Any, where: str = "") -> 
     if left is None:
         return None
     assert not isinstance(weight, dict)
-    if weight is None:  # as factor 1, and integers stay integers
-        weight = 1
-    if not isinstance(left, Tensor):
-        return left + weight * right
-    out = out if isinstance(out, Tensor) and out.shape == left.shape and out.dtype == left.dtype else None
-    return torch.add(left, right, alpha=int(weight) if weight == 1 else weight, out=out)
+    return left + (1 if weight is None else weight) * right
 
 
 def _of(weight: Weight, key: Any) -> Weight:

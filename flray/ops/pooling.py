@@ -37,6 +37,7 @@ class Collector:
     def __init__(self) -> None:
         self._tree, self._nbytes = TreeSum(), Counter[str]()
         self._each: list[tuple[int, dict[str, Any]]] = []
+        self._how: dict[type, dict[str, Any]] = {}  # by class of the updates, as it declares
 
     def add(self, position: int, update: Any, weight: float) -> None:
         """The update of the client at `position`, which is copied; None: the client was left out.
@@ -46,8 +47,12 @@ class Collector:
         if update is None:
             self._tree.add(position, None, weight)
             return
-        self._nbytes.update(nbytes_by_field(update))
-        how = pools(type(update)) if isinstance(update, Record) else {}
+        for name, size in nbytes_by_field(update).items():
+            self._nbytes[name] += size
+        kind = type(update)
+        if kind not in self._how:
+            self._how[kind] = pools(kind) if isinstance(update, Record) else {}
+        how = self._how[kind]
         own = {name: getattr(update, name) for name, pool in how.items() if pool == "each"}
         if own:
             self._each.append((position, to_numpy(map_tensors(torch.clone, own))))
@@ -69,8 +74,10 @@ def _weights(how: dict[str, Any], weight: float) -> Weight:
 
 def _check(update: Any, how: dict[str, Any]) -> None:
     for name, leaf in leaves(update):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            continue
         field = name.partition(".")[0].partition("[")[0]
-        whole = isinstance(leaf, torch.Tensor) and not leaf.is_floating_point()
+        whole = isinstance(leaf, torch.Tensor)
         if isinstance(leaf, str) or (whole and (how.get(field) != "sum" or leaf.dtype == torch.bool)):
             what = leaf.dtype if isinstance(leaf, torch.Tensor) else "text"
             raise AlgorithmError(

@@ -141,7 +141,7 @@ class Federation:
         """Every client's state: the stored one, or the first one of a client that never took part."""
         everyone = range(self.scenario.population)
         return [
-            self.clients.state(Clock(), k, stored)
+            self.clients.state(self.server.bench.context(Clock(), client=k), stored)
             for k, stored in zip(everyone, self.server.states(everyone), strict=True)
         ]
 

@@ -43,7 +43,8 @@ def client_killed_in_round(round: int) -> Iterator[list[int]]:
 
 @contextmanager
 def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
-    """The server actor's process is gone when one of its methods is called for the `call`-th time (from 0), once."""
+    """The server actor's process is gone when one of its methods is called for the `call`-th time (from 0), once; for
+    runs by calls."""
     original, calls, killed = Pool.start, [], []
 
     def start(self: Pool, name: str, *arguments: Any, **options: Any) -> Any:

@@ -139,8 +139,8 @@ class Local:
         x, scores = torch.from_numpy(np.array(bench.dataset.test.x)), []
         for job in hop.jobs:
             for i, (number, stored) in enumerate(zip(job.clients, self.server.states(job.clients), strict=True)):
-                state = client.state(clock, number, stored)
                 ctx = client.context(clock, number, job.weights[i], job.samples(i))
+                state = client.state(ctx, stored)
                 batches = bench.client_data(ctx, job.samples(i)).batches(algorithm.local_batches[0], finetune_epochs)
                 ctx = replace(ctx, num_steps=len(batches))
                 bench.seed_modules(ctx)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,3 +68,12 @@ def test_a_context_addresses_by_everything_that_identifies_the_work():
 
 def test_torch_seeds_fit_torch():
     assert all(0 <= torch_seed(s, "model") < 2**63 for s in range(200))
+
+
+@given(ADDRESS)
+def test_a_generator_is_the_philox_of_its_key_and_can_be_sent(address):
+    """In every bit of its state; pickled it goes on where it was."""
+    found = rng(address[0], *address[1])
+    assert str(found.bit_generator.state) == str(np.random.Philox(key=key(address[0], *address[1])).state)
+    found.random()
+    assert pickle.loads(pickle.dumps(found)).random() == found.random()

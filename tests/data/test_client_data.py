@@ -42,7 +42,7 @@ def by_hand(held, size, last_batch, epochs):
     found = []
     for epoch in range(epochs):
         order = held[draws("batches", epoch).permutation(len(held))]
-        cuts = edges(len(held), size, last_batch).tolist()
+        cuts = edges(len(held), size, last_batch)
         found += [order[a:b].tolist() for a, b in itertools.pairwise(cuts)]
     return found
 

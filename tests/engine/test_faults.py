@@ -241,7 +241,8 @@ def test_ctrl_c_between_rounds_keeps_what_is_done(ray_cluster, tmp_path, finishe
 def test_a_killed_server_actor_starts_again_from_the_checkpoint(ray_cluster, tmp_path, finished, method, call, store):
     """Own has two exchanges a round: calls 0 and 1 are those of round 1 (`states`: one a client actor)."""
     with server_killed_at(method, call) as killed:
-        run = flray.run(config("own", resources={"store": store}), out=tmp_path / "run")
+        by_calls = {"executor": "calls", "store": store}  # by a graph most of these methods are its nodes'
+        run = flray.run(config("own", resources=by_calls), out=tmp_path / "run")
     assert killed
     assert run.status == "finished" and run.rounds["round"].tolist() == [1, 2, 3, 4]
     assert last_state(run.folder) == last_state(finished("own").folder)

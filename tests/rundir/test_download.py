@@ -108,7 +108,7 @@ def test_a_server_actor_that_starts_on_an_empty_node_goes_on_from_the_storage(
 
     monkeypatch.setattr(Pool, "start", start)
     with server_killed_at("finish", 6) as killed:
-        run = flray.run(config("own", storage=base, resources={"store": "files"}), out=folder)
+        run = flray.run(config("own", storage=base, resources={"executor": "calls", "store": "files"}), out=folder)
     assert killed and loads == [Position(0, 2, 2, "round")], "the checkpoint after round 2"
     assert run.rounds["round"].tolist() == [1, 2, 3, 4] and run.status == "finished"
     assert last_state(run.folder) == last_state(whole.folder)

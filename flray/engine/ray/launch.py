@@ -21,6 +21,8 @@ from flray.engine.threads import cores
 from flray.experiment import Experiment
 from flray.scenario import Scenario
 
+SMALL = 1_000_000  # parameters and buffers of a model whose messages are what a graph makes cheaper
+
 
 def launch(
     experiment: Experiment, folder: Path, scenario: Scenario, fingerprints: dict[str, Any], lock: str
@@ -57,11 +59,25 @@ def launch(
                 ) from error
             pool.kill()
     facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
-    by_graph = resources.executor == "graph"
-    written = {"server": resources.server.model_copy(update={"threads": threads})}
-    written["executor"] = "graph" if by_graph else "calls"
+    executor = chosen(experiment, facts["parameters"] + facts["buffers"])
+    written = {"server": resources.server.model_copy(update={"threads": threads}), "executor": executor}
     experiment = experiment.model_copy(update={"resources": resources.model_copy(update=written)})
-    return (Graph if by_graph else Calls)(pool, experiment, facts), experiment
+    return (Graph if executor == "graph" else Calls)(pool, experiment, facts), experiment
+
+
+def chosen(experiment: Experiment, numbers: int) -> str:
+    """`calls` or `graph`: what `resources.executor` says, and what it means by `auto` for a model of so many
+    `numbers`.
+
+    The configuration alone decides, never the machine. What a large model's round costs is not its messages; a
+    sequential exchange goes by calls anyway; with GPUs the graph is not measured.
+    """
+    resources, algorithm = experiment.resources, experiment.algorithm
+    if resources.executor != "auto":
+        return resources.executor
+    gpus = resources.client.num_gpus != 0 or resources.server.num_gpus != 0
+    parallel = not algorithm.centralized and algorithm.training.order == "parallel"
+    return "graph" if numbers <= SMALL and parallel and not gpus else "calls"
 
 
 def _measured_gpu_share(experiment: Experiment, scenario: Scenario, key: str, threads: int) -> float:
