@@ -126,8 +126,9 @@ def report(folder: Path) -> None:
         what = "test" if split == "test" else "validation"
         when = f"round {int(last['done'])}" + (f", task {int(last['task'])}" if run.experiment.num_tasks > 1 else "")
         print(f"{when}: {what} accuracy {last[f'{split}/acc']:.2%}, loss {last[f'{split}/loss']:.4f}")
-    if len(run.personal):
-        for epochs, rows in run.personal.groupby("finetune_epochs"):
+    personal = run.last_personal
+    if len(personal):
+        for epochs, rows in personal.groupby("finetune_epochs"):
             found = rows["test/acc"].dropna()
             spread = f"{found.mean():.2%} +- {found.std(ddof=0):.2%} over {len(found)} clients"
             print(f"clients on their own test shares, {epochs} epochs of fine-tuning: {spread}")

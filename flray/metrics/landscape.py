@@ -80,14 +80,17 @@ def top_eigenpairs(
     """The `count` algebraically largest eigenvalues, descending, of the symmetric matrix `[size, size]` that `product`
     multiplies with, and their eigenvectors `[size, count]`.
 
-    Lanczos from the vector `start [size]`, to a relative `tolerance`. A matrix that is too small for that (its size is
-    not above `count` + 1) is built and solved as it is.
+    Lanczos from the random vector `start [size]`, to a relative `tolerance`. A matrix that is too small for that (its
+    size is not above `count` + 1) is built and solved as it is. One that sends `start` to 0 is 0 (a loss over a single
+    class has no curvature), and its eigenvectors are the first unit vectors.
     """
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     if size <= count + 1:
         dense = np.stack([product(column) for column in np.eye(size)], axis=1)
         values, vectors = np.linalg.eigh((dense + dense.T) / 2)
+    elif not product(start).any():
+        return np.zeros(count), np.eye(size, count)
     else:
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         values, vectors = eigsh(operator, k=count, which="LA", v0=start, tol=tolerance)

@@ -148,28 +148,27 @@ def ablation_cells(
 # clients -------------------------------------------------------------------------------------------
 def clients(folders: Iterable[str | Path | Run], out: str | Path = "clients.png") -> Path:
     """A PNG of the personalised test: the clients' accuracies on their own test shares, a box and a point a client, for
-    each number of fine-tuning epochs and each run. Returns the path; raises `ConfigError` when a run has no
-    personalised test.
+    each number of fine-tuning epochs and each run; over tasks that at the end of the last one. Returns the path; raises
+    `ConfigError` when a run has no personalised test.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     runs = open_runs(folders)
-    for run in runs:
-        if run.personal.empty:
+    tested = [run.last_personal for run in runs]
+    for run, rows in zip(runs, tested, strict=True):
+        if rows.empty:
             raise ConfigError(f"{run.folder} has no personalised test; run it with evaluate.finetune_epochs=[0,1,5]")
     names, colours = names_of(runs), palette(len(runs))
-    epochs = sorted({int(value) for run in runs for value in run.personal["finetune_epochs"]})
+    epochs = sorted({int(value) for rows in tested for value in rows["finetune_epochs"]})
     figure = Figure(figsize=(max(5.0, 1.2 * len(epochs) * len(runs)), 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
     width = 0.8 / len(runs)
-    for number, run in enumerate(runs):
+    for number, rows in enumerate(tested):
         for place, count in enumerate(epochs):
-            values = 100 * run.personal.loc[run.personal["finetune_epochs"] == count, "test/acc"].dropna().to_numpy(
-                float
-            )
+            values = 100 * rows.loc[rows["finetune_epochs"] == count, "test/acc"].dropna().to_numpy(float)
             middle = place + (number - (len(runs) - 1) / 2) * width
             axis.scatter(
                 middle + width * np.linspace(-0.3, 0.3, len(values)),

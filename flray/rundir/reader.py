@@ -161,6 +161,12 @@ class Run:
         """One row per client and number of fine-tuning epochs: the personalised test (`evaluate.finetune_epochs`)."""
         return self._table("personal")
 
+    @property
+    def last_personal(self) -> pandas.DataFrame:
+        """The rows of :attr:`personal` from its last test: of a run over tasks, that at the end of the last one."""
+        rows = self.personal
+        return rows[rows["done"] == rows["done"].max()] if len(rows) else rows
+
     def missing(self, name: str) -> str:
         """Which rows of a table were lost ("rounds 1-100"), as far as that is known from the folder; empty: none."""
         return self._rows(name)[1]

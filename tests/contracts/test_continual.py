@@ -168,3 +168,26 @@ def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walke
         tested = run.tests[(run.tests["set"] == "test") & (run.tests["phase"] == "round") & (run.tests["done"] > 0)]
         modes = set(tested["mode"])
         assert len(modes) >= 1 and len(tested) == probed.total_rounds * len(modes)
+
+
+GAPS = {
+    "rounds": 2,
+    "tasks": {"num_tasks": 4, "class_order": [2, 0, 3, 1], "partition": "once"},
+    "proxy": {"source": "holdout", "size": 12, "labelled": True},
+    # client by class: three or more of them hold something of a task, and none of the first four holds all
+    "partition": {
+        "name": "table",
+        "table": [[7, 0, 6, 0], [0, 8, 6, 0], [9, 8, 0, 10], [6, 7, 8, 0], [0, 0, 0, 7], [0, 0, 0, 8]],
+    },
+    "resources": {"executor": "local", "server": {"threads": 1}, "client": {"num_cpus": 1}},
+}
+
+
+@pytest.mark.filterwarnings("ignore::flray.scenario.PartitionWarning")
+@pytest.mark.parametrize("name", TABLE)
+def test_a_task_of_one_class_and_clients_without_a_sample_of_it_end_no_run(name, tmp_path):
+    """Its loss is 0 and has no gradient, no distance to another class exists, and state of who holds nothing waits."""
+    run = flray.run(experiment(name, data=DATA, **GAPS), out=tmp_path / "run", progress=False)
+    assert run.status == "finished"
+    rounds = run.rounds[run.rounds["round"] > 0]
+    assert len(rounds) == 8 and not rounds["diverged"].any()

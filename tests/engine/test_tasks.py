@@ -207,6 +207,7 @@ def test_the_clients_own_models_are_tested_at_the_end_of_every_task(tmp_path):
     run = flray.load(tmp_path / "run")
     assert len(run.rounds[run.rounds["round"] > 0]) == 2
     assert run.personal.groupby(["task", "phase"]).size().to_dict() == {(0, "task_end"): 4, (1, "task_end"): 4}
+    assert run.last_personal["task"].tolist() == [1] * 4
 
 
 # clients without samples -----------------------------------------------------------------------------

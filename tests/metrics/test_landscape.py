@@ -25,6 +25,12 @@ def test_a_matrix_with_known_eigenvalues(size: int) -> None:
     assert abs(vectors.T @ rotation[:, :2]) == pytest.approx(np.eye(2), abs=2e-2)
 
 
+def test_a_matrix_of_zeros_has_eigenvalues() -> None:
+    """The Hessian of a task with a single class, at which Lanczos iterations have nothing to begin with."""
+    values, vectors = top_eigenpairs(np.zeros_like, 20, 3, np.ones(20))
+    assert values.tolist() == [0, 0, 0] and np.array_equal(vectors.T @ vectors, np.eye(3))
+
+
 def test_softmax_regression_in_closed_form() -> None:
     """One sample x, logits W x + b: the Hessian is (diag(p) - p p^T) kron (x~ x~^T), x~ = (x, 1), so its eigenvalues
     are those of diag(p) - p p^T times |x|^2 + 1."""

@@ -154,7 +154,8 @@ def test_few_seeds_are_thin_lines_and_shares_end_at_100(tmp_path: Path, seeds: i
 
 
 def test_clients_png(pilots: list[Run], tmp_path: Path) -> None:
-    tables = {"client": [0, 1, 0, 1], "finetune_epochs": [0, 0, 5, 5], "test/acc": [0.2, 0.4, 0.9, None]}
+    accuracies = {"finetune_epochs": [0, 0, 5, 5], "test/acc": [0.2, 0.4, 0.9, None]}
+    tables = {"done": [1] * 4, "client": [0, 1, 0, 1], **accuracies}
     runs = [folder(tmp_path / name, config(seed=seed), [0.5]) for seed, name in enumerate("ab")]
     for run in runs:
         (run / "personal").mkdir()
