@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,13 +13,16 @@ import torch
 from flray.core.clock import Clock
 from flray.core.errors import ResourceError
 from flray.data import Dataset
-from flray.engine.prepare import build_data, build_scenario
+from flray.engine.prepare import build_data, build_scenario, drifted
 from flray.engine.progress import size
 from flray.engine.workbench import Roll, Workbench
 from flray.experiment import Experiment, algorithm_name
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
-from flray.scenario import Scenario, partition_figure, partition_table
+from flray.scenario import Scenario, drift_figure, partition_figure, partition_table
+
+if TYPE_CHECKING:
+    import pandas
 
 SHOWN = 20  # clients in the table
 
@@ -39,6 +42,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     objective, algorithm = bench.objective, experiment.algorithm
     cohort = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
     dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
+    table = drifted(experiment, scenario)
     ctx = bench.context(Clock())
     state = algorithm.init_server(ctx, *objective.initial())
     down = algorithm.broadcast(ctx, state)
@@ -58,6 +62,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
         ("proxy", _proxy(experiment, proxy, 0 if private is None else len(dataset.train.y) - len(private))),
         *_held(experiment, scenario, dataset),
+        ("drift", "none" if experiment.drift is None else _drift(experiment, table)),
         (
             "cohort",
             "none: all clients' data in one place" if algorithm.centralized else f"{cohort} clients a round{dropout}",
@@ -95,6 +100,8 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     text = partition_table(scenario.union(SHOWN), dataset.train.y, dataset.num_classes).to_string()
     if figure is not None:
         partition_figure(scenario, dataset.train.y, dataset.classes, figure)
+        if len(table):
+            drift_figure(table, experiment.total_rounds, dataset.classes, beside(figure))
     return [{"check": name, "found": value} for name, value in rows], text + (
         "\n..." if scenario.population > SHOWN else ""
     )
@@ -120,6 +127,28 @@ def _held(experiment: Experiment, scenario: Scenario, dataset: Dataset) -> list[
         else:
             rows.append(("partition", text))
     return [*rows, ("partition hash", scenario.fingerprint)]
+
+
+def beside(figure: Path) -> Path:
+    """Where the picture of the drift goes: `NAME_drift.png` beside that of the partition."""
+    return figure.with_name(f"{figure.stem}_drift{figure.suffix}")
+
+
+def _drift(experiment: Experiment, table: pandas.DataFrame) -> str:
+    """What the drift is, and what it leaves of the samples of the cohorts."""
+    assert experiment.drift is not None
+    lost = table[table["kept"] < table["of"]]
+    if not len(lost):
+        return f"{experiment.drift.about()}; nobody loses a sample in {experiment.total_rounds} rounds"
+    sums = table.groupby("round")[["kept", "of"]].sum()
+    sums = sums[sums["kept"] < sums["of"]]
+    share = sums["kept"] / sums["of"]
+    text = (
+        f"{experiment.drift.about()}. Of {experiment.total_rounds} rounds {len(sums)} ({sums.index[0]} to "
+        f"{sums.index[-1]}) train on {share.min():.0%} to {share.max():.0%} of their cohort's samples"
+    )
+    empty = int((sums["kept"] == 0).sum())
+    return f"{text}; {empty} of them have none and change nothing" if empty else text
 
 
 def _proxy(experiment: Experiment, proxy: Any, held: int) -> str:
@@ -174,7 +203,7 @@ def _update(bench: Workbench, down: Any, scenario: Scenario) -> tuple[dict[str, 
     algorithm, clock = bench.algorithm, Clock()
     if algorithm.centralized:
         return {}, []
-    shares = scenario.shares(clock, np.array([scenario.members(0)[0]]))
+    shares = scenario.drifting(None).shares(clock, np.array([scenario.members(0)[0]]))
     ctx = bench.context(clock, client=int(shares.clients[0]), num_steps=1, num_examples=len(shares.indices), weight=1.0)
     client, data = algorithm.init_client(ctx), bench.client_data(ctx, shares.indices)
     update, _ = algorithm.end(ctx, down, client, algorithm.begin(ctx, down, client, data), data)

@@ -13,11 +13,12 @@ from flray.core.algorithm import Algorithm
 from flray.core.errors import ConfigError
 from flray.core.objective import Precision
 from flray.core.probe import Probe
+from flray.core.registry import Registry
 from flray.core.section import Section, one_line, spelled_out
 from flray.data import DataConfig, ProxyConfig
 from flray.metrics.probes import PROBES
 from flray.models import ModelConfig
-from flray.scenario import PartitionConfig, TasksConfig, ValidationConfig
+from flray.scenario import DRIFTS, Drift, PartitionConfig, TasksConfig, ValidationConfig
 
 RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage")  # what may change when a run is resumed
 
@@ -184,6 +185,9 @@ class Experiment(Section):
     proxy: ProxyConfig | None = Field(None, description="public data on the server")
     partition: PartitionConfig
     tasks: TasksConfig | None = Field(None, description="a sequence of tasks; none: one, of all classes")
+    drift: Drift | None = Field(
+        None, description="classes that vanish from clients' data in some rounds; none: nothing"
+    )
     model: ModelConfig
     algorithm: Algorithm
     cohort: CohortConfig = CohortConfig()
@@ -236,14 +240,12 @@ class Experiment(Section):
     @field_validator("algorithm", mode="before")
     @classmethod
     def _algorithm(cls, value: Any) -> Any:
-        if isinstance(value, Algorithm):
-            return value
-        values = spelled_out(value, Algorithm)
-        if not isinstance(values, dict) or "name" not in values:
-            raise ConfigError("algorithm: the name is missing; write algorithm: {name: fedavg}")
-        kind = ALGORITHMS.get(values.pop("name"))
-        with one_line("algorithm", kind):
-            return kind(**values)
+        return _of_its_kind("algorithm", value, Algorithm, ALGORITHMS, "fedavg")
+
+    @field_validator("drift", mode="before")
+    @classmethod
+    def _drift(cls, value: Any) -> Any:
+        return None if value is None else _of_its_kind("drift", value, Drift, DRIFTS, "remove_classes, from_round: 10")
 
     @model_validator(mode="after")
     def _fits(self) -> Experiment:
@@ -283,9 +285,12 @@ class Experiment(Section):
 
     def dump(self) -> dict[str, Any]:
         """Plain values, complete, in the order of the file."""
-        values = self.model_dump(mode="json", exclude={"algorithm"})
-        algorithm = {"name": algorithm_name(self.algorithm), **self.algorithm.model_dump(mode="json")}
-        return {key: algorithm if key == "algorithm" else values[key] for key in type(self).model_fields}
+        values = self.model_dump(mode="json", exclude={"algorithm", "drift"})
+        values["algorithm"] = {"name": algorithm_name(self.algorithm), **self.algorithm.model_dump(mode="json")}
+        values["drift"] = None
+        if self.drift is not None:
+            values["drift"] = {"name": registered_name(DRIFTS, self.drift), **self.drift.model_dump(mode="json")}
+        return {key: values[key] for key in type(self).model_fields}
 
     def yaml(self) -> str:
         return yaml.safe_dump(self.dump(), sort_keys=False)
@@ -293,9 +298,25 @@ class Experiment(Section):
 
 def algorithm_name(algorithm: Algorithm) -> str:
     """The name under which an algorithm's class is registered."""
-    for name in ALGORITHMS.names():
-        if ALGORITHMS.get(name) is type(algorithm):
+    return registered_name(ALGORITHMS, algorithm)
+
+
+def registered_name(table: Registry, section: Section) -> str:
+    """The name under which a section's class is registered in a table. Raises `ConfigError` where it has none."""
+    for name in table.names():
+        if table.get(name) is type(section):
             return name
-    raise ConfigError(
-        f"{type(algorithm).__name__} is not registered; add it with ALGORITHMS.add('name', {type(algorithm).__name__})"
-    )
+    kind = type(section).__name__
+    raise ConfigError(f"{kind} is not registered; add it with {table.kind.upper()}S.add('name', {kind})")
+
+
+def _of_its_kind(key: str, value: Any, base: type[Section], table: Registry, example: str) -> Any:
+    """The section `key` as the class that its `name` stands for in a table. Raises `ConfigError`."""
+    if isinstance(value, base):
+        return value
+    values = spelled_out(value, base)
+    if not isinstance(values, dict) or "name" not in values:
+        raise ConfigError(f"{key}: the name is missing; write {key}: {{name: {example}}}")
+    kind = table.get(values.pop("name"))
+    with one_line(key, kind):
+        return kind(**values)

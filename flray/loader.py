@@ -21,10 +21,12 @@ from flray.experiment import Experiment
 from flray.keys import places_of
 from flray.models import MODELS
 from flray.overrides import axes_of, once
-from flray.scenario import PARTITIONS
+from flray.scenario import DRIFTS, PARTITIONS
 from flray.whereabouts import find_modules
 
-NAMED = {"algorithm": ALGORITHMS, "model": MODELS, "partition": PARTITIONS}  # sections of a name and its own options
+# sections of a name and its own options
+NAMED = {"algorithm": ALGORITHMS, "model": MODELS, "partition": PARTITIONS, "drift": DRIFTS}
+OPTIONAL = ("drift",)  # of these, `none` takes the section out
 
 
 def load_config(
@@ -158,7 +160,8 @@ def _start(raw: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
             values[section] = cell[section]
         for key in (section, f"{section}.name"):
             if key in cell and (key != section or not isinstance(cell[key], dict)):
-                values[section] = switch(section, values.get(section), cell[key])
+                out = cell[key] in (None, "none") and section in OPTIONAL
+                values[section] = None if out else switch(section, values.get(section), cell[key])
     return values
 
 
@@ -239,6 +242,8 @@ def switch(section: str, current: Any, name: Any) -> dict[str, Any]:
         new, left = ALGORITHMS.get(name), ALGORITHMS.get(before) if isinstance(before, str) else None
         # a key that neither knows is a typo in the file: kept, so that it is reported
         kept = {k: v for k, v in old.items() if left is None or k not in left.model_fields or _shared(k, new, left)}
+    elif section == "drift":
+        kept = {k: v for k, v in old.items() if k in DRIFTS.get(name).model_fields}
     else:
         kept = {k: old[k] for k in ("clients", "seed") if k in old and section == "partition"}
     return {"name": name, **kept}

@@ -26,7 +26,8 @@ def catalog(kind: str) -> list[dict[str, Any]]:
     table = _table(kind)
     rows = _folders() if kind == "datasets" else []
     here = {row["name"] for row in rows}
-    return rows + [{"name": name, "about": _summary(table.get(name))} for name in table.names() if name not in here]
+    names = [name for name in table.names() if name not in here]
+    return rows + [{"name": name, "about": _summary(table.get(name), kind)} for name in names]
 
 
 def _folders() -> list[dict[str, Any]]:
@@ -41,6 +42,7 @@ def _folders() -> list[dict[str, Any]]:
 INSIDE = {
     "algorithm": "flray list algorithms NAME",
     "model": "flray list models NAME",
+    "drift": "flray list drifts NAME",
     "proxy": "and every key of data",
 }
 
@@ -99,7 +101,7 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
         from flray.models import model_options
 
         return inspect.getdoc(target) or "", [_row(hp) for hp in model_options(name)]
-    if kind == "diagnostics":
+    if kind in ("diagnostics", "drifts"):
         return inspect.getdoc(target) or "", _fields(target)
     if kind == "partitions":
         from flray.scenario.partition_config import PartitionConfig
@@ -142,18 +144,19 @@ def _table(kind: str) -> Any:
     from flray.data import SOURCES
     from flray.metrics.probes import PROBES
     from flray.models import MODELS
-    from flray.scenario import PARTITIONS
+    from flray.scenario import DRIFTS, PARTITIONS
 
-    data = {"datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS}
+    data = {"datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS, "drifts": DRIFTS}
     tables = {"algorithms": ALGORITHMS, **data, "diagnostics": PROBES}
     if kind not in tables:
         raise unknown("kind", kind, [*tables, "metrics", "config"])
     return tables[kind]
 
 
-def _summary(target: Any) -> str:
+def _summary(target: Any, kind: str) -> str:
     module = sys.modules.get(getattr(target, "__module__", ""))
-    own = inspect.isclass(target) and issubclass(target, BaseModel)  # what one is stands at the top of its file
+    # what one is stands at the top of its file, but several drifts share one
+    own = inspect.isclass(target) and issubclass(target, BaseModel) and kind != "drifts"
     text = (module.__doc__ if own and module is not None else inspect.getdoc(target)) or ""
     return " ".join(text.strip().split("\n\n")[0].split())
 

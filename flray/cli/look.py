@@ -12,7 +12,7 @@ import typer
 from flray.cli.show import Imports, Overrides, import_modules, markdown, own_modules, print_rows, print_table
 from flray.core.errors import FlrayError, unknown
 
-KINDS = ("algorithms", "datasets", "models", "partitions", "diagnostics", "metrics", "config")
+KINDS = ("algorithms", "datasets", "models", "partitions", "drifts", "diagnostics", "metrics", "config")
 FORMATS = ("table", "markdown", "csv", "json")
 FIGURES = ("curves", "clients", "decision-regions", "ablation", "sweep")
 
@@ -73,7 +73,7 @@ def doctor(
 
     Trains nothing.
     """
-    from flray.doctor import examine, examine_upload
+    from flray.doctor import beside, examine, examine_upload
     from flray.loader import load_config
 
     own_modules()
@@ -90,6 +90,8 @@ def doctor(
     print(table)
     if figure is not None:
         print(f"partition figure: {figure}")
+        if beside(figure).exists() and cells[0].drift is not None:
+            print(f"drift figure: {beside(figure)}")
 
 
 def replay(

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.core.errors import DataError, ResourceError
+from flray.core.clock import START, schedule
+from flray.core.disk import whole
+from flray.core.errors import CheckpointError, DataError, ResourceError
 from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy
+from flray.engine import cohort as cohorts
 from flray.experiment import Experiment
 from flray.rundir.recorder import write_text
-from flray.scenario import Scenario, build, partition_table
+from flray.scenario import Drifting, DriftWarning, Scenario, build, drift_table, partition_table
+
+if TYPE_CHECKING:
+    import pandas
 
 
 def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]:
@@ -53,7 +61,39 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
     )
     for stage in scenario.stages:
         experiment.cohort.count(len(scenario.members(stage.index)))
+    scenario = with_drift(experiment, dataset, scenario)
+    _note_drift(experiment, scenario)
     return scenario
+
+
+def with_drift(experiment: Experiment, dataset: Dataset, scenario: Scenario) -> Scenario:
+    """The scenario under the drift that the configuration asks for. Raises `ConfigError` where it does not fit."""
+    if experiment.drift is None:
+        return scenario
+    draw = functools.partial(cohorts.sample, experiment.cohort, experiment.seed)
+    world = (dataset.train.y, dataset.num_classes, scenario.population, experiment.seed)
+    return scenario.drifting(Drifting(experiment.drift, *world, draw))
+
+
+def drifted(experiment: Experiment, scenario: Scenario) -> pandas.DataFrame:
+    """What the drift leaves of the cohort of every round (`flray.scenario.drift_table`); no row without a drift."""
+    clocks = schedule(START, experiment.rounds, len(scenario.stages))
+    return drift_table(scenario, (clock for clock in clocks if clock.phase == "round"))
+
+
+def _note_drift(experiment: Experiment, scenario: Scenario) -> None:
+    """Warns, in one line each, of a drift that takes nothing away, and of rounds in which nobody holds a sample."""
+    if experiment.drift is None:
+        return
+    table, rounds = drifted(experiment, scenario), experiment.total_rounds
+    if (table["kept"] == table["of"]).all():
+        what = f"drift: no client loses a sample in rounds 1 to {rounds}; {experiment.drift.about()}"
+        warnings.warn(what, DriftWarning, stacklevel=3)
+    left = table.groupby("round")["kept"].sum()
+    empty = left[left == 0].index
+    if len(empty):
+        what = f"drift: in {len(empty)} of {rounds} rounds nobody of the cohort holds a sample"
+        warnings.warn(f"{what} (the first is {empty[0]}); they change nothing", DriftWarning, stacklevel=3)
 
 
 def stored_scenario(
@@ -62,7 +102,7 @@ def stored_scenario(
     """The scenario as it lies in a run's folder `where`, memory-mapped; `scenario`: a new one, which is written first.
 
     None: the one that lies there; where that is damaged or gone it is made again from the configuration, aloud.
-    `data` is what :func:`build_data` returned.
+    `data` is what :func:`build_data` returned. With it lies what the drift does: `drift.json` and `drift.parquet`.
     """
     dataset, _, private = data
     if scenario is None:
@@ -77,4 +117,15 @@ def stored_scenario(
             for partition, place in zip(scenario.partitions, scenario.folders(where), strict=True):
                 table = partition_table(partition, dataset.train.y, dataset.num_classes)
                 write_text(place / "table.csv", table.to_csv())
-    return Scenario.load(where, dataset.num_classes, verify=False)
+    scenario = with_drift(experiment, dataset, Scenario.load(where, dataset.num_classes, verify=False))
+    if scenario.drift is not None:
+        about = {"drift": experiment.dump()["drift"], "seed": experiment.seed, "hash": scenario.drift.fingerprint}
+        write_text(where / "drift.json", json.dumps(about, indent=1) + "\n")
+        table = drifted(experiment, scenario)
+        try:
+            with whole(where / "drift.parquet") as aside:
+                table.to_parquet(aside, index=False)
+        except OSError as error:
+            why = error.strerror or error
+            raise CheckpointError(f"cannot write {where / 'drift.parquet'}: {why}; free some space") from error
+    return scenario

@@ -26,6 +26,7 @@ from flray.data import load_dataset
 from flray.engine import cohort as cohorts
 from flray.engine.client import in_folder
 from flray.engine.local_executor import Local
+from flray.engine.prepare import with_drift
 from flray.engine.rounds import transact
 from flray.engine.server import Server
 from flray.engine.threads import threads
@@ -53,7 +54,9 @@ class Replay:
         # client states of the replay; the run folder stays as it is
         self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")
         with started_in(run.folder):  # for relative paths to data
-            self.scenario = Scenario.load(run.folder / "partition", load_dataset(self.experiment.data).num_classes)
+            dataset = load_dataset(self.experiment.data)
+            scenario = Scenario.load(run.folder / "partition", dataset.num_classes)
+            self.scenario = with_drift(self.experiment, dataset, scenario)
             self.bench = Workbench(self.experiment, Roll.of(self.scenario), device)
         self.server = Server(self.bench, run.folder.absolute(), Path(self._scratch.name))
         self.executor = Local(self.server, facts["client_threads"], facts["threads"])

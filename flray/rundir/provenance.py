@@ -159,6 +159,7 @@ def _named(experiment: Experiment) -> Iterator[ModuleType]:
     ):
         if name in table.names():
             names.append(table.get(name).__module__)
+    names += [base.__module__ for base in type(experiment.drift).__mro__] if experiment.drift is not None else []
     for name in dict.fromkeys(names):
         if name in sys.modules:
             yield sys.modules[name]

@@ -4,17 +4,23 @@ Importing it reads no file.
 """
 
 from flray.scenario.build import build
+from flray.scenario.drift import DRIFTS, Drift
+from flray.scenario.drifting import Drifting, DriftWarning, drift_table
 from flray.scenario.held_out import ValidationConfig
 from flray.scenario.local_test import local_test
 from flray.scenario.partition import Partition, PartitionWarning, load_partition, make_partition, partition_table
 from flray.scenario.partition_config import PARTITIONS, PartitionConfig
-from flray.scenario.picture import partition_figure
+from flray.scenario.picture import drift_figure, partition_figure
 from flray.scenario.scenario import Scenario, Shares, clients_at
 from flray.scenario.stage import Stage, TestSet, num_outputs, relabelled
 from flray.scenario.tasks import TasksConfig
 
 __all__ = [
+    "DRIFTS",
     "PARTITIONS",
+    "Drift",
+    "DriftWarning",
+    "Drifting",
     "Partition",
     "PartitionConfig",
     "PartitionWarning",
@@ -26,6 +32,8 @@ __all__ = [
     "ValidationConfig",
     "build",
     "clients_at",
+    "drift_figure",
+    "drift_table",
     "load_partition",
     "local_test",
     "make_partition",

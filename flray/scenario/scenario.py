@@ -5,31 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flray.core.disk import array_checksum, checksum, unsealed
 from flray.core.errors import DataError
 from flray.data.cache import Array
+from flray.scenario.drifting import Drifting, Moment
 from flray.scenario.partition import Partition, from_lists, load_partition, write
 from flray.scenario.partition_config import PartitionConfig
 from flray.scenario.stage import Stage, TestSet, together
 
 STAGES = "scenario.json"  # beside the partitions of several stages, or of one that is not the whole data set's
-
-
-class Moment(Protocol):
-    """What of a moment decides who holds what (`flray.core.clock.Clock`)."""
-
-    @property
-    def task(self) -> int: ...
-
-    @property
-    def round(self) -> int: ...
-
-    @property
-    def done(self) -> int: ...
 
 
 class Shares(NamedTuple):
@@ -62,14 +50,15 @@ class Shares(NamedTuple):
 
 
 class Scenario:
-    """The stages of an experiment, each with its partition over the same `population` of clients.
+    """The stages of an experiment, each with its partition over the same `population` of clients, and a drift, if any.
 
     Memory and time of every method but `fingerprint` and `save` grow with the cohort, not with the population, once
     `members` has looked at a stage.
     """
 
-    def __init__(self, stages: Sequence[Stage], partitions: Sequence[Partition]) -> None:
+    def __init__(self, stages: Sequence[Stage], partitions: Sequence[Partition], drift: Drifting | None = None) -> None:
         """Raises `ValueError` where stages and partitions do not fit each other."""
+        self.drift = drift
         self.stages, self.partitions = tuple(stages), tuple(partitions)
         if not stages or len(stages) != len(partitions):
             raise ValueError(f"{len(stages)} stages and {len(partitions)} partitions; give one partition a stage")
@@ -107,11 +96,17 @@ class Scenario:
         partition = self.partitions[clock.task]
         asked = np.asarray(clients, np.int64)
         held = [partition.client(k) for k in asked.tolist()]
+        if self.drift is not None:
+            held = self.drift.kept(clock, self.members(clock.task), asked.tolist(), held)
         stays = np.array([everyone or len(share) > 0 for share in held], bool)
         kept = [share for share in held if len(share)]
         indices = np.concatenate(kept) if kept else np.zeros(0, partition.indices.dtype)
         offsets = np.cumsum([0, *(len(share) for share, stay in zip(held, stays, strict=True) if stay)], dtype=np.int64)
         return Shares(asked[stays], indices, offsets, int((~stays).sum()))
+
+    def drifting(self, drift: Drifting | None) -> Scenario:
+        """The same under a drift; None: without one, so what clients hold at most."""
+        return type(self)(self.stages, self.partitions, drift)
 
     def total_examples(self, task: int) -> int:
         """Training samples of the whole population in a stage (n of the papers)."""
@@ -125,10 +120,12 @@ class Scenario:
     # on disk --------------------------------------------------------------------------------------
     @property
     def fingerprint(self) -> str:
-        """Checksum of who holds what and of what is tested; that of the partition in an ordinary experiment."""
-        if self._is_ordinary:
-            return self.partitions[0].hash
-        return checksum(json.dumps(self._notes(), sort_keys=True).encode(), *(p.hash.encode() for p in self.partitions))
+        """Checksum of who holds what, when, and of what is tested; that of the partition in an ordinary experiment."""
+        found = self.partitions[0].hash
+        if not self._is_ordinary:
+            notes = json.dumps(self._notes(), sort_keys=True)
+            found = checksum(notes.encode(), *(part.hash.encode() for part in self.partitions))
+        return found if self.drift is None else checksum(found.encode(), self.drift.fingerprint.encode())
 
     @property
     def _is_ordinary(self) -> bool:
@@ -181,7 +178,8 @@ class Scenario:
     def load(cls, folder: Path | str, num_classes: int, verify: bool = True) -> Scenario:
         """The saved scenario of a data set of `num_classes` classes, its partitions memory-mapped.
 
-        `verify` reads all of it once to compare checksums; a worker whose driver has verified passes False.
+        It has no drift, which follows from the configuration: see :meth:`drifting`. `verify` reads all of it once to
+        compare checksums; a worker whose driver has verified passes False.
         Raises `DataError` for what is missing or was changed.
         """
         folder = Path(folder)

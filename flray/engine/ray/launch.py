@@ -86,7 +86,8 @@ def _measured_gpu_share(experiment: Experiment, scenario: Scenario, key: str, th
         return 0.0
     task = int(np.argmax([partition.sizes.max() for partition in scenario.partitions]))
     largest, algorithm = int(np.argmax(scenario.partitions[task].sizes)), experiment.algorithm
-    job = cohorts.hops(scenario, algorithm, np.array([largest]), Clock(task), algorithm.training)[0][0].jobs[0]
+    whole, clock = scenario.drifting(None), Clock(task)
+    job = cohorts.hops(whole, algorithm, np.array([largest]), clock, algorithm.training)[0][0].jobs[0]
     probe = Pool(
         1, {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0}
     )

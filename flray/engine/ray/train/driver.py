@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from flray.core.clock import Clock
+from flray.core.clock import START, Clock, schedule
 from flray.core.errors import ConfigError, NonFiniteError
 from flray.engine.evaluate import personal_epochs
 from flray.engine.progress import Progress
@@ -22,6 +22,7 @@ from flray.engine.rounds import Executor
 from flray.engine.simulation import Simulation
 from flray.engine.threads import cores
 from flray.experiment import Experiment
+from flray.scenario import Scenario
 
 
 class Centralized(Simulation):
@@ -54,7 +55,9 @@ class Centralized(Simulation):
         threads = max(1, int(resources.client.num_cpus))
         self.trainers = Trainers(workers, share, server)
         recipe = Recipe.of(self.experiment, self.scenario)
-        self.trainers.prepare(recipe, [np.unique(part.indices) for part in self.scenario.partitions], threads)
+        samples = [np.unique(part.indices) for part in self.scenario.partitions]
+        drifted = _drifted(self.scenario, samples, schedule(START, self.experiment.rounds, len(self.scenario.stages)))
+        self.trainers.prepare(recipe, samples, drifted, threads)
         facts = self.trainers.call("setup", recipe, str(self.folder.absolute()), cores(), self.home.lock_id)
         facts.update(client_actors=workers, client_resources=share, server_resources=server, client_threads=threads)
         return Calls(self.trainers, self.experiment, facts), self.experiment
@@ -86,6 +89,20 @@ class Centralized(Simulation):
             self.executor, _ = super()._launch()
             self.executor.call("load")
         return super()._task(clock, show)
+
+
+def _drifted(scenario: Scenario, samples: Sequence[np.ndarray], clocks: Iterable[Clock]) -> dict[int, np.ndarray]:
+    """What all clients together hold in the rounds in which a drift takes something away, by `done`."""
+    found: dict[int, np.ndarray] = {}
+    for clock in clocks if scenario.drift is not None else ():
+        assert scenario.drift is not None
+        if clock.phase == "round" and scenario.drift.drift.active(clock.done + 1):
+            everyone = np.asarray(scenario.members(clock.task), dtype=np.int64)
+            left, before = np.unique(scenario.shares(clock, everyone).indices), found.get(clock.done - 1)
+            if len(left) < len(samples[clock.task]):
+                # rounds alike share one array, which is sent once
+                found[clock.done] = before if before is not None and np.array_equal(before, left) else left
+    return found
 
 
 def _workers(experiment: Experiment, server: dict[str, float], again: bool) -> tuple[int, dict[str, float]]:

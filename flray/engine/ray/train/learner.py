@@ -8,7 +8,7 @@ workers there are.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,11 +41,17 @@ class Learner:
     """Worker `rank` of `world`. All workers call the same methods with the same arguments, and get the same results."""
 
     def __init__(
-        self, bench: Workbench, samples: Sequence[Array], rank: int = 0, world: int = 1, gather: Gather | None = None
+        self,
+        bench: Workbench,
+        samples: Sequence[Array],
+        rank: int = 0,
+        world: int = 1,
+        gather: Gather | None = None,
+        drifted: Mapping[int, Array] | None = None,
     ) -> None:
-        """`samples`: each task's training samples, in an order that all workers share; `gather` is needed where
-        `world > 1`."""
-        self.bench, self.algorithm, self.samples = bench, bench.algorithm, samples
+        """`samples`: each task's training samples, in an order that all workers share; `drifted`: what is left of them
+        in a round, by `done`, where that is less. `gather` is needed where `world > 1`."""
+        self.bench, self.algorithm, self.samples, self.drifted = bench, bench.algorithm, samples, drifted or {}
         self.rank, self.world, self._gather = rank, world, gather
         self.batch_size, self.epochs = self.algorithm.local_batches
         self.part = -(-self.batch_size // self.algorithm.shards)  # samples of a part; a short batch has fewer parts
@@ -56,16 +62,22 @@ class Learner:
         self._plans: dict[int, list[list[Node]]] = {}
 
     def context(self, clock: Clock, num_steps: int = -1) -> Context:
-        return self.bench.context(clock, num_steps=num_steps, num_examples=len(self.samples[clock.task]))
+        return self.bench.context(clock, num_steps=num_steps, num_examples=len(self.held(clock)))
+
+    def held(self, clock: Clock) -> Array:
+        """The training samples of a round."""
+        return self.drifted.get(clock.done, self.samples[clock.task])
 
     # training -----------------------------------------------------------------------------------
     def round(self, state: Any, clock: Clock) -> tuple[Any, Metrics, int]:
-        """(state after a round, metrics, gradient steps)."""
+        """(state after a round, metrics, gradient steps); where a drift leaves no sample the state stays."""
+        if not len(self.held(clock)):
+            return state, {}, 0
         batches = self._batches(clock)
         ctx = self.context(clock, len(batches))
         carry = self.algorithm.begin(ctx, None, state, None)
         for step, batch in enumerate(batches):
-            left = len(self.samples[clock.task]) - step % (len(batches) // self.epochs) * self.batch_size
+            left = len(self.held(clock)) - step % (len(batches) // self.epochs) * self.batch_size
             mean = self._mean(ctx, state, carry, batch, step, min(self.batch_size, left))
             carry.b.copy_(mean.b)
             carry = self.algorithm.descend(ctx, None, carry, mean.loss[0], mean.g)
@@ -80,7 +92,7 @@ class Learner:
         return Batches(
             data.train.x,
             data.train.y,
-            self.samples[clock.task],
+            self.held(clock),
             batch_size=self.batch_size,
             epochs=self.epochs,
             last_batch=self.algorithm.last_batch,

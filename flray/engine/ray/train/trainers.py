@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,7 @@ def learn(config: dict[str, Any]) -> None:
     try:
         experiment = config["recipe"].read()
         bench = Workbench(experiment, config["recipe"].roll, _device(config["threads"]))
-        learner = Learner(bench, config["samples"], rank, world, gather)
+        learner = Learner(bench, config["samples"], rank, world, gather, config["drifted"])
         group, first, state = _begin(conductor, rank, world, bench.objective.device)
         state = to_torch(state, bench.objective.device)
         for clock in _rounds(experiment, first):
@@ -276,9 +276,13 @@ class Trainers(Pool):
         self._fit: Any = None
         self._last = False
 
-    def prepare(self, recipe: Recipe, samples: Sequence[np.ndarray], threads: int) -> None:
-        """What the workers need, with each task's training samples; they start when the first round is asked for."""
-        self._loop = {"conductor": self.server, "recipe": recipe, "samples": samples, "threads": threads}
+    def prepare(
+        self, recipe: Recipe, samples: Sequence[np.ndarray], drifted: Mapping[int, np.ndarray], threads: int
+    ) -> None:
+        """What the workers need, with each task's training samples, and what is left of them in the rounds of a drift;
+        they start when the first round is asked for."""
+        known = {"samples": samples, "drifted": drifted}
+        self._loop = {"conductor": self.server, "recipe": recipe, **known, "threads": threads}
 
     def round(self, clock: Clock, last: bool) -> dict[str, Any]:
         """The row of a round. Raises `ServerLostError` where the trainer ended, a worker's own error."""

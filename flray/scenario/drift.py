@@ -1,0 +1,252 @@
+"""The section `drift` of a configuration: which classes vanish from whose training data, and when.
+
+Rounds are numbered as in the column `done` of `rounds/`: from 1, over all tasks. A drift is active in the rounds
+`from_round <= round < to_round`; in `to_round` everything is there again. Only training data drift, never a test set.
+What is done with a section stands in `drifting.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from flray.core.errors import ConfigError
+from flray.core.registry import Registry
+from flray.core.section import Section
+from flray.core.seeding import Address, rng
+from flray.data.cache import Array
+
+DRIFTS = Registry(
+    "drift",
+    {
+        "remove_classes": "flray.scenario.drift:RemoveClasses",
+        "gradual": "flray.scenario.drift:Gradual",
+        "glue": "flray.scenario.drift:Glue",
+        "table": "flray.scenario.drift_table:DriftTable",
+    },
+)
+
+
+class World:
+    """What a drift may draw on: the population, and generators that are addressed by the run's seed."""
+
+    def __init__(self, seed: int, population: int, num_classes: int) -> None:
+        self.seed, self.population, self.num_classes = seed, population, num_classes
+        self._some: dict[float, frozenset[int]] = {}
+
+    def rng(self, *address: Address) -> np.random.Generator:
+        """The generator of an address, the same in every round."""
+        return rng(self.seed, "drift", *address)
+
+    def some_clients(self, fraction: float) -> frozenset[int]:
+        """A random share of all clients, the same in every round: at least one. A smaller share is part of a larger."""
+        if fraction not in self._some:
+            count = max(1, int(fraction * self.population + 1e-9))
+            self._some[fraction] = frozenset(self.rng("clients").permutation(self.population)[:count].tolist())
+        return self._some[fraction]
+
+
+class Now:
+    """A round (from 1, over all tasks) as a drift sees it. `selected`: the round's cohort as it was drawn, ascending;
+    at the beginning and at the end of a task everybody who holds samples in it."""
+
+    def __init__(self, round: int, world: World, draw: Callable[[], Array]) -> None:
+        self.round, self.world, self._draw = round, world, draw
+        self._selected: list[int] | None = None
+
+    @property
+    def selected(self) -> list[int]:
+        if self._selected is None:
+            self._selected = sorted(self._draw().tolist())
+        return self._selected
+
+
+class Drift(Section, ABC, frozen=True):
+    """Which share of which classes has vanished from a client's data.
+
+    A drift of your own is a subclass with :meth:`gone`, under a name in `DRIFTS`.
+    """
+
+    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
+
+    @abstractmethod
+    def gone(self, now: Now, client: int) -> Mapping[int, float]:
+        """The share (0 to 1) of the client's samples of each class that is gone in a round; classes that are whole may
+        be left out.
+
+        Of n samples the first floor(share n + 1e-9) of a random order are gone, which is one for each client and class
+        in all rounds: a larger share takes away the same samples and more.
+        """
+
+    def active(self, round: int) -> bool:
+        """Whether anything may be gone in a round (from 1, over all tasks)."""
+        return True
+
+    def check(self, num_classes: int, population: int) -> None:
+        """Raises `ConfigError` where the drift does not fit the data: a class or a client that there is not."""
+
+    def about(self) -> str:
+        """What happens, in words, for `flray doctor`."""
+        return type(self).__name__
+
+    def written(self) -> Any:
+        """All that decides what is gone, as JSON has it: a checksum of it is in the run's fingerprints."""
+        return self.model_dump(mode="json")
+
+
+class Window(Drift, frozen=True):
+    """A drift of some classes from one round to another."""
+
+    classes: tuple[Annotated[int, Field(ge=0)], ...] = Field(description="class numbers that drift")
+    from_round: int = Field(ge=1, description="first round of the drift, from 1, over all tasks (done in rounds/)")
+    to_round: int | None = Field(None, description="first round with all data again; none: never, long-term")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Window:
+        if self.to_round is not None and self.to_round <= self.from_round:
+            raise ConfigError(
+                f"drift.to_round: {self.to_round} is not after from_round {self.from_round}; the drift ends before it "
+                "begins"
+            )
+        if not self.classes:
+            raise ConfigError("drift.classes: no class is named; leave the section out, or name some")
+        return self
+
+    def active(self, round: int) -> bool:
+        return self.from_round <= round and (self.to_round is None or round < self.to_round)
+
+    def check(self, num_classes: int, population: int) -> None:
+        known_classes("drift.classes", self.classes, num_classes)
+
+    def about(self) -> str:
+        last = "to the end" if self.to_round is None else f"to {self.to_round - 1}"
+        return f"classes {' '.join(map(str, self.classes))} in rounds {self.from_round} {last}"
+
+
+class RemoveClasses(Window, frozen=True):
+    """All samples of the classes are gone from every client (FedMemo, full drop)."""
+
+    classes: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0, 1, 2, 3, 4), description="class numbers that are removed from every client"
+    )
+
+    def gone(self, now: Now, client: int) -> Mapping[int, float]:
+        return dict.fromkeys(self.classes, 1.0)
+
+    def about(self) -> str:
+        return f"every client loses {super().about()}"
+
+
+class Gradual(Window, frozen=True):
+    """More and more samples of the classes are gone from some clients (FedMemo, gradual drop).
+
+    p(r) = min(rate_max, rate + rate_step (r - from_round)) in round r. Who is affected: the first `of_cohort` of the
+    round's cohort by number, or the fixed set `clients`, or a fixed random share `fraction` of all clients.
+    """
+
+    classes: tuple[Annotated[int, Field(ge=0)], ...] = Field((1, 5), description="class numbers that fade")
+    rate: float = Field(0.30, ge=0, le=1, description="share that is gone in the first round")
+    rate_step: float = Field(0.02, ge=0, le=1, description="what is added to it in every round")
+    rate_max: float = Field(0.9, ge=0, le=1, description="the largest share")
+    of_cohort: int | None = Field(
+        None, ge=1, description="so many clients of each round's cohort, the first by number; 3 where none is chosen"
+    )
+    clients: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="these clients in all rounds")
+    fraction: float | None = Field(
+        None, gt=0, le=1, description="a random share of all clients, the same in all rounds"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default(cls, data: Any) -> Any:
+        chosen = ("of_cohort", "clients", "fraction")
+        given = isinstance(data, dict) and any(data.get(name) is not None for name in chosen)
+        return data if given or not isinstance(data, dict) else {**data, "of_cohort": 3}
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Gradual:
+        given = [name for name in ("of_cohort", "clients", "fraction") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"drift.{given[1]}: {given[0]} says already who is affected; keep one of them")
+        if self.clients == ():
+            raise ConfigError("drift.clients: no client is named; leave the section out, or name some")
+        return self
+
+    def check(self, num_classes: int, population: int) -> None:
+        super().check(num_classes, population)
+        over = [client for client in self.clients or () if client >= population]
+        if over:
+            raise ConfigError(f"drift.clients: client {over[0]}, but there are {population} (0 to {population - 1})")
+
+    def affects(self, now: Now, client: int) -> bool:
+        """Whether a client is among those that lose samples in this round."""
+        if self.clients is not None:
+            return client in self.clients
+        if self.fraction is not None:
+            return client in now.world.some_clients(self.fraction)
+        return client in now.selected[: self.of_cohort]
+
+    def share(self, round: int) -> float:
+        """p of a round in which the drift is active."""
+        return min(self.rate_max, self.rate + self.rate_step * (round - self.from_round))
+
+    def gone(self, now: Now, client: int) -> Mapping[int, float]:
+        return dict.fromkeys(self.classes, self.share(now.round)) if self.affects(now, client) else {}
+
+    def about(self) -> str:
+        who = f"a random {self.fraction:.0%} of the clients"
+        who = f"clients {' '.join(map(str, self.clients))}" if self.clients is not None else who
+        who = f"the first {self.of_cohort} of every cohort" if self.of_cohort is not None else who
+        rate = f"{self.rate:g}, then {self.rate_step:g} more every round up to {self.rate_max:g}"
+        return f"{who} lose {super().about()}: a share of {rate}"
+
+
+class Glue(Window, frozen=True):
+    """A class of each task fades from a fixed random share of the clients (FedMemo, GLUE).
+
+    Each of these clients has a share of its own, uniform in [low, high]; `gradual`: all have the same, which grows from
+    low in the first round to high in `ramp` rounds, linearly, and stays there.
+    """
+
+    classes: tuple[Annotated[int, Field(ge=0)], ...] = Field((1,), description="class numbers, one of each task")
+    from_round: int = Field(25, ge=1, description="first round of the drift, from 1, over all tasks (done in rounds/)")
+    to_round: int | None = Field(35, description="first round with all data again; 50: the paper's long-term setting")
+    fraction: float = Field(0.4, gt=0, le=1, description="share of the clients that lose samples")
+    low: float = Field(0.3, ge=0, le=1, description="smallest share of the samples that is gone")
+    high: float = Field(0.7, ge=0, le=1, description="largest share")
+    gradual: bool = Field(False, description="one share for all, growing from low to high")
+    ramp: int = Field(10, ge=2, description="gradual: rounds from low to high, both among them")
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Glue:
+        if self.high < self.low:
+            raise ConfigError(f"drift.high: {self.high:g} is below low {self.low:g}; exchange them")
+        return self
+
+    def share(self, now: Now, client: int) -> float:
+        """What is gone of a client that is affected."""
+        if self.gradual:
+            return min(self.high, self.low + (self.high - self.low) * (now.round - self.from_round) / (self.ramp - 1))
+        return float(now.world.rng("share", client).uniform(self.low, self.high))
+
+    def gone(self, now: Now, client: int) -> Mapping[int, float]:
+        affected = client in now.world.some_clients(self.fraction)
+        return dict.fromkeys(self.classes, self.share(now, client)) if affected else {}
+
+    def about(self) -> str:
+        how = (
+            f"growing from {self.low:g} to {self.high:g} in {self.ramp} rounds" if self.gradual else "its own for each"
+        )
+        share = how if self.gradual else f"uniform in [{self.low:g}, {self.high:g}], {how}"
+        return f"a random {self.fraction:.0%} of the clients lose {super().about()}: a share {share}"
+
+
+def known_classes(key: str, classes: tuple[int, ...], num_classes: int) -> None:
+    """Raises `ConfigError` that names a class which the data set has not."""
+    over = [label for label in classes if label >= num_classes]
+    if over:
+        raise ConfigError(f"{key}: class {over[0]}, but the data set has {num_classes} (0 to {num_classes - 1})")

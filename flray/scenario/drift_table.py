@@ -1,0 +1,152 @@
+"""A drift that a user writes down: a small table of (round, client, class, share kept)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from flray.core.disk import array_checksum
+from flray.core.errors import ConfigError, DataError, nearest, shown
+from flray.scenario.drift import Drift, Now, known_classes
+
+COLUMNS = ("round", "client", "class", "kept", "to_round")
+NEEDED = ("round", "kept")
+ALSO = {"share": "kept", "share_kept": "kept", "share kept": "kept", "label": "class"}  # what else a header may say
+
+
+class Rows(NamedTuple):
+    """The table by column, in the order of the rounds: int64 `[n]` with -1 for all clients or classes, float64 `[n]`,
+    int64 `[n]` with the largest number for no end."""
+
+    round: np.ndarray
+    client: np.ndarray
+    label: np.ndarray
+    kept: np.ndarray
+    to_round: np.ndarray
+
+
+class DriftTable(Drift, frozen=True):
+    """A schedule of one's own.
+
+    A row says which share of its samples of a class a client keeps from a round on, until a later row says something
+    else of the same (kept 1: all of them), or until the round `to_round`. Without a client it holds for all, without a
+    class for all classes. Of rows for the same round the last one holds.
+    """
+
+    rows: tuple[tuple[int | float | None, ...], ...] = Field(
+        (), description="[round, client, class, kept] or [round, client, class, kept, to_round]; null: all, no end"
+    )
+    file: str | None = Field(
+        None, description="the rows as CSV or Parquet with columns round, client, class, kept and, if wanted, to_round"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, data: Any) -> Any:
+        """Rows that are written as mappings become lists."""
+        if not isinstance(data, dict) or not isinstance(data.get("rows"), list | tuple):
+            return data
+        return {**data, "rows": [_listed(row, number) for number, row in enumerate(data["rows"], 1)]}
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DriftTable:
+        if bool(self.rows) == (self.file is not None):
+            raise ConfigError("drift: table needs rows or file, one of the two")
+        _rows(self.rows, "drift.rows")
+        return self
+
+    @functools.cached_property
+    def table(self) -> Rows:
+        """The rows, read from `file` where there is one. Raises `DataError` for a file that cannot be read."""
+        return _rows(self.rows, "drift.rows") if self.file is None else _rows(_read(Path(self.file)), self.file)
+
+    def check(self, num_classes: int, population: int) -> None:
+        known_classes(self.file or "drift.rows", tuple(self.table.label.tolist()), num_classes)
+        over = self.table.client[self.table.client >= population]
+        if len(over):
+            where = self.file or "drift.rows"
+            raise ConfigError(f"{where}: client {over[0]}, but there are {population} (0 to {population - 1})")
+
+    def active(self, round: int) -> bool:
+        return bool((self.table.round <= round).any())
+
+    def gone(self, now: Now, client: int) -> Mapping[int, float]:
+        rows = self.table
+        holds = (rows.round <= now.round) & ((rows.client == client) | (rows.client == -1))
+        found: dict[int, float] = {}
+        for place in np.flatnonzero(holds).tolist():  # later ones lie over earlier ones
+            over = now.round >= rows.to_round[place]
+            label, share = int(rows.label[place]), 0.0 if over else 1.0 - float(rows.kept[place])
+            found |= dict.fromkeys(range(now.world.num_classes), share) if label == -1 else {label: share}
+        return found
+
+    def written(self) -> Any:
+        return array_checksum(*self.table)
+
+    def about(self) -> str:
+        first, last = int(self.table.round.min()), int(self.table.round.max())
+        return f"{self.file or 'a table'} of {len(self.table.round)} rows for rounds {first} to {last}"
+
+
+def _listed(row: Any, number: int) -> Any:
+    if not isinstance(row, Mapping):
+        return row
+    named = {ALSO.get(str(name), str(name)): value for name, value in row.items()}
+    wrong = [name for name in named if name not in COLUMNS]
+    if wrong:
+        raise ConfigError(f"drift.rows: row {number} has no column {wrong[0]!r}{nearest(wrong[0], COLUMNS)}")
+    return [named.get(name) for name in COLUMNS]
+
+
+def _rows(rows: Any, where: str) -> Rows:
+    """The rows by column, in the order of the rounds. Raises `ConfigError` that names the row which is none."""
+    found = []
+    for number, row in enumerate(rows, 1):
+        if not 4 <= len(row) <= 5:
+            raise ConfigError(f"{where}: row {number} is {shown(list(row))}; write [round, client, class, kept]")
+        values = dict(zip(COLUMNS, (*row, None)[:5], strict=True))
+        for name in ("round", "client", "class", "to_round"):
+            value, least = values[name], 1 if "round" in name else 0
+            whole = value is None or (math.isfinite(value) and value == int(value) and value >= least)
+            if not whole or (value is None and name == "round"):
+                raise ConfigError(f"{where}: row {number}: {name} is {shown(value)}; write a whole number >= {least}")
+        kept = values["kept"]
+        if kept is None or not 0 <= kept <= 1:
+            raise ConfigError(f"{where}: row {number}: kept is {shown(kept)}; write the share that is kept, 0 to 1")
+        if values["to_round"] is not None and values["to_round"] <= values["round"]:
+            raise ConfigError(f"{where}: row {number}: to_round {values['to_round']} is not after {values['round']}")
+        found.append([-1 if value is None else value for value in values.values()])
+    table = np.array(found, np.float64).reshape(-1, 5)
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    first, client, label, until = (table[:, place].astype(np.int64) for place in (0, 1, 2, 4))
+    return Rows(first, client, label, table[:, 3], np.where(until < 0, np.iinfo(np.int64).max, until))
+
+
+def _read(path: Path) -> list[list[Any]]:
+    """The rows of a CSV or Parquet file. Raises `DataError`."""
+    import pandas
+
+    try:
+        frame = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
+    except FileNotFoundError:
+        raise DataError(f"drift.file: {path} is not there; write the path from where flray is started") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"drift.file: {path} cannot be read as a table: {error}") from error
+    frame = frame.rename(columns=lambda name: ALSO.get(str(name).strip(), str(name).strip()))
+    missing = [name for name in NEEDED if name not in frame]
+    if missing:
+        raise DataError(f"drift.file: {path} has no column {missing[0]!r}, but {', '.join(map(str, frame.columns))}")
+    if not len(frame):
+        raise DataError(f"drift.file: {path} has no rows")
+    wide = frame.reindex(columns=COLUMNS)
+    try:
+        values = wide.astype(float).to_numpy().tolist()
+    except ValueError as error:
+        raise DataError(f"drift.file: {path}: {error}; write numbers, nothing for all") from error
+    return [[None if math.isnan(value) else value for value in row] for row in values]

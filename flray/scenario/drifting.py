@@ -1,0 +1,120 @@
+"""A drift at work: what is left of a client's samples at a moment, the table of it, and its fingerprint."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from flray.core.disk import checksum
+from flray.data.cache import Array
+from flray.scenario.drift import Drift, Now, World
+
+if TYPE_CHECKING:
+    import pandas
+
+    from flray.scenario.scenario import Scenario
+
+
+class DriftWarning(UserWarning):
+    """A drift that changes nothing, or leaves nothing."""
+
+
+class Moment(Protocol):
+    """What of a moment decides who holds what (`flray.core.clock.Clock`)."""
+
+    @property
+    def task(self) -> int: ...
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def done(self) -> int: ...
+
+    @property
+    def phase(self) -> str: ...
+
+
+# the cohort of a round, out of the clients that hold samples in its task
+Draw = Callable[[Moment, range | Array], Array]
+
+
+def round_of(clock: Moment) -> int:
+    """The round, from 1 over all tasks, whose data a moment sees: the coming one at the beginning of a task, the last
+    one at its end."""
+    return clock.done + 1 if clock.phase in ("round", "task_begin") else max(clock.done, 1)
+
+
+class Drifting:
+    """What a drift leaves of the samples of a data set with `labels` [n] among `population` clients."""
+
+    def __init__(self, drift: Drift, labels: Array, num_classes: int, population: int, seed: int, draw: Draw) -> None:
+        """`seed` is the run's. Raises `ConfigError` where the drift does not fit the data."""
+        drift.check(num_classes, population)
+        self.drift, self.labels, self.draw = drift, labels, draw
+        self.world = World(seed, population, num_classes)
+
+    def kept(self, clock: Moment, members: range | Array, clients: Sequence[int], held: Sequence[Array]) -> list[Array]:
+        """What each of the clients keeps of the samples `held` (each [n_k], of the stage's partition), in their order.
+
+        `members`: the clients that hold samples in the task.
+        """
+        round = round_of(clock)
+        if not self.drift.active(round):
+            return list(held)
+        draw = functools.partial(self.draw, clock, members) if clock.phase == "round" else None
+        now = Now(round, self.world, draw or (lambda: np.asarray(members)))
+        return [self._of(now, clock.task, *pair) for pair in zip(clients, held, strict=True)]
+
+    def _of(self, now: Now, task: int, client: int, samples: Array) -> Array:
+        stays = np.ones(len(samples), bool)
+        labels = self.labels[samples]
+        for label, share in self.drift.gone(now, client).items():
+            places = np.flatnonzero(labels == label)
+            stays[places[self.order(client, label, task, len(places))[: vanished(share, len(places))]]] = False
+        return samples if stays.all() else samples[stays]
+
+    def order(self, client: int, label: int, task: int, count: int) -> Array:
+        """The order in which a client's `count` samples of a class vanish: places among them, int64 `[count]`."""
+        return self.world.rng(client, label, *([task] if task else [])).permutation(count)
+
+    @property
+    def fingerprint(self) -> str:
+        """Checksum of the schedule: the section, the table that it names, the seed."""
+        written = json.dumps([type(self.drift).__name__, self.drift.written(), self.world.seed], sort_keys=True)
+        return checksum(written.encode())
+
+
+def vanished(share: float, count: int) -> int:
+    """How many of `count` samples are gone: floor(share count + 1e-9)."""
+    return int(share * count + 1e-9)
+
+
+def drift_table(scenario: Scenario, clocks: Iterable[Moment]) -> pandas.DataFrame:
+    """What is left of every cohort in the rounds in which the drift is active, of those at `clocks`.
+
+    One row for each round, client of the cohort and class that it holds samples of. Columns: `round` (from 1, over all
+    tasks), `task`, `client`, `class`, and in samples `kept` and `of`.
+    """
+    import pandas
+
+    parts, drifting = [np.zeros((6, 0), np.int64)], scenario.drift
+    for clock in clocks if drifting is not None else ():
+        assert drifting is not None
+        if not drifting.drift.active(clock.done + 1):
+            continue
+        members = scenario.members(clock.task)
+        cohort = np.sort(drifting.draw(clock, members)).tolist()
+        held = [scenario.partitions[clock.task].client(k) for k in cohort]
+        for client, before, after in zip(cohort, held, drifting.kept(clock, members, cohort, held), strict=True):
+            counts = [
+                np.bincount(drifting.labels[left], minlength=drifting.world.num_classes) for left in (after, before)
+            ]
+            kept, of = (count[counts[1] > 0] for count in counts)
+            same = [np.full(len(of), value) for value in (clock.done + 1, clock.task, client)]
+            parts.append(np.stack([*same, np.flatnonzero(counts[1]), kept, of]))
+    return pandas.DataFrame(np.concatenate(parts, axis=1).T, columns=["round", "task", "client", "class", "kept", "of"])

@@ -1,0 +1,177 @@
+"""Runs whose clients lose classes for some rounds: what is written down of it is what they train on."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+
+import numpy as np
+import pandas
+import pytest
+
+import flray
+from flray.api import play, simulate
+from flray.core.clock import START, Clock, schedule
+from flray.core.errors import DataError
+from flray.data import load_dataset
+from flray.doctor import examine
+from flray.engine.prepare import build_data, build_scenario
+from flray.engine.ray.train.driver import _drifted
+from flray.engine.replay import Replay
+from flray.loader import load_config
+from flray.scenario import DriftWarning
+from tests.contracts.inprocess import Local
+from tests.engine.test_tasks import contents
+from tests.flat import flatten
+
+BASE = {
+    "seed": 1,
+    "rounds": 6,
+    "data": {"source": "iris", "standardize": True},
+    "partition": {"name": "dirichlet", "clients": 6, "alpha": 0.5, "min_size": 4},
+    "cohort": {"size": 4},
+    "model": {"name": "mlp", "hidden": [8]},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 1, "batch_size": 8},
+    "resources": {"executor": "local", "server": {"threads": 1}},
+    "checkpoint": {"every": 1, "keep": 0},
+}
+DRIFTS = {
+    "full": {"name": "remove_classes", "classes": [0, 2], "from_round": 3, "to_round": 5},
+    "gradual": {"name": "gradual", "classes": [1, 2], "from_round": 2, "rate": 0.3, "rate_step": 0.2, "of_cohort": 2},
+    "table": {"name": "table", "rows": [[2, None, 0, 0.5], [4, 1, None, 0.0, 6]]},
+}
+TASKS = {"num_tasks": 2, "class_order": [2, 0, 1]}
+
+
+def experiment(**sections):
+    return load_config({**BASE, **sections})[0]
+
+
+@pytest.mark.filterwarnings("ignore::flray.scenario.DriftWarning")  # of class 2 alone nothing is left
+@pytest.mark.parametrize("tasks", [None, TASKS], ids=["one", "two"])
+@pytest.mark.parametrize("name", DRIFTS)
+def test_clients_train_on_what_the_folder_says(name, tasks, tmp_path):
+    """The sample numbers that reach every client of every round, counted by class, against drift.parquet and, for what
+    it does not list, the partition."""
+    asked = experiment(drift=DRIFTS[name], tasks=tasks, rounds=3 if tasks else 6)
+    labels = load_dataset(asked.data).train.y
+    simulate(asked, tmp_path / "run")
+    table = pandas.read_parquet(tmp_path / "run" / "partition" / "drift.parquet")
+    local, seen = Local(asked, tmp_path / "again"), {}
+
+    def watch(what, function, *arguments):
+        if what == "client":
+            ctx, numbers = arguments[0], arguments[4].numbers
+            seen[ctx.clock.done + 1, ctx.client] = numbers
+        return function(*arguments)
+
+    local.watch = local.executor.watch = local.executor.client.watch = watch
+    local.play(6)
+    lost = 0
+    rows = table.set_index(["round", "client", "class"])
+    for clock in schedule(START, asked.rounds, 2 if tasks else 1):
+        if clock.phase != "round":
+            continue
+        draw = local.scenario.drift.draw(clock, local.scenario.members(clock.task))
+        for client in draw.tolist():
+            whole = Counter(labels[local.scenario.partitions[clock.task].client(client)].tolist())
+            trained = Counter(labels[seen.get((clock.done + 1, client), np.zeros(0, int))].tolist())
+            for label, of in whole.items():
+                key = (clock.done + 1, client, label)
+                kept = int(rows.loc[key, "kept"]) if key in rows.index else of
+                assert trained[label] == kept and (key not in rows.index or rows.loc[key, "of"] == of)
+                lost += of - kept
+    assert lost > 0
+    held = flray.load(tmp_path / "run").clients.set_index(["done", "client"])["num_examples"].to_dict()
+    assert held == {key: len(numbers) for key, numbers in seen.items()}
+
+
+@pytest.fixture(scope="module")
+def faded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faded") / "run"
+    simulate(experiment(drift=DRIFTS["gradual"], tasks=TASKS, rounds=3), folder)
+    return folder
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_a_run_that_is_stopped_goes_on_with_the_same_bits(faded, stop, tmp_path):
+    rows = play(experiment(drift=DRIFTS["gradual"], tasks=TASKS, rounds=3), tmp_path / "run")
+    while next(rows)["done"] < stop:
+        pass
+    rows.close()
+    flray.resume(tmp_path / "run", progress=False)
+    assert contents(tmp_path / "run") == contents(faded)
+
+
+def test_a_replay_sees_the_same_drift(faded, tmp_path):
+    shutil.copytree(faded, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    far, near = Replay(tmp_path / "run"), Replay(faded)
+    assert far.scenario.fingerprint == near.scenario.fingerprint != far.scenario.drifting(None).fingerprint
+    for done in (2, 5, 6):
+        states = [{name: a.tobytes() for name, a in flatten(replay.goto(done).state).items()} for replay in (far, near)]
+        assert states[0] == states[1]
+    rows = flray.load(faded).clients.query("done == 5").set_index("client")["num_examples"].to_dict()
+    assert {client: row["num_examples"] for client, _, row in Replay(faded).goto(4).clients()} == rows
+
+
+def test_a_table_in_a_file_that_changed_is_another_run(tmp_path):
+    path = tmp_path / "drift.csv"
+    path.write_text("round,client,class,kept\n2,,0,0.5\n")
+    asked = experiment(drift={"name": "table", "file": str(path)})
+    rows = play(asked, tmp_path / "run")
+    next(rows), rows.close()
+    path.write_text("round,client,class,kept\n2,,0,0.25\n")
+    with pytest.raises(DataError, match="the partition changed since the run began"):
+        flray.resume(tmp_path / "run", progress=False)
+    path.unlink()
+    with pytest.raises(DataError, match=r"drift\.file: .*drift\.csv is not there"):
+        flray.resume(tmp_path / "run", progress=False)
+
+
+def test_rounds_in_which_nobody_holds_anything_are_told_of_and_change_nothing(tmp_path):
+    asked = experiment(drift={"name": "remove_classes", "classes": [0, 1, 2], "from_round": 3, "to_round": 5})
+    with pytest.warns(DriftWarning, match=r"in 2 of 6 rounds nobody of the cohort holds a sample .the first is 3."):
+        rows = {row["done"]: row for row in play(asked, tmp_path / "run")}
+    assert [rows[done].get("clients_empty", 0) for done in range(1, 7)] == [0, 0, 4, 4, 0, 0]
+    losses = [rows[done]["test/loss"] for done in range(1, 7)]
+    assert losses[1] == losses[2] == losses[3] and len(set(losses)) == 4
+    assert rows[3]["client_steps"] == 0 and rows[3]["comm/up_bytes"] == 0 and not rows[3]["diverged"]
+
+
+def test_a_drift_that_never_takes_anything_is_told_of(tmp_path):
+    asked = experiment(drift={**DRIFTS["full"], "from_round": 7, "to_round": None})
+    with pytest.warns(DriftWarning, match="no client loses a sample in rounds 1 to 6; every client loses classes 0 2"):
+        build_scenario(asked, build_data(asked)[0], None)
+
+
+def test_the_bound_trains_on_what_all_clients_still_hold():
+    """Centralized training: the union of the clients' samples in a round, one array for rounds alike."""
+    asked = experiment(drift=DRIFTS["full"])
+    data = load_dataset(asked.data)
+    scenario = build_scenario(asked, data, None)
+    samples = [np.unique(scenario.partitions[0].indices)]
+    found = _drifted(scenario, samples, schedule(START, 6, 1))
+    assert sorted(found) == [2, 3] and found[2] is found[3]
+    assert found[2].tolist() == [i for i in samples[0] if data.train.y[i] == 1]
+    assert not _drifted(scenario.drifting(None), samples, schedule(START, 6, 1))
+
+
+def test_the_doctor_says_what_drifts(tmp_path):
+    rows, _ = examine(experiment(drift=DRIFTS["full"]), tmp_path / "p.png")
+    text = next(row["found"] for row in rows if row["check"] == "drift")
+    assert text.startswith("every client loses classes 0 2 in rounds 3 to 4. Of 6 rounds 2 (3 to 4) train on ")
+    assert (tmp_path / "p_drift.png").exists()
+    rows, _ = examine(experiment(), tmp_path / "q.png")
+    assert next(row["found"] for row in rows if row["check"] == "drift") == "none"
+    assert not (tmp_path / "q_drift.png").exists()
+
+
+def test_what_a_client_held_in_the_stage_before_is_what_the_drift_had_left_of_it():
+    """Exemplars are chosen from it: task 0 ends in round 3 of the drift, task 1 begins with round 4."""
+    asked = experiment(drift={**DRIFTS["full"], "classes": [0]}, tasks=TASKS, rounds=3)
+    data = load_dataset(asked.data)
+    scenario = build_scenario(asked, data, None)
+    before = Clock(1, 0, done=3).stage_before
+    everyone = np.arange(6)
+    left = scenario.shares(before, everyone, everyone=True).indices
+    assert set(data.train.y[left].tolist()) == {2} and set(data.train.y[scenario.partitions[0].indices]) == {0, 2}
