@@ -30,6 +30,7 @@ ALGORITHMS = Registry(
         "fedet": "flray.algorithms.fedet:FedET",
         "fedpec": "flray.algorithms.fedpec:FedPEC",
         "fedscr": "flray.algorithms.fedscr:FedSCR",
+        "fedprotip": "flray.algorithms.fedprotip:FedProTIP",
         "centralized": "flray.algorithms.centralized:Centralized",
     },
 )

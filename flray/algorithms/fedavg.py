@@ -20,7 +20,7 @@ from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState, Update
 from flray.core.samples import ClientData, FineTuning
 from flray.ops.losses import cross_entropy
-from flray.ops.optim import Moments, adam_direction_, sgd_direction_
+from flray.ops.optim import Moments, adam_direction_, decay_, sgd_direction_
 
 
 class Carry(Record):
@@ -132,10 +132,15 @@ class FedAvg(Algorithm, frozen=True):
 
     def direction(self, ctx: Context, down: Any, carry: Any, g: Tensor) -> Tensor:
         """The optimiser's direction `v [P]` of w <- w - lr v; consumes `g`."""
-        reached = ctx.objective.reached()
+        g = self.decayed(ctx, carry, g)
         if self.optimizer == "adam":
-            return adam_direction_(carry.w, g, carry.moments, self.weight_decay, reached)
-        return sgd_direction_(carry.w, g, carry.moments, self.momentum, self.weight_decay, reached)
+            return adam_direction_(carry.w, g, carry.moments, 0.0)
+        return sgd_direction_(carry.w, g, carry.moments, self.momentum, 0.0)
+
+    def decayed(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
+        """What the optimiser gets: the gradient `g [P]` and, where one arrived, weight decay, in its place."""
+        decay_(g, carry.w, self.weight_decay, ctx.objective.reached())
+        return g
 
     def learning_rate(self, ctx: Context) -> float:
         return float(self.lr * self.lr_decay**ctx.clock.round)

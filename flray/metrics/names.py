@@ -38,6 +38,11 @@ METRICS = {
     "memory/loss_first": "FedProj: L_mem on the first memory mini-batch of local training",
     "memory/loss_last": "FedProj: L_mem on the last one; the difference is what local training forgot",
     "memory/drift": "FedDF, FedProj: L_mem of the new global model against the round's ensemble, whole buffer, T = 1",
+    "protected/LAYER": "FedProTIP, FOT, tasks/: share of a layer's input directions that are protected, q / d; at 1 it "
+    "learns nothing more",
+    "comm/bases_up_bytes": "FedProTIP, tasks/: bytes of the directions that clients sent (sequential: by client)",
+    "comm/references_up_bytes": "FedProTIP, tasks/: bytes of the references that clients sent",
+    "comm/block_bytes": "FedProTIP, tasks/: bytes of the task's block, which every client downloads once",
     "ditto/personal_loss": "Ditto: mean loss of the local steps of the clients' own models v_k, without the pull",
     "distill/loss": "FedDF, FedET, FedProj: mean distillation loss on the server",
     "time/round_s": "wall time of the round, testing included",

@@ -77,7 +77,7 @@ def _numbers(local: Any) -> str:
     if experiment.algorithm.global_model:
         from flray.core.clock import Clock
 
-        (counts,) = local.server.evaluate(Clock(0, ROUNDS - 1, done=ROUNDS - 1)).values()
+        counts = next(iter(local.server.evaluate(Clock(local.position.task, ROUNDS - 1, done=ROUNDS - 1)).values()))
         rows.append({"loss": counts.loss, "right": counts.right.sum(), "parameters": bench.objective.layout.count})
     plain = [
         {name: value if isinstance(value, str | bool) else f"{float(value):.9g}" for name, value in row.items()}
@@ -106,6 +106,8 @@ def measure() -> dict[str, Any]:
 
     torch.set_num_threads(1)
     found = {name: entry(experiment(name)) for name in TABLE if name in built_in(federated=True)}
+    over_tasks = {name: row for name, row in TABLE.items() if row.sections and name in found}
+    found |= {f"{name} over tasks": entry(experiment(name, **row.sections)) for name, row in over_tasks.items()}
     found["quickstart"] = entry(load_config(ROOT / "configs" / "quickstart.yaml", ["resources.server.threads=1"])[0])
     return {"torch": torch.__version__.split("+")[0], "canary": canary(), "bits": found}
 

@@ -46,14 +46,33 @@ class Executor(local.Local):
     def __init__(self, server: Server, watch: Watch) -> None:
         super().__init__(server)
         self.watch, self.sent = watch, {"up": 0, "down": 0}
+        self.held: dict[str, set[int]] = {}  # shared part -> who has it
+        self.named: tuple[Clock | None, set[str]] = (None, set())  # the transaction, and the parts that it named
         self.client = Watched(server.bench, watch, self.sent)
 
     def run(self, plan: Plan, hop: cohorts.Hop, ahead: Sequence[Clock] = ()) -> Ran:
         assert self._down is not None
-        self.sent["down"] += size(self._down[1]) * len(hop.cohort.client_ids)
+        clients = hop.cohort.client_ids.tolist()
+        self.sent["down"] += size(self._down[1]) * len(clients) - self.known(plan, set(clients))
         finish = plan.exchange.finish
         exchange = plan.exchange._replace(finish=lambda *arguments: self.watch("server", finish, *arguments))
         return super().run(plan._replace(exchange=exchange), hop, ahead)
+
+    def known(self, plan: Plan, clients: set[int]) -> int:
+        """Bytes of shared parts that these clients have from before; they have them from now on. What a whole round
+        does not name is dropped."""
+        before, named = self.named
+        if before != plan.clock.transaction:
+            if before is not None and before.phase == "round":
+                self.held = {hash: holders for hash, holders in self.held.items() if hash in named}
+            self.named = plan.clock.transaction, set()
+        self.named[1].update(plan.shared)
+        there = 0
+        for hash in plan.shared:
+            holders = self.held.setdefault(hash, set())
+            there += self.server.part(hash).nbytes * len(holders & clients)
+            holders |= clients
+        return there
 
 
 def server_of(experiment: Any, folder: Path, lock: str | None = None) -> Server:

@@ -34,3 +34,19 @@ class SampleNorm(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         return self.norm(x)
+
+
+class Layered(Classifier):
+    """Two wide layers, the first of which a continual method may freeze after the first task."""
+
+    early = ("first", "norm")
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(input_shape[0], 90)
+        self.norm = nn.BatchNorm1d(45)  # of two values a sample: a last batch of one sample has a variance
+        self.second = nn.Linear(90, 90)
+        self.head = nn.Linear(90, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(torch.relu(self.norm(self.first(x).view(-1, 45, 2))).flatten(1)))

@@ -14,12 +14,19 @@ from typing import Any
 class Change:
     """A value that must change the outcome, under `base` (other hyper-parameters that make it matter).
 
-    The outcome is the server's state; `personal`: the scores of the clients' own predictors.
+    The outcome is the server's state; `personal`: the scores of the clients' own predictors; `tested`: what the test
+    counts in every inference mode.
     """
 
     value: Any
     base: Mapping[str, Any] = field(default_factory=dict)
     personal: bool = False
+    tested: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """What must differ."""
+        return "personal" if self.personal else "tested" if self.tested else "state"
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,8 @@ class Row:
     silent: bool = False  # nothing travels
     head: bool = True  # the model that is trained has a head with a row for each class
     refuses: Mapping[str, Any] = field(default_factory=dict)  # values of inherited options that it has no use for
+    # sections of the experiment in which options matter, such as tasks: its outcome is that of a task's end then
+    sections: Mapping[str, Any] = field(default_factory=dict)
 
 
 FEDAVG_OPTIONS = {"lr": 0.05, "local_epochs": 2, "batch_size": 4}
@@ -111,6 +120,25 @@ FEDOPT_CHANGES = {
     "beta_2": Change(0.9),
     "tau": Change(1e-2),
     "v_0": Change(0.1),
+}
+
+TASKS = {  # of wide layers, so that a randomised SVD is one
+    "rounds": 2,
+    "tasks": {"num_tasks": 2},
+    "data": {"source": "synthetic", "options": {"shape": 4, "num_classes": 6, "num_train": 900, "num_test": 60}},
+    "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0, "variant": "plain", "min_size": 10},
+    "model": {"name": "tests.contracts.networks:Layered"},
+    "cohort": {"size": 2},
+}
+PROTECTED_CHANGES = {
+    **FEDAVG_CHANGES,
+    "freeze": Change("early"),
+    "frozen_bn_stats": Change("update", {"freeze": "early"}),
+    "n_batches": Change(2),
+    "rank_tol": Change(0.9),
+    "basis_dtype": Change("float32"),
+    "eps": Change(0.95),
+    "delta_eps": Change(0.2),
 }
 
 TABLE: dict[str, Row] = {
@@ -320,6 +348,29 @@ TABLE: dict[str, Row] = {
             "projection": Change(16),
         },
         head=False,
+    ),
+    "fedprotip": Row(
+        FEDAVG_OPTIONS,
+        {
+            **PROTECTED_CHANGES,
+            "criterion": Change("sigma_sum"),
+            "count_rule": Change("gpm_strict_first"),
+            "columns": Change(20),
+            "svd": Change("randomized"),
+            "space_rank": Change("threshold"),
+            "space_first": Change(10),
+            "merge": Change("sequential"),
+            "append": Change("official"),
+            "norm_affine": Change("official", {"weight_decay": 0.1}),
+            "decay_projection": Change("project", {"weight_decay": 0.1}),
+            "block_set": Change("skip_first"),
+            "reference_update": Change("frozen_prefix"),
+            "tip_window": Change(3, tested=True),
+            "vote_ties": Change("lowest", {"n_batches": 1}, tested=True),
+            "magnitude": Change("raw", {"block_set": "skip_first"}, tested=True),
+        },
+        (Reduction({"eps": 0.0, "norm_affine": "train"}, "fedavg", {"norm_affine": "train"}),),
+        sections=TASKS,
     ),
     # not of flray: tests/contracts/own.py
     "own": Row(

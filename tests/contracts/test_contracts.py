@@ -28,15 +28,21 @@ NAMES = list(TABLE)
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
-    """Final state, or scores of the personal predictors (bits), of an algorithm with some options, computed once."""
+    """Final state, scores of the personal predictors, or counts of the test (bits), of an algorithm with some options
+    in some sections, computed once."""
     known = {}
 
-    def compute(name, options=None, personal=False):
-        key = name, json.dumps(options or {}, sort_keys=True), personal
+    def compute(name, options=None, what="state", sections=None):
+        key = name, json.dumps([options or {}, dict(sections or {})], sort_keys=True), what
         if key not in known:
-            local = Local(experiment(name, options), tmp_path_factory.mktemp("local"))
+            local = Local(experiment(name, options, **(sections or {})), tmp_path_factory.mktemp("local"))
             state = local.play(3)
-            known[key] = bits(local.personal() if personal else state)
+            if "tasks" in (sections or {}):
+                state = local.task_end()
+            if what == "tested":
+                at = Clock(*local.position[:2], "task_end", done=local.position.done)
+                found = {"/".join(key): counts.right for key, counts in local.server.evaluate(at).items()}
+            known[key] = bits(local.personal() if what == "personal" else found if what == "tested" else state)
         return known[key]
 
     return compute
@@ -50,10 +56,11 @@ def test_every_algorithm_has_a_row():
 # 3: reductions --------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "number"), [(n, i) for n, row in TABLE.items() for i in range(len(row.reductions))])
 def test_reductions_hold_and_fail_when_switched_on(name, number, outcome):
-    reduction = TABLE[name].reductions[number]
-    other = outcome(reduction.other, dict(reduction.other_options))
+    reduction, sections = TABLE[name].reductions[number], TABLE[name].sections
+    other = outcome(reduction.other, dict(reduction.other_options), sections=sections)
     shared = ("w", "b")
-    reduced, switched = outcome(name, dict(reduction.options)), outcome(name, dict(reduction.switched_on))
+    reduced = outcome(name, dict(reduction.options), sections=sections)
+    switched = outcome(name, dict(reduction.switched_on), sections=sections)
     assert {k: reduced[k] for k in shared} == {k: other[k] for k in shared}
     assert switched["w"] != other["w"]
 
@@ -107,10 +114,11 @@ def test_every_hyper_parameter_changes_the_outcome(name, parameter, outcome):
         return
     change = TABLE[name].changes.get(parameter)
     assert change is not None, f"add a value of {parameter} to the row of {name} in tests/contracts/table.py"
-    base = dict(change.base)
+    base, sections = dict(change.base), TABLE[name].sections
     present = getattr(experiment(name, base).algorithm, parameter)
     assert present != change.value, "the table's value is the one of the experiment"
-    assert outcome(name, {**base, parameter: change.value}, change.personal) != outcome(name, base, change.personal)
+    changed = outcome(name, {**base, parameter: change.value}, change.outcome, sections)
+    assert changed != outcome(name, base, change.outcome, sections)
 
 
 # 6: the state keeps its form ------------------------------------------------------------------

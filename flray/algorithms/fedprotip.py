@@ -1,0 +1,286 @@
+"""FedProTIP (Cha, Chen, Vikalo): gradients projected off the subspaces of older tasks, and tasks predicted from them.
+
+Client, task t > 1: G <- G - (G Phi) Phi^T for the weight of every layer of the body, reshaped to rows (Eqs. 4, 5).
+Task end: client k extracts U_k, what the inputs of its layers need beside Phi (Eqs. 6 to 8); the server appends them,
+Phi <- [Phi, orth(U_k - Phi Phi^T U_k)] (Eq. 9 made orthonormal). The final layer's block of task t is P_t.
+Test: omega = [ ||F P_tau|| ] of features F is compared with the clients' references; they vote for a task, whose head
+answers (Eqs. 10, 11). Section numbers below are those of the specification of continual learning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flray.algorithms.fedavg import LocalStatistics
+from flray.algorithms.protected import Blocks, Protected, ProtectedCarry, ProtectedDown, ProtectedState
+from flray.core.context import Context
+from flray.core.exchange import Exchange
+from flray.core.fields import each, shared
+from flray.core.hp import hp
+from flray.core.messages import Cohort, Metrics, Published, Record, nbytes
+from flray.core.modes import SAMPLE, Mode, Prediction, Reading, batch, window
+from flray.core.samples import ClientData
+from flray.ops.subspace import ColumnSample, CountRule, Criterion, Svd, append, extract, project_, space_rank
+from flray.ops.task_vote import batch_relevance, relevance, route, window_relevance
+
+SPACE = "space"  # the final layer's key
+
+
+class ProTIPState(ProtectedState):
+    """`spaces[t] [d_L, r]`: the final layer's block of each task. `references`: by "task/client" the relevances
+    `[m, B]` of the samples whose features that client keeps."""
+
+    spaces: tuple[Tensor, ...]
+    references: dict[str, Tensor]
+
+
+class ProTIPDown(ProtectedDown):
+    """Beside the model all blocks, those of the final layer too, which clients read when a task ends."""
+
+    spaces: tuple[Tensor, ...] = shared(default=())
+
+
+class Spaces(Record):
+    """The final layer's blocks alone."""
+
+    spaces: tuple[Tensor, ...] = shared()
+
+
+class Directions(Record):
+    """A client's U_k: `layers[name] [d, r]`, and of the final layer `space [d_L, r]`."""
+
+    layers: dict[str, Tensor] = each()
+    space: Tensor = each()
+
+
+class References(Record):
+    """A client's relevances `[m, B]` by task."""
+
+    references: dict[str, Tensor] = each()
+
+
+class ProTIPClient(LocalStatistics):
+    """The final layer's features `[m, d_L]` of up to `n_batches` batches of each task that the client saw."""
+
+    features: dict[str, Tensor]
+
+
+class ProTIPPublished(Published):
+    """The model and, at a task's end, what tasks are predicted from."""
+
+    spaces: tuple[Tensor, ...]
+    references: dict[str, Tensor]
+
+
+class FedProTIP(Protected, frozen=True):
+    eps: float = hp(0.7, choice=(0.7, 0.8, 0.9), ge=0, le=1, doc="share of the activations' energy to protect")
+    delta_eps: float = hp(0.0, ge=0, doc="added to eps with each task (official: 0.001)")
+    criterion: Criterion = hp("energy", doc="what has to reach eps (1.4)")
+    count_rule: CountRule = hp("inclusive", doc="gpm_strict_first (official): one direction fewer in task 1")
+    columns: int = hp(512, ge=1, doc="columns of a layer's activations that are sampled (m_s)")
+    svd: Svd = hp("exact", doc="exact, or randomized: for wide layers")
+    space_rank: Literal["fixed", "threshold"] = hp("fixed", doc="final layer: 30/5/4 scheme (official), or eps (paper)")
+    space_first: int = hp(30, ge=1, doc="fixed: directions of the first client in task 1 (from scratch: 20)")
+    merge: Literal["parallel", "sequential"] = hp(
+        "parallel", doc="clients extract at once, or each against what those before it added (official)"
+    )
+    append: Literal["residual", "official"] = hp("residual", doc="how directions are appended (1.5)")
+    norm_affine: Literal["frozen", "official", "train"] = hp(
+        "frozen", doc="body tensors without a basis after task 1: fixed, without a gradient but decaying, or trained"
+    )
+    decay_projection: Literal["none", "project"] = hp("none", doc="weight decay: as it is (official), or projected too")
+    block_set: Literal["all", "skip_first"] = hp("all", doc="blocks of a relevance: all, or not the first (official)")
+    reference_update: Literal["recompute", "frozen_prefix"] = hp(
+        "recompute", doc="features are kept and references made anew each task, or dropped: 0 for later blocks"
+    )
+    tip_window: int | None = hp(None, ge=1, doc="adds tip_window: a prediction reads so many of the last inputs")
+    vote_ties: Literal["similarity", "lowest"] = hp("similarity", doc="lowest: the lowest task (official)")
+    magnitude: Literal["mean", "raw"] = hp("mean", doc="skip_first in task 2: omega over sqrt(b), or raw (official)")
+
+    # training -------------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ProTIPState:
+        return ProTIPState(w, b, (), (), {})
+
+    def broadcast(self, ctx: Context, state: ProTIPState) -> ProTIPDown:
+        return ProTIPDown(state.w, state.b, state.blocks, state.spaces)
+
+    def init_client(self, ctx: Context) -> ProTIPClient:
+        return ProTIPClient.of(self.own_statistics(ctx.objective.initial()[1]), features={})
+
+    def begin(self, ctx: Context, down: ProtectedDown, client: ProTIPClient, data: ClientData) -> ProtectedCarry:
+        carry = super().begin(ctx, down, client, data)
+        if not down.blocks:
+            return carry
+        layers = {name: layer for name, layer in self.layers(ctx).items() if layer.keys[0] in down.blocks[0]}
+        moves, decays = carry.moves, carry.decays
+        if self.norm_affine != "train" and moves is not None:
+            if self.norm_affine == "official":
+                decays = ctx.objective.scratch("decays", moves).copy_(moves)
+            based = {layer.entry for layer in layers.values()}
+            for entry, in_head in zip(ctx.objective.layout.entries, ctx.objective.in_head, strict=True):
+                if not in_head and entry not in based:
+                    entry.view(moves).zero_()
+        protected = tuple((layer.stored(carry.grad), layer.basis(down.blocks)) for layer in layers.values())
+        return carry.replace(moves=moves, decays=decays, protected=protected)
+
+    def decayed(self, ctx: Context, carry: ProtectedCarry, g: Tensor) -> Tensor:
+        if self.decay_projection == "none":
+            self.project(carry)
+        g = super().decayed(ctx, carry, g)
+        if self.decay_projection == "project":
+            self.project(carry)
+        return g
+
+    def project(self, carry: ProtectedCarry) -> None:
+        """Take what lies in the old subspaces out of the gradient, in its place (Eqs. 4 and 5)."""
+        for rows, basis in carry.protected:
+            project_(rows, basis)
+
+    def end(self, ctx: Context, down: Any, client: ProTIPClient, carry: Any, data: ClientData) -> tuple[Any, Any]:
+        update, _ = super().end(ctx, down, client, carry, data)
+        return update, ProTIPClient.of(self.own_statistics(carry.b), features=client.features)
+
+    # the end of a task ----------------------------------------------------------------------------
+    def next_exchange(self, ctx: Context, state: ProTIPState) -> Exchange | None:
+        if ctx.clock.phase != "task_end" or ctx.classes is None:
+            return super().next_exchange(ctx, state)
+        extraction = Exchange("extract", self.broadcast, self.appended, self.extract, who="task", order=self.merge)
+        reference = Exchange("relate", self.blocks, self.related, self.relate, who="stateful")
+        return [extraction, reference, None][ctx.clock.exchange]
+
+    def extract(
+        self, ctx: Context, down: ProTIPDown, client: ProTIPClient, data: ClientData
+    ) -> tuple[Directions, ProTIPClient, Metrics]:
+        """A client's new directions U_k of every layer, and the features that it keeps (1.3, 1.4)."""
+        model, layers = ctx.objective.at(down.w, down.b), self.layers(ctx)
+        samples: dict[str, ColumnSample] = {}
+        features = []
+        for seen, inputs in self.activations(ctx, down, data):
+            with torch.no_grad():
+                features.append(model.features(seen.x))
+            for name, given in inputs.items():
+                samples.setdefault(name, ColumnSample(self.columns, ctx.rng("columns", name))).add(given)
+        found = {
+            key: self.directions(ctx, columns, down.blocks, key)
+            for name, sample in samples.items()
+            for key, columns in zip(layers[name].keys, sample.columns, strict=True)
+        }
+        kept = torch.cat(features)
+        first = ctx.clock.task == 0
+        rank = space_rank(ctx.population, first, first and not down.spaces, self.space_first)
+        spaces = tuple({SPACE: block} for block in down.spaces)
+        space = self.directions(ctx, kept.T, spaces, SPACE, rank if self.space_rank == "fixed" else None)
+        features_by_task = {**client.features, str(ctx.clock.task): kept}
+        return Directions(found, space), client.replace(features=features_by_task), {}
+
+    def directions(self, ctx: Context, a: Tensor, blocks: Blocks, key: str, rank: int | None = None) -> Tensor:
+        """What the columns `a [d, m]` need beside a layer's basis, `[d, r]` float32."""
+        a, eps = a.to(self.dtype), min(self.eps + ctx.clock.task * self.delta_eps, 1.0)
+        basis, draws = self.basis(blocks, key, a), ctx.rng("svd", key)
+        return extract(a, basis, eps, self.criterion, self.count_rule, self.svd, rank, draws).float().contiguous()
+
+    def appended(self, ctx: Context, state: ProTIPState, updates: Any, cohort: Cohort) -> tuple[ProTIPState, Metrics]:
+        """Append the clients' directions in the order of their numbers (Eq. 9, 1.5)."""
+        blocks, spaces = state.blocks, tuple({SPACE: block} for block in state.spaces)
+        rank = partial(space_rank, ctx.population, ctx.clock.task == 0, first=self.space_first)
+        for place in cohort.client_ids.argsort().tolist():
+            blocks = self.grown(ctx, blocks, updates.layers[place])
+            own = updates.space[place]
+            if self.space_rank == "fixed":  # in parallel nobody knew whether it was the first
+                own = own[:, : rank(not spaces)]
+            spaces = self.grown(ctx, spaces, {SPACE: own})
+        sent = {"comm/bases_up_bytes": nbytes(updates)}
+        return state.replace(blocks=blocks, spaces=tuple(block[SPACE] for block in spaces)), sent
+
+    def grown(self, ctx: Context, blocks: Blocks, new: Mapping[str, Tensor]) -> Blocks:
+        """The blocks, of which the present task's has one client's directions more."""
+        old = blocks[: ctx.clock.task]
+        present = dict(blocks[-1]) if len(blocks) > ctx.clock.task else {}
+        for key, directions in new.items():
+            before = self.basis(blocks, key, directions)
+            after = append(before, directions.to(self.dtype), self.rank_tol, self.append)
+            first = sum(block[key].shape[1] for block in old if key in block)
+            present[key] = after[:, first:].float().contiguous()
+            if before.shape[1] < len(after) == after.shape[1]:
+                what = "no later task gets a block of its own; lower algorithm.space_first, or take a wider model"
+                what = what if key == SPACE else "it learns nothing more; lower algorithm.eps"
+                full = f"task {ctx.clock.task}: all {len(after)} directions of layer {key} are taken by now"
+                warnings.warn(f"{full}: {what}", stacklevel=2)
+        return (*old, present)
+
+    def blocks(self, ctx: Context, state: ProTIPState) -> Spaces:
+        return Spaces(state.spaces)
+
+    def relate(
+        self, ctx: Context, down: Spaces, client: ProTIPClient, data: ClientData
+    ) -> tuple[References, ProTIPClient, Metrics]:
+        """A client's relevances to the blocks, for the features that it keeps (1.6)."""
+        present = {task: relevance(kept[:, None], self.in_use(down.spaces)) for task, kept in client.features.items()}
+        if self.reference_update == "frozen_prefix":
+            client = client.replace(features={})
+        return References(present), client, {}
+
+    def related(self, ctx: Context, state: ProTIPState, updates: Any, cohort: Cohort) -> tuple[ProTIPState, Metrics]:
+        found = dict(state.references)
+        for client, own in zip(cohort.client_ids.tolist(), updates.references, strict=True):
+            found |= {f"{task}/{client}": omega for task, omega in own.items()}
+        sent = {
+            "comm/references_up_bytes": nbytes(updates),
+            "comm/block_bytes": nbytes((state.blocks[-1], state.spaces[-1])),
+        }
+        return state.replace(references=found), {**sent, **self.shares(ctx, state.blocks)}
+
+    # prediction -----------------------------------------------------------------------------------
+    def in_use(self, spaces: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The blocks that relevances are measured on."""
+        return spaces[1:] if self.block_set == "skip_first" else spaces
+
+    def published(self, ctx: Context, state: ProTIPState) -> Published:
+        if ctx.clock.phase != "task_end":
+            return Published(state.w, state.b)
+        return ProTIPPublished(state.w, state.b, state.spaces, state.references)
+
+    def modes(self, ctx: Context) -> Mapping[str, Mode]:
+        found = dict(super().modes(ctx))
+        if ctx.classes is None or ctx.clock.phase != "task_end":
+            return found
+        reads = {"tip_sample": SAMPLE, "tip_batch": batch(self.batch_size)}
+        if self.tip_window is not None:
+            reads["tip_window"] = window(self.tip_window)
+        return found | {n: Mode(partial(self.routed, reading), reading, self.embedded) for n, reading in reads.items()}
+
+    def embedded(self, ctx: Context, published: Published, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features `[B, d_L]` and logits `[B, C]`."""
+        model = ctx.objective.at(published.w, published.b)
+        z = model.features(x)
+        return z, model.head(z)
+
+    def routed(self, reads: Reading, ctx: Context, published: ProTIPPublished, z: tuple[Tensor, Tensor]) -> Prediction:
+        """The logits of the head of the task that the clients vote for (FedProTIP)."""
+        assert ctx.classes is not None
+        features, logits = z
+        omega = self.units(reads, relevance(features[:, None], self.in_use(published.spaces)))
+        tasks = route(omega, self.by_client(reads, published), self.vote_ties).expand(len(logits))
+        heads = torch.zeros(len(published.spaces), logits.shape[1], dtype=torch.bool, device=logits.device)
+        for task, head in enumerate(heads):
+            head[ctx.classes.task(task).index] = True
+        return Prediction(logits.masked_fill(~heads[tasks], -torch.inf), task=tasks)
+
+    def units(self, reads: Reading, omega: Tensor) -> Tensor:
+        """Relevances of what one prediction reads, from those of the samples `[m, B]`."""
+        omega, mean = omega.double(), self.magnitude == "mean"
+        if reads.kind == "window":
+            return window_relevance(omega, reads.size, mean)
+        return batch_relevance(omega, reads.size, mean)
+
+    def by_client(self, reads: Reading, published: ProTIPPublished) -> list[list[Tensor | None]]:
+        """The references of every client to every task, in units of the same size as what is predicted."""
+        found = {key: self.units(batch(reads.size), omega) for key, omega in published.references.items() if len(omega)}
+        clients = sorted({int(key.partition("/")[2]) for key in found})
+        return [[found.get(f"{task}/{k}") for task in range(len(published.spaces))] for k in clients]

@@ -1,0 +1,176 @@
+"""What methods share that protect the inputs of layers from task to task (FedProTIP, FOT): which tensors a task moves,
+what is collected of a layer's inputs when a task ends, and the bases that grow by it.
+
+Heads: the model has one head for all tasks, whose rows stand in for one head a task; a task moves its own rows, and no
+other row decays (spec 1.1). Freezing takes place before anything is collected: a frozen layer gets no basis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
+
+from flray.algorithms.fedavg import Carry, FedAvg
+from flray.core.context import Context
+from flray.core.fields import shared
+from flray.core.hp import hp
+from flray.core.layers import LAYERS, LayerInputs
+from flray.core.messages import Batch, Broadcast, Metrics, ServerState
+from flray.core.network_parts import ModuleModes
+from flray.core.params import Entry
+from flray.core.samples import ClientData
+from flray.ops.losses import cross_entropy
+from flray.ops.optim import decay_
+
+Blocks = tuple[dict[str, Tensor], ...]  # by task what it added, `[d, r]` by layer; of a grouped convolution by group
+
+
+class ProtectedState(ServerState):
+    """The global model and the bases, as one block a task: `blocks[t][layer] [d, r]`, orthonormal over all tasks."""
+
+    blocks: Blocks
+
+
+class ProtectedDown(Broadcast):
+    """The global model and the bases, each block of which a client downloads once."""
+
+    blocks: Blocks = shared(default=())
+
+
+class ProtectedCarry(Carry):
+    """A client in training: `moves [P]`, 1 where a gradient may change something, `decays [P]`, 1 where weight decay
+    does; None: everywhere. `protected`: of each layer its rows of `grad` and the basis that is projected off them."""
+
+    moves: Tensor | None
+    decays: Tensor | None
+    protected: tuple[tuple[Tensor, Tensor], ...]
+
+
+class Layer(NamedTuple):
+    """A linear layer or a convolution: where its weight lies in `w`, and the groups of its inputs."""
+
+    name: str
+    entry: Entry
+    groups: int
+
+    @property
+    def keys(self) -> list[str]:
+        """Its names in a block: its own, or one a group."""
+        return [self.name] if self.groups == 1 else [f"{self.name}:{group}" for group in range(self.groups)]
+
+    def stored(self, flat: Tensor) -> Tensor:
+        """Its rows `[groups, out / groups, d]`, without groups `[out, d]`, in a vector `[P]`, as they lie in memory: a
+        view to be written to."""
+        rows = flat.narrow(0, self.entry.offset, self.entry.numel)
+        return rows.view(-1, self.width) if self.groups == 1 else rows.view(self.groups, -1, self.width)
+
+    @property
+    def width(self) -> int:
+        """d: channels of a group times pixels of the kernel."""
+        return self.entry.numel // self.entry.shape[0]
+
+    def basis(self, blocks: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Its basis `[groups, d, q]`, without groups `[d, q]`, its rows in the order in which the weight is stored:
+        kernels of images lie channels-last. Shorter bases of groups end in columns of zeros."""
+        found = [torch.cat([block[key] for block in blocks], dim=1) for key in self.keys]
+        widest = max(basis.shape[1] for basis in found)
+        basis = torch.stack([torch.nn.functional.pad(part, (0, widest - part.shape[1])) for part in found])
+        if len(self.entry.shape) == 4:
+            _, channels, height, width = self.entry.shape
+            basis = torch.unflatten(basis, 1, (channels, height * width)).transpose(1, 2).flatten(1, 2)
+        return basis[0] if self.groups == 1 else basis
+
+
+class Protected(FedAvg, frozen=True):
+    freeze: Literal["none", "early"] = hp(
+        "none", doc="after task 1: the layers that the model declares as early (of pretrained networks), or none"
+    )
+    frozen_bn_stats: Literal["freeze", "update"] = hp(
+        "freeze", doc="batch norm of frozen layers: stays as it is, or its statistics move on (official)"
+    )
+    n_batches: int = hp(20, ge=1, doc="training batches of a client whose inputs of layers are collected (ViT: 10)")
+    rank_tol: float = hp(1e-3, ge=0, lt=1, doc="a direction is appended if the sine of its angle to the basis is above")
+    basis_dtype: Literal["float64", "float32"] = hp("float64", doc="arithmetic of bases; they are stored as float32")
+
+    # which tensors a task moves -------------------------------------------------------------------
+    def start(self, ctx: Context, w: Tensor, b: Tensor) -> ProtectedCarry:
+        return ProtectedCarry.of(super().start(ctx, w, b), moves=None, decays=None, protected=())
+
+    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> ProtectedCarry:
+        carry: ProtectedCarry = super().begin(ctx, down, client, data)  # type: ignore[assignment]
+        moves = None if ctx.classes is None else self.moved(ctx, carry.w)
+        return carry.replace(moves=moves, decays=moves)
+
+    def moved(self, ctx: Context, w: Tensor) -> Tensor:
+        """Scratch `[P]`: 1 but in the head's rows of other tasks and, after task 1, in the frozen layers."""
+        assert ctx.classes is not None
+        mask = ctx.objective.scratch("moves", w).fill_(1.0)
+        for entry, in_head in zip(ctx.objective.layout.entries, ctx.objective.in_head, strict=True):
+            if in_head and entry.shape[0] == ctx.classes.size:
+                entry.view(mask).zero_()[ctx.classes.index] = 1.0
+        return mask.mul_(1 - ctx.mask("early")) if self.freezes(ctx) else mask
+
+    def freezes(self, ctx: Context) -> bool:
+        """Whether the early layers stay as they are by now."""
+        return self.freeze == "early" and (ctx.clock.task > 0 or ctx.clock.phase == "task_end")
+
+    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        still = self.freezes(ctx) and self.frozen_bn_stats == "freeze"
+        mode: ModuleModes = {"all": "train", "early": "eval"} if still else "train"
+        return ctx.objective.value_and_grad(
+            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), carry.w, carry.b, mode, carry.grad
+        )
+
+    def decayed(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
+        reached = ctx.objective.reached()
+        if carry.moves is not None:
+            g.mul_(carry.moves)
+            reached = carry.decays if reached is None else reached * carry.decays
+        decay_(g, carry.w, self.weight_decay, reached)
+        return g
+
+    # what enters the layers -----------------------------------------------------------------------
+    def layers(self, ctx: Context) -> dict[str, Layer]:
+        """The convolutions and linear layers of the body, by name, but for frozen ones."""
+        objective, found = ctx.objective, {}
+        out = objective.parts.tensors("head") | (objective.parts.tensors("early") if self.freezes(ctx) else set())
+        entries = {entry.name: entry for entry in objective.layout.entries if entry.name not in out}
+        for name, module in objective.module.named_modules():
+            weight = f"{name}.weight".lstrip(".")
+            if isinstance(module, LAYERS) and weight in entries:
+                groups = module.groups if isinstance(module, _ConvNd) else 1
+                found[name] = Layer(name, entries[weight], groups)
+        return found
+
+    def activations(
+        self, ctx: Context, down: Broadcast, data: ClientData
+    ) -> Iterator[tuple[Batch, dict[str, LayerInputs]]]:
+        """Up to `n_batches` of the client's training batches, and what entered each layer in eval mode (spec 1.3)."""
+        layers = self.layers(ctx)
+        for batch in islice(data.batches(self.batch_size, epochs=1), self.n_batches):
+            given = ctx.objective.layer_inputs(down.w, down.b, batch.x)
+            yield batch, {name: given[name] for name in layers if name in given}
+
+    def basis(self, blocks: Sequence[Mapping[str, Tensor]], key: str, like: Tensor) -> Tensor:
+        """All blocks of a layer side by side, `[d, q]`, in the arithmetic of bases; `like [d, ...]` where none is."""
+        parts = [block[key] for block in blocks if key in block]
+        return torch.cat(parts, dim=1).to(self.dtype) if parts else like.new_zeros((len(like), 0), dtype=self.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The arithmetic of bases."""
+        return {"float64": torch.float64, "float32": torch.float32}[self.basis_dtype]
+
+    def shares(self, ctx: Context, blocks: Blocks) -> Metrics:
+        """q / d of every layer: 1 means that it cannot learn any more."""
+        found = {}
+        for name, layer in self.layers(ctx).items():
+            ranks = [sum(block[key].shape[1] for block in blocks) for key in layer.keys if key in blocks[-1]]
+            if ranks:
+                found[f"protected/{name}"] = sum(ranks) / (len(ranks) * layer.width)
+        return found

@@ -1,0 +1,267 @@
+"""Subspaces of what enters a layer: sampling, extraction, merging, projection (FedProTIP, Cha et al.; FOT, Bakman et
+al. 2024; both after GPM, Saha et al. 2021).
+
+`A [d, m]` are columns that entered a layer, `basis [d, q]` is orthonormal (Phi), with q = 0 where nothing is protected.
+Everything is computed in the dtype of its arguments: float64 for bases, the model's own for gradients. No function
+forms a matrix `[d, d]`. Section numbers are those of the specification of continual learning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.core.layers import LayerInputs
+
+Criterion = Literal["energy", "residual_energy", "sigma_sum"]
+CountRule = Literal["inclusive", "gpm_strict_first"]
+Svd = Literal["exact", "randomized"]
+OVERSAMPLED, POWER_STEPS, FIRST_RANK = 10, 2, 64  # p, q and the first k of the randomised SVD
+SPACE_SHARE = 20  # directions of the final layer that all clients but the first of task 1 add together
+
+
+# sampling -------------------------------------------------------------------------------------
+class ColumnSample:
+    """`count` of all columns of a layer that pass by, uniformly without replacement (1.3), or all.
+
+    Every column draws a key, and those with the smallest keys stay: no more than `count` and one batch's are held.
+    """
+
+    def __init__(self, count: int, rng: np.random.Generator) -> None:
+        self.count, self._rng = count, rng
+        self._keys = np.zeros(0)
+        self._columns: Tensor | None = None
+
+    def add(self, inputs: LayerInputs) -> None:
+        """What entered the layer in one more batch."""
+        keys = self._rng.random(len(inputs))
+        most = self._keys.max() if len(self._keys) == self.count else math.inf
+        near = np.flatnonzero(keys < most)
+        near = np.sort(near[np.argsort(keys[near], kind="stable")[: self.count]])
+        if not len(near):
+            return
+        columns = inputs.columns(torch.from_numpy(near))
+        self._keys = np.concatenate([self._keys, keys[near]])
+        self._columns = columns if self._columns is None else torch.cat([self._columns, columns], dim=2)
+        stays = np.sort(np.argsort(self._keys, kind="stable")[: self.count])
+        self._keys, self._columns = self._keys[stays], self._columns[..., torch.from_numpy(stays)]
+
+    @property
+    def columns(self) -> Tensor:
+        """The columns that stay, `[groups, d, n]`. Raises `ValueError` where none has passed by."""
+        if self._columns is None:
+            raise ValueError("no column has passed by: give at least one batch")
+        return self._columns
+
+
+# extraction -----------------------------------------------------------------------------------
+def residual(a: Tensor, basis: Tensor | None) -> Tensor:
+    """`A - Phi (Phi^T A)`, what of the columns `a [d, m]` lies outside of the span of `basis [d, q]` (Eq. 6)."""
+    return a if basis is None or not basis.shape[1] else a - basis @ (basis.T @ a)
+
+
+def extract(
+    a: Tensor,
+    basis: Tensor | None,
+    eps: float,
+    criterion: Criterion = "energy",
+    count_rule: CountRule = "inclusive",
+    svd: Svd = "exact",
+    rank: int | None = None,
+    rng: np.random.Generator | None = None,
+) -> Tensor:
+    """The directions `[d, r]` that the columns `a [d, m]` need beside `basis [d, q]` (Eqs. 6 to 8, section 1.4).
+
+    They are the first left singular vectors of the residual, as many as :func:`rank_needed` says; with `rank` so many
+    whatever `eps` says, but no more than the residual has. The randomised SVD draws from `rng`. Raises `ValueError` for
+    a randomised SVD without `rng`, or with `sigma_sum`, which needs all singular values.
+    """
+    if svd == "randomized" and (rng is None or criterion == "sigma_sum"):
+        raise ValueError("a randomized SVD needs a generator, and the criterion sigma_sum all singular values: exact")
+    total, rest, first = float(a.square().sum()), residual(a, basis), basis is None or not basis.shape[1]
+    share = 0.0 if first else 1 - float(rest.square().sum()) / total if total else 1.0
+
+    def needed(sigma: Tensor, complete: bool) -> int | None:
+        """How many directions; None: these singular values do not say it, because there are more."""
+        floor = max(a.shape) * 2.0**-52 * math.sqrt(total)
+        if rank is not None:
+            return min(rank, int((sigma > floor).sum())) if complete or rank <= len(sigma) else None
+        found = rank_needed(sigma, share, total, float(rest.square().sum()), eps, criterion, count_rule, first)
+        return int((sigma > floor).sum()) if found is None and complete else found
+
+    if svd == "randomized":
+        assert rng is not None
+        k = min(FIRST_RANK, *a.shape)
+        while k + OVERSAMPLED < min(a.shape):
+            left, sigma = randomized_svd(rest, k, rng)
+            count = needed(sigma, complete=False)
+            if count is not None:
+                return left[:, :count]
+            k *= 2
+    left, sigma = left_svd(rest)
+    count = needed(sigma, complete=True)
+    assert count is not None
+    return left[:, :count]
+
+
+def left_svd(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Left singular vectors `[d, n]` and singular values `[n]`, descending, of `a [d, m]`; n = min(d, m)."""
+    u, sigma, _ = torch.linalg.svd(a, full_matrices=False)
+    return u, sigma
+
+
+def rank_needed(
+    sigma: Tensor,
+    share: float,
+    total: float,
+    left: float,
+    eps: float,
+    criterion: Criterion = "energy",
+    count_rule: CountRule = "inclusive",
+    first: bool = False,
+) -> int | None:
+    """How many singular vectors it takes until `eps` is reached; None: all of `sigma [n]`, descending, do not (Eq. 8).
+
+    `energy`: min{ r >= 0 : share + sum_{i<=r} sigma_i^2 / T >= eps } with `share` of the energy T = `total` in the old
+    basis. `residual_energy`: of the residual's energy `left`, the share ignored. `sigma_sum`: of the sum of all sigma.
+    With `gpm_strict_first` and `first` (no basis yet) the number of sums below eps, one fewer.
+    """
+    if criterion == "sigma_sum":
+        values, whole, begin = sigma, float(sigma.sum()), 0.0
+    else:
+        values, begin = sigma.square(), share if criterion == "energy" else 0.0
+        whole = total if criterion == "energy" else left
+    if not whole:  # no activation at all, or none outside of the basis
+        return 0
+    sums = begin + torch.cat([values.new_zeros(1), values.cumsum(0) / whole])
+    reached = int((sums < eps).sum())
+    if reached > len(sigma):
+        return None
+    return max(reached - 1, 0) if count_rule == "gpm_strict_first" and first else reached
+
+
+def randomized_svd(a: Tensor, k: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """The first `k` left singular vectors `[d, k]` and singular values `[k]` of `a [d, m]`, approximately (1.4).
+
+    Omega ~ N(0, 1)^{m x (k + 10)}, Y = A Omega, twice {Q = qr(Y), Y = A (A^T Q)}, then the SVD of Q^T A.
+    """
+    omega = torch.from_numpy(rng.standard_normal((a.shape[1], k + OVERSAMPLED))).to(a)
+    y = a @ omega
+    for _ in range(POWER_STEPS):
+        y = a @ (a.T @ torch.linalg.qr(y).Q)
+    q = torch.linalg.qr(y).Q
+    u, sigma = left_svd(q.T @ a)
+    return (q @ u)[:, :k], sigma[:k]
+
+
+def space_rank(clients: int, first_task: bool, first_client: bool, first: int = 30) -> int:
+    """The fixed number of directions of the final layer that one of `clients` adds in a task (1.4).
+
+    `first` (30, from scratch 20) by the first contributing client of task 1, floor(20 / (K - 1)) by the others in it,
+    floor(20 / K) by each later, and at least 1.
+    """
+    if first_task and first_client:
+        return first
+    return max(SPACE_SHARE // max(clients - 1 if first_task else clients, 1), 1)
+
+
+# merging --------------------------------------------------------------------------------------
+def append(
+    basis: Tensor | None,
+    new: Tensor,
+    rank_tol: float = 1e-3,
+    method: Literal["residual", "official"] = "residual",
+) -> Tensor:
+    """`basis [d, q]` and behind it what `new [d, r]` adds to its span, orthonormal, at most d columns (1.5).
+
+    `residual`: R = U - Phi Phi^T U = P diag(s) Q^T; the columns of P with s > `rank_tol` (sines of principal angles)
+    are made orthogonal to Phi once more, go through QR and are appended: the old columns keep their bits. `official`:
+    the QR of [Phi, U], cut to d columns, whose directions are arbitrary where U adds less than it has columns.
+    """
+    basis = new[:, :0] if basis is None else basis
+    d, q = basis.shape
+    if method == "official":
+        return torch.linalg.qr(torch.cat([basis, new], dim=1)).Q[:, :d] if new.shape[1] else basis
+    if not new.shape[1] or q >= d:
+        return basis
+    p, sines = left_svd(residual(new, basis))
+    added = torch.linalg.qr(residual(p[:, sines > rank_tol], basis)).Q
+    return torch.cat([basis, added[:, : d - q]], dim=1)
+
+
+def merge(
+    basis: Tensor | None,
+    increments: Mapping[int, Tensor],
+    rank_tol: float = 1e-3,
+    method: Literal["residual", "official"] = "residual",
+) -> Tensor | None:
+    """`basis [d, q]` with every client's `increments[client] [d, r_k]` appended in the order of the clients' numbers.
+
+    The order in which they were delivered does not matter (Algorithm 1, `merge: parallel`).
+    """
+    for client in sorted(increments):
+        basis = append(basis, increments[client], rank_tol, method)
+    return basis
+
+
+# projection -----------------------------------------------------------------------------------
+def project(g: Tensor, basis: Tensor) -> Tensor:
+    """`G - (G Phi) Phi^T`: rows `g [..., out, d]` without their part in the span of `basis [..., d, q]` (Eqs. 4, 5)."""
+    return g - (g @ basis) @ basis.mT
+
+
+def project_(g: Tensor, basis: Tensor) -> Tensor:
+    """The same in the place of a contiguous `g`."""
+    if basis.shape[-1]:
+        coefficients = g @ basis
+        (g.addmm_ if g.dim() == 2 else g.baddbmm_)(coefficients, basis.mT, alpha=-1)
+    return g
+
+
+def rows_of(weight: Tensor, groups: int = 1) -> Tensor:
+    """A weight, or its gradient, as rows `[groups, out / groups, d]`: d is (channel of a group, kernel row, kernel
+    column), as in the columns of :class:`LayerInputs`."""
+    return weight.reshape(groups, weight.shape[0] // groups, -1)
+
+
+def project_weight(weight: Tensor, basis: Tensor) -> Tensor:
+    """A weight's gradient `[out, in / groups, *kernel]` (conv) or `[out, in]` without its part in the basis.
+
+    `basis` is `[d, q]`, or `[groups, d, q]` with one basis a group, where shorter ones end in columns of zeros.
+    """
+    together = basis if basis.dim() == 3 else basis[None]
+    return project(rows_of(weight, len(together)), together).reshape(weight.shape)
+
+
+# FOT ------------------------------------------------------------------------------------------
+def sketch(a: Tensor, basis: Tensor | None, omega: Tensor) -> Tensor:
+    """`Z = (A - Phi Phi^T A) Omega`, `[d, s]`: what a client of FOT sends of its columns `a [d, m]` (section 2).
+
+    `omega [m, s]` is Gaussian, of the client's own. The sketch of several batches is the sum of theirs.
+    """
+    return residual(a, basis) @ omega
+
+
+def sketch_threshold(ratio: float, eps: float) -> float:
+    """`(rho - (1 - eps)) / rho`: the share of the sketch's energy to keep, of clients whose mean residual ratio is
+    `ratio`; 0 or less: nothing (section 2)."""
+    return (ratio - (1 - eps)) / ratio if ratio > 0 else 0.0
+
+
+def extract_sketch(z: Tensor, threshold: float, count_rule: Literal["inclusive", "strict"] = "inclusive") -> Tensor:
+    """The directions `[d, r]` of the mean sketch `z [d, s]` whose energy reaches `threshold`; `strict` (official code):
+    the number of cumulated shares below it, one fewer."""
+    if threshold <= 0:
+        return z[:, :0]
+    u, sigma = left_svd(z)
+    energy = float(sigma.square().sum())
+    rule: CountRule = "gpm_strict_first" if count_rule == "strict" else "inclusive"
+    count = rank_needed(sigma, 0.0, energy, energy, threshold, "energy", rule, first=True)
+    if count is None:
+        count = int((sigma > max(z.shape) * 2.0**-52 * math.sqrt(energy)).sum())
+    return u[:, :count]

@@ -1,0 +1,103 @@
+"""Which task an input belongs to, by how much of its features lies in each task's final-layer subspace (FedProTIP, Eqs.
+10 and 11; section 1.6 of the specification of continual learning).
+
+Tasks are numbered by their place in the arguments. `omega [n, B]` are relevances to the blocks of a set B, `NaN`-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def relevance(features: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+    """`[ ||F P||_F ]` over the `blocks` P `[d, r]`: `[..., B]` of features `[..., b, d]`, b of which are one unit."""
+    norms = [(features @ block).square().sum(dim=(-2, -1)).sqrt() for block in blocks]
+    return torch.stack(norms, dim=-1) if norms else features.new_zeros((*features.shape[:-2], 0))
+
+
+def batch_relevance(omega: Tensor, size: int, mean: bool = False) -> Tensor:
+    """The relevance `[ceil(m / size), B]` of each `size` consecutive samples, from those of every sample `[m, B]`:
+    squares add. `mean`: over the root of their number, so that lengths of short and long batches compare."""
+    parts = [part.square() for part in torch.split(omega, size)]
+    return torch.stack([part.mean(dim=0) if mean else part.sum(dim=0) for part in parts]).sqrt()
+
+
+def window_relevance(omega: Tensor, size: int, mean: bool = False) -> Tensor:
+    """The relevance `[m, B]` of each sample together with the `size - 1` before it, at the beginning with what is
+    there; `mean` as in :func:`batch_relevance`."""
+    windows = [omega[max(last - size, 0) : last].square() for last in range(1, len(omega) + 1)]
+    return torch.stack([part.mean(dim=0) if mean else part.sum(dim=0) for part in windows]).sqrt()
+
+
+def mean_direction(references: Tensor) -> Tensor:
+    """The mean `[B]` of the unit vectors of `references [m, B]`; one of length 0 counts as 0."""
+    return _unit(references).mean(dim=0)
+
+
+def similarity(omega: Tensor, references: Tensor) -> Tensor:
+    """`s = mean_b cos(omega, omega_b)`, `[n]`, of relevances `[n, B]` and a client's references to a task `[m, B]`."""
+    return _unit(omega) @ mean_direction(references)
+
+
+def _unit(omega: Tensor) -> Tensor:
+    length = omega.norm(dim=-1, keepdim=True)
+    return omega / torch.where(length > 0, length, 1.0)
+
+
+def vote(similarities: Tensor, ties: Literal["similarity", "lowest"] = "similarity") -> Tensor:
+    """The task `[n]` that most clients find the most similar, of similarities `[n, K, T]`.
+
+    A client without references to a task has -inf there; one without any does not vote. Among tasks with as many votes
+    the one with the largest sum of the voters' similarities wins, then the lowest; `lowest` (official): the lowest.
+    """
+    voters = (similarities > -torch.inf).any(dim=(0, 2))
+    heard = similarities[:, voters]
+    votes = torch.nn.functional.one_hot(heard.argmax(dim=2), similarities.shape[2]).sum(dim=1)
+    if ties == "lowest":
+        return votes.argmax(dim=1)
+    most = votes == votes.amax(dim=1, keepdim=True)
+    sums = torch.where(most, heard.sum(dim=1), -torch.inf)
+    # argmax takes the first of equal ones; a task without a vote does not win with a sum of -inf
+    best = most & (sums == sums.amax(dim=1, keepdim=True))
+    return best.int().argmax(dim=1)
+
+
+def vote_by_length(omega: Tensor, means: tuple[float, float]) -> Tensor:
+    """The task `[n]`, 0 or 1, by the relevance `[n]` to the second task's block alone (the official rule at t = 2).
+
+    Task 0 below its own mean `means[0]`, else task 1 above `means[1]`, else the nearer mean, the first of equal ones.
+    """
+    first, second = means
+    nearer = (omega - second).abs() < (omega - first).abs()
+    return torch.where(omega < first, False, (omega > second) | nearer).long()
+
+
+def route(
+    omega: Tensor, references: Sequence[Sequence[Tensor | None]], ties: Literal["similarity", "lowest"] = "similarity"
+) -> Tensor:
+    """The task `[n]` of units with relevances `omega [n, B]`, as the clients vote (1.6).
+
+    `references[k][tau] [m, B']` are client k's of task tau; None: it has none; B' < B: later blocks count as 0. Of one
+    task it is 0. Where two tasks have one block between them (the official set of blocks, without the first) a cosine
+    says nothing, and :func:`vote_by_length` decides, with means over clients of each client's mean.
+    """
+    tasks = len(references[0]) if references else 1
+    if tasks == 1:
+        return torch.zeros(len(omega), dtype=torch.int64, device=omega.device)
+    if tasks == 2 and omega.shape[1] == 1:
+        means = [[float(own[task].mean()) for own in references if own[task] is not None] for task in (0, 1)]  # type: ignore[union-attr]
+        return vote_by_length(omega[:, 0], (sum(means[0]) / len(means[0]), sum(means[1]) / len(means[1])))
+    missing = omega.new_full((len(omega),), -torch.inf)
+    rows = [
+        torch.stack([missing if found is None else similarity(omega, _padded(found, omega)) for found in own], dim=1)
+        for own in references
+    ]
+    return vote(torch.stack(rows, dim=1), ties)
+
+
+def _padded(references: Tensor, omega: Tensor) -> Tensor:
+    return torch.nn.functional.pad(references, (0, omega.shape[1] - references.shape[1]))

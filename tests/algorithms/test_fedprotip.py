@@ -1,0 +1,178 @@
+"""FedProTIP over tasks: what it protects, what a task's end adds, how tasks are predicted (continual spec 1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flray.algorithms.protected import Layer
+from flray.core.clock import Clock
+from flray.core.objective import Objective
+from flray.data import SOURCES
+from flray.data.splits import Split, Splits
+from flray.models.base import Classifier
+from flray.ops.subspace import project_weight
+from tests.contracts.inprocess import Local
+from tests.contracts.table import TABLE, experiment
+from tests.core.test_layers import One
+from tests.ops.test_subspace import orthonormal
+
+
+class Deep(Classifier):
+    """Two linear layers without bias, and a head."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(input_shape[0], 7, bias=False), nn.Linear(7, 6, bias=False))
+        self.head = nn.Linear(6, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def lines(config):
+    """Samples of the classes 0 and 1 lie in a plane of eight dimensions, those of 2 and 3 anywhere."""
+    draws = np.random.default_rng(0)
+    x, y = draws.normal(size=(160, 8)), np.arange(160) % 4
+    plane = np.linalg.qr(draws.normal(size=(8, 2)))[0]
+    x = np.where(y[:, None] < 2, x[:, :2] @ plane.T, x) + 0.5 * (y % 2)[:, None] * plane[:, 0]
+    x = x.astype(np.float32)
+    return Splits(Split(x[:120], y[:120]), Split(x[120:], y[120:]), classes=tuple("abcd"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _source():
+    SOURCES.add("test_lines", lines)
+
+
+def local(folder, name="fedprotip", sections=None, **options):
+    return Local(experiment(name, options, **(sections or TABLE["fedprotip"].sections)), Path(folder))
+
+
+def to_the_end(run):
+    """Every transaction; returns the states after each task's end."""
+    ends = []
+    while (clock := next(run.schedule(), None)) is not None:
+        run.exchanges(clock)
+        if clock.phase == "task_end":
+            ends.append(run.state)
+    return ends
+
+
+LINES = {
+    "rounds": 2,
+    "data": {"source": "test_lines"},
+    "tasks": {"num_tasks": 2, "class_order": "natural"},
+    "model": {"name": "tests.algorithms.test_fedprotip:Deep"},
+    "partition": {"name": "iid", "clients": 2},
+    "cohort": {"size": 2},
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"merge": "sequential"}, {"svd": "randomized"}, {"append": "official"}])
+def test_the_outputs_of_an_old_task_do_not_move(options, tmp_path):
+    """Task 1's inputs span a plane, all of which is protected: what its head says of them stays, with momentum
+    and weight decay, where the decay is projected too. Without projection of the decay, or as FedAvg, it does not."""
+
+    def moved(name="fedprotip", **more):
+        run = local(tmp_path, name, LINES, lr=0.1, momentum=0.9, weight_decay=0.05, **more)
+        first, last = to_the_end(run)
+        x = torch.from_numpy(lines(None).test.x[np.array(lines(None).test.y) < 2])
+        outputs = [run.server.bench.objective.at(s.w, s.b)(x)[:, :2] for s in (first, last)]
+        return float((outputs[1] - outputs[0]).abs().max().detach())
+
+    assert moved(decay_projection="project", eps=1 - 1e-9, **options) < 2e-5
+    assert moved(eps=1 - 1e-9, **options) > 1e-2
+    if not options:
+        assert moved("fedavg") > 1e-2
+
+
+def test_what_a_tasks_end_adds(tmp_path):
+    """Four clients with samples of both tasks: 30 + 3 x 6 directions of the final layer, then 4 x 5; the blocks of all
+    tasks together are orthonormal, and every client keeps its features and has its references."""
+    run = local(tmp_path, lr=0.01)
+    first, last = to_the_end(run)
+    assert [space.shape for space in last.spaces] == [(90, 48), (90, 20)]
+    assert list(last.blocks[0]) == ["first", "second"] and len(last.blocks) == 2
+    assert torch.equal(first.blocks[0]["second"], last.blocks[0]["second"])
+    for parts in (last.spaces, *([block[key] for block in last.blocks] for key in ("first", "second"))):
+        basis = torch.cat(list(parts), dim=1).double()
+        assert float((basis.T @ basis - torch.eye(basis.shape[1])).abs().max()) < 1e-6
+    assert sorted(last.references) == [f"{task}/{k}" for task in (0, 1) for k in range(4)]
+    for k, client in run.client_states().items():
+        assert list(client.features) == ["0", "1"] and client.features["0"].shape[1] == 90
+        for task, features in client.features.items():
+            expected = torch.stack([(features @ space).norm(dim=1) for space in last.spaces], dim=1)
+            torch.testing.assert_close(last.references[f"{task}/{k}"], expected)
+    row = run.rows[-1]
+    assert row["comm/block_bytes"] == 4 * (last.spaces[1].numel() + sum(b.numel() for b in last.blocks[1].values()))
+    widths = {"first": 4, "second": 90}
+    for name, d in widths.items():
+        assert row[f"protected/{name}"] == sum(block[name].shape[1] for block in last.blocks) / d
+
+
+def test_clients_one_after_the_other_add_only_what_is_missing(tmp_path):
+    parallel, sequential = (to_the_end(local(tmp_path, merge=merge, eps=0.9)) for merge in ("parallel", "sequential"))
+    assert sequential[0].blocks[0]["second"].shape[1] < parallel[0].blocks[0]["second"].shape[1]
+    assert sequential[0].spaces[0].shape == parallel[0].spaces[0].shape
+
+
+def test_tasks_are_predicted_in_every_mode_of_one_run(tmp_path):
+    """The two tasks' classes are apart: most of them find their task; the counts of a mode are those
+    of the head that was chosen."""
+    run = local(tmp_path, lr=0.05, tip_window=3)
+    to_the_end(run)
+    at = Clock(1, run.position.round, "task_end", done=run.position.done)
+    found = run.server.evaluate(at)
+    assert {mode for _, mode in found} == {"global", "task_aware", "tip_sample", "tip_batch", "tip_window"}
+    for task in (0, 1):
+        counts = {mode: found[f"task-{task}", mode] for mode in ("tip_sample", "tip_batch", "tip_window")}
+        share = {mode: c.tasks[task] / c.tasks.sum() for mode, c in counts.items() if len(c.tasks) > task}
+        assert share["tip_sample"] > 0.6 and share["tip_batch"] > 0.6 and share["tip_window"] > 0.6
+        aware = found[f"task-{task}", "task_aware"]
+        assert all((c.right <= aware.right).all() for c in counts.values())
+    during = run.server.evaluate(Clock(1, 0, "round", done=2))
+    assert {mode for _, mode in during} == {"global", "task_aware"}
+
+
+def test_frozen_references_end_in_zeros_and_no_features_stay(tmp_path):
+    run = local(tmp_path, reference_update="frozen_prefix")
+    _, last = to_the_end(run)
+    assert {omega.shape[1] for key, omega in last.references.items() if key.startswith("0/")} == {1}
+    assert all(client.features == {} for client in run.client_states().values())
+
+
+def test_frozen_layers_and_norms_stay_and_get_no_basis(tmp_path):
+    run = local(tmp_path, freeze="early", weight_decay=0.1, norm_affine="official")
+    first, last = to_the_end(run)
+    assert list(last.blocks[0]) == ["second"]
+    before, after = (run.server.bench.objective.state_dict(s.w, s.b) for s in (first, last))
+    for name in before:
+        same = torch.equal(before[name], after[name])
+        assert same == (name.startswith(("first", "norm"))), name  # official: a bias decays without a gradient
+    run = local(tmp_path, freeze="early", frozen_bn_stats="update")
+    first, last = to_the_end(run)
+    assert not torch.equal(first.b, last.b)
+
+
+CONVOLUTIONS = [nn.Conv2d(4, 6, 3), nn.Conv2d(4, 6, 3, groups=2), nn.Conv1d(4, 6, 3), nn.Linear(5, 3)]
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_rows_and_bases_in_the_order_of_storage(layer):
+    """The gradient as it lies in the flat vector, projected in place, is the projected gradient of the layer."""
+    objective = Objective(One(layer))
+    entry = next(entry for entry in objective.layout.entries if entry.name == "layer.weight")
+    place = Layer("layer", entry, getattr(layer, "groups", 1))
+    g = objective.initial()[0]
+    block = {key: orthonormal(place.width, 2 + i, seed=i).float() for i, key in enumerate(place.keys)}
+    widest = 1 + len(block)
+    bases = torch.stack([nn.functional.pad(basis, (0, widest - basis.shape[1])) for basis in block.values()])
+    expected = project_weight(entry.view(g).clone(), bases)
+    rows, basis = place.stored(g), place.basis([block])
+    rows -= (rows @ basis) @ basis.mT
+    torch.testing.assert_close(entry.view(g), expected)
