@@ -14,7 +14,7 @@ from flray.core.errors import FlrayError, unknown
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "drifts", "diagnostics", "metrics", "config")
 FORMATS = ("table", "markdown", "csv", "json")
-FIGURES = ("curves", "clients", "decision-regions", "ablation", "sweep")
+FIGURES = ("curves", "clients", "tasks", "drift", "decision-regions", "ablation", "sweep")
 
 
 def list_(
@@ -168,17 +168,23 @@ def figure(
     ] = "test/acc",
     axis: Annotated[str | None, typer.Option(help="ablation: the key over which the metric is drawn")] = None,
     x: Annotated[str, typer.Option(help="curves: rounds, bytes, time or steps")] = "rounds",
+    mode: Annotated[
+        str | None,
+        typer.Option(help="tasks, drift: an inference mode (tasks: several by comma); default: the first"),
+    ] = None,
     rounds: Annotated[str, typer.Option(help="decision-regions: rounds to show")] = "1,5,20",
 ) -> None:
     """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric
-    over a key of an ablation or grid. `sweep` writes the table and the figures of sweep folders again.
+    over a key of an ablation or grid; what was known of each task after each task, or of each class through a drift.
+    `sweep` writes the table and the figures of sweep folders again.
     """
     if kind not in FIGURES:
         raise unknown("figure", kind, FIGURES)
     if not all(part.strip().isdecimal() and int(part) for part in rounds.split(",")):
         raise FlrayError(f"--rounds {rounds}: give whole numbers from 1, by comma, e.g. 1,5,20")
-    from flray.results import ablation, clients, curves, decision_regions
+    from flray.results import ablation, accuracy_by_task, accuracy_through_drift, clients, curves, decision_regions
     from flray.results import compare as compare_runs
+    from flray.results.figures import save
 
     if kind == "sweep":
         for folder in folders:
@@ -187,6 +193,8 @@ def figure(
     runs = _expanded(folders)
     if kind == "curves":
         curves(runs, metric=metric, out=out, x=x)
+    elif kind in ("tasks", "drift"):
+        save((accuracy_by_task if kind == "tasks" else accuracy_through_drift)(runs, mode), out)
     elif kind == "clients":
         clients(runs, out=out)
     elif kind == "decision-regions":

@@ -1,15 +1,19 @@
 """What came out of runs: tables of several, paired differences, figures."""
 
 from flray.results.by_mode import by_mode
+from flray.results.drift_figures import accuracy_through_drift
 from flray.results.figures import ablation, clients
 from flray.results.learning import curves
 from flray.results.paired import paired
 from flray.results.regions import decision_regions
 from flray.results.rendering import render, to_markdown
 from flray.results.tables import compare, summary
+from flray.results.task_figures import accuracy_by_task
 
 __all__ = [
     "ablation",
+    "accuracy_by_task",
+    "accuracy_through_drift",
     "by_mode",
     "clients",
     "compare",

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 # Okabe and Ito, "Color universal design" (2008): told apart with every common colour vision deficiency
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
+STYLES = ("-", "--", "-.", ":")
+# an algorithm has the same colour in every figure, where no other one of the figure has taken it
+_OWN = {
+    "fedavg": "#0072B2", "fedprox": "#E69F00", "scaffold": "#CC79A7", "fedproj": "#009E73", "fedsol": "#D55E00",
+    "fedprotip": "#D55E00", "fot": "#009E73", "target": "#E69F00", "lander": "#56B4E9", "fedmemo": "#D55E00",
+    "mfcl": "#009E73", "centralized": "#000000",
+}  # fmt: skip
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 
 
@@ -220,6 +227,17 @@ def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
     return labels
 
 
+def by_setting(runs: Sequence[Run]) -> dict[str, dict[Any, Run]]:
+    """The runs by their names without the seed, and by seed.
+
+    The same setting with the same seed is the same run: the last one counts.
+    """
+    found: dict[str, dict[Any, Run]] = {}
+    for run, label in zip(runs, names_of(runs, seeds=False), strict=True):
+        found.setdefault(label, {})[settings(run).get("seed")] = run
+    return found
+
+
 def spread_words(seeds: Sequence[int], metric: str, single: str, spread: str = "band") -> str:
     """In words, what a figure shows besides the mean of `seeds` runs a setting: `single` ones, and their spread."""
     if max(seeds) == 1:
@@ -259,6 +277,28 @@ def palette(count: int) -> list[str]:
         if count <= len(COLOURS)
         else [to_hex(colormaps["viridis"](c / (count - 1))) for c in range(count)]
     )
+
+
+def colours_of(labels: Iterable[str]) -> list[str]:
+    """A colour for each line of a figure, by its label (`names_of`: the algorithm comes first).
+
+    An algorithm keeps its own colour from figure to figure; what has none, or shares it with an earlier line, takes the
+    first that is left. Yellow is left out: a line of it is not seen on white. Past seven lines colours come again, and
+    `styles_of` tells them apart.
+    """
+    names, usable = list(labels), [colour for colour in COLOURS if colour != "#F0E442"]
+    own = [_OWN.get(name.partition(",")[0]) for name in names]
+    found: list[str | None] = [c if c is not None and c not in own[:i] else None for i, c in enumerate(own)]
+    free = [colour for colour in usable if colour not in found]
+    return [
+        colour if colour is not None else free.pop(0) if free else cycle(usable, number)
+        for number, colour in enumerate(found)
+    ]
+
+
+def styles_of(labels: Iterable[str]) -> list[str]:
+    """A line style for each line of a figure, in their order."""
+    return [cycle(STYLES, number) for number, _ in enumerate(labels)]
 
 
 def cycle(values: Sequence[str], number: int) -> str:

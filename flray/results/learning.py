@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,19 +10,18 @@ import numpy as np
 
 from flray.core.errors import ConfigError, unknown
 from flray.results.figures import (
-    COLOURS,
     FEW,
-    cycle,
+    by_setting,
+    colours_of,
     end_at_all,
     headline,
-    names_of,
     open_runs,
     plain,
     save,
     spread_words,
+    styles_of,
 )
 from flray.results.intervals import interval, is_share
-from flray.results.tables import settings
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ AXES = {
     "time": Axis("time in rounds", ("time/round_s",), ((3600.0, "h"), (60.0, "min"), (1.0, "s"))),
     "steps": Axis("local gradient steps, all clients", ("client_steps",)),
 }
-STYLES = ("-", "--", "-.", ":")
 
 
 class Curve(NamedTuple):
@@ -86,19 +84,7 @@ def draw(found: Mapping[str, Curve], metric: str, x: str) -> Figure:
     plot = figure.subplots()
     scale = 100 if is_share(metric) else 1
     size, unit = _unit(AXES[x], max(curve.seeds_x.max() for curve in found.values()))
-    for number, (label, curve) in enumerate(found.items()):
-        colour, style = cycle([c for c in COLOURS if c != "#F0E442"], number), cycle(STYLES, number)
-        count = len(curve.seeds)
-        name = f"{label} ({count} seed{'s' if count > 1 else ''})"
-        plot.plot(curve.x / size, scale * curve.mean, color=colour, linestyle=style, linewidth=2, label=name)
-        if count >= FEW:
-            plot.fill_between(
-                curve.x / size, scale * curve.low, scale * curve.high, color=colour, alpha=0.16, linewidth=0
-            )
-        elif count > 1:
-            plot.plot(
-                curve.seeds_x.T / size, scale * curve.seeds.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.6
-            )
+    lines(plot, found, scale, size)
     plot.set_xlabel(f"{AXES[x].label} ({unit})" if unit else AXES[x].label)
     if x == "rounds":
         plot.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -109,6 +95,23 @@ def draw(found: Mapping[str, Curve], metric: str, x: str) -> Figure:
     plain(plot)
     plot.legend(frameon=False)
     return figure
+
+
+def lines(axis: Any, found: Mapping[str, Curve], scale: float = 1.0, unit: float = 1.0) -> None:
+    """Draw curves by setting into an axis, `scale` times their values over x / `unit`, with a band from 5 seeds on and
+    below that the single seeds as thin lines."""
+    for label, colour, style in zip(found, colours_of(found), styles_of(found), strict=True):
+        curve = found[label]
+        count = len(curve.seeds)
+        name = f"{label} ({count} seed{'s' if count > 1 else ''})"
+        x, mean = curve.x / unit, scale * curve.mean
+        axis.plot(x, mean, color=colour, linestyle=style, linewidth=2, label=name)
+        if count >= FEW:
+            axis.fill_between(x, scale * curve.low, scale * curve.high, color=colour, alpha=0.16, linewidth=0)
+        elif count > 1:
+            axis.plot(
+                curve.seeds_x.T / unit, scale * curve.seeds.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.6
+            )
 
 
 def _unit(axis: Axis, most: float) -> tuple[float, str]:
@@ -124,23 +127,40 @@ def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict
     there = {name for table in tables for name in table.columns if table[name].notna().any()}
     if metric not in there:
         raise unknown("metric", metric, there, "the runs' rounds")
-    groups: dict[str, dict[Any, pandas.DataFrame]] = {}
-    for run, label, table in zip(runs, names_of(runs, seeds=False), tables, strict=True):
-        if metric in table:  # the same setting with the same seed is the same run
-            groups.setdefault(label, {})[settings(run).get("seed")] = _points(run, table, metric, AXES[x])
-    found = {}
-    for label, seeds in groups.items():
-        rounds = sorted(set.intersection(*(set(points.index) for points in seeds.values())))
-        if rounds:
-            values = np.stack([points.loc[rounds, "y"] for points in seeds.values()])
-            places = np.stack([points.loc[rounds, "x"] for points in seeds.values()])
-            mean, _, low, high = np.array([interval(column, share=is_share(metric)) for column in values.T]).T
-            found[label] = Curve(np.array(rounds), places.mean(axis=0), mean, low, high, places, values)
+    found = over_seeds_of(
+        runs, lambda run: _points(run, run.rounds, metric, AXES[x]) if metric in run.rounds else None, metric
+    )
     if not found:
         raise ConfigError(
             f"curves: no round in which all seeds of a setting have {metric!r}; leave out the runs that have just begun"
         )
     return found
+
+
+def over_seeds_of(
+    runs: Sequence[Run], points: Callable[[Run], pandas.DataFrame | None], metric: str
+) -> dict[str, Curve]:
+    """A curve a setting, over the places of the index that all its seeds have; `{}` where there are none.
+
+    `points(run)` gives the columns `x` and `y` by place (a round, a task), None for a run that has no such curve.
+    `metric` says what its values are.
+    """
+    found = {}
+    for label, members in by_setting(runs).items():
+        tables = [table for table in map(points, members.values()) if table is not None]
+        places = sorted(set.intersection(*(set(table.index) for table in tables))) if tables else []
+        if places:
+            values = np.stack([table.loc[places, "y"] for table in tables])
+            x = np.stack([table.loc[places, "x"] for table in tables])
+            found[label] = curve_of(np.array(places), values, metric, x)
+    return found
+
+
+def curve_of(places: np.ndarray, values: np.ndarray, metric: str, x: np.ndarray | None = None) -> Curve:
+    """The curve of the seeds' `values [seeds, R]` at `places [R]`, or where each of them is, `x [seeds, R]`."""
+    x = np.broadcast_to(places.astype(float), values.shape) if x is None else x
+    mean, _, low, high = np.array([interval(column, share=is_share(metric)) for column in values.T]).T
+    return Curve(places, x.mean(axis=0), mean, low, high, x, values)
 
 
 def _points(run: Run, table: pandas.DataFrame, metric: str, axis: Axis) -> pandas.DataFrame:

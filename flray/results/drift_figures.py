@@ -1,0 +1,243 @@
+"""Figures of runs whose data drift: accuracy through the window, the detector's signal, accuracy by class and round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flray.core.errors import ConfigError
+from flray.metrics.classification import per_class
+from flray.results.continual import Window, drift_window, tested_set
+from flray.results.figures import by_setting, colours_of, headline, open_runs, plain, spread_words
+from flray.results.learning import Curve, lines, over_seeds_of
+from flray.results.tables import settings
+from flray.rundir.by_task import ClassCounts, class_counts
+from flray.rundir.reader import Run
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+SHADE = "#dfe3e8"
+PROBE = "latent_forgetting"
+SIGNAL: dict[str, dict[str, Any]] = {
+    "smoothed": {"linewidth": 2},
+    "reference": {"linewidth": 1, "linestyle": ":"},
+    "threshold": {"linewidth": 1, "linestyle": "--"},
+}
+
+
+def accuracy_through_drift(folders: Iterable[str | Path | Run], mode: str | None = None) -> Figure:
+    """Accuracy over rounds with the window of missing data shaded; below, for every setting, accuracy by class.
+
+    Marks at the top are rounds with an alarm of latent forgetting, where one was looked for; then a panel shows the
+    variance of the weight update, the detector's reference and its threshold. `mode` is an inference mode, by default
+    the first. Raises `ConfigError` where no run has a drift, or one has no tests of such a mode.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    runs = open_runs(folders)
+    found = by_setting(runs)
+    counts = {label: [_counts(run, mode) for run in seeds.values()] for label, seeds in found.items()}
+    last = max(int(tested.done[-1]) for seeds in counts.values() for tested in seeds)
+    windows = [_window(next(iter(seeds.values())), last) for seeds in found.values()]
+    if not any(windows):
+        raise ConfigError(f"{runs[0].place} has no drift: run it with one, such as drift.name=remove_classes")
+    signals = [
+        next((table for run in seeds.values() if (table := signal(run)) is not None), None) for seeds in found.values()
+    ]
+    watched = {c: table for c, table in zip(colours_of(found), signals, strict=True) if table is not None}
+    size = min(3.0, max(1.3, 0.2 * next(iter(counts.values()))[0].total.shape[1]))
+    heights = [3.0, *([1.8] if watched else []), *[size] * len(found)]
+    figure = Figure(figsize=(8.4, sum(heights) + 0.3 * len(heights)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    curve_panel(axes[0], over_seeds_of(runs, lambda run: _points(run, mode), "test/acc"), windows)
+    _mark_alarms(axes[0], found)
+    if watched:
+        signal_panel(axes[1], watched, windows)
+    for axis, (label, seeds), window in zip(axes[-len(found) :], counts.items(), windows, strict=True):
+        drawn = class_panel(axis, seeds, window, label)
+    figure.colorbar(drawn, ax=axes.tolist(), label="accuracy of a class (%)", shrink=0.5, aspect=30, anchor=(0, 0))
+    axes[-1].set_xlabel("round")
+    return figure
+
+
+def _window(run: Run, last: int) -> Window | None:
+    """The window of a run's drift, which ends with round `last` at the latest."""
+    window = drift_window(settings(run))
+    return None if window is None else window._replace(stop=min(window.stop, last + 1.0))
+
+
+# panels -------------------------------------------------------------------------------------------
+def curve_panel(axis: Any, curves: Mapping[str, Curve], windows: Sequence[Window | None]) -> Any:
+    """Draw accuracy over rounds into an axis, a line a setting, the windows shaded; returns the axis."""
+    shade(axis, windows, words=True)
+    lines(axis, curves, 100)
+    axis.set_ylabel("test accuracy (%)")
+    axis.set_ylim(0, 101)
+    headline(axis, spread_words([len(curve.seeds) for curve in curves.values()], "test/acc", "thin lines"))
+    plain(axis)
+    axis.legend(frameon=False, loc="lower right")
+    return axis
+
+
+def signal_panel(axis: Any, watched: Mapping[str, pandas.DataFrame], windows: Sequence[Window | None]) -> Any:
+    """Draw the variance of the weight update over rounds into an axis, on a logarithmic scale; returns the axis.
+
+    `watched`: by the colour of a setting, the table of the probe `latent_forgetting` of one of its runs. The thick line
+    is the moving mean; an alarm is on while it lies below the threshold, which is a share of the reference.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    shade(axis, windows)
+    for colour, table in watched.items():
+        axis.plot(table["done"], table["wv"], color=colour, linewidth=0.7, alpha=0.5)
+        for column, style in SIGNAL.items():
+            axis.plot(table["done"], table[column], color=colour, **style)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_ylabel("weight-update\nvariance")
+    plain(axis)
+    drawn = [Line2D([], [], color="#4a5563", **style) for style in SIGNAL.values()]
+    words = ["mean of the last rounds", "reference", "alarm below"]
+    axis.legend(drawn, words, frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.96))
+    return axis
+
+
+def class_panel(axis: Any, counts: Sequence[ClassCounts], window: Window | None, title: str = "") -> Any:
+    """Draw accuracy by class and round (mean over seeds) into an axis, with lines where the window begins and ends.
+
+    Returns what a colour bar is made of. Missing classes have bold numbers; where a class has no test sample it is
+    grey.
+    """
+    from matplotlib import colormaps
+
+    done, shares = class_accuracies(counts)
+    middles = (done[1:] + done[:-1]) / 2
+    edges = np.concatenate([[done[0] - 0.5], middles, [done[-1] + 0.5]])
+    number = shares.shape[1]
+    shades = colormaps["viridis"].with_extremes(bad="#c9c9c9")
+    drawn = axis.pcolormesh(edges, np.arange(number + 1) - 0.5, 100 * shares.T, cmap=shades, vmin=0, vmax=100)
+    axis.set_ylim(number - 0.5, -0.5)
+    step = math.ceil(number / 20)
+    axis.set_yticks(range(0, number, step))
+    axis.tick_params(axis="y", labelsize=8)
+    gone = () if window is None else window.classes
+    for place, tick in zip(range(0, number, step), axis.get_yticklabels(), strict=True):
+        tick.set_fontweight("bold" if place in gone else "normal")
+    for edge in [] if window is None else [window.start - 0.5, window.stop - 0.5]:
+        if edge < edges[-1]:
+            axis.axvline(edge, color="white", linewidth=2)
+            axis.axvline(edge, color="black", linewidth=1, linestyle="--")
+    axis.set_ylabel("class")
+    axis.set_title(title, fontsize=9, loc="left")
+    return drawn
+
+
+def shade(axis: Any, windows: Iterable[Window | None], words: bool = False) -> None:
+    """Shade the rounds of the windows; with `words` each says at the bottom what is missing in it."""
+    for window in dict.fromkeys(window for window in windows if window is not None):
+        axis.axvspan(window.start - 0.5, window.stop - 0.5, color=SHADE, linewidth=0, zorder=0)
+        if words:
+            axis.annotate(
+                _missing(window.classes),
+                (window.start - 0.5, 0.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(3, 4),
+                textcoords="offset points",
+                fontsize=8,
+                color="#4a5563",
+            )
+
+
+def _missing(classes: Sequence[int]) -> str:
+    """`classes 0-4 missing`."""
+    if not classes:
+        return "data missing"
+    if len(classes) > 2 and list(classes) == list(range(classes[0], classes[-1] + 1)):
+        return f"classes {classes[0]}-{classes[-1]} missing"
+    few = ", ".join(map(str, classes[:6])) + (", ..." if len(classes) > 6 else "")
+    return f"class{'es' if len(classes) > 1 else ''} {few} missing"
+
+
+# what is drawn ------------------------------------------------------------------------------------
+def class_accuracies(counts: Sequence[ClassCounts]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(rounds `[N]` that all seeds have tested, mean over seeds of the accuracy by class `[N, C]`)."""
+    done = sorted(set.intersection(*(set(found.done.tolist()) for found in counts)))
+    shares = []
+    for found in counts:
+        rows = np.isin(found.done, done)
+        shares.append(per_class(found.right[rows], found.total[rows]))
+    return np.array(done, np.int64), np.mean(shares, axis=0)
+
+
+def signal(run: Run) -> pandas.DataFrame | None:
+    """The table of the probe `latent_forgetting` of a run, in the order of the rounds; None: nobody looked.
+
+    Columns `done`, `wv`, `smoothed`, `reference`, `threshold` and `alarm`.
+    """
+    table = run.diagnostics.get(PROBE)
+    return None if table is None or table.empty else table.sort_values("done")
+
+
+def alarms(run: Run) -> NDArray[np.int64] | None:
+    """The rounds with an alarm: of the probe, or else of an algorithm with a detector of its own; None: nobody looked.
+
+    FedMemo's own is the column `memo/alarm` of `rounds/`.
+    """
+    table, column = signal(run), "alarm"
+    if table is None and "memo/alarm" in run.rounds:
+        table, column = run.rounds, "memo/alarm"
+    return None if table is None else table.loc[table[column].fillna(0).astype(bool), "done"].to_numpy(np.int64)
+
+
+def _mark_alarms(axis: Any, found: Mapping[str, Mapping[Any, Run]]) -> None:
+    """Triangles at the top, a line a setting; the fainter, the fewer of its seeds have an alarm in that round."""
+    named = False
+    for level, ((_, runs), colour) in enumerate(zip(found.items(), colours_of(found), strict=True)):
+        told = [rounds for run in runs.values() if (rounds := alarms(run)) is not None]
+        places, count = np.unique(np.concatenate(told), return_counts=True) if told else (np.zeros(0), np.zeros(0))
+        if len(places):
+            axis.scatter(
+                places,
+                np.full(len(places), 0.98 - 0.045 * level),
+                transform=axis.get_xaxis_transform(),
+                marker="v",
+                s=16,
+                color=colour,
+                alpha=count / len(told),
+                linewidth=0,
+                label=None if named else "alarm",
+            )
+            named = True
+    if named:
+        axis.legend(frameon=False)
+
+
+def _counts(run: Run, mode: str | None) -> ClassCounts:
+    found = class_counts(run.tests, tested_set(settings(run)), mode)
+    if found is None:
+        modes = run.tests["mode"].unique().tolist() if len(run.tests) else []
+        raise ConfigError(
+            f"{run.place} has no inference mode {mode!r}; choose one of {', '.join(modes)}"
+            if modes
+            else f"{run.place} has no tests yet: there is nothing to draw"
+        )
+    return found
+
+
+def _points(run: Run, mode: str | None) -> pandas.DataFrame:
+    import pandas
+
+    counts = _counts(run, mode)
+    values = per_class(counts.right.sum(axis=1), counts.total.sum(axis=1))
+    return pandas.DataFrame({"x": counts.done.astype(float), "y": values}, index=counts.done).dropna()

@@ -1,0 +1,117 @@
+"""Figures of runs over tasks: what was known of each task after each task, and the mean over the tasks so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flray.metrics.forgetting import accuracy_curve, average_accuracy, forgetting
+from flray.results.figures import by_setting, headline, open_runs, plain, spread_words
+from flray.results.learning import Curve, curve_of, lines
+from flray.rundir.by_task import task_tests
+from flray.rundir.reader import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+NUMBERED = 10  # tasks up to which the cells of a matrix have room for their numbers
+
+
+def accuracy_by_task(folders: Iterable[str | Path | Run], mode: str | None = None) -> Figure:
+    """The accuracy matrix of every setting (mean over seeds) beside the mean accuracy over the tasks seen so far.
+
+    `mode` is an inference mode, or several by comma. Without it one setting is shown in all its modes, and several
+    settings in the first mode of each. Tasks that have not ended in all seeds are left out. Raises `ConfigError` where
+    a run has no tests of single tasks, or no such mode.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    found = task_matrices(open_runs(folders), mode)
+    columns = 1 if len(found) == 1 else 2 if len(found) <= 4 else 3
+    rows = math.ceil(len(found) / columns)
+    figure = Figure(figsize=(2.8 * columns + 5.2, max(3.8, 3.0 * rows + 0.3)), layout="constrained")
+    FigureCanvasAgg(figure)
+    parts: Any = figure.subfigures(1, 2, width_ratios=(2.8 * columns, 5.2))
+    left, right = parts
+    axes = np.atleast_1d(left.subplots(rows, columns)).ravel()
+    for axis, (label, matrices) in zip(axes, found.items(), strict=False):
+        numbers = [np.mean([metric(R[:, : len(R)]) for R in matrices]) for metric in (average_accuracy, forgetting)]
+        words = "ACC {:.1f} %, FT {:.1f} %".format(*(100 * value for value in numbers))
+        matrix_panel(axis, np.mean(matrices, axis=0), f"{label}\n{words}")
+    for axis in axes[len(found) :]:
+        axis.set_axis_off()
+    if max(matrices[0].shape[1] for matrices in found.values()) > NUMBERED:
+        left.colorbar(axes[0].images[0], ax=axes.tolist(), shrink=0.7, label="accuracy (%)")
+    task_curves(right.subplots(), found)
+    return figure
+
+
+def task_matrices(runs: Sequence[Run], mode: str | None = None) -> dict[str, list[NDArray[np.float64]]]:
+    """What `accuracy_by_task` draws: by setting, or setting and mode, the matrices R `[E, T]` of all seeds."""
+    settings = by_setting(runs)
+    found: dict[str, list[NDArray[np.float64]]] = {}
+    for label, seeds in settings.items():
+        first = next(iter(seeds.values()))
+        wanted = [None] if mode is None else [name.strip() for name in mode.split(",")]
+        if mode is None and len(settings) == 1:
+            wanted = list(task_tests(first.tests)) or [None]
+        for name in wanted:
+            matrices = [run.task_tests(name).matrix for run in seeds.values()]
+            ended = min(map(len, matrices))
+            parts = [label] * (len(settings) > 1 or name is None) + [name] * (len(wanted) > 1)
+            found[", ".join(map(str, parts or [name]))] = [matrix[:ended] for matrix in matrices]
+    return found
+
+
+def matrix_panel(axis: Any, matrix: NDArray[np.float64], title: str = "") -> Any:
+    """Draw an accuracy matrix R `[E, T]` of shares into an axis; returns the axis.
+
+    A row is what was known after a task: where a column darkens downwards, its task was forgotten. Tasks that had not
+    been learned yet are left blank.
+    """
+    from matplotlib import colormaps
+
+    ended, tasks = matrix.shape
+    percent = np.where(np.arange(tasks) <= np.arange(ended)[:, None], 100 * matrix, np.nan)
+    shades = colormaps["viridis"].with_extremes(bad="#f2f3f5")
+    axis.imshow(percent, cmap=shades, vmin=0, vmax=100, aspect="auto" if tasks > NUMBERED else "equal")
+    if tasks <= NUMBERED:
+        for (row, column), value in np.ndenumerate(percent):
+            if not np.isnan(value):
+                shade = "white" if value < 60 else "black"
+                axis.text(column, row, f"{value:.0f}", ha="center", va="center", color=shade, fontsize=8)
+        axis.set_xticks(range(tasks))
+        axis.set_yticks(range(ended))
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    axis.set_xlabel("tested on task")
+    axis.set_ylabel("after task")
+    axis.set_title(title, fontsize=9, loc="left")
+    return axis
+
+
+def task_curves(axis: Any, found: Mapping[str, Sequence[NDArray[np.float64]]]) -> Any:
+    """Draw the mean accuracy over the tasks seen so far into an axis, a line for each name in `found`; returns the
+    axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    lines(axis, {label: _curve(matrices) for label, matrices in found.items()}, 100)
+    axis.set_xlabel("tasks seen")
+    axis.set_ylabel("mean accuracy on the tasks seen so far (%)")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_ylim(0, 101)
+    headline(axis, spread_words([len(matrices) for matrices in found.values()], "ACC", "thin lines"))
+    plain(axis)
+    axis.legend(frameon=False)
+    return axis
+
+
+def _curve(matrices: Sequence[NDArray[np.float64]]) -> Curve:
+    values = np.stack([accuracy_curve(matrix[:, : len(matrix)]) for matrix in matrices])
+    return curve_of(np.arange(1, values.shape[1] + 1), values, "ACC")

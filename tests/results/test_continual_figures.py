@@ -1,0 +1,150 @@
+"""Figures of tasks and of drift: what stands on the axes is what the folders, written by hand, hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas
+import pytest
+from matplotlib.colors import to_hex
+from typer.testing import CliRunner
+
+from flray.cli import app
+from flray.core.errors import ConfigError
+from flray.results import accuracy_by_task, accuracy_through_drift
+from flray.results.drift_figures import alarms, class_accuracies
+from flray.results.figures import COLOURS, colours_of, styles_of
+from flray.results.task_figures import task_matrices
+from flray.rundir.by_task import class_counts
+from flray.rundir.reader import Run
+from tests.results.continual_runs import drift, tasks
+
+THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]
+WINDOW = [[50, 50], [80, 80], [90, 90], [20, 100], [0, 100], [70, 90], [90, 90]]
+
+
+def texts(axis):
+    return [text.get_text() for text in axis.texts]
+
+
+def test_a_matrix_beside_the_curve(tmp_path):
+    """One setting shows each of its modes; cells above the diagonal are blank; the curve is .8 .8 .7 in per cent."""
+    figure = accuracy_by_task([tasks(tmp_path / "a", THREE)])
+    panels, curve = figure.axes[:3], figure.axes[-1]
+    assert [axis.get_title(loc="left").splitlines()[0] for axis in panels] == ["global", "aware", "tip"]
+    assert panels[0].get_title(loc="left").splitlines()[1] == "ACC 70.0 %, FT 16.7 %"
+    assert texts(panels[0]) == ["80", "90", "70", "50", "60", "100"]
+    shown = np.ma.filled(panels[0].images[0].get_array(), np.nan)
+    np.testing.assert_allclose(shown, np.where(np.tri(3, dtype=bool), THREE, np.nan))
+    assert [line.get_label() for line in curve.lines] == ["global (1 seed)", "aware (1 seed)", "tip (1 seed)"]
+    np.testing.assert_allclose(curve.lines[0].get_xydata(), [[1, 80], [2, 80], [3, 70]])
+    assert "%" in curve.get_ylabel() and curve.get_xlabel() == "tasks seen"
+
+
+def test_settings_beside_each_other_in_their_first_mode_or_in_those_that_are_named(tmp_path):
+    """Over seeds ACC and FT are means of the seeds' own numbers, not those of the mean matrix."""
+    up, down = [[80, 0], [90, 50]], [[80, 0], [70, 50]]
+    runs = [
+        tasks(tmp_path / "a", up),
+        tasks(tmp_path / "b", down, seed=1),
+        tasks(tmp_path / "c", up, algorithm="fedprox"),
+    ]
+    figure = accuracy_by_task(runs)
+    assert [axis.get_title(loc="left") for axis in figure.axes[:2]] == [
+        "fedavg\nACC 65.0 %, FT 0.0 %",
+        "fedprox\nACC 70.0 %, FT -5.0 %",
+    ]
+    assert list(task_matrices([Run(run) for run in runs], "tip, aware")) == [
+        "fedavg, tip", "fedavg, aware", "fedprox, tip", "fedprox, aware"
+    ]  # fmt: skip
+    assert list(task_matrices([Run(runs[0])], "aware")) == ["aware"]
+    with pytest.raises(ConfigError, match="no inference mode 'none'"):
+        accuracy_by_task(runs, "none")
+
+
+def test_tasks_that_not_all_seeds_have_ended_are_left_out(tmp_path):
+    runs = [tasks(tmp_path / "a", THREE), tasks(tmp_path / "b", THREE, seed=1, ended=2)]
+    assert {matrix.shape for matrix in task_matrices([Run(run) for run in runs], "global")["global"]} == {(2, 3)}
+
+
+def test_many_tasks_have_a_colour_bar_and_no_numbers(tmp_path):
+    figure = accuracy_by_task([tasks(tmp_path / "a", np.full((11, 11), 50))], "global")
+    assert len(figure.axes) == 3 and texts(figure.axes[0]) == []
+    assert "accuracy (%)" in [axis.get_ylabel() for axis in figure.axes]
+
+
+def watched(folder, on):
+    """Diagnostics as the probe writes them: an alarm in these rounds."""
+    place = folder / "diagnostics" / "latent_forgetting"
+    place.mkdir(parents=True)
+    rows = [
+        {"done": d, "wv": 1e-4 / d, "smoothed": 1e-4, "reference": 2e-4, "threshold": 7e-5, "alarm": d in on}
+        for d in range(1, 7)
+    ]
+    pandas.DataFrame(rows).to_parquet(place / "part-0000.parquet")
+    return folder
+
+
+def test_a_drift_has_its_window_its_alarms_and_its_classes(tmp_path):
+    figure = accuracy_through_drift([watched(drift(tmp_path / "a", WINDOW, 3, 5), {4, 5})])
+    curve, wv, classes, bar = figure.axes
+    np.testing.assert_allclose(curve.lines[0].get_xydata()[:, 1], [50, 80, 90, 60, 50, 80, 90])
+    for axis in (curve, wv):
+        window = axis.patches[0]
+        assert (window.get_x(), window.get_x() + window.get_width()) == (2.5, 4.5)
+    assert texts(curve) == ["class 0 missing"]
+    assert curve.collections[0].get_offsets()[:, 0].tolist() == [4, 5]
+    assert wv.get_yscale() == "log" and len(wv.lines) == 4
+    np.testing.assert_allclose(classes.collections[0].get_array(), np.array(WINDOW).T)
+    assert [tick.get_fontweight() for tick in classes.get_yticklabels()] == ["bold", "normal"]
+    assert classes.get_xlabel() == "round" and "%" in bar.get_ylabel()
+
+
+def test_a_setting_that_does_not_drift_is_drawn_beside_one_that_does(tmp_path):
+    """Its alarms are those of its own detector; only the drift's panel has lines at the window's ends."""
+    steady = drift(tmp_path / "b", [[90, 90]] * 7, 3, 5, algorithm="fedprox")
+    text = (steady / "config.yaml").read_text()
+    (steady / "config.yaml").write_text(text[: text.index("drift:")] + "drift: null\n")
+    rounds = pandas.read_parquet(steady / "rounds" / "part-0000.parquet")
+    rounds.assign(**{"memo/alarm": [0, 0, 0, 1, 0, None]}).to_parquet(steady / "rounds" / "part-0000.parquet")
+    assert alarms(Run(steady)).tolist() == [4]
+    figure = accuracy_through_drift([drift(tmp_path / "a", WINDOW, 3, 5), steady])
+    assert len(figure.axes) == 4 and [len(axis.lines) for axis in figure.axes[1:3]] == [4, 0]
+    with pytest.raises(ConfigError, match="has no drift"):
+        accuracy_through_drift([steady])
+
+
+def test_a_window_to_the_end_ends_with_the_run(tmp_path):
+    figure = accuracy_through_drift([drift(tmp_path / "a", WINDOW[:5], 3, None)])
+    window = figure.axes[0].patches[0]
+    assert window.get_x() + window.get_width() == 4.5 and len(figure.axes[1].lines) == 2
+
+
+def test_classes_over_seeds_are_those_of_the_rounds_that_all_have(tmp_path):
+    counts = [class_counts(Run(drift(tmp_path / str(n), WINDOW[: n + 2], 3, 5, seed=n)).tests) for n in range(2)]
+    done, shares = class_accuracies(counts)
+    assert done.tolist() == [0, 1]
+    np.testing.assert_allclose(shares, np.array(WINDOW[:2]) / 100)
+
+
+def test_the_commands_draw_them(tmp_path):
+    tasks(tmp_path / "t", THREE)
+    drift(tmp_path / "d", WINDOW, 3, 5)
+    for kind, folder in (("tasks", "t"), ("drift", "d")):
+        found = CliRunner().invoke(
+            app, ["figure", kind, str(tmp_path / folder), "--out", str(tmp_path / f"{kind}.png")]
+        )
+        assert found.exit_code == 0 and (tmp_path / f"{kind}.png").stat().st_size > 20_000
+    wrong = CliRunner().invoke(
+        app, ["figure", "drift", str(tmp_path / "d"), "--mode", "none", "--out", str(tmp_path / "x")]
+    )
+    assert "no inference mode 'none'; choose one of global" in str(wrong.exception)
+
+
+def test_an_algorithm_keeps_its_colour():
+    """Blue is FedAvg's wherever it stands; what has no colour of its own takes one that is left, and never yellow."""
+    assert colours_of(["fedsol", "fedavg"]) == [colours_of(["fedsol"])[0], colours_of(["fedavg"])[0]]
+    names = ["fedavg, lr=0.1", "fedavg, lr=0.2", "moon", "fedsol", "fedprotip", "ditto", "local", "fednova", "feddyn"]
+    found = colours_of(names)
+    assert found[0] == to_hex("#0072B2").upper() and len(set(found[:7])) == 7 and COLOURS[6] not in found
+    pairs = list(zip(found, styles_of(names), strict=True))
+    assert len(set(pairs)) == len(names)
