@@ -1,0 +1,90 @@
+"""Inputs from gradients, where the answer is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from flray.models.base import count_parameters
+from flray.models.lenet import LeNet
+from flray.ops.gradient_inversion import label_of, perturbed, reconstructed
+from tests.ops.support import normal
+
+
+def test_perturbing_a_quadratic():
+    """loss |x - a|^2 / 2: x_n = a + (1 - lr)^n (x_0 - a)."""
+    x, a = normal(1, 3), normal(1, 3, seed=1)
+    found = perturbed(lambda z: 0.5 * (z - a).square().sum(), x, 0.2, 7)
+    torch.testing.assert_close(found, a + 0.8**7 * (x - a))
+    assert torch.equal(x, normal(1, 3)) and not found.requires_grad
+    assert torch.equal(perturbed(lambda z: z.sum(), x, 0.2, 0), x)
+
+
+def linear(weight, bias, y):
+    """Gradients of cross-entropy of one sample with respect to a linear layer: (p - e_y) x^T, p - e_y."""
+
+    def gradients(x):
+        error = (x @ weight.T + bias).softmax(dim=1) - F.one_hot(y, len(bias))
+        return error.T @ x, error[0]
+
+    return gradients
+
+
+def test_the_gradient_of_a_linear_encoder_gives_its_input_back():
+    weight, bias, y = normal(5, 6), normal(5, seed=1), torch.tensor([3])
+    x = normal(1, 6, seed=2)
+    gradients = linear(weight, bias, y)
+    target = [part.detach() for part in gradients(x)]
+    found = reconstructed(gradients, target, normal(1, 6, seed=3), lr=0.5, iterations=60, keep=4)
+    assert found.shape == (4, 1, 6)
+    torch.testing.assert_close(found[-1], x, rtol=0, atol=2e-3)
+    short = reconstructed(gradients, target, normal(1, 6, seed=3), lr=0.5, iterations=3)
+    assert short.shape == (3, 1, 6)
+
+
+def test_an_iterate_that_is_not_finite_is_not_kept():
+    def gradients(x):
+        return (torch.where(x > 0.5, x * torch.inf, 10 * x),)
+
+    found = reconstructed(gradients, [torch.full((1, 2), 100.0)], torch.zeros(1, 2), lr=1.0, iterations=5, keep=3)
+    assert found.shape == (3, 1, 2) and torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (1, 5, 6)])
+def test_the_label_is_in_the_gradient_of_the_encoders_last_weight(shape):
+    torch.manual_seed(0)
+    encoder = LeNet(shape, 7)
+    for y in range(7):
+        loss = F.cross_entropy(encoder(normal(1, *shape, seed=y)), torch.tensor([y]))
+        (g,) = torch.autograd.grad(loss, encoder.head.weight)
+        assert int(label_of(g)) == y
+    assert label_of(torch.stack([g, -g])).shape == (2,)
+
+
+def test_lenet_is_that_of_the_code():
+    """912 + 3612 + 3612 of the convolutions; 768 * 100 + 100 of the linear layer; values in -0.5 to 0.5."""
+    encoder = LeNet((3, 32, 32), 100)
+    assert count_parameters(encoder) == 912 + 2 * 3612 + 76_900
+    values = torch.cat([p.flatten() for p in encoder.parameters()])
+    assert values.abs().max() <= 0.5 and abs(float(values.detach().std()) - 1 / 12**0.5) < 0.01
+
+
+def test_an_image_comes_back_from_lenets_gradient():
+    """The distance of the gradients falls by far, and the image is nearer than the noise that the search began with."""
+    torch.manual_seed(0)
+    encoder, y = LeNet((1, 8, 8), 4), torch.tensor([2])
+    x, start = normal(1, 1, 8, 8), normal(1, 1, 8, 8, seed=1)
+
+    def gradients(z):
+        loss = F.cross_entropy(encoder(z), y)
+        return torch.autograd.grad(loss, list(encoder.parameters()), create_graph=True)
+
+    target = [part.detach() for part in gradients(x)]
+    found = reconstructed(gradients, target, start, lr=0.1, iterations=30)
+
+    def distance(z):
+        return sum((g - t).square().sum().item() for g, t in zip(gradients(z), target, strict=True))
+
+    assert distance(found[-1]) < 1e-2 * distance(start)
+    assert (found[-1] - x).norm() < (start - x).norm()
