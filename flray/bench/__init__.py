@@ -61,7 +61,7 @@ def bench(
     if repeats < 1 or (rounds is not None and rounds < 1):
         raise ConfigError(f"bench: rounds={rounds} and repeats={repeats} must be at least 1")
     rows: list[Row] = []
-    with _folder(folder) as home:
+    with folder_or_new(folder) as home:
         try:
             if "startup" in workloads:
                 rows.append(_row("startup to the first round", *processes.startup(home, repeats)))
@@ -83,13 +83,13 @@ def bench(
                 rows.append(population(W2, W3, rounds or 30, repeats, home))
                 rows.append(memory(("W2", "W3"), home))
         finally:
-            _close()
+            close()
     return sorted(rows, key=lambda row: list(TARGETS).index(row["name"]))
 
 
 def sweep_costs(rounds: int | None = None, repeats: int = 3) -> list[Row]:
     """What a sweep costs whatever is tried, and what each trial costs, beside the same runs in a row."""
-    with _folder(None) as home:
+    with folder_or_new(None) as home:
         return sweep_cost.costs(home, repeats, rounds)
 
 
@@ -281,7 +281,7 @@ def step(workload: Workload, repeats: int) -> Row:
 
 # help ------------------------------------------------------------------------------------------
 @contextmanager
-def _folder(folder: str | Path | None) -> Iterator[Path]:
+def folder_or_new(folder: str | Path | None) -> Iterator[Path]:
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         yield Path(folder)
@@ -290,6 +290,6 @@ def _folder(folder: str | Path | None) -> Iterator[Path]:
         yield Path(path)
 
 
-def _close() -> None:
+def close() -> None:
     if "flray.engine.ray.cluster" in sys.modules:
         sys.modules["flray.engine.ray.cluster"].close()

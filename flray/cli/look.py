@@ -221,13 +221,19 @@ def _expanded(folders: list[str]) -> list[str | Path]:
     return [run for folder in folders for run in runs_below(folder) or [folder]]
 
 
+BENCHES = "W1,W2,W3,step,server,startup,sweep"
+
+
 def bench(
-    only: Annotated[str, typer.Option(help="workloads, by comma")] = "W1,W2,W3,step,server,startup,sweep",
+    only: Annotated[str | None, typer.Option(help=f"workloads, by comma: {BENCHES}; default all")] = None,
     algorithms: Annotated[
         str | None, typer.Option(help="instead: local steps of these (by comma, or all) beside FedAvg's")
     ] = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="instead: a sweep's fixed cost and its cost per trial, beside runs in a row")
+    ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="instead: where the time of an evaluated round goes; of W2, or of --only")
     ] = False,
     rounds: Annotated[int | None, typer.Option(help="rounds per measurement")] = None,
     repeats: Annotated[int, typer.Option(help="interleaved repetitions")] = 3,
@@ -238,8 +244,12 @@ def bench(
 
     if sweep:
         rows = benchmarks.sweep_costs(rounds, repeats)
+    elif profile:
+        from flray.bench.profile import profiles
+
+        rows = profiles(tuple((only or "W2").split(",")), rounds)
     elif algorithms is None:
-        rows = benchmarks.bench(tuple(only.split(",")), rounds=rounds, repeats=repeats)
+        rows = benchmarks.bench(tuple((only or BENCHES).split(",")), rounds=rounds, repeats=repeats)
     else:
         from flray.bench.steps import compare_steps
 
