@@ -1,4 +1,4 @@
-"""Commands that look and train nothing new: `flray list | doctor | replay | compare | figure | bench`."""
+"""Commands that look and train nothing new: `flray list | doctor | replay | compare | figure | report | bench`."""
 
 from __future__ import annotations
 
@@ -202,6 +202,31 @@ def figure(
     else:
         ablation(compare_runs(runs), axis, out, metric)
     print(out)
+
+
+def report(
+    folders: Annotated[
+        list[str], typer.Argument(help="run folders (or URIs), or folders that hold them: a grid, an ablation, a sweep")
+    ],
+    out: Annotated[Path | None, typer.Option(help="the page; default: report.html, or .md, .json")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="html, md or json; default: what the name of --out says, or html")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="what settings are judged by: a column of `flray compare`")] = "test/acc",
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="ALGORITHM|KEY=VALUE|FOLDER", help="a setting: paired differences to it, with tests"),
+    ] = None,
+) -> None:
+    """One self-contained page about runs: which is better, by how much, how sure, at what cost, what was forgotten.
+
+    A folder that cannot be read is named there with the reason; the good runs are still shown.
+    """
+    from flray.results.report_page import FORMATS, report
+
+    suffix = (out.suffix if out is not None else "").removeprefix(".")
+    form = format or (suffix if suffix in FORMATS else "html")
+    print(report(_expanded(folders), out or Path(f"report.{form}"), form, metric, against))
 
 
 def _sweep_report(folder: Path) -> None:

@@ -7,6 +7,7 @@ from flray.results.learning import curves
 from flray.results.paired import paired
 from flray.results.regions import decision_regions
 from flray.results.rendering import render, to_markdown
+from flray.results.report_page import report
 from flray.results.tables import compare, summary
 from flray.results.task_figures import accuracy_by_task
 
@@ -21,6 +22,7 @@ __all__ = [
     "decision_regions",
     "paired",
     "render",
+    "report",
     "summary",
     "to_markdown",
 ]

@@ -20,7 +20,8 @@ _VARIANTS = ("ACC_pooled", "FT_std")
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high")  # of the metric that a table is about
 _HEADS = {
     "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent",
-    "time/s": "time",
+    "time/s": "time", "client_steps": "local steps", "comm/up_bytes": "sent up", "comm/down_bytes": "sent down",
+    "proxy_examples": "proxy samples", "time/client_s": "clients' time", "time/server_s": "server's time",
     "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "diff.", "diff_low": "95 % from",
     "diff_high": "to",
     "holm_t": "p (t)", "holm_wilcoxon": "p (W)",
@@ -35,7 +36,7 @@ def render(frame: pandas.DataFrame, title: str = "") -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    heads, rows = _cells(frame)
+    heads, rows = cells(frame)
     table = Table(title=escape(title or _common_name(frame)), caption=_caption(frame), caption_justify="left")
     for head, column in zip(heads, _shown(frame), strict=True):
         table.add_column(head, justify="right" if is_number(frame, column) else "left")
@@ -64,18 +65,19 @@ def spelled(frame: pandas.DataFrame) -> pandas.DataFrame:
 def _spelled(name: str, row: Mapping[Any, Any]) -> str:
     low, high = row.get(f"{name}_low", math.nan), row.get(f"{name}_high", math.nan)
     mean, half = row[name], max(high - row[name], row[name] - low)  # one end may be cut off
-    return _text(name, mean) if math.isnan(low) else f"{_text(name, mean)} ± {_text(name, half).split()[0]}"
+    text = shown_value(name, mean)
+    return text if math.isnan(low) else f"{text} ± {shown_value(name, half).split()[0]}"
 
 
 def to_markdown(frame: pandas.DataFrame) -> str:
     """The same as a Markdown table, columns aligned; ends with a newline."""
-    heads, rows = _cells(frame)
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
-    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(heads))]
+    heads, rows = cells(frame)
+    texts = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
+    widths = [max(3, *(len(row[i]) for row in texts)) for i in range(len(heads))]
     right = [is_number(frame, column) for column in _shown(frame)]
     lines = [
         "| " + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)) + " |"
-        for row in cells
+        for row in texts
     ]
     rule = "| " + " | ".join("-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)) + " |"
     note = _caption(frame)
@@ -115,7 +117,8 @@ def _shown(frame: pandas.DataFrame) -> list[str]:
     return [column for column in frame.columns if column not in hidden]
 
 
-def _cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
+def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """(headings, rows of text) of a table as it is shown: without columns that say nothing."""
     columns, metric = _shown(frame), frame.attrs.get("metric", "test/acc")
     last = Counter(column.rpartition(".")[2] for column in columns)
     # `rho` for `algorithm.rho`
@@ -127,10 +130,8 @@ def _cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     units = [metric if column in _STATISTICS else column for column in columns]
     rows = []
     for row in frame[columns].itertuples(index=False):
-        cells = zip(columns, units, row, strict=True)
-        rows.append(
-            [_signed(unit, value) if column.startswith("diff") else _text(unit, value) for column, unit, value in cells]
-        )
+        shown = [_signed if column.startswith("diff") else shown_value for column in columns]
+        rows.append([show(unit, value) for show, unit, value in zip(shown, units, row, strict=True)])
     return heads, rows
 
 
@@ -142,16 +143,19 @@ def is_number(frame: pandas.DataFrame, column: str) -> bool:
     )
 
 
-def _text(column: str, value: Any) -> str:
+def shown_value(column: str, value: Any) -> str:
+    """A value of a column as it is shown; per cent without the sign."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
     if column.partition("@")[0] == "drift/recovered_after":
         return "never" if math.isinf(value) else f"{value:.3g} rounds" if value != 1 else "1 round"
     if is_share(column):
         return f"{100 * value:.2f}"
-    if column == "comm/bytes":
+    if column == "comm/bytes" or column.endswith("_bytes"):
         return _bytes(value)
-    if column == "time/s":
+    if column in ("client_steps", "proxy_examples"):
+        return f"{value:,.0f}"
+    if column.startswith("time/"):
         return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
     if column.startswith("holm_"):
         return f"{value:.2g}"
@@ -161,7 +165,7 @@ def _text(column: str, value: Any) -> str:
 
 
 def _signed(column: str, value: float) -> str:
-    return ("+" if value > 0 else "-" if value < 0 else "") + _text(column, abs(value))
+    return ("+" if value > 0 else "-" if value < 0 else "") + shown_value(column, abs(value))
 
 
 def _bytes(count: float) -> str:

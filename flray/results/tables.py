@@ -27,7 +27,7 @@ OWN = ("name", "algorithm", "seed", "folder")
 SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
 _OPTIONAL = ("personal/", "val/")  # columns that only some runs have: the personalised test, the validation split
 # keys that do not change what a run finds
-_ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports")
+_ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports", "diagnostics")
 
 
 # tables ------------------------------------------------------------------------------------------

@@ -76,6 +76,8 @@ def _parts(
         return [whole] if tasks is None else [whole.only(np.isin(labels, classes)) for classes in groups]
     if config.name in OF_ALL_CLASSES:
         raise ConfigError(f"tasks.partition: {config.name} shares all classes out at once; set tasks.partition: once")
+    if config.min_size:  # of the whole run: a task has so much less to share out
+        config = config.model_copy(update={"min_size": -(-config.min_size // len(groups))})
     parts = []
     for task, classes in enumerate(groups):
         place = np.full(dataset.num_classes, -1)

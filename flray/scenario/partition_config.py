@@ -55,7 +55,10 @@ class PartitionConfig(Section, frozen=True):
         default=None, description="dirichlet: fedzoo fedml niidbench takfl plain; iid: fedzoo fedsol"
     )
     min_size: int | None = Field(
-        default=None, ge=0, description="dirichlet: draw again until every client has so many samples"
+        default=None,
+        ge=0,
+        description="dirichlet: draw again until every client has so many samples, in each of T tasks min_size / T, "
+        "rounded up",
     )
     max_retries: int | None = Field(default=None, gt=0, description="dirichlet, label_skew: draws before giving up")
     shards_per_client: int | None = Field(default=None, description="shards: s")

@@ -1,0 +1,121 @@
+"""Reports: hand-written run folders whose verdict is known, and a real run's page, read as a browser would."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import yaml
+from flray.results.report_page import gather, report
+from scipy.stats import ttest_rel
+
+import flray
+from flray.core.errors import ConfigError, FlrayError
+
+ACCURACY = {"fedavg": [0.70, 0.72, 0.71, 0.74], "fedsol": [0.75, 0.78, 0.77, 0.80]}  # by seed
+
+
+def hand_made(root: Path, algorithm: str, seed: int, steps: int, up: int) -> Path:
+    path = root / f"{algorithm}-{seed}"
+    (path / "rounds").mkdir(parents=True)
+    values = {"name": "hand", "seed": seed, "rounds": 2, "algorithm": {"name": algorithm, "lr": 0.1}}
+    (path / "config.yaml").write_text(yaml.safe_dump(values))
+    (path / "STATUS").write_text("finished\n")
+    frame = pandas.DataFrame({"done": [1, 2], "test/acc": [0.5, ACCURACY[algorithm][seed]]})
+    frame["client_steps"], frame["comm/up_bytes"], frame["comm/down_bytes"] = steps, up, 100
+    frame["time/round_s"] = 1.0
+    frame.to_parquet(path / "rounds" / "part-0000.parquet")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("runs")
+    return [
+        hand_made(root, name, seed, steps, up)
+        for name, steps, up in (("fedavg", 10, 100), ("fedsol", 20, 103))
+        for seed in range(4)
+    ]
+
+
+def test_the_answers_are_those_of_the_numbers(folders: list[Path]) -> None:
+    found = gather(folders, drawn=False)
+    best, chance, cost = found.answers
+    assert best == "fedsol is best: test/acc 77.50 % (mean of 4 seeds)."
+    p = ttest_rel(ACCURACY["fedsol"], ACCURACY["fedavg"]).pvalue
+    assert chance.startswith("+5.75 points above fedavg on 4 shared seeds (95 % interval +4.")
+    assert chance.endswith(f"p {p:.2g}): told apart.")
+    assert cost == "A comparison at unequal cost: beside fedavg, fedsol took 2 times the local steps."
+    assert found.costs.set_index("setting")["client_steps"].to_dict() == {"fedavg": 20, "fedsol": 40}
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_shown(folders: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    edited = Path(shutil.copytree(folders[0], tmp_path / "damaged"))
+    (edited / "rounds" / "part-0000.parquet").write_bytes(b"no table")
+    found = gather([*folders, tmp_path / "foreign", edited, tmp_path / "gone"], drawn=False)
+    assert len(found.frame) == 8
+    assert {Path(broken.folder).name for broken in found.broken} == {"foreign", "damaged", "gone"}
+    assert all(broken.why and "\n" not in broken.why for broken in found.broken)
+    with pytest.raises(ConfigError, match=r"report: no run folder that can be read: .*gone is not a run folder"):
+        report([tmp_path / "gone"], tmp_path / "r.html")
+    with pytest.raises(FlrayError, match=r"unknown report format 'htm' .did you mean 'html'"):
+        report(folders, tmp_path / "r.html", "htm")
+
+
+def test_the_same_numbers_as_json_and_markdown(folders: list[Path], tmp_path: Path) -> None:
+    values = json.loads(report(folders, tmp_path / "r.json", "json").read_text())
+    assert [row["test/acc"] for row in values["runs"]] == [*ACCURACY["fedavg"], *ACCURACY["fedsol"]]
+    assert values["same"]["algorithm.lr"] == 0.1 and values["broken"] == []
+    text = report(folders, tmp_path / "r.md", "md", against="fedavg").read_text()
+    assert text.startswith("# hand\n") and "+5.75" in text and "| algorithm |" in text
+
+
+class Page(HTMLParser):
+    """Tags that are open, and everything that a browser would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.seen.append(tag)
+        self.fetched += [value for key, value in attributes if key in ("src", "href") and not value.startswith("#")]
+        if tag not in ("meta", "br", "img", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: Any) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_real_run_is_one_page_that_fetches_nothing(tmp_path: Path) -> None:
+    config = {
+        "name": "<iris> & co",
+        "data": {"source": "iris"},
+        "partition": {"name": "shards", "clients": 3, "shards_per_client": 1},
+        "model": {"name": "mlp", "hidden": [4]},
+        "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 8},
+        "rounds": 3,
+        "resources": {"executor": "local"},
+        "diagnostics": ["local_forgetting"],
+    }
+    run = flray.run(config, out=tmp_path / "run", progress=False)
+    text = report([run], tmp_path / "r.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert page.open == [] and page.seen.count("svg") == 3
+    assert not [link for link in page.fetched if not link.startswith("data:")]
+    assert "&lt;iris&gt; &amp; co" in text and "<iris>" not in text
+    assert "currentColor" in text and "prefers-color-scheme: dark" in text and "width=device-width" in text
+    acc = float(run.rounds["test/acc"].iloc[-1])
+    assert f"fedavg: test/acc {100 * acc:.2f} % (one seed)." in text
