@@ -11,11 +11,11 @@ from typing import Any
 import pandas
 import pytest
 import yaml
-from flray.results.report_page import gather, report
 from scipy.stats import ttest_rel
 
 import flray
 from flray.core.errors import ConfigError, FlrayError
+from flray.results.report_page import gather, report
 
 ACCURACY = {"fedavg": [0.70, 0.72, 0.71, 0.74], "fedsol": [0.75, 0.78, 0.77, 0.80]}  # by seed
 
