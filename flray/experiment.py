@@ -249,17 +249,11 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Experiment:
-        if self.algorithm.needs_proxy and self.proxy is None:
-            raise ConfigError(
-                f"algorithm {algorithm_name(self.algorithm)} needs public data: add a `proxy` section, "
-                "e.g. proxy: {source: holdout, size: 200}"
-            )
-        blind = [name for name, probe in self.probes().items() if "proxy" in probe.reads and self.proxy is None]
-        if blind:
-            raise ConfigError(
-                f"diagnostics: {blind[0]} reads public data: add a `proxy` section, e.g. "
-                "proxy: {source: holdout, size: 200}, or leave it out"
-            )
+        readers = [f"algorithm {algorithm_name(self.algorithm)}"] if self.algorithm.needs_proxy else []
+        readers += [f"diagnostics {name}" for name, probe in self.probes().items() if "proxy" in probe.reads]
+        if readers and self.proxy is None:
+            example = "e.g. proxy: {source: holdout, size: 200}"
+            raise ConfigError(f"{readers[0]} needs public data: add a `proxy` section, {example}")
         if self.num_tasks > 1 and not self.rounds:
             raise ConfigError("rounds: 0 in each of several tasks trains nothing; set 1 or more, or leave tasks out")
         if self.evaluate.validation is not None and (self.evaluate.finetune_epochs or not self.algorithm.global_model):

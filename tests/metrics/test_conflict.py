@@ -50,5 +50,5 @@ def test_every_so_many_steps_of_every_so_many_rounds(tmp_path: Path) -> None:
 
 def test_public_data_that_are_not_there_are_one_clear_line() -> None:
     config = {key: value for key, value in IRIS.items() if key != "proxy"}
-    with pytest.raises(ConfigError, match="diagnostics: conflict reads public data: add a `proxy` section"):
+    with pytest.raises(ConfigError, match="diagnostics conflict needs public data: add a `proxy` section"):
         flray.run({**config, "diagnostics": [{"name": "conflict", "against": ["memory"]}]}, progress=False)
