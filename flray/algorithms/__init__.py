@@ -31,6 +31,7 @@ ALGORITHMS = Registry(
         "fedpec": "flray.algorithms.fedpec:FedPEC",
         "fedscr": "flray.algorithms.fedscr:FedSCR",
         "fedprotip": "flray.algorithms.fedprotip:FedProTIP",
+        "fot": "flray.algorithms.fot:FOT",
         "centralized": "flray.algorithms.centralized:Centralized",
     },
 )

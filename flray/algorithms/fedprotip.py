@@ -9,7 +9,6 @@ answers (Eqs. 10, 11). Section numbers below are those of the specification of c
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import LocalStatistics
-from flray.algorithms.protected import Blocks, Protected, ProtectedCarry, ProtectedDown, ProtectedState
+from flray.algorithms.protected import SPACE, Blocks, Protected, ProtectedCarry, ProtectedDown, ProtectedState
 from flray.core.context import Context
 from flray.core.exchange import Exchange
 from flray.core.fields import each, shared
@@ -26,10 +25,8 @@ from flray.core.hp import hp
 from flray.core.messages import Cohort, Metrics, Published, Record, nbytes
 from flray.core.modes import SAMPLE, Mode, Prediction, Reading, batch, window
 from flray.core.samples import ClientData
-from flray.ops.subspace import ColumnSample, CountRule, Criterion, Svd, append, extract, project_, space_rank
+from flray.ops.subspace import ColumnSample, CountRule, Criterion, Svd, extract, project_, space_rank
 from flray.ops.task_vote import batch_relevance, relevance, route, window_relevance
-
-SPACE = "space"  # the final layer's key
 
 
 class ProTIPState(ProtectedState):
@@ -91,6 +88,7 @@ class FedProTIP(Protected, frozen=True):
         "parallel", doc="clients extract at once, or each against what those before it added (official)"
     )
     append: Literal["residual", "official"] = hp("residual", doc="how directions are appended (1.5)")
+    rank_tol: float = hp(1e-3, ge=0, lt=1, doc="a direction is appended if the sine of its angle to the basis is above")
     norm_affine: Literal["frozen", "official", "train"] = hp(
         "frozen", doc="body tensors without a basis after task 1: fixed, without a gradient but decaying, or trained"
     )
@@ -117,17 +115,17 @@ class FedProTIP(Protected, frozen=True):
         carry = super().begin(ctx, down, client, data)
         if not down.blocks:
             return carry
-        layers = {name: layer for name, layer in self.layers(ctx).items() if layer.keys[0] in down.blocks[0]}
+        based = self.based(ctx, down.blocks)
         moves, decays = carry.moves, carry.decays
         if self.norm_affine != "train" and moves is not None:
             if self.norm_affine == "official":
                 decays = ctx.objective.scratch("decays", moves).copy_(moves)
-            based = {layer.entry for layer in layers.values()}
+            protected = {layer.entry for layer, _ in based}
             for entry, in_head in zip(ctx.objective.layout.entries, ctx.objective.in_head, strict=True):
-                if not in_head and entry not in based:
+                if not in_head and entry not in protected:
                     entry.view(moves).zero_()
-        protected = tuple((layer.stored(carry.grad), layer.basis(down.blocks)) for layer in layers.values())
-        return carry.replace(moves=moves, decays=decays, protected=protected)
+        rows = tuple((layer.stored(carry.grad), basis) for layer, basis in based)
+        return carry.replace(moves=moves, decays=decays, protected=rows)
 
     def decayed(self, ctx: Context, carry: ProtectedCarry, g: Tensor) -> Tensor:
         if self.decay_projection == "none":
@@ -190,29 +188,13 @@ class FedProTIP(Protected, frozen=True):
         blocks, spaces = state.blocks, tuple({SPACE: block} for block in state.spaces)
         rank = partial(space_rank, ctx.population, ctx.clock.task == 0, first=self.space_first)
         for place in cohort.client_ids.argsort().tolist():
-            blocks = self.grown(ctx, blocks, updates.layers[place])
+            blocks = self.grown(ctx, blocks, updates.layers[place], self.rank_tol, self.append)
             own = updates.space[place]
             if self.space_rank == "fixed":  # in parallel nobody knew whether it was the first
                 own = own[:, : rank(not spaces)]
-            spaces = self.grown(ctx, spaces, {SPACE: own})
+            spaces = self.grown(ctx, spaces, {SPACE: own}, self.rank_tol, self.append)
         sent = {"comm/bases_up_bytes": nbytes(updates)}
         return state.replace(blocks=blocks, spaces=tuple(block[SPACE] for block in spaces)), sent
-
-    def grown(self, ctx: Context, blocks: Blocks, new: Mapping[str, Tensor]) -> Blocks:
-        """The blocks, of which the present task's has one client's directions more."""
-        old = blocks[: ctx.clock.task]
-        present = dict(blocks[-1]) if len(blocks) > ctx.clock.task else {}
-        for key, directions in new.items():
-            before = self.basis(blocks, key, directions)
-            after = append(before, directions.to(self.dtype), self.rank_tol, self.append)
-            first = sum(block[key].shape[1] for block in old if key in block)
-            present[key] = after[:, first:].float().contiguous()
-            if before.shape[1] < len(after) == after.shape[1]:
-                what = "no later task gets a block of its own; lower algorithm.space_first, or take a wider model"
-                what = what if key == SPACE else "it learns nothing more; lower algorithm.eps"
-                full = f"task {ctx.clock.task}: all {len(after)} directions of layer {key} are taken by now"
-                warnings.warn(f"{full}: {what}", stacklevel=2)
-        return (*old, present)
 
     def blocks(self, ctx: Context, state: ProTIPState) -> Spaces:
         return Spaces(state.spaces)

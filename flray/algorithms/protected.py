@@ -7,6 +7,7 @@ other row decays (spec 1.1). Freezing takes place before anything is collected: 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, NamedTuple
@@ -26,7 +27,9 @@ from flray.core.params import Entry
 from flray.core.samples import ClientData
 from flray.ops.losses import cross_entropy
 from flray.ops.optim import decay_
+from flray.ops.subspace import append
 
+SPACE = "space"  # key of the final layer, whose inputs are the features
 Blocks = tuple[dict[str, Tensor], ...]  # by task what it added, `[d, r]` by layer; of a grouped convolution by group
 
 
@@ -94,7 +97,6 @@ class Protected(FedAvg, frozen=True):
         "freeze", doc="batch norm of frozen layers: stays as it is, or its statistics move on (official)"
     )
     n_batches: int = hp(20, ge=1, doc="training batches of a client whose inputs of layers are collected (ViT: 10)")
-    rank_tol: float = hp(1e-3, ge=0, lt=1, doc="a direction is appended if the sine of its angle to the basis is above")
     basis_dtype: Literal["float64", "float32"] = hp("float64", doc="arithmetic of bases; they are stored as float32")
 
     # which tensors a task moves -------------------------------------------------------------------
@@ -147,6 +149,11 @@ class Protected(FedAvg, frozen=True):
                 found[name] = Layer(name, entries[weight], groups)
         return found
 
+    def based(self, ctx: Context, blocks: Blocks) -> list[tuple[Layer, Tensor]]:
+        """The layers that have a basis, and it, as their weights are stored."""
+        layers = self.layers(ctx).values() if blocks else ()
+        return [(layer, layer.basis(blocks)) for layer in layers if layer.keys[0] in blocks[0]]
+
     def activations(
         self, ctx: Context, down: Broadcast, data: ClientData
     ) -> Iterator[tuple[Batch, dict[str, LayerInputs]]]:
@@ -165,6 +172,29 @@ class Protected(FedAvg, frozen=True):
     def dtype(self) -> torch.dtype:
         """The arithmetic of bases."""
         return {"float64": torch.float64, "float32": torch.float32}[self.basis_dtype]
+
+    def grown(
+        self,
+        ctx: Context,
+        blocks: Blocks,
+        new: Mapping[str, Tensor],
+        rank_tol: float = 1e-3,
+        method: Literal["residual", "official"] = "residual",
+    ) -> Blocks:
+        """The blocks, of which the present task's has the `new` directions too."""
+        old = blocks[: ctx.clock.task]
+        present = dict(blocks[-1]) if len(blocks) > ctx.clock.task else {}
+        for key, directions in new.items():
+            before = self.basis(blocks, key, directions)
+            after = append(before, directions.to(self.dtype), rank_tol, method)
+            first = sum(block[key].shape[1] for block in old if key in block)
+            present[key] = after[:, first:].float().contiguous()
+            if before.shape[1] < len(after) == after.shape[1]:
+                what = "no later task gets a block of its own; lower algorithm.space_first, or take a wider model"
+                what = what if key == SPACE else "it learns nothing more; lower algorithm.eps"
+                full = f"task {ctx.clock.task}: all {len(after)} directions of layer {key} are taken by now"
+                warnings.warn(f"{full}: {what}", stacklevel=3)
+        return (*old, present)
 
     def shares(self, ctx: Context, blocks: Blocks) -> Metrics:
         """q / d of every layer: 1 means that it cannot learn any more."""

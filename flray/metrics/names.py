@@ -41,8 +41,9 @@ METRICS = {
     "protected/LAYER": "FedProTIP, FOT, tasks/: share of a layer's input directions that are protected, q / d; at 1 it "
     "learns nothing more",
     "comm/bases_up_bytes": "FedProTIP, tasks/: bytes of the directions that clients sent (sequential: by client)",
+    "comm/sketches_up_bytes": "FOT, tasks/: bytes of the sketches that clients sent",
     "comm/references_up_bytes": "FedProTIP, tasks/: bytes of the references that clients sent",
-    "comm/block_bytes": "FedProTIP, tasks/: bytes of the task's block, which every client downloads once",
+    "comm/block_bytes": "FedProTIP, FOT, tasks/: bytes of the task's block, which every client downloads once",
     "ditto/personal_loss": "Ditto: mean loss of the local steps of the clients' own models v_k, without the pull",
     "distill/loss": "FedDF, FedET, FedProj: mean distillation loss on the server",
     "time/round_s": "wall time of the round, testing included",

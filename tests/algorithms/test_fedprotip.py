@@ -45,7 +45,7 @@ def lines(config):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _source():
+def register():
     SOURCES.add("test_lines", lines)
 
 

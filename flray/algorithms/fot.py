@@ -1,0 +1,123 @@
+"""FOT (Bakman et al. 2024): the server projects the aggregated update off the subspaces of older tasks.
+
+Round, task t > 1, for the weight of every layer of the body: Delta = W_old - mean_k W_k,
+W <- W_old - (Delta - (Delta Phi) Phi^T); all else is the plain mean.
+Task end: client k sends Z_k = (A_k - Phi Phi^T A_k) Omega_k, Omega_k Gaussian of its own, and rho_k, the share of A_k
+outside of Phi. Server: Z = mean_k Z_k, rho = sum b_k rho_k / sum b_k, and as many left singular vectors of Z as hold
+(rho - (1 - eps_t)) / rho of its energy are appended to Phi. Behaviour of the baseline in the code of FedProTIP;
+section 2 of the specification of continual learning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.algorithms.protected import Protected, ProtectedDown, ProtectedState
+from flray.core.context import Context
+from flray.core.exchange import Exchange
+from flray.core.fields import mean, sum
+from flray.core.hp import hp
+from flray.core.messages import Cohort, Metrics, Record, nbytes
+from flray.core.samples import ClientData
+from flray.ops.subspace import extract_sketch, project, residual, sketch_threshold
+
+CHUNK = 4096  # columns that are sketched at once: 150 MB where a layer has 4608 inputs
+
+
+class Sketches(Record):
+    """By layer the sketch `z [d, s]` and `ratios`: the residual ratio times `images`, the samples that were read."""
+
+    z: dict[str, Tensor] = mean()
+    ratios: dict[str, Tensor] = sum()
+    images: Tensor = sum()
+
+
+class Sketch:
+    """A layer's sketch in the making: `z [d, s]`, and the energies of what was seen and of its residual."""
+
+    def __init__(self, d: int, basis: Tensor, size: int, rng: np.random.Generator) -> None:
+        self.basis, self._rng = basis, rng
+        self.z = basis.new_zeros((d, size))
+        self.seen = self.left = 0.0
+
+    def add(self, a: Tensor) -> None:
+        """The columns `a [d, m]` of one more batch."""
+        rest = residual(a, self.basis)
+        omega = torch.from_numpy(self._rng.standard_normal((a.shape[1], self.z.shape[1]))).to(a)
+        self.z += rest @ omega
+        self.seen += float(a.square().sum())
+        self.left += float(rest.square().sum())
+
+
+class FOT(Protected, frozen=True):
+    weighting: Literal["examples", "uniform"] = hp("uniform", doc="mean_k: equal (official), or by samples")
+    eps: float = hp(0.87, choice=(0.8, 0.87, 0.9), ge=0, le=1, doc="share of the activations' energy to protect")
+    delta_eps: float = hp(0.001, ge=0, doc="added to eps with each task (paper: 0.01)")
+    ratio: Literal["norm", "squared"] = hp("squared", doc="rho of norms (official), or of energies, as eps is")
+    sketch: int | None = hp(None, ge=1, doc="columns of a layer's sketch (s; Table 14: 512); none: 5 d (paper)")
+    count_rule: Literal["inclusive", "strict"] = hp("inclusive", doc="strict (official): one direction fewer")
+
+    # rounds ---------------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ProtectedState:
+        return ProtectedState(w, b, ())
+
+    def broadcast(self, ctx: Context, state: ProtectedState) -> ProtectedDown:
+        return ProtectedDown(state.w, state.b, state.blocks)
+
+    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        averaged, metrics = super().aggregate(ctx, state, updates, cohort)
+        w = averaged.w.clone()
+        for layer, basis in self.based(ctx, state.blocks):
+            if basis.shape[-1]:
+                rows, old = layer.stored(w), layer.stored(state.w)
+                rows.copy_(old - project(old - rows, basis))
+        return averaged.replace(w=w), metrics
+
+    # the end of a task ----------------------------------------------------------------------------
+    def next_exchange(self, ctx: Context, state: ProtectedState) -> Exchange | None:
+        if ctx.clock.phase != "task_end" or ctx.classes is None:
+            return super().next_exchange(ctx, state)
+        sketching = Exchange("sketch", self.broadcast, self.appended, self.sketched, who="task")
+        return sketching if ctx.clock.exchange == 0 else None
+
+    def sketched(
+        self, ctx: Context, down: ProtectedDown, client: Any, data: ClientData
+    ) -> tuple[Sketches, Any, Metrics]:
+        """A client's sketches of what entered its layers, all columns, in parts."""
+        layers, images = self.layers(ctx), 0
+        made: dict[str, Sketch] = {}
+        for batch, inputs in self.activations(ctx, down, data):
+            images += len(batch.y)
+            for name, given in inputs.items():
+                for part in torch.split(torch.arange(len(given), device=batch.x.device), CHUNK):
+                    columns = given.columns(part).to(self.dtype)
+                    for key, a in zip(layers[name].keys, columns, strict=True):
+                        if key not in made:
+                            size, basis = self.sketch or 5 * len(a), self.basis(down.blocks, key, a)
+                            made[key] = Sketch(len(a), basis, size, ctx.rng("sketch", key))
+                        made[key].add(a)
+        ratios = {key: images * self.share_left(sketch) for key, sketch in made.items()}
+        found = {key: sketch.z.float() for key, sketch in made.items()}
+        seen = torch.tensor([float(images)], device=down.w.device)
+        return Sketches(found, {key: seen.new_tensor([share]) for key, share in ratios.items()}, seen), client, {}
+
+    def share_left(self, sketch: Sketch) -> float:
+        """rho of one client and layer: the share outside of the basis."""
+        share = sketch.left / sketch.seen if sketch.seen else 0.0
+        return share if self.ratio == "squared" else share**0.5
+
+    def appended(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[ProtectedState, Metrics]:
+        """Append what the mean sketches of each layer need to reach eps."""
+        eps = min(self.eps + ctx.clock.task * self.delta_eps, 1.0)
+        new = {}
+        for key, z in updates.z.items():
+            threshold = sketch_threshold(float(updates.ratios[key] / updates.images), eps)
+            new[key] = extract_sketch(z.to(self.dtype), threshold, self.count_rule)
+        blocks = self.grown(ctx, state.blocks, new)
+        sent = len(cohort.client_ids) * nbytes(updates.z)
+        metrics = {"comm/sketches_up_bytes": sent, "comm/block_bytes": nbytes(blocks[-1])}
+        return state.replace(blocks=blocks), {**metrics, **self.shares(ctx, blocks)}
