@@ -135,13 +135,15 @@ def report(folder: Path) -> None:
     print_modes(run)
     if run.status.startswith("diverged"):
         print(run.status)
+    tasks, drift = ["tasks"] * (run.experiment.num_tasks > 1), ["drift"] * (run.experiment.drift is not None)
+    figures = ["curves", *tasks, *drift]
     look = f", tensorboard --logdir {folder}/tensorboard" if importlib.util.find_spec("tensorboard") else ""
     print(f"results: {folder}   (pandas.read_parquet('{folder}/rounds'){look})")
     if run.experiment.storage is not None:
         print(f"storage: {join(run.experiment.storage, folder.absolute().name)}")
     commands = [
         f"flray run {folder}/config.yaml algorithm={other_algorithm(run.experiment)}   (flray list algorithms)",
-        f"flray figure curves {folder} --out curves.png",
+        *(f"flray figure {kind} {folder} --out {kind}.png" for kind in figures),
     ]
     if run.status.startswith("diverged"):
         lr = getattr(run.experiment.algorithm, "lr", 0.1) / 3
@@ -166,6 +168,8 @@ def report_grid(frame: Any, root: Path) -> None:
     print_table(frame)
     print(f"results: {root}: {len(frame)} run folders")
     print(f"next:    flray figure curves {root} --out curves.png")
+    for kind in ["tasks"] * ("ACC" in frame) + ["drift"] * ("drift/acc_end" in frame):
+        print(f"         flray figure {kind} {root} --out {kind}.png")
     if any(frame[key].nunique(dropna=False) > 1 for key in keys_of(frame)):
         print(f"         flray figure ablation {root} --out ablation.png")
         if frame["seed"].nunique() > 1:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from flray.core.errors import CheckpointError
 from flray.metrics import forgetting
 from flray.metrics.classification import accuracy, per_class
 from flray.metrics.names import OF_DRIFT, OF_TASKS
@@ -35,7 +36,7 @@ def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     if not is_continual(config) or not len(run.tests):
         return {}
     found = {mode: of_tasks(tests) for mode, tests in task_tests(run.tests).items()}
-    window = drift_window(config)
+    window = drift_window(run, config)
     if window is not None:
         for mode in map(str, run.tests["mode"].unique()):
             counts = class_counts(run.tests, tested_set(config), mode)
@@ -90,16 +91,31 @@ def of_drift(counts: ClassCounts, window: Window) -> dict[str, float]:
     return dict(zip(OF_DRIFT, values, strict=True))
 
 
-def drift_window(config: Mapping[str, Any]) -> Window | None:
-    """The window of a configuration's drift; None: there is no drift."""
-    if "drift.from_round" not in config:
+def drift_window(run: Run, config: Mapping[str, Any]) -> Window | None:
+    """The window of a run's drift; None: there is none, or no client has lost a sample.
+
+    A schedule of the user's own has no window in its configuration: there it lasts from the first to the last round in
+    which a client of the cohort lost samples, over the classes that lost some (`partition/drift.parquet`). Raises
+    `CheckpointError` where that table cannot be read.
+    """
+    if "drift.from_round" in config:
+        stop, classes = config.get("drift.to_round"), json.loads(config.get("drift.classes") or "[]")
+        return Window(int(config["drift.from_round"]), math.inf if stop is None else float(stop), tuple(classes))
+    if "drift.name" not in config:
         return None
-    stop, classes = config.get("drift.to_round"), config.get("drift.classes")
-    return Window(
-        int(config["drift.from_round"]),
-        math.inf if stop is None else float(stop),
-        tuple(json.loads(classes)) if isinstance(classes, str) else (),
-    )
+    import pandas
+
+    path = run.folder / "partition" / "drift.parquet"
+    try:
+        table = pandas.read_parquet(path)
+        lost = table[table["kept"] < table["of"]]
+    except (OSError, ValueError, KeyError) as error:
+        why = " ".join(str(error).split())
+        raise CheckpointError(f"{path} cannot be read ({why}): which rounds drift is not known") from error
+    if lost.empty:
+        return None
+    classes = sorted(set(lost["class"].tolist()))
+    return Window(int(lost["round"].min()), float(lost["round"].max()) + 1, tuple(classes))
 
 
 def tested_set(config: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ def accuracy_through_drift(folders: Iterable[str | Path | Run], mode: str | None
 
 def _window(run: Run, last: int) -> Window | None:
     """The window of a run's drift, which ends with round `last` at the latest."""
-    window = drift_window(settings(run))
+    window = drift_window(run, settings(run))
     return None if window is None else window._replace(stop=min(window.stop, last + 1.0))
 
 

@@ -150,7 +150,7 @@ def shown_value(column: str, value: Any) -> str:
     if column.partition("@")[0] == "drift/recovered_after":
         return "never" if math.isinf(value) else f"{value:.3g} rounds" if value != 1 else "1 round"
     if is_share(column):
-        return f"{100 * value:.2f}"
+        return f"{round(100 * value, 2) + 0.0:.2f}"  # no -0.00
     if column == "comm/bytes" or column.endswith("_bytes"):
         return _bytes(value)
     if column in ("client_steps", "proxy_examples"):

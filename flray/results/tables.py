@@ -180,6 +180,8 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    if all(config.get(key) is None for config in configs):  # a section that an older flray did not know
+        return False
     section = key.split(".")[0]
     if key in (f"{section}.name", f"{section}.source"):
         return len({config.get(key) for config in configs}) > 1

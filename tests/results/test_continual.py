@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.core.errors import ConfigError
+from flray.core.errors import CheckpointError, ConfigError
 from flray.loader import load_config
 from flray.metrics.names import METRICS, OF_DRIFT, OF_TASKS
 from flray.results import by_mode, compare, paired, render, summary, to_markdown
 from flray.results.by_mode import modes_of
-from flray.results.continual import numbers
+from flray.results.continual import drift_window, numbers
 from flray.results.intervals import interval
 from flray.results.rendering import spelled
 from flray.results.tables import settings
@@ -86,6 +87,24 @@ def test_a_long_drift_never_ends(tmp_path):
     run = Run(drift(tmp_path / "a", WINDOW[:5], 3, None))
     found = numbers(run, settings(run))["global"]
     assert found["drift/acc_end"] == found["drift/acc_final"] == 0.5 and math.isnan(found["drift/recovered_after"])
+
+
+def test_a_schedule_of_ones_own_has_the_window_in_which_samples_were_lost(tmp_path):
+    """Rounds 3 and 4, classes 0 and 2, as `partition/drift.parquet` has it; what was whole does not count."""
+    run = drift(tmp_path / "a", WINDOW, 3, 5)
+    own = yaml.safe_load((run / "config.yaml").read_text()) | {"drift": {"name": "table", "file": "mine.csv"}}
+    (run / "config.yaml").write_text(yaml.safe_dump(own))
+    with pytest.raises(CheckpointError, match=r"drift.parquet cannot be read"):
+        drift_window(Run(run), settings(Run(run)))
+    assert compare([run])["status"][0].startswith("damaged: ")
+    (run / "partition").mkdir()
+    rows = [(2, 0, 5, 5), (3, 0, 0, 4), (3, 2, 1, 4), (4, 0, 2, 4), (5, 1, 4, 4)]
+    table = pandas.DataFrame(rows, columns=["round", "class", "kept", "of"])
+    table.to_parquet(run / "partition" / "drift.parquet")
+    assert drift_window(Run(run), settings(Run(run))) == (3, 5.0, (0, 2))
+    table[table["kept"] == table["of"]].to_parquet(run / "partition" / "drift.parquet")
+    assert drift_window(Run(run), settings(Run(run))) is None
+    assert drift_window(Run(run), {}) is None
 
 
 def test_counts_by_class_over_rounds_take_the_last_test_of_a_round():

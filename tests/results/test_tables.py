@@ -113,6 +113,13 @@ def test_sections_that_differ(tmp_path: Path) -> None:
     assert frame["model.hidden"].tolist()[::2] == ["[8]", "[8, 8]"]
 
 
+def test_a_section_that_an_older_flray_did_not_know_makes_no_difference(tmp_path: Path) -> None:
+    runs = [folder(tmp_path / "a", config(), [0.1]), folder(tmp_path / "b", config(drift=None), [0.1])]
+    assert "drift" not in compare(runs)
+    runs.append(folder(tmp_path / "c", config(drift={"name": "remove_classes"}), [0.1]))
+    assert compare(runs)["drift.name"].isna().tolist() == [True, True, False]
+
+
 def test_unfinished_starting_damaged_and_foreign_folders(tmp_path: Path) -> None:
     torn = folder(tmp_path / "torn", config(seed=3), [0.9])
     part = torn / "rounds" / "part-0000.parquet"
