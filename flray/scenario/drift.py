@@ -26,7 +26,7 @@ DRIFTS = Registry(
         "remove_classes": "flray.scenario.drift:RemoveClasses",
         "gradual": "flray.scenario.drift:Gradual",
         "glue": "flray.scenario.drift:Glue",
-        "table": "flray.scenario.drift_table:DriftTable",
+        "table": "flray.scenario.drift_rows:DriftTable",
     },
 )
 

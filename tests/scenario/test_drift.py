@@ -362,3 +362,11 @@ def test_a_file_that_is_no_table_is_one_line(tmp_path, text, says):
         (tmp_path / "d.csv").write_text(text)
     with pytest.raises(DataError, match=says):
         scenario({"name": "table", "file": str(tmp_path / "d.csv")})
+
+
+def test_what_loads_a_schedule_of_ones_own_takes_no_name_of_the_package():
+    """Its module comes in late, by the registry, and was called like the function of the package that it replaced."""
+    assert DRIFTS.get("table") is not None
+    import flray.scenario
+
+    assert flray.scenario.drift_table is drift_table
