@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flray.results import pictures
 from flray.results.intervals import is_share
-from flray.results.paired import difference, holm
+from flray.results.paired import difference, holm, missing
 from flray.results.rendering import shown_value
 from flray.results.tables import over_seeds
 from flray.rundir.reader import Run
@@ -28,7 +28,7 @@ COSTS = {  # columns of `rounds/`, summed over a run
 
 def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     """Which setting is best, by how much, and how sure that is."""
-    groups = [(_label(setting), values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
+    groups = [(label(setting), values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
     if not groups:
         return [f"No run has finished with a {metric} yet."]
     groups.sort(key=lambda group: -float(group[1].mean()))
@@ -56,7 +56,7 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
 
 def at_what_cost(costs: pandas.DataFrame, frame: pandas.DataFrame, metric: str) -> list[str]:
     """Whether the settings cost the same, and else how much more the best one took than the second best."""
-    groups = [(_label(setting), values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
+    groups = [(label(setting), values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
     ranked = [name for name, _ in sorted(groups, key=lambda group: -float(group[1].mean()))]
     rows = costs.set_index("setting")
     ranked = [name for name in ranked if name in rows.index]
@@ -82,7 +82,7 @@ def what_was_forgotten(modes: pandas.DataFrame) -> list[str]:
     keys = [column for column in modes.columns if column not in ("mode", "n")]
     first = modes.drop_duplicates([column for column in keys if "_low" not in column and column in _keys(modes)])
     for row in first.to_dict("records"):
-        name = _label({key: row[key] for key in _keys(modes)})
+        name = label({key: row[key] for key in _keys(modes)})
         if not math.isnan(row.get("FT", math.nan)):
             said.append(
                 f"{name} ({row['mode']}): {_value('ACC', row['ACC'])} over all tasks at the end, "
@@ -98,16 +98,19 @@ def what_was_forgotten(modes: pandas.DataFrame) -> list[str]:
 
 
 def costs_of(runs: Sequence[Run], labels: Sequence[str]) -> pandas.DataFrame:
-    """One row a setting: what a run took in all, mean over seeds: `COSTS`, sums over the rounds and the tasks' ends."""
+    """What a run took in all, one row a setting (the runs' `labels`), mean over seeds: `COSTS`.
+
+    They are sums over the rounds and the tasks' ends.
+    """
     import pandas
 
     rows = []
-    for run, label in zip(runs, labels, strict=True):
+    for run, name in zip(runs, labels, strict=True):
         sums: dict[str, float] = dict.fromkeys(COSTS, 0.0)
         for found in (run.rounds, run.tasks):
             for column in COSTS:
                 sums[column] += float(found[column].sum()) if column in found else 0.0
-        rows.append({"setting": label, **sums})
+        rows.append({"setting": name, **sums})
     table = pandas.DataFrame(rows).groupby("setting", sort=False).mean().reset_index()
     return table[["setting", *(column for column in COSTS if table[column].any())]]
 
@@ -117,11 +120,11 @@ def _keys(modes: pandas.DataFrame) -> list[str]:
     return columns[: columns.index("mode")] if "mode" in columns else []
 
 
-def _label(setting: Mapping[str, Any]) -> str:
-    """A setting in words, as `figures.names_of` has it: the algorithm, and the keys that tell it from others."""
+def label(setting: Mapping[str, Any]) -> str:
+    """A setting of `compare`'s table in words: the algorithm, and the keys that tell it from others."""
     parts = [str(setting.get("algorithm"))]
     for key, value in setting.items():
-        if key not in ("name", "algorithm") and not (isinstance(value, float) and math.isnan(value)):
+        if key not in ("name", "algorithm") and not missing(value):
             parts.append(f"{key.rpartition('.')[2]}={value}")
     return ", ".join(parts)
 

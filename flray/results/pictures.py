@@ -10,13 +10,13 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from flray.core.errors import ConfigError
 from flray.results.continual import tested_set
-from flray.results.figures import COLOURS, cycle, plain
+from flray.results.drift_figures import accuracy_through_drift, class_panel
+from flray.results.figures import by_setting, colours_of, plain
 from flray.results.learning import draw, learning_curves
 from flray.results.tables import settings
+from flray.results.task_figures import accuracy_by_task
 from flray.rundir.by_task import ClassCounts, class_counts
 from flray.rundir.reader import Run
 
@@ -40,10 +40,17 @@ def of(runs: Sequence[Run], labels: Sequence[str], metric: str) -> tuple[Picture
         ends = [curve.x[-1] / max(curve.rounds[-1], 1) for curve in curves.values()]
         if x == "rounds" or max(ends) > EQUAL * min(ends):  # a round costs as much everywhere: the same picture again
             found.append((title, f"{over} over {x}", svg(draw(curves, over, x), x)))
-    classes = by_class(runs, labels)
+    for title, note, drawn in (
+        ("Task by task", "rows: after a task; columns: tested on a task; a column that darkens is forgotten", _tasks),
+        ("Through the drift", "accuracy while data are missing, and of each class", _drift),
+    ):
+        figure = drawn(runs)
+        if figure is not None:
+            found.append((title, note, svg(figure, drawn.__name__)))
+    classes = None if any(title == "Through the drift" for title, *_ in found) else by_class(runs)
     if classes is not None:
-        note = "accuracy on each class after each tested round, first seed; a dark cell is a class that is forgotten"
-        found.append(("What was forgotten, class by class", note, svg(classes, "classes")))
+        note = "accuracy on each class after each tested round; a dark cell is a class that is forgotten"
+        found.append(("Class by class", note, svg(classes, "classes")))
     local = by_local_training(runs, labels)
     if local is not None:
         note = "accuracy of the clients' models on classes they hold (in) and do not hold (out), before and after"
@@ -51,35 +58,40 @@ def of(runs: Sequence[Run], labels: Sequence[str], metric: str) -> tuple[Picture
     return tuple(found)
 
 
-def by_class(runs: Sequence[Run], labels: Sequence[str]) -> Figure | None:
-    """Class x round heat maps of accuracy, one a setting (its first run); None where no run counted by class."""
-    counted: dict[str, ClassCounts] = {}
-    for run, label in zip(runs, labels, strict=True):
-        tests = run.tests
-        if label in counted or not len(tests) or len(counted) == MOST:
-            continue
-        counts = class_counts(tests, tested_set(settings(run)), str(tests["mode"].iloc[0]))
-        if counts is not None and len(counts.done) > 1:
-            counted[label] = counts
-    if not counted:
-        return None
+def by_class(runs: Sequence[Run]) -> Figure | None:
+    """Class x round heat maps of accuracy (mean over seeds), one a setting; None where no run counted by class."""
     from matplotlib.ticker import MaxNLocator
 
+    counted: dict[str, list[ClassCounts]] = {}
+    for label, seeds in by_setting(runs).items():
+        counts = [class_counts(run.tests, tested_set(settings(run))) for run in seeds.values() if len(run.tests)]
+        found = [tested for tested in counts if tested is not None and len(tested.done) > 1]
+        if found and len(counted) < MOST:
+            counted[label] = found
+    if not counted:
+        return None
     figure = _figure(7.2, 1.1 + 1.7 * len(counted))
-    rows = figure.subplots(len(counted), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (label, counts) in zip(rows, counted.items(), strict=True):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            accuracy = 100 * counts.right / np.where(counts.total, counts.total, np.nan)
-        edges = np.append(counts.done, 2 * counts.done[-1] - counts.done[-2]) - 0.5
-        image = axis.pcolormesh(edges, np.arange(accuracy.shape[1] + 1) - 0.5, accuracy.T, cmap="cividis", vmin=0,
-                                vmax=100, rasterized=True)  # fmt: skip
-        axis.set_title(label, fontsize=9, loc="left")
-        axis.set_ylabel("class")
-        axis.invert_yaxis()
-    rows[-1].set_xlabel("round")
-    rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(image, ax=list(rows), label="accuracy (%)", shrink=0.9)
+    axes = figure.subplots(len(counted), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (label, counts_of_seeds) in zip(axes, counted.items(), strict=True):
+        image = class_panel(axis, counts_of_seeds, None, label)
+    axes[-1].set_xlabel("round")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, ax=list(axes), label="accuracy (%)", shrink=0.9)
     return figure
+
+
+def _tasks(runs: Sequence[Run]) -> Figure | None:
+    try:
+        return accuracy_by_task(runs)
+    except ConfigError:  # no tasks, or none has ended
+        return None
+
+
+def _drift(runs: Sequence[Run]) -> Figure | None:
+    try:
+        return accuracy_through_drift(runs)
+    except ConfigError:  # no drift, or nothing tested
+        return None
 
 
 def by_local_training(runs: Sequence[Run], labels: Sequence[str]) -> Figure | None:
@@ -97,8 +109,7 @@ def by_local_training(runs: Sequence[Run], labels: Sequence[str]) -> Figure | No
     figure = _figure(7.2, 3.4)
     panels = figure.subplots(1, 2, sharey=True)
     for panel, part, title in zip(panels, ("in", "out"), ("classes they hold", "other classes"), strict=True):
-        for number, (label, found) in enumerate(tables.items()):
-            colour = cycle([c for c in COLOURS if c != "#F0E442"], number)
+        for colour, (label, found) in zip(colours_of(tables), tables.items(), strict=True):
             mean = pandas.concat(found).groupby("done")[[f"{part}_before", f"{part}_after"]].mean() * 100
             panel.plot(mean.index, mean[f"{part}_before"], color=colour, linestyle=":", linewidth=1.4)
             panel.plot(mean.index, mean[f"{part}_after"], color=colour, linewidth=2, label=label)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flray.core.disk import whole
 from flray.core.errors import ConfigError, FlrayError, unknown
 from flray.results import pictures
-from flray.results.answers import at_what_cost, costs_of, verdict, what_was_forgotten
+from flray.results.answers import at_what_cost, costs_of, label, verdict, what_was_forgotten
 from flray.results.by_mode import by_mode
-from flray.results.figures import names_of
 from flray.results.paired import caption, paired
 from flray.results.rendering import cells, is_number, spelled, to_markdown
-from flray.results.tables import compare, settings, summary
+from flray.results.tables import compare, keys_of, settings, summary
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def gather(
         why = f": {broken[0].folder}: {broken[0].why}" if broken else "; name at least one"
         raise ConfigError(f"report: no run folder that can be read{why}")
     frame = compare(runs)
-    labels = names_of(runs, seeds=False)
+    labels = [label({key: row[key] for key in keys_of(frame)}) for row in frame.to_dict("records")]
     table = summary(frame, metric) if against is None else paired(frame, against, metric)
     costs, modes = costs_of(runs, labels), by_mode(frame)
     configs = [settings(run) for run in runs]
