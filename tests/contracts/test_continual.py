@@ -23,12 +23,17 @@ from tests.contracts.inprocess import Local, bits
 from tests.contracts.table import TABLE, experiment
 from tests.flat import flatten
 
-ROUNDS = 2  # of each task
 DATA = {"source": "synthetic", "options": {"shape": 4, "num_classes": 4, "num_train": 120, "num_test": 40}}
 SCENARIOS: dict[str, dict[str, Any]] = {
-    "tasks": {"rounds": ROUNDS, "tasks": {"num_tasks": 2, "class_order": [2, 0, 3, 1]}},
+    "tasks": {"rounds": 2, "tasks": {"num_tasks": 2, "class_order": [2, 0, 3, 1]}},
+    # classes 0 and 1 are gone from round 2 on, everything in round 4, and all is back in round 5
+    "drift": {
+        "rounds": 5,
+        "drift": {"name": "table", "rows": [[2, None, 0, 0, 5], [2, None, 1, 0, 5], [4, None, None, 0, 5]]},
+    },
 }
-MIDDLE = ("task 0, round 1", "task 1, round 1")  # where a run is left and gone on with
+# where a run is left and gone on with
+MIDDLE = {"tasks": ("task 0, round 1", "task 1, round 1"), "drift": ("task 0, round 2", "task 0, round 4")}
 CASES = [(name, scenario) for scenario in SCENARIOS for name in TABLE]
 
 
@@ -45,8 +50,14 @@ class Seen:
     resumed: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # where it was left -> the last (state, clients)
 
 
-def config(name, scenario, **sections):
-    return experiment(name, data=DATA, **SCENARIOS[scenario], **sections)
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore::flray.scenario.{kind}") for kind in ("PartitionWarning", "DriftWarning")
+]
+
+
+def config(name, **sections):
+    model = {key: value for key, value in TABLE[name].sections.items() if key == "model"}
+    return experiment(name, data=DATA, **model, **sections)
 
 
 def finish(local, after=lambda at: None):
@@ -72,14 +83,14 @@ def walked(tmp_path_factory):
                 seen.changed.append(half)
             return result
 
-        local = Local(config(name, scenario), folder, watch)
+        local = Local(config(name, **SCENARIOS[scenario]), folder, watch)
 
         def after(at):
             where = f"task {at.task}, {f'round {at.round}' if at.phase == 'round' else at.phase}"
             seen.forms.append((where, local.state))
             for k, client in local.client_states().items():
                 seen.client_forms.setdefault(k, []).append(client)
-            if where in MIDDLE:
+            if where in MIDDLE[scenario]:
                 local.server.save(1)
                 again = Local(local.experiment, folder)
                 again.position = again.server.load()
@@ -107,7 +118,7 @@ def same_clients(found, expected):
 @pytest.mark.parametrize(("name", "scenario"), CASES)
 def test_resumed_in_the_middle_it_ends_the_same(name, scenario, walked):
     seen = walked(name, scenario)
-    assert set(seen.resumed) == set(MIDDLE)
+    assert set(seen.resumed) == set(MIDDLE[scenario])
     for state, clients in seen.resumed.values():
         assert bits(state) == bits(seen.state)
         same_clients(clients, seen.clients)
@@ -154,7 +165,7 @@ def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walke
     """And complete tables: each round, and a test after it in every inference mode."""
     seen = walked(name, scenario)
     resources = {"executor": "local", "server": {"threads": 1}, "client": {"num_cpus": 1}}
-    probed = config(name, scenario, resources=resources, diagnostics=PROBES.names())
+    probed = config(name, **SCENARIOS[scenario], resources=resources, diagnostics=PROBES.names())
     run = flray.run(probed, out=tmp_path / "run", progress=False)
     saved = checkpoint.latest(run.folder)
     assert run.status == "finished"
@@ -183,11 +194,22 @@ GAPS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::flray.scenario.PartitionWarning")
 @pytest.mark.parametrize("name", TABLE)
 def test_a_task_of_one_class_and_clients_without_a_sample_of_it_end_no_run(name, tmp_path):
     """Its loss is 0 and has no gradient, no distance to another class exists, and state of who holds nothing waits."""
-    run = flray.run(experiment(name, data=DATA, **GAPS), out=tmp_path / "run", progress=False)
+    run = flray.run(config(name, **GAPS), out=tmp_path / "run", progress=False)
     assert run.status == "finished"
     rounds = run.rounds[run.rounds["round"] > 0]
     assert len(rounds) == 8 and not rounds["diverged"].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "scenario"), CASES)
+def test_actors_give_the_same_bits(name, scenario, walked, ray_cluster, tmp_path):
+    """Each with its own share of the cohort, and by a compiled graph where the algorithm goes into one."""
+    seen = walked(name, scenario)
+    for executor, actors in (("calls", 2), ("graph", 3)):
+        resources = {"executor": executor, "client_actors": actors, "server": {"threads": 1}, "client": {"num_cpus": 1}}
+        out = tmp_path / executor
+        run = flray.run(config(name, **SCENARIOS[scenario], resources=resources), out=out, progress=False)
+        assert bits(to_torch(checkpoint.latest(run.folder).server.message())) == bits(seen.state)
