@@ -19,7 +19,7 @@ from flray.engine.workbench import Roll, Workbench
 from flray.experiment import Experiment, algorithm_name
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
-from flray.scenario import Scenario, drift_figure, partition_figure, partition_table
+from flray.scenario import Scenario, Stage, drift_figure, partition_figure, partition_table
 
 if TYPE_CHECKING:
     import pandas
@@ -122,11 +122,20 @@ def _held(experiment: Experiment, scenario: Scenario, dataset: Dataset) -> list[
         if experiment.tasks is not None:
             name, tested = next(iter(stage.tests.items()))
             of = f"{len(tested.labels(dataset))} samples ({name}: all tasks so far)"
-            rows.append((f"task {stage.index}", f"classes {' '.join(map(str, stage.classes))}; tested on {of}"))
+            rows.append((f"task {stage.index}", f"{_what(stage)}; tested on {of}"))
             rows.append((f"partition of task {stage.index}", text))
         else:
             rows.append(("partition", text))
     return [*rows, ("partition hash", scenario.fingerprint)]
+
+
+def _what(stage: Stage) -> str:
+    """The classes of a task, or its domain, and what cannot be learned in it."""
+    classes = " ".join(map(str, stage.classes)) if len(stage.classes) <= 20 else f"{len(stage.classes)} of them"
+    text = f"classes {classes}" if stage.source < 0 else f"domain {stage.name}, classes {classes}"
+    if stage.source >= 0 and stage.outputs[0] != stage.classes[0]:
+        text += f" at outputs {stage.outputs.min()} to {stage.outputs.max()}"
+    return f"{text} (alone, so a loss among its own logits is 0)" if len(stage.classes) == 1 else text
 
 
 def beside(figure: Path) -> Path:

@@ -88,6 +88,7 @@ class DataConfig(Section, frozen=True):
     )
     max_length: int = Field(default=128, ge=4, description="text: token ids a sample, padded or cut off")
     group: str | None = Field(default=None, description="column of natural client ids, for the `natural` partition")
+    domain: str | None = Field(default=None, description="column of domains, for tasks of name domain_incremental")
     test_fraction: float = Field(
         default=0.2, ge=0, lt=1, description="only without an official test split; 0: test on train"
     )

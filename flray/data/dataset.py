@@ -39,8 +39,8 @@ class Dataset(NamedTuple):
     """A data set ready to be partitioned: read-only memory-mapped arrays, class names, normalisation constants.
 
     `mean` and `std` are per channel on the 0..1 scale, empty for tabular features and token ids (used as they are);
-    `vocabulary` is of token ids. `fingerprint` hashes contents, class names, constants and vocabulary. Do not pickle
-    it: reload it from its `DataConfig`.
+    `vocabulary` is of token ids, `sources` are the names of the domains that `Split.source` numbers. `fingerprint`
+    hashes contents, names, constants and vocabulary. Do not pickle it: reload it from its `DataConfig`.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Dataset(NamedTuple):
     fingerprint: str
     augment: Augment
     vocabulary: Vocabulary | None = None
+    sources: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:
@@ -105,9 +106,11 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     if config.leak_check and entry.meta["leaks"]:
         _report_leaks(config.source, entry.meta["leaks"], len(test.y))
     mean, std = _constants(config, train, entry.meta)
-    tokens = [] if raw.vocabulary is None else [raw.vocabulary.fingerprint]
-    fingerprint = digest(content_of(entry) if entry.arrays else raw.content, raw.classes, mean, std, *tokens)
-    return Dataset(config.source, train, test, raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary)
+    more = [] if raw.vocabulary is None else [raw.vocabulary.fingerprint]
+    more += [",".join(raw.sources)] if raw.sources else []
+    fingerprint = digest(content_of(entry) if entry.arrays else raw.content, raw.classes, mean, std, *more)
+    known = (raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary, raw.sources)
+    return Dataset(config.source, train, test, *known)
 
 
 def _prepare(raw: Splits, config: DataConfig, store: bool) -> Entry:
@@ -139,11 +142,12 @@ def _prepare(raw: Splits, config: DataConfig, store: bool) -> Entry:
 def _subsample(split: Split, size: int, config: DataConfig, option: str) -> Split:
     if size > len(split.y):
         raise DataError(f"data.{option}: {size} of {len(split.y)} samples asked for; set it lower or leave it out")
-    return take(split, stratified(split.y, size, config.split_seed, option))
+    of = split.y if split.source is None else split.source * (split.y.max() + 1) + split.y  # each domain in proportion
+    return take(split, stratified(of, size, config.split_seed, option))
 
 
 def take(split: Split, rows: Array) -> Split:
-    return Split(split.x[rows], split.y[rows], None if split.group is None else split.group[rows])
+    return Split(*(None if part is None else part[rows] for part in split))  # type: ignore[arg-type]
 
 
 def stratified(y: Array, size: int, seed: int, purpose: str) -> Array:

@@ -12,12 +12,13 @@ from flray.data.cache import Array, Entry, digest, fetch
 
 
 class Split(NamedTuple):
-    """Samples of one split: `x` uint8 [n, H, W, C], float32 [n, d] or token ids int32 [n, L]; `y` int64 [n]; `group`
-    int64 [n] or None."""
+    """Samples of one split: `x` uint8 [n, H, W, C], float32 [n, d] or token ids int32 [n, L]; `y` int64 [n]; int64 [n]
+    or None: `group` (natural client ids) and `source` (the domain, or the set of a union, that a sample is from)."""
 
     x: Array
     y: Array
     group: Array | None = None
+    source: Array | None = None
 
 
 class Vocabulary(NamedTuple):
@@ -41,7 +42,7 @@ class Splits(NamedTuple):
     """What a source returns. `test` is None without an official test split; `key` names the contents, or is "".
 
     `vocabulary` belongs to token ids; `notes` tell the user what was left out; `content` is the checksum of samples
-    from the cache, or "".
+    from the cache, or "". `sources` are the names of what `Split.source` numbers.
     """
 
     train: Split
@@ -51,6 +52,7 @@ class Splits(NamedTuple):
     vocabulary: Vocabulary | None = None
     notes: tuple[str, ...] = ()
     content: str = ""
+    sources: tuple[str, ...] = ()
 
 
 def cached(key: str, build: Callable[[], Splits]) -> Splits:
@@ -60,6 +62,7 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
         splits = build()
         arrays = pack(splits.train, splits.test)
         meta: dict[str, Any] = {"classes": list(splits.classes), "notes": list(splits.notes)}
+        meta["sources"] = list(splits.sources)
         if splits.vocabulary is not None and splits.vocabulary.tokenizer is not None:
             arrays["tokenizer"], meta["vocabulary"] = splits.vocabulary.tokenizer, list(splits.vocabulary[:3])
         return Entry(arrays, meta)
@@ -70,9 +73,8 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
         raise DataError(f"data cache entry {key} has no train split; delete it from FLRAY_CACHE")
     known = entry.meta.get("vocabulary")
     vocabulary = None if known is None else Vocabulary(known[0], known[1], known[2], entry.arrays["tokenizer"])
-    return Splits(
-        train, test, tuple(entry.meta["classes"]), key, vocabulary, tuple(entry.meta["notes"]), content_of(entry)
-    )
+    classes, notes, sources = (tuple(entry.meta.get(name, ())) for name in ("classes", "notes", "sources"))
+    return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources)
 
 
 def content_of(entry: Entry) -> str:
@@ -96,4 +98,4 @@ def unpack(entry: Entry, name: str) -> Split | None:
     arrays = entry.arrays
     if f"{name}_x" not in arrays:
         return None
-    return Split(arrays[f"{name}_x"], arrays[f"{name}_y"], arrays.get(f"{name}_group"))
+    return Split(*(arrays.get(f"{name}_{field}") for field in Split._fields))  # type: ignore[arg-type]

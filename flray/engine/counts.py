@@ -49,9 +49,18 @@ class Block(NamedTuple):
 class Evaluator:
     """Counts what an algorithm's modes predict for samples of a data set, on one device."""
 
-    def __init__(self, algorithm: Algorithm, dataset: Dataset, normalizer: Normalizer, block: int) -> None:
-        """`block`: samples read at once by modes for which that makes no difference."""
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        dataset: Dataset,
+        normalizer: Normalizer,
+        block: int,
+        meanings: Array | None = None,
+    ) -> None:
+        """`block`: samples read at once by modes for which that makes no difference; `meanings`: see
+        :func:`counted`."""
         self.algorithm, self.dataset, self.normalizer, self.block = algorithm, dataset, normalizer, block
+        self.meanings = meanings
 
     def count(self, ctx: Context, published: Any, tests: Mapping[str, TestSet], part: int = 0, parts: int = 1) -> Tally:
         """The counts of one of `parts` contiguous parts of all blocks; a test set without a block in it has none.
@@ -88,7 +97,7 @@ class Evaluator:
         for name, mode in block.read.modes.items():
             answer = mode.answer(ctx, published, z)
             prediction = answer if isinstance(answer, Prediction) else Prediction(answer)
-            yield name, counted(prediction.behind(before), y, self.dataset.num_classes)
+            yield name, counted(prediction.behind(before), y, self.dataset.num_classes, self.meanings)
 
 
 def passes(modes: Mapping[str, Mode]) -> list[Pass]:
@@ -129,9 +138,11 @@ def with_sums(tests: Mapping[str, TestSet], tally: Tally) -> Tally:
     return found
 
 
-def counted(prediction: Prediction, y: Array, num_classes: int) -> Counts:
+def counted(prediction: Prediction, y: Array, num_classes: int, meanings: Array | None = None) -> Counts:
     """The counts of one block: what was predicted for samples with labels `y [B]` (int64, below `num_classes`).
 
+    `meanings [C]`: what each label stands for, where a prediction that stands for the same as the label is right as
+    well (heads of several domains for the same classes); None: only the label itself is.
     Raises `AlgorithmError` for a prediction that says neither logits nor a label.
     """
     logits, classes, label, task = prediction
@@ -144,7 +155,11 @@ def counted(prediction: Prediction, y: Array, num_classes: int) -> Counts:
         raise AlgorithmError(
             "an inference mode returned a Prediction without logits and without label; give one of them"
         )
-    right = y[label.cpu().numpy() == y]
+    found = label.cpu().numpy()
+    same = found == y
+    if meanings is not None:
+        same |= (found >= 0) & (meanings[found] == meanings[y])
+    right = y[same]
     tasks = None if task is None else np.bincount(task.cpu().numpy())
     return Counts(
         np.bincount(right, minlength=num_classes), np.bincount(y, minlength=num_classes), losses, covered, tasks

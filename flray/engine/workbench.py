@@ -28,7 +28,7 @@ from flray.engine.block import samples_at_once
 from flray.engine.counts import Evaluator, Tally
 from flray.experiment import CohortConfig, Experiment
 from flray.models import build_model, starts_from
-from flray.scenario import Scenario, Stage, relabelled
+from flray.scenario import Scenario, Stage, meanings, relabelled
 
 
 class Roll(NamedTuple):
@@ -96,7 +96,9 @@ class Workbench:
             self.block = samples_at_once(
                 module, Normalizer(self.dataset.mean, self.dataset.std)(np.array(self.dataset.train.x[:2]))
             )
-        self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.block)
+        by_class = experiment.tasks is not None and experiment.tasks.scores_classes
+        scored = meanings(roll.stages) if by_class else None
+        self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.block, scored)
         self.inputs = Inputs(
             self.dataset.input_shape,
             self.dataset.mean,

@@ -12,7 +12,7 @@ from flray.scenario.partition import Partition, PartitionWarning, load_partition
 from flray.scenario.partition_config import PARTITIONS, PartitionConfig
 from flray.scenario.picture import drift_figure, partition_figure
 from flray.scenario.scenario import Scenario, Shares, clients_at
-from flray.scenario.stage import Stage, TestSet, num_outputs, relabelled
+from flray.scenario.stage import Stage, TestSet, meanings, num_outputs, relabelled
 from flray.scenario.tasks import TasksConfig
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "load_partition",
     "local_test",
     "make_partition",
+    "meanings",
     "num_outputs",
     "partition_figure",
     "partition_table",

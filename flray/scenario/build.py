@@ -15,7 +15,7 @@ from flray.scenario.partition import Partition, PartitionWarning, make_partition
 from flray.scenario.partition_config import PartitionConfig
 from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet, together
-from flray.scenario.tasks import TasksConfig
+from flray.scenario.tasks import Part, TasksConfig
 
 OF_ALL_CLASSES = ("natural", "table")  # partitions that say who holds what of the whole data set
 
@@ -45,19 +45,22 @@ def build(
     server_held = None
     if validation is not None and validation.of == "server":
         server_held, private = held_out.of_server(dataset.train.y, private, validation.fraction, seed)
-    groups = [np.arange(dataset.num_classes)] if tasks is None else tasks.groups(dataset.num_classes, seed)
-    parts = _parts(dataset, config, seed, tasks, groups, private)
+    every = np.arange(dataset.num_classes)
+    sequence = [Part("all classes", every, every)] if tasks is None else tasks.parts(dataset, seed)
+    parts = _parts(dataset, config, seed, tasks, sequence, private)
     for task, part in enumerate(parts):
         if validation is not None and validation.of == "clients":
             parts[task] = held_out.of_clients(part, validation.fraction, seed, task)
         elif server_held is not None:
-            mine = server_held[np.isin(dataset.train.y[server_held], groups[task])]
+            mine = server_held[sequence[task].has(dataset.train)[server_held]]
             parts[task] = part._replace(held=mine.astype(part.indices.dtype))
     _note_empty(parts, config, tasks)
     if tasks is None:
         return Scenario.ordinary(parts[0], dataset.num_classes)
-    tests = _tests(dataset, groups, parts)
-    stages = [Stage(task, f"task {task}", classes, classes, seen(tests, task)) for task, classes in enumerate(groups)]
+    tests = _tests(dataset, sequence, parts)
+    stages = [
+        Stage(task, of.name, of.classes, of.outputs, seen(tests, task), of.source) for task, of in enumerate(sequence)
+    ]
     return Scenario(stages, parts)
 
 
@@ -66,28 +69,30 @@ def _parts(
     config: PartitionConfig,
     seed: int,
     tasks: TasksConfig | None,
-    groups: list[Array],
+    sequence: list[Part],
     private: Array | None,
 ) -> list[Partition]:
     """Every stage's partition, before anything is held out."""
     labels, ids = dataset.train.y, dataset.train.group
     if tasks is None or tasks.partition == "once":
         whole = make_partition(config, labels, seed=seed, num_classes=dataset.num_classes, group=ids, subset=private)
-        return [whole] if tasks is None else [whole.only(np.isin(labels, classes)) for classes in groups]
+        return [whole] if tasks is None else [whole.only(of.has(dataset.train)) for of in sequence]
     if config.name in OF_ALL_CLASSES:
         raise ConfigError(f"tasks.partition: {config.name} shares all classes out at once; set tasks.partition: once")
     if config.min_size:  # of the whole run: a task has so much less to share out
         config = config.model_copy(update={"min_size": -(-config.min_size // len(groups))})
     parts = []
-    for task, classes in enumerate(groups):
+    for task, of in enumerate(sequence):
         place = np.full(dataset.num_classes, -1)
-        place[classes] = np.arange(len(classes))
+        place[of.classes] = np.arange(len(of.classes))
         of_task = place[labels]  # as if there were no other classes
-        mine = np.flatnonzero(of_task >= 0)
+        mine = np.flatnonzero(of.has(dataset.train))
         rows = mine if private is None else np.intersect1d(mine, private)
         try:
             parts.append(
-                make_partition(config, of_task, seed=seed, num_classes=len(classes), group=ids, subset=rows, task=task)
+                make_partition(
+                    config, of_task, seed=seed, num_classes=len(of.classes), group=ids, subset=rows, task=task
+                )
             )
         except DataError as error:
             raise DataError(f"task {task}: {error}") from error
@@ -100,7 +105,7 @@ def _note_empty(parts: list[Partition], config: PartitionConfig, tasks: TasksCon
         empty = np.flatnonzero(part.sizes == 0)
         where = f"partition {config.name}" if tasks is None else f"task {task}: partition {config.name}"
         if len(empty) == part.num_clients:
-            raise DataError(f"{where}: no client has a sample of the task's classes; take fewer tasks")
+            raise DataError(f"{where}: no client has a sample of the task; take fewer tasks")
         if len(empty):
             way = HINTS.get(config.name, "use fewer clients")
             warnings.warn(
@@ -111,19 +116,17 @@ def _note_empty(parts: list[Partition], config: PartitionConfig, tasks: TasksCon
             )
 
 
-def _tests(dataset: Dataset, groups: list[Array], parts: list[Partition]) -> list[TestSet]:
+def _tests(dataset: Dataset, sequence: list[Part], parts: list[Partition]) -> list[TestSet]:
     """Every task's own test set, or its validation split. Raises `DataError` for one without a sample."""
     found = []
-    for task, (classes, part) in enumerate(zip(groups, parts, strict=True)):
+    for task, (of, part) in enumerate(zip(sequence, parts, strict=True)):
         if part.held is not None:
             tested = TestSet("train", np.asarray(part.held, np.int64), task)
         else:
-            tested = TestSet("test", np.flatnonzero(np.isin(dataset.test.y, classes)), task)
+            tested = TestSet("test", np.flatnonzero(of.has(dataset.test)), task)
         if tested.samples is None or not len(tested.samples):
             name = NAMES[tested.split][0]
-            raise DataError(
-                f"task {task}: the {name} set has no sample of its classes; take fewer tasks or more samples"
-            )
+            raise DataError(f"task {task}: the {name} set has no sample of it; take fewer tasks or more samples")
         found.append(tested)
     return found
 

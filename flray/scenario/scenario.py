@@ -153,6 +153,7 @@ class Scenario:
             "classes": stage.classes.tolist(),
             "outputs": stage.outputs.tolist(),
             "tests": tests,
+            **({"source": stage.source} if stage.source >= 0 else {}),
         }
 
     def folders(self, folder: Path | str) -> list[Path]:
@@ -224,4 +225,4 @@ def _stage(folder: Path, index: int, note: dict[str, Any], verify: bool) -> Stag
         if made.parts:
             tests[name] = together(made.split, {part: tests[part] for part in made.parts})
     classes, outputs = (np.array(note[key], np.int64) for key in ("classes", "outputs"))
-    return Stage(index, note["name"], classes, outputs, tests)
+    return Stage(index, note["name"], classes, outputs, tests, note.get("source", -1))

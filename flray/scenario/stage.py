@@ -13,6 +13,7 @@ import numpy as np
 
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
+from flray.data.splits import Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +43,8 @@ class Stage:
 
     `classes`, int64 `[C]`: the data set's labels that occur in it, in the order of the head. `outputs`, int64 `[C]`:
     the output of the model's head that stands for each of them. In most experiments a class has the output of its own
-    number. Where each domain has labels of its own for the same things (a union of digit data sets), one shared head is
-    the same outputs in every stage, and a head for each stage is outputs that no other stage has.
+    number. Where each stage is a domain, `source` is its number in the data set (-1: all domains); a shared head is the
+    same outputs in every stage, and a head for each stage is outputs that no other has.
 
     `tests`: the test sets by name; accuracy and loss on the first one are the columns `test/acc` and `test/loss`
     (`val/...`) of `rounds/`. A configuration makes `test`, or `val` (held-out training data); under `tasks` it is all
@@ -55,6 +56,7 @@ class Stage:
     classes: Array
     outputs: Array
     tests: Mapping[str, TestSet]
+    source: int = -1
 
     @property
     def tells_tasks_apart(self) -> bool:
@@ -80,19 +82,43 @@ def num_outputs(stages: Sequence[Stage]) -> int:
     return max(int(stage.outputs.max()) for stage in stages) + 1
 
 
+def meanings(stages: Sequence[Stage]) -> Array:
+    """The class that every output stands for, int64 `[outputs]`; -1: none."""
+    found = np.full(num_outputs(stages), -1, np.int64)
+    for stage in reversed(stages):
+        found[stage.outputs] = stage.classes
+    return found
+
+
 def relabelled(dataset: Dataset, stages: Sequence[Stage]) -> Dataset:
     """The data set with outputs in the place of labels; itself where every class has the output of its own number.
 
     An output that stands for several classes is named after the first stage's; one that no stage has keeps no samples.
-    A label that no stage has becomes -1: nobody trains or is tested on it.
+    Outputs that stand for the same class in several domains have the domain in their names. A sample that no stage has
+    gets the label -1: nobody trains or is tested on it.
     """
-    table = np.full(dataset.num_classes, -1, np.int64)
-    names = [""] * num_outputs(stages)
-    for stage in reversed(stages):
-        table[stage.classes] = stage.outputs
-        for label, output in zip(stage.classes.tolist(), stage.outputs.tolist(), strict=True):
-            names[output] = dataset.classes[label]
-    if len(names) == dataset.num_classes and np.array_equal(table, np.arange(len(table))):
+    classes = meanings(stages)
+    same = all(np.array_equal(stage.classes, stage.outputs) for stage in stages)
+    if same and np.array_equal(classes, np.arange(dataset.num_classes)):
         return dataset
-    train, test = (split._replace(y=table[split.y]) for split in (dataset.train, dataset.test))
+    names = [dataset.classes[label] if label >= 0 else "" for label in classes.tolist()]
+    for stage in stages:
+        if stage.source >= 0 and not same:
+            for label, output in zip(stage.classes.tolist(), stage.outputs.tolist(), strict=True):
+                names[output] = f"{stage.name}: {dataset.classes[label]}"
+    train, test = (
+        split._replace(y=_outputs(split, dataset.num_classes, stages)) for split in (dataset.train, dataset.test)
+    )
     return dataset._replace(train=train, test=test, classes=tuple(names))
+
+
+def _outputs(split: Split, num_classes: int, stages: Sequence[Stage]) -> Array:
+    """The output that stands for each sample, int64 `[n]`; -1: none."""
+    found = np.full(len(split.y), -1, np.int64)
+    for stage in reversed(stages):
+        table = np.full(num_classes, -1, np.int64)
+        table[stage.classes] = stage.outputs
+        outputs = table[split.y]
+        mine = outputs >= 0 if stage.source < 0 else split.source == stage.source
+        found[mine] = outputs[mine]
+    return found

@@ -3,46 +3,153 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from flray.core.errors import ConfigError
+from flray.core.errors import ConfigError, DataError, nearest
 from flray.core.section import Section
 from flray.core.seeding import rng
 from flray.data.cache import Array
+from flray.data.dataset import Dataset
+from flray.data.splits import Split
+
+PYCIL = 1993  # the seed of PyCIL's class order, which the papers of class-incremental learning share
+
+
+class Part(NamedTuple):
+    """What belongs to a task: its name, its classes (int64 `[C_t]`), the outputs of the head that stand for them (int64
+    `[C_t]`), and the domain that its samples are of, -1: any."""
+
+    name: str
+    classes: Array
+    outputs: Array
+    source: int = -1
+
+    def has(self, split: Split) -> Array:
+        """Which samples of a split are the task's, bool `[n]`."""
+        if self.source < 0:
+            return np.isin(split.y, self.classes)
+        assert split.source is not None
+        found: Array = split.source == self.source
+        return found
 
 
 class TasksConfig(Section, frozen=True):
-    """A sequence of tasks: the classes of the data set, `num_tasks` groups of them, one after the other."""
+    """A sequence of tasks: groups of the data set's classes, or its domains, one after the other."""
 
     shorthand: ClassVar[Mapping[type, str]] = {int: "num_tasks"}
-    name: Literal["class_incremental"] = Field("class_incremental", description="each task brings classes of its own")
+    name: Literal["class_incremental", "domain_incremental"] = Field(
+        "class_incremental", description="each task brings classes of its own, or the same classes from another domain"
+    )
     num_tasks: int = Field(ge=1, description="T; where the classes do not divide, the first tasks get one more")
-    class_order: Literal["random", "natural"] | tuple[int, ...] = Field(
-        "random", description="drawn from the run's seed, the data set's own, or every class number once"
+    class_order: Literal["random", "natural", "pycil"] | tuple[int, ...] = Field(
+        "random",
+        description="drawn from the run's seed, the data set's own, PyCIL's (seed 1993), or every class number once",
+    )
+    first_task: int | None = Field(
+        None, ge=1, description="classes of the first task, when it is larger or smaller than the others"
+    )
+    domains: tuple[str, ...] = Field(
+        (), description="domain_incremental: the domains (data.domain, or the sets of a union) in their order"
+    )
+    heads: Literal["shared", "separate"] = Field(
+        "shared", description="domain_incremental: one head for all domains, or outputs of its own for each"
+    )
+    domain_scoring: Literal["class_only", "class_and_domain"] = Field(
+        "class_only",
+        description="separate heads: a prediction is right with the right class in any head, or in its domain's only",
     )
     partition: Literal["anew", "once"] = Field(
         "anew",
-        description="each task's samples are shared out anew, or all samples once, of which a task shows its classes",
+        description="each task's samples are shared out anew, or all samples once, of which a task shows its own",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_name(cls, data: Any) -> Any:
+        """The number of domains is that of tasks; what the other kind of sequence reads is an error."""
+        if not isinstance(data, dict):
+            return data
+        by_domain = data.get("name") == "domain_incremental"
+        fields = cls.model_fields
+        foreign = ("class_order", "first_task") if by_domain else ("domains", "heads", "domain_scoring")
+        for option in foreign:
+            default = fields[option].default
+            if data.get(option, default) not in (default, list(default) if isinstance(default, tuple) else default):
+                kind = "domain_incremental" if by_domain else "class_incremental"
+                raise ConfigError(f"tasks.{option}: {kind} does not read it; leave it out")
+        domains = data.get("domains")
+        if not by_domain or not isinstance(domains, list | tuple):
+            if by_domain:
+                raise ConfigError("tasks.domains: missing; write the domains in their order, domains: [photo, sketch]")
+            return data
+        if not domains or len(set(map(str, domains))) < len(domains):
+            raise ConfigError("tasks.domains: write every domain once, in their order")
+        if data.get("num_tasks") not in (None, len(domains)):
+            raise ConfigError(
+                f"tasks.num_tasks: {data['num_tasks']}, but {len(domains)} domains are written; leave it out"
+            )
+        return {**data, "num_tasks": len(domains)}
 
     @model_validator(mode="after")
     def _order(self) -> TasksConfig:
         if isinstance(self.class_order, tuple) and sorted(self.class_order) != list(range(len(self.class_order))):
-            raise ConfigError("tasks.class_order: write every class number from 0 once, or random, or natural")
+            raise ConfigError(
+                "tasks.class_order: write every class number from 0 once, or random, or natural, or pycil"
+            )
         return self
+
+    @property
+    def scores_classes(self) -> bool:
+        """Whether a prediction is right with the right class in any domain's head."""
+        return self.heads == "separate" and self.domain_scoring == "class_only"
+
+    def parts(self, dataset: Dataset, seed: int) -> list[Part]:
+        """What belongs to every task. Raises `ConfigError` and `DataError` where that does not fit the data."""
+        classes = np.arange(dataset.num_classes)
+        if self.name == "class_incremental":
+            groups = self.groups(dataset.num_classes, seed)
+            return [Part(f"task {task}", group, group) for task, group in enumerate(groups)]
+        if not dataset.sources:
+            raise DataError(
+                f"tasks: domain_incremental needs the domain of every sample, and {dataset.name!r} has none; set "
+                "data.domain to the column that holds it, or data.source: union for several sets"
+            )
+        for name in self.domains:
+            if name not in dataset.sources:
+                raise ConfigError(f"tasks.domains: the data have no domain {name!r}{nearest(name, dataset.sources)}")
+        return [
+            Part(
+                name,
+                classes,
+                classes + len(classes) * task if self.heads == "separate" else classes,
+                dataset.sources.index(name),
+            )
+            for task, name in enumerate(self.domains)
+        ]
 
     def groups(self, num_classes: int, seed: int) -> list[Array]:
         """The classes of every task, int64 `[C_t]`, ascending. Raises `ConfigError` where they do not fit the data."""
+        natural = np.arange(num_classes)
         if isinstance(self.class_order, tuple):
             order = np.array(self.class_order, np.int64)
+        elif self.class_order == "pycil":
+            order = np.random.RandomState(PYCIL).permutation(num_classes)
         else:
-            natural = np.arange(num_classes)
             order = natural if self.class_order == "natural" else rng(seed, "class order").permutation(natural)
         if len(order) != num_classes:
             raise ConfigError(f"tasks.class_order: {len(order)} classes written, but the data set has {num_classes}")
         if self.num_tasks > num_classes:
             raise ConfigError(f"tasks.num_tasks: {self.num_tasks} tasks for {num_classes} classes; set it lower")
-        return [np.sort(group) for group in np.array_split(order, self.num_tasks)]
+        if self.first_task is None:
+            return [np.sort(group) for group in np.array_split(order, self.num_tasks)]
+        rest = num_classes - self.first_task
+        if rest < self.num_tasks - 1 or (self.num_tasks == 1 and rest):
+            raise ConfigError(
+                f"tasks.first_task: {self.first_task} of {num_classes} classes leave {max(rest, 0)} for "
+                f"{self.num_tasks - 1} tasks; set it lower"
+            )
+        later = np.array_split(order[self.first_task :], self.num_tasks - 1) if self.num_tasks > 1 else []
+        return [np.sort(group) for group in (order[: self.first_task], *later)]

@@ -192,7 +192,8 @@ def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():
     assert found["algorithm"] == "fedavg, 6 rounds"
     assert (
         found["task 0"] == "classes 1 2; tested on 20 samples (test: all tasks so far)"
-        and found["task 1"] == "classes 0; tested on 30 samples (test: all tasks so far)"
+        and found["task 1"] == "classes 0 (alone, so a loss among its own logits is 0); tested on 30 samples "
+        "(test: all tasks so far)"
     )
     assert (
         found["partition of task 1"]

@@ -47,9 +47,25 @@ def test_the_class_order_is_drawn_from_the_runs_seed_or_written():
     assert [g.tolist() for g in TasksConfig(num_tasks=2, class_order=[2, 0, 1]).groups(3, 0)] == [[0, 2], [1]]
 
 
+def test_pycils_class_order_has_a_name():
+    """`np.random.seed(1993)`, `np.random.permutation(100)` in PyCIL's data manager: 68, 56, 78, 8, 23 come first."""
+    groups = TasksConfig(num_tasks=10, class_order="pycil").groups(100, seed=7)
+    assert groups[0].tolist() == sorted([68, 56, 78, 8, 23, 84, 90, 65, 74, 76])
+    state = np.random.RandomState(1993)
+    assert groups[9].tolist() == sorted(state.permutation(100)[90:].tolist())
+
+
+def test_the_first_task_may_be_larger():
+    groups = TasksConfig(num_tasks=4, class_order="natural", first_task=5).groups(10, 0)
+    assert [group.tolist() for group in groups] == [[0, 1, 2, 3, 4], [5, 6], [7, 8], [9]]
+
+
 @pytest.mark.parametrize(
     "fields, classes, says",
     [
+        ({"num_tasks": 4, "first_task": 8}, 10, "8 of 10 classes leave 2 for 3 tasks"),
+        ({"num_tasks": 1, "first_task": 8}, 10, "8 of 10 classes leave 2 for 0 tasks"),
+        ({"num_tasks": 2, "first_task": 12}, 10, "12 of 10 classes leave 0 for 1 tasks"),
         ({"num_tasks": 4}, 3, "4 tasks for 3 classes"),
         ({"num_tasks": 2, "class_order": (1, 0)}, 3, "2 classes written, but the data set has 3"),
     ],
@@ -138,7 +154,7 @@ def test_clients_without_samples_are_told_of_once_a_task():
 def test_a_task_that_nobody_has_samples_of_is_an_error():
     table = PartitionConfig(name="table", table=[[2, 0, 1], [1, 0, 2]])
     tasks = TasksConfig(num_tasks=2, class_order=(2, 0, 1), partition="once")
-    with pytest.raises(DataError, match="task 1: partition table: no client has a sample of the task's classes"):
+    with pytest.raises(DataError, match="task 1: partition table: no client has a sample of the task; take fewer"):
         build(load_dataset(IRIS), table, seed=0, tasks=tasks)
 
 

@@ -23,6 +23,7 @@ SOURCES = Registry(
         "digits": "flray.data.sources.bundled:digits",
         "synthetic": "flray.data.sources.bundled:synthetic",
         **{name: "flray.data.sources:by_name" for name in TORCHVISION},
+        "union": "flray.data.sources.union:union",
         "cinic10": "flray.data.sources.image_sets:cinic10",
         "pathmnist": "flray.data.sources.image_sets:pathmnist",
         "tissuemnist": "flray.data.sources.image_sets:tissuemnist",

@@ -54,7 +54,7 @@ def check_options(config: DataConfig, default: dict[str, Any]) -> dict[str, Any]
 
 
 def no_columns(config: DataConfig) -> None:
-    """Label, input and group column are for tables only."""
-    for name in ("label", "input", "group"):
+    """Label, input, group and domain column are for tables only."""
+    for name in ("label", "input", "group", "domain"):
         if getattr(config, name) is not None:
             raise DataError(f"data.{name}: {config.source} has no columns to choose from; leave it out")

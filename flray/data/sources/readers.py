@@ -27,8 +27,8 @@ TEST_SPLITS = ("test", "validation", "validation_matched")
 
 
 class Columns(NamedTuple):
-    """Which columns are read, of which kind the inputs are, class names where the table has them, and bare labels'
-    meaning."""
+    """Which columns are read, of which kind the inputs are, class names where the table has them, bare labels' meaning,
+    and the column of domains."""
 
     label: str
     input: tuple[str, ...]
@@ -36,6 +36,12 @@ class Columns(NamedTuple):
     group: str | None
     names: tuple[str, ...] | None
     values: Mapping[int, str] | None = None
+    domain: str | None = None
+
+    @property
+    def needed(self) -> list[str]:
+        """All columns that are read, in every split."""
+        return [self.label, *self.input, *(name for name in (self.group, self.domain) if name)]
 
 
 def parquet_files(folder: Path, train: str = "train", test: str | None = None) -> dict[str, list[Path]]:
@@ -156,8 +162,7 @@ def table_splits(
             raise DataError(f"{where}: {split} has several columns {shown(twice[0])}; rename them")
     columns = choose_columns(config, tables["train"], where, vocabulary is not None)
     for split, table in tables.items():
-        needed = [columns.label, *columns.input, *([columns.group] if columns.group else [])]
-        missing = [name for name in needed if name not in table.data.column_names]
+        missing = [name for name in columns.needed if name not in table.data.column_names]
         if missing:
             has = ", ".join(table.data.column_names)
             raise DataError(
@@ -184,12 +189,26 @@ def table_splits(
     if columns.values is not None:
         names = tuple(columns.values[int(value)] for value in names)
     groups: list[Array | None] = [None] * len(inputs)
+    domains, sources = list(groups), tuple[str, ...]()
     if columns.group:
         groups = list(
             codes(tables.values(), columns.group, f"{where}: group column {columns.group!r}", any_values=True)[0]
         )
-    splits = [Split(x, y, g) for x, y, g in zip(inputs, labels, groups, strict=True)]
-    return Splits(splits[0], splits[1] if len(splits) > 1 else None, names, vocabulary=vocabulary, notes=notes)
+    if columns.domain:
+        found, sources = _domains(tables, columns.domain, f"{where}: domain column {columns.domain!r}")
+        domains = list(found)
+    splits = [Split(*parts) for parts in zip(inputs, labels, groups, domains, strict=True)]
+    test = splits[1] if len(splits) > 1 else None
+    return Splits(splits[0], test, names, vocabulary=vocabulary, notes=notes, sources=sources)
+
+
+def _domains(tables: Mapping[str, Table], column: str, what: str) -> tuple[list[Array], tuple[str, ...]]:
+    """The domains of every split as codes, and their names: the table's own where it has some, else the values."""
+    note = next(iter(tables.values())).features.get(column)
+    names = note.get("names") if isinstance(note, dict) else None
+    if isinstance(names, list):
+        return named(tables.values(), column, tuple(map(str, names)), what), tuple(map(str, names))
+    return codes(tables.values(), column, what, any_values=True)
 
 
 def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool) -> Columns:
@@ -201,7 +220,7 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
 
     schema, features = table.data.schema, table.features
     columns = list(schema.names)
-    for option in ("label", "input", "group"):
+    for option in ("label", "input", "group", "domain"):
         name = getattr(config, option)
         if name is not None and name not in columns:
             raise DataError(
@@ -209,7 +228,7 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
             )
     kinds = {c: schema.field(c).type for c in columns}
     images = [c for c in columns if pa.types.is_struct(kinds[c]) or pa.types.is_binary(kinds[c])]
-    labels = (config.label, config.group, "label", "fine_label")
+    labels = (config.label, config.group, config.domain, "label", "fine_label")
     text = [
         c for c in columns if (pa.types.is_string(kinds[c]) or pa.types.is_large_string(kinds[c])) and c not in labels
     ]
@@ -228,7 +247,7 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
         label = classes[0]
     if label is None:
         raise DataError(f"{where}: which column is the label? set data.label to one of {', '.join(columns)}")
-    rest = [c for c in columns if c not in (label, config.group)]
+    rest = [c for c in columns if c not in (label, config.group, config.domain)]
     names = features[label].get("names") if label in classes else None
     if names is not None and not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
         raise DataError(
@@ -239,15 +258,14 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
 
         chosen = text_columns(config, text, where)
         bare_values = values if label == bare and not names else None
-        return Columns(label, chosen, "text", config.group, tuple(names) if names else None, bare_values)
+        return Columns(label, chosen, "text", config.group, tuple(names) if names else None, bare_values, config.domain)
     chosen = (config.input,) if config.input else tuple([c for c in images if c in rest][:1])
     if not chosen:
         chosen = tuple(c for c in rest if c not in classes)
     if not chosen:
         raise DataError(f"{where}: no input column beside {label!r}; columns: {', '.join(columns)}")
-    return Columns(
-        label, chosen, "image" if chosen[0] in images else "number", config.group, tuple(names) if names else None
-    )
+    kind: Literal["image", "number"] = "image" if chosen[0] in images else "number"
+    return Columns(label, chosen, kind, config.group, tuple(names) if names else None, domain=config.domain)
 
 
 def _inputs(config: DataConfig, table: Table, columns: Columns, where: str, folders: Sequence[Path]) -> Array:

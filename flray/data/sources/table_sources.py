@@ -32,6 +32,7 @@ def parquet(config: DataConfig, folder: Path, vocabulary: Vocabulary | None = No
         config.input,
         config.group,
         config.resize,
+        *(["domain", config.domain] if config.domain else []),
         *_text_key(config, vocabulary),
     )
     return cached(key, lambda: parquet_splits(config, folder, files, vocabulary))
@@ -57,6 +58,7 @@ def hub(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         config.input,
         config.group,
         config.resize,
+        *(["domain", config.domain] if config.domain else []),
         *_text_key(config, vocabulary),
     )
     return cached(key, lambda: hub_splits(config, tables, vocabulary))

@@ -1,0 +1,77 @@
+"""Several data sets as one, each of them a domain: MNIST, MNIST-M and USPS as one set of digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from flray.core.errors import DataError, shown
+from flray.core.section import one_line
+from flray.data.cache import digest
+from flray.data.data_config import DataConfig
+from flray.data.sources.options import check_options, no_columns
+from flray.data.splits import Split, Splits, cached
+
+INHERITED = ("root", "download", "test_fraction", "split_seed", "resize", "channels", "leak_check")
+
+
+def union(config: DataConfig) -> Splits:
+    """Sets with the same classes as one; `Split.source` numbers them in the order of `options: {sets: [mnist, usps]}`.
+
+    A set is a source, or a mapping with its own keys of `data` (`{source: mnist, train_size: 2000}`) and, if wanted, a
+    `name`. What it does not say, such as `resize` and `channels`, is what the union says: images must come out alike.
+    Raises `DataError` where classes or shapes differ.
+    """
+    from flray.data.dataset import load_dataset
+
+    options = check_options(config, {"sets": []})
+    no_columns(config)
+    if len(options["sets"]) < 2:
+        raise DataError("data.options.sets: a union is of two sets or more; write options: {sets: [mnist, usps]}")
+    shared = {name: getattr(config, name) for name in INHERITED}
+    named = [_named(entry, shared) for entry in options["sets"]]
+    names = tuple(name for name, _ in named)
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(f"data.options.sets: two sets are called {twice[0]!r}; give one of them a name")
+    parts = [load_dataset(own) for _, own in named]
+    first = parts[0]
+    for name, part in zip(names, parts, strict=True):
+        if part.vocabulary is not None:
+            raise DataError(f"data.options.sets: {name} is text, whose token ids are its own; a union is of images")
+        if part.num_classes != first.num_classes:
+            raise DataError(
+                f"data.options.sets: {names[0]} has {first.num_classes} classes and {name} {part.num_classes}; a union "
+                "needs sets of the same classes"
+            )
+        if part.train.x.shape[1:] != first.train.x.shape[1:] or part.train.x.dtype != first.train.x.dtype:
+            raise DataError(
+                f"data.options.sets: samples of {names[0]} are {first.train.x.dtype} {first.train.x.shape[1:]} and of "
+                f"{name} {part.train.x.dtype} {part.train.x.shape[1:]}; set data.resize and data.channels"
+            )
+
+    def build() -> Splits:
+        splits = [
+            Split(
+                np.concatenate([split.x for split in found]),
+                np.concatenate([split.y for split in found]),
+                source=np.repeat(np.arange(len(found)), [len(split.y) for split in found]),
+            )
+            for found in ([part.train for part in parts], [part.test for part in parts])
+        ]
+        return Splits(splits[0], splits[1], first.classes, sources=names)
+
+    return cached(digest("union", names, [part.fingerprint for part in parts]), build)
+
+
+def _named(entry: Any, shared: Mapping[str, Any]) -> tuple[str, DataConfig]:
+    """(the set's name, its configuration)."""
+    own = {"source": entry} if isinstance(entry, str) else dict(entry) if isinstance(entry, Mapping) else None
+    if own is None or not isinstance(own.get("source"), str):
+        raise DataError(f"data.options.sets: {shown(entry)} is no set; write its source, or {{source: ..., ...}}")
+    name = str(own.pop("name", own["source"]))
+    with one_line("data.options.sets", DataConfig):
+        return name, DataConfig.model_validate({**shared, **own})
+    raise AssertionError

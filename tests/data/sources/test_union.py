@@ -1,0 +1,54 @@
+"""Several sets as one, each of them a domain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flray.core.errors import ConfigError, DataError
+from flray.data import DataConfig, load_dataset
+
+SMALL = {"source": "digits", "name": "small", "train_size": 100, "test_size": 40}
+
+
+def union(*sets, **fields):
+    return load_dataset(DataConfig(source="union", options={"sets": list(sets)}, **fields))
+
+
+def test_a_union_has_the_samples_of_all_sets_and_says_which_is_from_where():
+    alone = load_dataset(DataConfig(source="digits", resize=12, channels=3))
+    found = union("digits", SMALL, resize=12, channels=3, leak_check=False)
+    count = len(alone.train.y)
+    assert found.sources == ("digits", "small") and found.classes == alone.classes
+    assert found.train.source.tolist() == [0] * count + [1] * 100 and len(found.test.y) == len(alone.test.y) + 40
+    assert np.array_equal(found.train.x[:count], alone.train.x) and found.train.x.shape[1:] == (12, 12, 3)
+    assert np.array_equal(found.train.y[:count], alone.train.y)
+    again = union("digits", SMALL, resize=12, channels=3, leak_check=False)
+    assert again.fingerprint == found.fingerprint
+    other = union("digits", {**SMALL, "name": "other"}, resize=12, channels=3, leak_check=False)
+    assert other.fingerprint != found.fingerprint, "the names of the domains are part of the data"
+
+
+def test_a_subsample_of_a_union_keeps_the_share_of_every_set():
+    found = union("digits", {"source": "digits", "name": "again"}, train_size=200, leak_check=False)
+    assert np.bincount(found.train.source).tolist() == [100, 100]
+
+
+@pytest.mark.parametrize(
+    "sets, says",
+    [
+        (["digits"], "a union is of two sets or more"),
+        (["digits", "digits"], "two sets are called 'digits'; give one of them a name"),
+        (["digits", 3], "3 is no set; write its source"),
+        (["digits", "iris"], "digits has 10 classes and iris 3"),
+        (["digits", {**SMALL, "resize": 12}], r"uint8 \(8, 8, 1\) and of small uint8 \(12, 12, 1\); set data.resize"),
+        (
+            ["digits", {**SMALL, "trian_size": 3}],
+            "data.options.sets.trian_size: unknown key .did you mean 'train_size'",
+        ),
+    ],
+)
+def test_sets_that_do_not_fit_are_one_line(sets, says):
+    with pytest.raises((ConfigError, DataError), match=says) as error:
+        union(*sets, leak_check=False)
+    assert "\n" not in str(error.value)
