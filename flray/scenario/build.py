@@ -80,7 +80,7 @@ def _parts(
     if config.name in OF_ALL_CLASSES:
         raise ConfigError(f"tasks.partition: {config.name} shares all classes out at once; set tasks.partition: once")
     if config.min_size:  # of the whole run: a task has so much less to share out
-        config = config.model_copy(update={"min_size": -(-config.min_size // len(groups))})
+        config = config.model_copy(update={"min_size": -(-config.min_size // len(sequence))})
     parts = []
     for task, of in enumerate(sequence):
         place = np.full(dataset.num_classes, -1)
