@@ -21,7 +21,14 @@ PARTITIONS = Registry(
 # what each partition reads, with its default; "" = must be given
 _READS: dict[str, dict[str, Any]] = {
     "iid": {"clients": "", "variant": "fedzoo"},
-    "dirichlet": {"clients": "", "alpha": "", "variant": "fedzoo", "min_size": None, "max_retries": 10_000},
+    "dirichlet": {
+        "clients": "",
+        "alpha": "",
+        "variant": "fedzoo",
+        "min_size": None,
+        "min_per_class": None,
+        "max_retries": 10_000,
+    },
     "dirichlet_client": {"clients": "", "alpha": ""},
     "shards": {"clients": "", "shards_per_client": 2},
     "label_skew": {"clients": "", "classes_per_client": 2, "max_retries": 10_000},
@@ -29,14 +36,15 @@ _READS: dict[str, dict[str, Any]] = {
     "natural": {"clients": None},
 }
 # smallest client of every variant, as in MMorafah/FedZoo-Bench, FedML (Lee-Gihun/FedSOL), Xtra-Computing/NIID-Bench,
-# hojinchangucsd/TAKFL, and the formula as printed
-MIN_SIZE = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "plain": 0}
+# hojinchangucsd/TAKFL, seohyeon-cha/FedProTIP (drawn as FedZoo-Bench draws), and the formula as printed
+MIN_SIZE = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "fedprotip": 1, "plain": 0}
 VARIANTS = {"iid": ("fedzoo", "fedsol"), "dirichlet": tuple(MIN_SIZE)}
 _OPTIONS = (
     "clients",
     "alpha",
     "variant",
     "min_size",
+    "min_per_class",
     "max_retries",
     "shards_per_client",
     "classes_per_client",
@@ -52,13 +60,16 @@ class PartitionConfig(Section, frozen=True):
     clients: int | None = Field(default=None, description="N; natural and table: default from the data")
     alpha: float | None = Field(default=None, description="Dirichlet concentration (the papers also say beta), > 0")
     variant: str | None = Field(
-        default=None, description="dirichlet: fedzoo fedml niidbench takfl plain; iid: fedzoo fedsol"
+        default=None, description="dirichlet: fedzoo fedml niidbench takfl fedprotip plain; iid: fedzoo fedsol"
     )
     min_size: int | None = Field(
         default=None,
         ge=0,
         description="dirichlet: draw again until every client has so many samples, in each of T tasks min_size / T, "
         "rounded up",
+    )
+    min_per_class: int | None = Field(
+        default=None, ge=0, description="dirichlet: every client has so many samples of every class, from who has most"
     )
     max_retries: int | None = Field(default=None, gt=0, description="dirichlet, label_skew: draws before giving up")
     shards_per_client: int | None = Field(default=None, description="shards: s")

@@ -1,4 +1,4 @@
-"""Label-based partitions, draw for draw as in the authors' code (FedSOL, FedZoo-Bench, NIID-Bench, TAKFL).
+"""Label-based partitions, draw for draw as in the authors' code (FedSOL, FedZoo-Bench, NIID-Bench, TAKFL, FedProTIP).
 
 Every function takes (labels [n], number of classes, config, generator, group ids or None). The generator is
 NumPy's new or its legacy one; only what both have is used (shuffle, permutation, dirichlet, choice).
@@ -47,7 +47,8 @@ def iid(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, 
 def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
     """Class by class: shares of the clients ~ Dirichlet(alpha), none to clients that reached the cap.
 
-    Drawn again until every client has `min_size` samples.
+    Drawn again until every client has `min_size` samples. With `min_per_class` who has fewer of a class gets them from
+    whoever has the most of it.
     """
     n, clients = len(labels), _clients(config)
     smallest, tries = config.min_size or 0, config.max_retries or 1
@@ -56,6 +57,15 @@ def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: D
             f"partition.min_size: {clients} clients with {smallest} samples each need {smallest * clients} and "
             f"there are {n}; set min_size or clients lower"
         )
+    per_class = config.min_per_class or 0
+    if per_class:
+        have = np.bincount(labels, minlength=num_classes)
+        short = np.flatnonzero(have < per_class * clients)
+        if len(short):
+            raise DataError(
+                f"partition.min_per_class: {clients} clients with {per_class} samples of class {short[0]} each need "
+                f"{per_class * clients} and there are {have[short[0]]}; set min_per_class or clients lower"
+            )
     cap = {"plain": np.inf, "fedml": n // clients}.get(str(config.variant), n / clients)
     order = [np.flatnonzero(labels == c) for c in range(num_classes)]
     best = -1
@@ -72,6 +82,8 @@ def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: D
                 break
             cuts = (np.cumsum(share / total) * len(idx)).astype(np.int64)[:-1]
             counts = np.diff(cuts, prepend=0, append=len(idx))
+            if config.min_per_class:
+                counts = _at_least(counts, config.min_per_class)
             owners.append(np.repeat(np.arange(clients), counts))
             sizes += counts
         else:
@@ -86,6 +98,14 @@ def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: D
         f"partition dirichlet: {tries} draws with alpha {config.alpha} gave no partition of {clients} clients "
         f"with at least {smallest} samples each ({reached}); set min_size lower, alpha higher or fewer clients"
     )
+
+
+def _at_least(counts: Array, smallest: int) -> Array:
+    """Counts of the same sum of which none is below `smallest`: what is missing comes from the largest, one by one."""
+    found = np.maximum(counts, smallest)
+    while found.sum() > counts.sum():
+        found[found.argmax()] -= 1
+    return found
 
 
 def dirichlet_client(

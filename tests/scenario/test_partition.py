@@ -20,6 +20,7 @@ from flray.scenario import (
     partition_figure,
     partition_table,
 )
+from flray.scenario.partitioners import _at_least
 
 LABELS = np.random.RandomState(0).randint(0, 10, 3000)
 
@@ -36,7 +37,7 @@ CONFIGS = st.one_of(
         lambda n, a, v: config("dirichlet", clients=n, alpha=a, variant=v, min_size=1),
         st.integers(1, 12),
         st.floats(0.3, 50),
-        st.sampled_from(["fedzoo", "fedml", "niidbench", "takfl", "plain"]),
+        st.sampled_from(["fedzoo", "fedml", "niidbench", "takfl", "fedprotip", "plain"]),
     ),
     st.builds(lambda n, a: config("dirichlet_client", clients=n, alpha=a), st.integers(1, 30), st.floats(0.01, 50)),
     st.builds(lambda n, s: config("shards", clients=10 * n, shards_per_client=s), st.integers(1, 4), st.integers(2, 5)),
@@ -91,7 +92,7 @@ def test_seeds(name, kw):
 def lda(labels, clients, alpha, variant, rs):
     n = len(labels)
     cap = {"fedml": n // clients, "plain": float("inf")}.get(variant, n / clients)
-    smallest = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "plain": 0}[variant]
+    smallest = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "fedprotip": 1, "plain": 0}[variant]
     kept = [list(np.where(labels == c)[0]) for c in range(10)]
     tries, low = 0, -1
     while low < smallest:
@@ -113,7 +114,14 @@ def lda(labels, clients, alpha, variant, rs):
 
 @pytest.mark.parametrize(
     "variant, alpha, clients",
-    [("fedzoo", 0.1, 30), ("fedml", 0.1, 30), ("niidbench", 0.5, 20), ("takfl", 0.3, 20), ("plain", 5.0, 20)],
+    [
+        ("fedzoo", 0.1, 30),
+        ("fedml", 0.1, 30),
+        ("niidbench", 0.5, 20),
+        ("takfl", 0.3, 20),
+        ("fedprotip", 0.5, 5),
+        ("plain", 5.0, 20),
+    ],
 )
 def test_dirichlet_is_the_authors(variant, alpha, clients):
     want, tries = lda(LABELS, clients, alpha, variant, np.random.RandomState(19940817))
@@ -122,6 +130,29 @@ def test_dirichlet_is_the_authors(variant, alpha, clients):
     assert [got.client(k).tolist() for k in range(clients)] == [list(map(int, b)) for b in want]
     if variant in ("fedzoo", "fedml"):
         assert tries > 1, "the case must cover drawing again"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 12), st.floats(0.05, 5), st.integers(1, 6))
+def test_every_client_may_have_some_of_every_class(seed, clients, alpha, some):
+    """As FedProTIP's paper says of its partition, whose code does not: what is missing comes from who has most."""
+    cfg = config("dirichlet", clients=clients, alpha=alpha, variant="fedprotip", min_per_class=some)
+    part = make_partition(cfg, LABELS, seed=seed)
+    counts = partition_table(part, LABELS, 10).to_numpy()
+    assert counts.min() >= some and counts.sum(axis=0).tolist() == np.bincount(LABELS).tolist()
+    assert len(np.unique(part.indices)) == len(LABELS)
+
+
+def test_what_is_missing_of_a_class_comes_from_the_largest_shares():
+    assert _at_least(np.array([0, 7, 1, 2]), 2).tolist() == [2, 4, 2, 2]
+    assert _at_least(np.array([0, 5, 5, 0]), 1).tolist() == [1, 4, 4, 1]
+    assert _at_least(np.array([3, 4]), 1).tolist() == [3, 4]
+
+
+def test_more_of_a_class_than_there_is_cannot_be_asked_for():
+    asked = config("dirichlet", clients=30, alpha=1.0, min_size=0, min_per_class=12)
+    with pytest.raises(DataError, match=r"30 clients with 12 samples of class \d each need 360 and there are \d+"):
+        make_partition(asked, LABELS)
 
 
 def sharding(labels, clients, s, classes, rs):
