@@ -33,6 +33,7 @@ ALGORITHMS = Registry(
         "fedprotip": "flray.algorithms.fedprotip:FedProTIP",
         "fot": "flray.algorithms.fot:FOT",
         "centralized": "flray.algorithms.centralized:Centralized",
+        "fedmemo": "flray.algorithms.fedmemo:FedMemo",
     },
 )
 

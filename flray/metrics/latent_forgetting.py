@@ -33,16 +33,8 @@ class LatentForgetting(Probe, Signal, Detector, frozen=True):
             return [], memory
         state = self.nothing_seen() if memory is None else memory
         reading = self.read(state, self.measure(ctx.objective, before[0], after))
-        state, alarm = self.detect(state, reading.value)
-        return [
-            {
-                "wv": reading.value,
-                "smoothed": reading.s,
-                "reference": reading.mu,
-                "threshold": reading.threshold,
-                "alarm": alarm,
-            }
-        ], state
+        state, alarm = self.detect(state, reading.wv)
+        return [{**reading._asdict(), "alarm": alarm}], state
 
 
 def aggregate(view: FinishView) -> Tensor | None:

@@ -105,17 +105,17 @@ class Detection(Record):
 
 
 class Reading(NamedTuple):
-    """Of a round: the value, its moving mean `s`, the reference's mean `mu` and the `threshold` below which `s` is a
-    hit; `mu` is NaN while the reference is empty, `threshold` while nothing is judged."""
+    """Of a round: `wv`, its moving mean `smoothed` (s), the `reference`'s mean (mu) and the `threshold` below which s
+    is a hit; NaN are the reference while it is empty and the threshold while nothing is judged."""
 
-    value: float
-    s: float
-    mu: float
+    wv: float
+    smoothed: float
+    reference: float
     threshold: float
 
     @property
     def hit(self) -> bool:
-        return self.s < self.threshold
+        return self.smoothed < self.threshold
 
 
 class Detector(Section, frozen=True):

@@ -22,6 +22,7 @@ class Change:
     base: Mapping[str, Any] = field(default_factory=dict)
     personal: bool = False
     tested: bool = False
+    rounds: int = 3  # after which it must have mattered
 
     @property
     def outcome(self) -> str:
@@ -138,6 +139,54 @@ PROTECTED_CHANGES = {
     "basis_dtype": Change("float32"),
     "eps": Change(0.95),
     "delta_eps": Change(0.2),
+}
+
+FEDMEMO_OPTIONS = {
+    **FEDAVG_OPTIONS,
+    "trigger": "scheduled",  # the detector has no say in three rounds
+    "gan_epochs": 2,
+    "gan_batch_size": 8,
+    "proxy_size": 30,
+    "proxy_batch_size": 8,
+    "labeller_epochs": 2,
+    "generator_steps": 2,
+}
+ALARMED = {"trigger": "while_alarm", "W": 5, "m": 1, "rho": 0.3, "guard": 0, "warmup": 5, "min_on": 1, "lr_decay": 0.9}
+BY_CLIENTS = {"mode": "client"}
+FEDMEMO_CHANGES = {
+    **FEDAVG_CHANGES,
+    "W": Change(6, {**ALARMED, "warmup": 100}, rounds=9),
+    "m": Change(2, ALARMED, rounds=9),
+    "rho": Change(0.995, ALARMED, rounds=9),
+    "rho_off": Change(0.01, {**ALARMED, "rho_off": 0.99}, rounds=9),
+    "guard": Change(1, ALARMED, rounds=9),
+    "warmup": Change(8, ALARMED, rounds=9),
+    "confirm": Change(2, ALARMED, rounds=9),
+    "min_on": Change(3, {**ALARMED, "rho_off": 0.99}, rounds=9),
+    "delay": Change(1, {**ALARMED, "trigger": "delayed"}, rounds=9),
+    "trigger": Change("while_alarm"),
+    "r0": Change(2),
+    "r1": Change(3),
+    "layers": Change("head"),
+    "last": Change(1, {"layers": "last"}),
+    "mode": Change("client"),
+    "proxy_data": Change("real"),
+    "proxy_labels": Change("per_class"),
+    "labeller_epochs": Change(3, {"proxy_labels": "teacher"}),
+    "proxy_size": Change(24),
+    "proxy_refresh": Change(True),
+    "label_noise": Change(0.5),
+    "gan_epochs": Change(3),
+    "gan_batch_size": Change(6),
+    "gan_lr": Change(1e-3),
+    "generator_steps": Change(3, BY_CLIENTS),
+    "generator_lr": Change(1e-2, BY_CLIENTS),
+    "proxy_lr": Change(0.02),
+    "proxy_batch_size": Change(6),
+    "proxy_epochs": Change(2),
+    "one_step": Change(True),
+    "proxy_bn": Change("update"),
+    "client_exchange": Change("piggyback", BY_CLIENTS),
 }
 
 TABLE: dict[str, Row] = {
@@ -383,6 +432,21 @@ TABLE: dict[str, Row] = {
         },
         (Reduction({"eps": 0.0, "delta_eps": 0.0}, "fedavg", {}, {"weighting": "uniform"}),),
         sections=TASKS,
+    ),
+    "fedmemo": Row(
+        FEDMEMO_OPTIONS,
+        FEDMEMO_CHANGES,
+        (
+            Reduction({"r0": 100}, "fedavg", {"r0": 1}),  # no alarm, no second step
+            Reduction({"proxy_lr": 1e-30}, "fedavg", {"proxy_lr": 1e-3}),  # w_p is w'
+            Reduction({"mode": "client", "r0": 100}, "fedavg", {"mode": "client"}),
+            Reduction({"proxy_epochs": 1, "proxy_batch_size": 100}, "fedmemo", {"proxy_epochs": 2}, {"one_step": True}),
+        ),
+        grows=frozenset(
+            f"{record}.{name}"
+            for record, names in (("detection", ("recent", "reference", "pending")), ("maker", ("w", "b")))
+            for name in names
+        ),
     ),
     # not of flray: tests/contracts/own.py
     "own": Row(

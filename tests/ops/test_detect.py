@@ -119,7 +119,7 @@ def test_robust_rule_traced_by_hand():
     for value in [10, 10, 10, 10, 10, 10, 4, 1, 1, 9, 9]:
         reading = detector.read(state, value)
         state, on = detector.detect(state, value)
-        trace.append((reading.s, reading.threshold, on, state.pending.tolist(), len(state.reference)))
+        trace.append((reading.smoothed, reading.threshold, on, state.pending.tolist(), len(state.reference)))
     nan = pytest.approx(float("nan"), nan_ok=True)
     assert trace[4] == (10, nan, False, [10], 4)
     assert trace[5] == (10, nan, False, [10], 5)

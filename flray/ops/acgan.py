@@ -1,0 +1,131 @@
+"""Training the GAN of FedMemo's proxy data, and drawing labelled samples from it (FedMemo appendix E; spec 8.5).
+
+The generator reads noise whose first entries are the one-hot label where it is conditional; the discriminator gives
+(logit of being real, logits of the class). Loss: non-saturating BCE, plus the class's NLL on real and on made samples
+(AC-GAN, Odena et al., ICML 2017).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flray.core.objective import Objective
+from flray.ops.distill import blocks
+from flray.ops.generate import noise
+from flray.ops.optim import Moments, adam_direction_
+
+BETAS = (0.5, 0.999)
+
+
+def conditioned(z: Tensor, y: Tensor | None, classes: int) -> Tensor:
+    """Noise `z [B, noise]` whose first `classes` entries are the one-hot label `y [B]`; z itself without labels."""
+    if y is None:
+        return z
+    return torch.cat([F.one_hot(y, classes).to(z.dtype), z[:, classes:]], dim=1)
+
+
+def discriminator_loss(
+    real: tuple[Tensor, Tensor], made: tuple[Tensor, Tensor], y: Tensor | None, made_y: Tensor | None
+) -> Tensor:
+    """BCE(real, 1) + BCE(made, 0), plus NLL of the labels of both where they are given (0-dim).
+
+    `real` and `made` are what the discriminator says: logits `[B]` of being real, logits `[B, C]` of the class.
+    """
+    value = F.softplus(-real[0]).mean() + F.softplus(made[0]).mean()
+    if y is None or made_y is None:
+        return value
+    return value + F.cross_entropy(real[1], y) + F.cross_entropy(made[1], made_y)
+
+
+def generator_loss(made: tuple[Tensor, Tensor], made_y: Tensor | None) -> Tensor:
+    """BCE(made, 1), which does not saturate, plus NLL of the label that was asked for (0-dim)."""
+    value = F.softplus(-made[0]).mean()
+    return value if made_y is None else value + F.cross_entropy(made[1], made_y)
+
+
+def fit_gan(
+    generator: Objective,
+    discriminator: Objective,
+    x: Tensor,
+    y: Tensor | None,
+    classes: int,
+    draws: np.random.Generator,
+    *,
+    epochs: int = 100,
+    batch_size: int = 64,
+    lr: float = 2e-4,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The generator `(w [P], b [Q])` after `epochs` on `x [n, ...]` (images in -1..1), from the networks' own start.
+
+    `y [n]`: labels, to make it conditional. Every step first moves the discriminator, then the generator on the same
+    made batch; Adam with betas (0.5, 0.999). Returns also the losses `[epochs, 2]` (discriminator's, generator's;
+    means). An epoch's last batch is left out where it has one sample, which batch norm cannot read.
+    """
+    (w, b), (v, c) = generator.initial(), discriminator.initial()
+    adam_w, adam_v = (Moments(torch.zeros_like(p), torch.zeros_like(p), 0) for p in (w, v))
+    g_w, g_v, losses = torch.zeros_like(w), torch.zeros_like(v), []
+    for _ in range(epochs):
+        total, count = torch.zeros(2, device=w.device), 0
+        for index in blocks(draws.permutation(len(x)), batch_size):
+            if len(index) < 2:
+                continue
+            chosen = torch.from_numpy(index).to(x.device)
+            real, labels = x[chosen], None if y is None else y[chosen]
+            asked = None if y is None else torch.from_numpy(draws.integers(0, classes, len(index))).to(x.device)
+            z = conditioned(noise(draws, len(index), generator.module.noise, device=w.device), asked, classes)  # type: ignore[arg-type]
+            maker = generator.at(w, b, "train", grad=True)
+            made = maker(z)
+
+            def judged(f: Any, real: Tensor = real, fake: Tensor = made, y: Any = labels, asked: Any = asked) -> Tensor:
+                return discriminator_loss(f(real), f(fake.detach()), y, asked)
+
+            loss_v, g_v = discriminator.value_and_grad(judged, v, c, "train", g_v)
+            v.add_(adam_direction_(v, g_v, adam_v, 0.0, betas=BETAS), alpha=-lr)
+            answer: Any = discriminator.at(v, c, "train")(made)
+            loss_w = generator_loss(answer, asked)
+            g_w = generator.gradient(loss_w, maker.leaves, g_w)
+            w.add_(adam_direction_(w, g_w, adam_w, 0.0, betas=BETAS), alpha=-lr)
+            adam_w, adam_v = (m.replace(steps=m.steps + 1) for m in (adam_w, adam_v))
+            total += torch.stack([loss_v, loss_w.detach()])
+            count += 1
+        losses.append(total / max(count, 1))
+    return w, b, torch.stack(losses) if losses else torch.zeros(0, 2)
+
+
+def make(
+    generator: Objective,
+    w: Tensor,
+    b: Tensor,
+    size: int,
+    y: Tensor | None,
+    classes: int,
+    draws: np.random.Generator,
+    block: int = 500,
+) -> Tensor:
+    """`size` samples of a generator in eval mode, of the labels `y [size]` where it is conditional."""
+    maker, parts = generator.at(w, b), []
+    with torch.no_grad():
+        for index in blocks(np.arange(size), block):
+            z = noise(draws, len(index), generator.module.noise, device=w.device)  # type: ignore[arg-type]
+            labels = None if y is None else y[torch.from_numpy(index).to(y.device)]
+            parts.append(maker(conditioned(z, labels, classes)))
+    return torch.cat(parts)
+
+
+def balanced(size: int, classes: int) -> Tensor:
+    """Labels `[size]` (int64): 0, 1, ..., classes - 1, again and again."""
+    return torch.arange(size) % classes
+
+
+def wrong_labels(y: Tensor, share: float, classes: int, draws: np.random.Generator) -> Tensor:
+    """`y [n]` with round(share n) labels, drawn without replacement, changed to another class, each as likely."""
+    wrong = torch.from_numpy(draws.permutation(len(y))[: round(share * len(y))])
+    shift = torch.from_numpy(draws.integers(1, max(classes, 2), len(wrong)))
+    y = y.clone()
+    y[wrong.to(y.device)] = (y[wrong.to(y.device)] + shift.to(y.device)) % classes
+    return y
