@@ -103,6 +103,7 @@ class FedProTIP(Protected, frozen=True):
 
     # training -------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ProTIPState:
+        self.check(ctx)
         return ProTIPState(w, b, (), (), {})
 
     def broadcast(self, ctx: Context, state: ProTIPState) -> ProTIPDown:
@@ -212,10 +213,8 @@ class FedProTIP(Protected, frozen=True):
         found = dict(state.references)
         for client, own in zip(cohort.client_ids.tolist(), updates.references, strict=True):
             found |= {f"{task}/{client}": omega for task, omega in own.items()}
-        sent = {
-            "comm/references_up_bytes": nbytes(updates),
-            "comm/block_bytes": nbytes((state.blocks[-1], state.spaces[-1])),
-        }
+        new = state.blocks[ctx.clock.task :], state.spaces[ctx.clock.task :]  # none where nobody held a sample
+        sent = {"comm/references_up_bytes": nbytes(updates), "comm/block_bytes": nbytes(new)}
         return state.replace(references=found), {**sent, **self.shares(ctx, state.blocks)}
 
     # prediction -----------------------------------------------------------------------------------
@@ -244,9 +243,12 @@ class FedProTIP(Protected, frozen=True):
         return z, model.head(z)
 
     def routed(self, reads: Reading, ctx: Context, published: ProTIPPublished, z: tuple[Tensor, Tensor]) -> Prediction:
-        """The logits of the head of the task that the clients vote for (FedProTIP)."""
+        """The logits of the head of the task that the clients vote for (FedProTIP); of all tasks where none has a
+        reference to vote with."""
         assert ctx.classes is not None
         features, logits = z
+        if not published.references:
+            return self.of_seen(ctx, published, logits)
         omega = self.units(reads, relevance(features[:, None], self.in_use(published.spaces)))
         tasks = route(omega, self.by_client(reads, published), self.vote_ties).expand(len(logits))
         heads = torch.zeros(len(published.spaces), logits.shape[1], dtype=torch.bool, device=logits.device)

@@ -80,7 +80,7 @@ class Layer(NamedTuple):
     def basis(self, blocks: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """Its basis `[groups, d, q]`, without groups `[d, q]`, its rows in the order in which the weight is stored:
         kernels of images lie channels-last. Shorter bases of groups end in columns of zeros."""
-        found = [torch.cat([block[key] for block in blocks], dim=1) for key in self.keys]
+        found = [torch.cat([block[key] for block in blocks if key in block], dim=1) for key in self.keys]
         widest = max(basis.shape[1] for basis in found)
         basis = torch.stack([torch.nn.functional.pad(part, (0, widest - part.shape[1])) for part in found])
         if len(self.entry.shape) == 4:
@@ -100,6 +100,11 @@ class Protected(FedAvg, frozen=True):
     basis_dtype: Literal["float64", "float32"] = hp("float64", doc="arithmetic of bases; they are stored as float32")
 
     # which tensors a task moves -------------------------------------------------------------------
+    def check(self, ctx: Context) -> None:
+        """Raises `ConfigError` where early layers are to be frozen and the model declares none."""
+        if self.freeze == "early":
+            ctx.objective.parts.tensors("early")
+
     def start(self, ctx: Context, w: Tensor, b: Tensor) -> ProtectedCarry:
         return ProtectedCarry.of(super().start(ctx, w, b), moves=None, decays=None, protected=())
 
@@ -152,7 +157,7 @@ class Protected(FedAvg, frozen=True):
     def based(self, ctx: Context, blocks: Blocks) -> list[tuple[Layer, Tensor]]:
         """The layers that have a basis, and it, as their weights are stored."""
         layers = self.layers(ctx).values() if blocks else ()
-        return [(layer, layer.basis(blocks)) for layer in layers if layer.keys[0] in blocks[0]]
+        return [(layer, layer.basis(blocks)) for layer in layers if any(layer.keys[0] in block for block in blocks)]
 
     def activations(
         self, ctx: Context, down: Broadcast, data: ClientData
@@ -181,8 +186,11 @@ class Protected(FedAvg, frozen=True):
         rank_tol: float = 1e-3,
         method: Literal["residual", "official"] = "residual",
     ) -> Blocks:
-        """The blocks, of which the present task's has the `new` directions too."""
-        old = blocks[: ctx.clock.task]
+        """The blocks, of which the present task's has the `new` directions too; a task at whose end nobody held a
+        sample has an empty block."""
+        empty = {key: directions[:, :0].float() for key, directions in new.items()}
+        begun = (*blocks, *(empty,) * (ctx.clock.task - len(blocks)))
+        old = begun[: ctx.clock.task]
         present = dict(blocks[-1]) if len(blocks) > ctx.clock.task else {}
         for key, directions in new.items():
             before = self.basis(blocks, key, directions)
@@ -198,7 +206,9 @@ class Protected(FedAvg, frozen=True):
 
     def shares(self, ctx: Context, blocks: Blocks) -> Metrics:
         """q / d of every layer: 1 means that it cannot learn any more."""
-        found = {}
+        found: dict[str, float] = {}
+        if not blocks:
+            return found
         for name, layer in self.layers(ctx).items():
             ranks = [sum(block[key].shape[1] for block in blocks) for key in layer.keys if key in blocks[-1]]
             if ranks:

@@ -85,7 +85,7 @@ class NetworkParts:
     def _declared_early(self) -> list[str]:
         if not self._early:
             name = type(self._module).__name__
-            raise ConfigError(f"model {name} declares no `early` layers, to be frozen after the first task")
+            raise ConfigError(f"model {name} declares no `early` layers to freeze; resnet18 and vit do")
         return self._early
 
     def _is_module(self, name: str) -> bool:

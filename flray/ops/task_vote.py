@@ -90,7 +90,8 @@ def route(
         return torch.zeros(len(omega), dtype=torch.int64, device=omega.device)
     if tasks == 2 and omega.shape[1] == 1:
         means = [[float(own[task].mean()) for own in references if own[task] is not None] for task in (0, 1)]  # type: ignore[union-attr]
-        return vote_by_length(omega[:, 0], (sum(means[0]) / len(means[0]), sum(means[1]) / len(means[1])))
+        if all(means):  # else one of the tasks left no reference, and the cosines say of which one there are some
+            return vote_by_length(omega[:, 0], (sum(means[0]) / len(means[0]), sum(means[1]) / len(means[1])))
     missing = omega.new_full((len(omega),), -torch.inf)
     rows = [
         torch.stack([missing if found is None else similarity(omega, _padded(found, omega)) for found in own], dim=1)

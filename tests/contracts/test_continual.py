@@ -24,6 +24,7 @@ from tests.contracts.table import TABLE, experiment
 from tests.flat import flatten
 
 DATA = {"source": "synthetic", "options": {"shape": 4, "num_classes": 4, "num_train": 120, "num_test": 40}}
+LOCAL = {"executor": "local", "server": {"threads": 1}, "client": {"num_cpus": 1}}
 SCENARIOS: dict[str, dict[str, Any]] = {
     "tasks": {"rounds": 2, "tasks": {"num_tasks": 2, "class_order": [2, 0, 3, 1]}},
     # classes 0 and 1 are gone from round 2 on, everything in round 4, and all is back in round 5
@@ -164,8 +165,7 @@ def test_bytes_counted_are_the_bytes_sent(name, scenario, walked):
 def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walked, tmp_path):
     """And complete tables: each round, and a test after it in every inference mode."""
     seen = walked(name, scenario)
-    resources = {"executor": "local", "server": {"threads": 1}, "client": {"num_cpus": 1}}
-    probed = config(name, **SCENARIOS[scenario], resources=resources, diagnostics=PROBES.names())
+    probed = config(name, **SCENARIOS[scenario], resources=LOCAL, diagnostics=PROBES.names())
     run = flray.run(probed, out=tmp_path / "run", progress=False)
     saved = checkpoint.latest(run.folder)
     assert run.status == "finished"
@@ -181,26 +181,35 @@ def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walke
         assert len(modes) >= 1 and len(tested) == probed.total_rounds * len(modes)
 
 
-GAPS = {
-    "rounds": 2,
-    "tasks": {"num_tasks": 4, "class_order": [2, 0, 3, 1], "partition": "once"},
-    "proxy": {"source": "holdout", "size": 12, "labelled": True},
-    # client by class: three or more of them hold something of a task, and none of the first four holds all
-    "partition": {
-        "name": "table",
-        "table": [[7, 0, 6, 0], [0, 8, 6, 0], [9, 8, 0, 10], [6, 7, 8, 0], [0, 0, 0, 7], [0, 0, 0, 8]],
+HARDSHIPS: dict[str, dict[str, Any]] = {
+    # four tasks of one class: three or more clients hold something of a task, and none of the first four holds all
+    "gaps": {
+        "rounds": 2,
+        "tasks": {"num_tasks": 4, "class_order": [2, 0, 3, 1], "partition": "once"},
+        "proxy": {"source": "holdout", "size": 12, "labelled": True},
+        "partition": {
+            "name": "table",
+            "table": [[7, 0, 6, 0], [0, 8, 6, 0], [9, 8, 0, 10], [6, 7, 8, 0], [0, 0, 0, 7], [0, 0, 0, 8]],
+        },
     },
-    "resources": {"executor": "local", "server": {"threads": 1}, "client": {"num_cpus": 1}},
+    # nobody holds a sample from the second round of the first task on, and at its end
+    "drought": {
+        "rounds": 2,
+        "tasks": {"num_tasks": 2, "class_order": [2, 0, 3, 1]},
+        "drift": {"name": "remove_classes", "classes": [0, 1, 2, 3], "from_round": 2},
+    },
 }
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_a_task_of_one_class_and_clients_without_a_sample_of_it_end_no_run(name, tmp_path):
-    """Its loss is 0 and has no gradient, no distance to another class exists, and state of who holds nothing waits."""
-    run = flray.run(config(name, **GAPS), out=tmp_path / "run", progress=False)
+@pytest.mark.parametrize(("name", "hardship"), [(name, hardship) for hardship in HARDSHIPS for name in TABLE])
+def test_tasks_of_one_class_and_clients_without_a_sample_end_no_run(name, hardship, tmp_path):
+    """A loss over one class is 0 and has no gradient, there is no distance to another class, and what was to be
+    gathered of a task that nobody holds is not there: all of that is passed over, and the model stays finite."""
+    asked = config(name, **HARDSHIPS[hardship], resources=LOCAL)
+    run = flray.run(asked, out=tmp_path / "run", progress=False)
     assert run.status == "finished"
     rounds = run.rounds[run.rounds["round"] > 0]
-    assert len(rounds) == 8 and not rounds["diverged"].any()
+    assert len(rounds) == asked.total_rounds and not rounds["diverged"].any()
 
 
 @pytest.mark.slow

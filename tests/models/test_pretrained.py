@@ -151,5 +151,5 @@ def test_a_wrapped_network_keeps_its_early_part():
     module, _ = make()
     both = Objective(nn.ModuleDict({"student": module, "other": nn.Linear(2, 2)}))
     assert both.parts.tensors("early") == {f"student.{name}" for name in Objective(module).parts.tensors("early")}
-    with pytest.raises(ConfigError, match="model Linear declares no `early` layers"):
+    with pytest.raises(ConfigError, match="model Linear declares no `early` layers to freeze; resnet18 and vit do"):
         Objective(nn.Linear(2, 2)).mask("early")
