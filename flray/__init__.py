@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from flray.core.exchange import Exchange as Exchange
     from flray.core.hp import hp as hp
     from flray.experiment import Experiment as Experiment
-    from flray.rundir.reader import Run as Run
-    from flray.rundir.reader import load as load
+    from flray.results.notebook import Run as Run
+    from flray.results.notebook import load as load
 
 # imported on first use: a worker process that needs one of them does not pay for all
 _HOME = {
@@ -31,9 +31,9 @@ _HOME = {
     "Exchange": "flray.core.exchange",
     "Experiment": "flray.experiment",
     "FlrayError": "flray.core.errors",
-    "Run": "flray.rundir.reader",
+    "Run": "flray.results.notebook",
     "hp": "flray.core.hp",
-    "load": "flray.rundir.reader",
+    "load": "flray.results.notebook",
     "resume": "flray.api",
     "run": "flray.api",
 }

@@ -16,8 +16,8 @@ from flray.core.errors import ConfigError
 from flray.experiment import RESUMABLE, Experiment
 from flray.loader import load_config
 from flray.overrides import pairs
+from flray.results.notebook import Run, load
 from flray.rundir.folder import RunFolder, default_folder
-from flray.rundir.reader import Run, load
 from flray.rundir.uri import is_uri, split
 from flray.whereabouts import started_in
 

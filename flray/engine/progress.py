@@ -1,13 +1,14 @@
 """The live display of a run: what happens before its first round, then round, accuracy, loss, clients/s, bytes, time
 left.
 
-One line now and then where there is no terminal. Imports nothing that is slow: the first line comes before everything
-that takes seconds.
+One line now and then where there is no terminal; in a notebook a bar below the cell. Imports nothing that is slow: the
+first line comes before everything that takes seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 LINE_EVERY_S = 10.0
+CELL_EVERY_S = 0.3  # between two changes of what a notebook shows
 SLOW_S = 1.0  # a stage that took longer says how long
 
 
@@ -29,9 +31,15 @@ def stage(text: str, enabled: bool = True) -> Iterator[None]:
 
 
 def line(text: str, enabled: bool = True) -> None:
-    """A line on stderr."""
+    """A line on stderr; in a notebook on stdout, where it is not marked as an error."""
     if enabled:
-        print(text, file=sys.stderr, flush=True)
+        print(text, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
 
 
 class Progress:
@@ -40,12 +48,17 @@ class Progress:
     def __init__(self, label: str, total: int, done: int = 0, enabled: bool = True) -> None:
         self.label, self.total, self.done, self.enabled = label, total, done, enabled
         self._bar: Any = None
+        self._cell: Any = None  # what a notebook displays
         self._task: Any = None
         self._line_at = 0.0
         self._started, self._first = time.monotonic(), done
 
     def __enter__(self) -> Self:
-        if self.enabled and sys.stderr.isatty():
+        if self.enabled and in_notebook():
+            from IPython.display import HTML, display
+
+            self._cell = display(HTML(self._html("starting")), display_id=True)
+        elif self.enabled and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -63,6 +76,8 @@ class Progress:
         """What happens before the first round."""
         if self._bar is not None:
             self._bar.update(self._task, facts=text)
+        elif self._cell is not None:
+            self._show(text)
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         self.done += 1
@@ -73,12 +88,23 @@ class Progress:
             self._bar.update(self._task, completed=self.done, facts=facts)
             return
         now = time.monotonic()
-        if now - self._line_at > LINE_EVERY_S or self.done == self.total:
+        if now - self._line_at > (LINE_EVERY_S if self._cell is None else CELL_EVERY_S) or self.done == self.total:
             self._line_at = now
             left = (now - self._started) / max(self.done - self._first, 1) * (self.total - self.done)
-            print(
-                f"{self.label}  round {self.done}/{self.total}  {facts}  {left:.0f} s left", file=sys.stderr, flush=True
-            )
+            if self._cell is not None:
+                self._show(f"{facts}  {left:.0f} s left" if self.done < self.total else facts)
+            else:
+                line(f"{self.label}  round {self.done}/{self.total}  {facts}  {left:.0f} s left")
+
+    def _show(self, facts: str) -> None:
+        from IPython.display import HTML
+
+        self._cell.update(HTML(self._html(facts)))
+
+    def _html(self, facts: str) -> str:
+        """A bar and the facts beside it, which a notebook shows."""
+        bar = f'<progress value="{self.done}" max="{self.total}"></progress>'
+        return f"{bar} {html.escape(self.label)}, round {self.done} of {self.total}: {html.escape(facts)}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flray.results import pictures
 from flray.results.intervals import is_share
 from flray.results.paired import difference, holm, missing
 from flray.results.rendering import shown_value
-from flray.results.tables import over_seeds
+from flray.results.tables import keys_of, over_seeds
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ COSTS = {  # columns of `rounds/`, summed over a run
 
 def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     """Which setting is best, by how much, and how sure that is."""
+    label = labels(frame)
     groups = [(label(setting), values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
     if not groups:
         return [f"No run has finished with a {metric} yet."]
@@ -56,6 +57,7 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
 
 def at_what_cost(costs: pandas.DataFrame, frame: pandas.DataFrame, metric: str) -> list[str]:
     """Whether the settings cost the same, and else how much more the best one took than the second best."""
+    label = labels(frame)
     groups = [(label(setting), values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
     ranked = [name for name, _ in sorted(groups, key=lambda group: -float(group[1].mean()))]
     rows = costs.set_index("setting")
@@ -76,13 +78,11 @@ def at_what_cost(costs: pandas.DataFrame, frame: pandas.DataFrame, metric: str) 
     return [f"A comparison at unequal cost: beside {ranked[1]}, {ranked[0]} took {', '.join(unequal)}."]
 
 
-def what_was_forgotten(modes: pandas.DataFrame) -> list[str]:
+def what_was_forgotten(modes: pandas.DataFrame, frame: pandas.DataFrame) -> list[str]:
     """Forgetting over tasks, or through a drift, of each setting in its first inference mode."""
-    said = []
-    keys = [column for column in modes.columns if column not in ("mode", "n")]
-    first = modes.drop_duplicates([column for column in keys if "_low" not in column and column in _keys(modes)])
-    for row in first.to_dict("records"):
-        name = label({key: row[key] for key in _keys(modes)})
+    said, label = [], labels(frame)
+    for row in modes.drop_duplicates(keys_of(frame)).to_dict("records") if len(modes) else []:
+        name = label(row)
         if not math.isnan(row.get("FT", math.nan)):
             said.append(
                 f"{name} ({row['mode']}): {_value('ACC', row['ACC'])} over all tasks at the end, "
@@ -97,15 +97,15 @@ def what_was_forgotten(modes: pandas.DataFrame) -> list[str]:
     return said
 
 
-def costs_of(runs: Sequence[Run], labels: Sequence[str]) -> pandas.DataFrame:
-    """What a run took in all, one row a setting (the runs' `labels`), mean over seeds: `COSTS`.
+def costs_of(runs: Sequence[Run], names: Sequence[str]) -> pandas.DataFrame:
+    """What a run took in all, one row a setting (the runs' `names`), mean over seeds: `COSTS`.
 
     They are sums over the rounds and the tasks' ends.
     """
     import pandas
 
     rows = []
-    for run, name in zip(runs, labels, strict=True):
+    for run, name in zip(runs, names, strict=True):
         sums: dict[str, float] = dict.fromkeys(COSTS, 0.0)
         for found in (run.rounds, run.tasks):
             for column in COSTS:
@@ -115,18 +115,23 @@ def costs_of(runs: Sequence[Run], labels: Sequence[str]) -> pandas.DataFrame:
     return table[["setting", *(column for column in COSTS if table[column].any())]]
 
 
-def _keys(modes: pandas.DataFrame) -> list[str]:
-    columns = [str(column) for column in modes.columns]
-    return columns[: columns.index("mode")] if "mode" in columns else []
+def labels(frame: pandas.DataFrame) -> Callable[[Mapping[Any, Any]], str]:
+    """How a setting of `compare`'s table is called: the algorithm, and the keys that tell it from others.
 
+    A key of the algorithm is said only where runs of this algorithm differ in it, as in `figures.names_of`.
+    """
+    keys = [key for key in keys_of(frame) if key not in ("name", "algorithm")]
+    own = {
+        name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")
+    }
 
-def label(setting: Mapping[str, Any]) -> str:
-    """A setting of `compare`'s table in words: the algorithm, and the keys that tell it from others."""
-    parts = [str(setting.get("algorithm"))]
-    for key, value in setting.items():
-        if key not in ("name", "algorithm") and not missing(value):
-            parts.append(f"{key.rpartition('.')[2]}={value}")
-    return ", ".join(parts)
+    def label(setting: Mapping[Any, Any]) -> str:
+        name = setting["algorithm"]
+        telling = [key for key in keys if key in own[name] or not key.startswith("algorithm.")]
+        parts = [f"{key.rpartition('.')[2]}={setting[key]}" for key in telling if not missing(setting[key])]
+        return ", ".join([str(name), *parts])
+
+    return label
 
 
 def _paired(ours: pandas.Series, theirs: pandas.Series, metric: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from flray.core.errors import ConfigError
 from flray.metrics.classification import per_class
+from flray.results.blank import blank
 from flray.results.continual import Window, drift_window, tested_set
 from flray.results.figures import by_setting, colours_of, headline, open_runs, plain, spread_words
 from flray.results.learning import Curve, lines, over_seeds_of
@@ -39,8 +40,6 @@ def accuracy_through_drift(folders: Iterable[str | Path | Run], mode: str | None
     variance of the weight update, the detector's reference and its threshold. `mode` is an inference mode, by default
     the first. Raises `ConfigError` where no run has a drift, or one has no tests of such a mode.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     runs = open_runs(folders)
     found = by_setting(runs)
@@ -55,8 +54,7 @@ def accuracy_through_drift(folders: Iterable[str | Path | Run], mode: str | None
     watched = {c: table for c, table in zip(colours_of(found), signals, strict=True) if table is not None}
     size = min(3.0, max(1.3, 0.2 * next(iter(counts.values()))[0].total.shape[1]))
     heights = [3.0, *([1.8] if watched else []), *[size] * len(found)]
-    figure = Figure(figsize=(8.4, sum(heights) + 0.3 * len(heights)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(8.4, sum(heights) + 0.3 * len(heights))
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     curve_panel(axes[0], over_seeds_of(runs, lambda run: _points(run, mode), "test/acc"), windows)
     _mark_alarms(axes[0], found)

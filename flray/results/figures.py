@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.core.errors import ConfigError
+from flray.results.blank import blank
 from flray.results.intervals import interval, interval_words, is_share, lowest
 from flray.results.paired import key_named, missing
 from flray.results.rendering import is_number
@@ -47,14 +48,11 @@ def ablation(
     other values stand side by side; a setting that has no such key is a dashed level. Returns the path; raises
     `ConfigError` when the runs differ in nothing, or have no such metric.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     key, cells, lost = ablation_cells(frame, axis, metric)
     numbers, scale = is_number(frame, key), 100 if is_share(metric) else 1
     places = list(dict.fromkeys(value for line in cells.values() for value in line if value is not None))
-    figure = Figure(figsize=(max(6.4, 0 if numbers else 0.35 * len(places) * len(cells)), 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(max(6.4, 0 if numbers else 0.35 * len(places) * len(cells)), 4.4)
     plot = figure.subplots()
     for number, (name, line) in enumerate(cells.items()):
         colour, marker = palette(len(cells))[number], cycle(MARKERS, number)
@@ -158,8 +156,6 @@ def clients(folders: Iterable[str | Path | Run], out: str | Path = "clients.png"
     each number of fine-tuning epochs and each run; over tasks that at the end of the last one. Returns the path; raises
     `ConfigError` when a run has no personalised test.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     runs = open_runs(folders)
@@ -169,8 +165,7 @@ def clients(folders: Iterable[str | Path | Run], out: str | Path = "clients.png"
             raise ConfigError(f"{run.folder} has no personalised test; run it with evaluate.finetune_epochs=[0,1,5]")
     names, colours = names_of(runs), palette(len(runs))
     epochs = sorted({int(value) for rows in tested for value in rows["finetune_epochs"]})
-    figure = Figure(figsize=(max(5.0, 1.2 * len(epochs) * len(runs)), 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(max(5.0, 1.2 * len(epochs) * len(runs)), 4.4)
     axis = figure.subplots()
     width = 0.8 / len(runs)
     for number, rows in enumerate(tested):
@@ -219,10 +214,11 @@ def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
     several = seeds and len({config.get("seed") for config in configs}) > 1
     labels = []
     for config in configs:
-        parts = [
-            str(config.get("algorithm.name")),
-            *(f"{key.split('.')[-1]}={config[key]}" for key in keys if key in config),
-        ]
+        name = config.get("algorithm.name")
+        # two algorithms differ in many of their keys: the name says so, but for what differs within one of them
+        own = differing([other for other in configs if other.get("algorithm.name") == name])
+        telling = [key for key in keys if key in config and (key in own or not key.startswith("algorithm."))]
+        parts = [str(name), *(f"{key.split('.')[-1]}={config[key]}" for key in telling)]
         labels.append(", ".join([*parts, f"seed {config.get('seed')}"] if several else parts))
     return labels
 

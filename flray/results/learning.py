@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from flray.core.errors import ConfigError, unknown
+from flray.results.blank import blank
 from flray.results.figures import (
     FEW,
     by_setting,
@@ -75,12 +76,9 @@ def curves(
 
 def draw(found: Mapping[str, Curve], metric: str, x: str) -> Figure:
     """The figure of curves by setting."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(7.2, 4.4)
     plot = figure.subplots()
     scale = 100 if is_share(metric) else 1
     size, unit = _unit(AXES[x], max(curve.seeds_x.max() for curve in found.values()))

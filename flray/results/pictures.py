@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flray.core.errors import ConfigError
+from flray.results.blank import blank
 from flray.results.continual import tested_set
 from flray.results.drift_figures import accuracy_through_drift, class_panel
 from flray.results.figures import by_setting, colours_of, plain
@@ -70,7 +71,7 @@ def by_class(runs: Sequence[Run]) -> Figure | None:
             counted[label] = found
     if not counted:
         return None
-    figure = _figure(7.2, 1.1 + 1.7 * len(counted))
+    figure = blank(7.2, 1.1 + 1.7 * len(counted))
     axes = figure.subplots(len(counted), 1, sharex=True, squeeze=False)[:, 0]
     for axis, (label, counts_of_seeds) in zip(axes, counted.items(), strict=True):
         image = class_panel(axis, counts_of_seeds, None, label)
@@ -106,7 +107,7 @@ def by_local_training(runs: Sequence[Run], labels: Sequence[str]) -> Figure | No
             tables.setdefault(label, []).append(rows)
     if not tables:
         return None
-    figure = _figure(7.2, 3.4)
+    figure = blank(7.2, 3.4)
     panels = figure.subplots(1, 2, sharey=True)
     for panel, part, title in zip(panels, ("in", "out"), ("classes they hold", "other classes"), strict=True):
         for colour, (label, found) in zip(colours_of(tables), tables.items(), strict=True):
@@ -135,12 +136,3 @@ def svg(figure: Figure, name: str) -> str:
         text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'id="(?!m|p|C)([^"]+)"', rf'id="{name}-\1"', text)
     return text.replace("#000000", "currentColor").replace("#e4e7eb", "var(--line)").replace("'DejaVu Sans', ", "")
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from flray.core.errors import ConfigError
+from flray.results.blank import blank
 from flray.results.figures import MARKERS, cycle, names_of, open_runs, palette, save
 from flray.rundir.reader import Run
 
@@ -42,8 +43,6 @@ def decision_regions(
     train and (where there is one) test. Returns the path; raises `ConfigError` for other data, a client outside the
     cohort, or a round that a run did not reach.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     from flray.engine.replay import Replay
@@ -61,8 +60,7 @@ def decision_regions(
     widths = [max(len(groups[i]) for _, groups in rows) for i in range(len(rounds))]
     limits = _limits([_samples(replay)[0] for replay, _ in rows])
 
-    figure = Figure(figsize=(1.55 * sum(widths) + 0.7, 1.75 * len(rows) + 0.9), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(1.55 * sum(widths) + 0.7, 1.75 * len(rows) + 0.9)
     blocks = figure.subfigures(1, len(rounds), width_ratios=widths, wspace=0.03, squeeze=False)[0]
     labels = names_of(runs)
     for column, (block, round) in enumerate(zip(blocks, sorted(rounds), strict=True)):

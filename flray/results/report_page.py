@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flray.core.disk import whole
 from flray.core.errors import ConfigError, FlrayError, unknown
 from flray.results import pictures
-from flray.results.answers import at_what_cost, costs_of, label, verdict, what_was_forgotten
+from flray.results.answers import at_what_cost, costs_of, labels, verdict, what_was_forgotten
 from flray.results.by_mode import by_mode
 from flray.results.paired import caption, paired
 from flray.results.rendering import cells, is_number, spelled, to_markdown
-from flray.results.tables import compare, keys_of, settings, summary
+from flray.results.tables import compare, settings, summary
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -89,22 +89,22 @@ def gather(
         why = f": {broken[0].folder}: {broken[0].why}" if broken else "; name at least one"
         raise ConfigError(f"report: no run folder that can be read{why}")
     frame = compare(runs)
-    labels = [label({key: row[key] for key in keys_of(frame)}) for row in frame.to_dict("records")]
+    names = list(map(labels(frame), frame.to_dict("records")))
     table = summary(frame, metric) if against is None else paired(frame, against, metric)
-    costs, modes = costs_of(runs, labels), by_mode(frame)
+    costs, modes = costs_of(runs, names), by_mode(frame)
     configs = [settings(run) for run in runs]
     same = {key: value for key, value in configs[0].items() if all(c.get(key) == value for c in configs)}
     return Report(
         title=", ".join(dict.fromkeys(str(name) for name in frame["name"])),
         metric=metric,
-        answers=(*verdict(frame, metric), *at_what_cost(costs, frame, metric), *what_was_forgotten(modes)),
+        answers=(*verdict(frame, metric), *at_what_cost(costs, frame, metric), *what_was_forgotten(modes, frame)),
         frame=frame,
         table=table,
         modes=modes,
         costs=costs,
         same=same,
         changed=_changed(configs, runs, same),
-        pictures=pictures.of(runs, labels, metric) if drawn else (),
+        pictures=pictures.of(runs, names, metric) if drawn else (),
         broken=tuple(broken),
     )
 

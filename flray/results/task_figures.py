@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.metrics.forgetting import accuracy_curve, average_accuracy, forgetting
+from flray.results.blank import blank
 from flray.results.figures import by_setting, headline, open_runs, plain, spread_words
 from flray.results.learning import Curve, curve_of, lines
 from flray.rundir.by_task import task_tests
@@ -29,14 +30,11 @@ def accuracy_by_task(folders: Iterable[str | Path | Run], mode: str | None = Non
     settings in the first mode of each. Tasks that have not ended in all seeds are left out. Raises `ConfigError` where
     a run has no tests of single tasks, or no such mode.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     found = task_matrices(open_runs(folders), mode)
     columns = 1 if len(found) == 1 else 2 if len(found) <= 4 else 3
     rows = math.ceil(len(found) / columns)
-    figure = Figure(figsize=(2.8 * columns + 5.2, max(3.8, 3.0 * rows + 0.3)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(2.8 * columns + 5.2, max(3.8, 3.0 * rows + 0.3))
     parts: Any = figure.subfigures(1, 2, width_ratios=(2.8 * columns, 5.2))
     left, right = parts
     axes = np.atleast_1d(left.subplots(rows, columns)).ravel()

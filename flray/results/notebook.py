@@ -1,0 +1,63 @@
+"""A run as a notebook shows it: a table of what it is and how far, and its curves by `run.plot()`."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flray.core.errors import FlrayError
+from flray.results.by_mode import modes_of
+from flray.results.learning import draw, learning_curves
+from flray.results.rendering import cells, spelled
+from flray.results.tables import settings
+from flray.rundir import reader
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = ("name", "algorithm.name", "data.source", "model.name", "partition.name", "tasks.name", "drift.name", "seed")
+
+
+class Run(reader.Run):
+    """The results in a run folder, for a notebook: it shows itself as a table, and draws its curves."""
+
+    def plot(self, metric: str = "test/acc", x: str = "rounds") -> Figure:
+        """A column of `rounds` over `rounds`, `bytes`, `time` or `steps`, as a matplotlib figure.
+
+        Raises `ConfigError` where the run has no such column.
+        """
+        return draw(learning_curves([self], metric, x), metric, x)
+
+    def _repr_html_(self) -> str:
+        """What the run is, how far it is, and what it learned and forgot where it has tasks or a drift."""
+        try:
+            config, rounds, modes = settings(self), self.rounds, modes_of(self)
+        except FlrayError:  # damaged: the plain line says so
+            return f"<code>{html.escape(repr(self))}</code>"
+        rows = [(key.removesuffix(".name"), config[key]) for key in SHOWN if config.get(key) is not None]
+        rows += [("status", self.status.split(";")[0]), ("rounds done", len(rounds)), ("folder", self.place)]
+        for name in ("test/acc", "val/acc"):
+            if name in rounds and rounds[name].notna().any():
+                rows.append((name, f"{100 * rounds[name].dropna().iloc[-1]:.2f} %"))
+        found = _table([[html.escape(str(cell)) for cell in row] for row in rows])
+        if len(modes):
+            heads, body = cells(spelled(modes))
+            bold = [f"<b>{html.escape(head)}</b>" for head in heads]
+            found += _table([bold, *([html.escape(cell) for cell in row] for row in body)])
+        return found
+
+
+def load(folder: str | Path) -> Run:
+    """The run in a folder, or at the URI of a storage.
+
+    Raises `CheckpointError` where there is none; the message names the runs that lie inside or beside that place.
+    """
+    return Run(reader.load(folder).place)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells that are HTML already."""
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>{body}</table>"

@@ -1,0 +1,31 @@
+"""What a notebook shows of a run: its table in HTML, also of a damaged one, and its curves as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flray.core.errors import CheckpointError, ConfigError
+from flray.results.notebook import Run, load
+from tests.results.test_tables import config, folder
+
+
+def test_a_run_shows_itself_and_draws_its_curves(tmp_path: Path) -> None:
+    run = load(folder(tmp_path / "<run>", config(seed=3), [0.5, None, 0.75]))
+    shown = run._repr_html_()
+    assert "<td>algorithm</td><td>fedavg</td>" in shown and "<td>test/acc</td><td>75.00 %</td>" in shown
+    assert "<td>rounds done</td><td>3</td>" in shown and "&lt;run&gt;" in shown and "<run>" not in shown
+    figure = run.plot()
+    assert figure.axes[0].lines[0].get_xydata().tolist() == [[1, 50], [3, 75]]
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="test/ac"):
+        run.plot("test/ac")
+
+
+def test_a_damaged_run_is_one_line_and_none_is_an_error(tmp_path: Path) -> None:
+    path = folder(tmp_path / "run", config(), [0.5])
+    (path / "rounds" / "part-0000.parquet").write_bytes(b"no table")
+    assert "damaged" in Run(path)._repr_html_()
+    with pytest.raises(CheckpointError, match="is not a run folder"):
+        load(tmp_path / "nothing")
