@@ -1,5 +1,5 @@
 """The command line: `flray init | run | pretrain | resume | sweep | ablate | runs | list | doctor | replay | figure |
-compare | report | bench`."""
+compare | show | report | bench`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = typer.Typer(
 
 for command in (
     begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate,
-    begin.runs, look.doctor, look.replay, look.compare, look.figure, look.report, look.bench,
+    begin.runs, begin.show, look.doctor, look.replay, look.compare, look.figure, look.report, look.bench,
 ):  # fmt: skip
     app.command()(command)
 app.command("list")(look.list_)

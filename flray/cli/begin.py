@@ -1,15 +1,16 @@
-"""Where a newcomer begins, and what is there already: `flray init | runs`."""
+"""Where a newcomer begins, and what is there already: `flray init | runs | show`."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flray.cli.show import print_rows
-from flray.core.errors import ConfigError
+from flray.cli.show import console, print_modes, print_rows
+from flray.core.errors import ConfigError, FlrayError
 
 TEMPLATES = Path(__file__).parent / "init"
 
@@ -47,6 +48,37 @@ def runs(
         )
     rows = sorted(map(_row, found), key=lambda row: -row.pop("_changed"))
     print_rows(rows, f"{len(rows)} run{'s' if len(rows) > 1 else ''} below {folder}")
+
+
+def show(
+    folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them")],
+) -> None:
+    """The essentials of runs: how far, how good, curves, costs, the worst class and client, what was forgotten."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from flray.results.essentials import essentials
+    from flray.rundir.reader import Run, runs_below
+
+    bad: list[FlrayError] = []
+    shown = 0
+    for place in [run for folder in folders for run in runs_below(folder) or [folder]]:
+        try:
+            run = Run(place)
+            lines = essentials(run)
+        except FlrayError as error:
+            bad.append(error)
+            continue
+        table = Table(title=escape(run.place), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        for name, text in lines.items():
+            table.add_row(f"[bold]{escape(name)}[/bold]", escape(text))
+        console().print(table)
+        print_modes(run)
+        shown += 1
+    if bad and not shown:
+        raise bad[0]
+    for problem in bad:
+        print(f"left out: {problem}", file=sys.stderr)
 
 
 def _row(folder: Path) -> dict[str, Any]:

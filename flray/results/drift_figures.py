@@ -158,13 +158,13 @@ def shade(axis: Any, windows: Iterable[Window | None], words: bool = False) -> N
 
 
 def _missing(classes: Sequence[int]) -> str:
-    """`classes 0-4 missing`."""
+    """`samples of classes 0-4 missing`."""
     if not classes:
-        return "data missing"
+        return "samples missing"
     if len(classes) > 2 and list(classes) == list(range(classes[0], classes[-1] + 1)):
-        return f"classes {classes[0]}-{classes[-1]} missing"
+        return f"samples of classes {classes[0]}-{classes[-1]} missing"
     few = ", ".join(map(str, classes[:6])) + (", ..." if len(classes) > 6 else "")
-    return f"class{'es' if len(classes) > 1 else ''} {few} missing"
+    return f"samples of class{'es' if len(classes) > 1 else ''} {few} missing"
 
 
 # what is drawn ------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_a_drift_has_its_window_its_alarms_and_its_classes(tmp_path):
     for axis in (curve, wv):
         window = axis.patches[0]
         assert (window.get_x(), window.get_x() + window.get_width()) == (2.5, 4.5)
-    assert texts(curve) == ["class 0 missing"]
+    assert texts(curve) == ["samples of class 0 missing"]
     assert curve.collections[0].get_offsets()[:, 0].tolist() == [4, 5]
     assert wv.get_yscale() == "log" and len(wv.lines) == 4
     np.testing.assert_allclose(classes.collections[0].get_array(), np.array(WINDOW).T)

@@ -1,0 +1,182 @@
+"""What a reader wants to know of one run first, for the terminal: `flray show RUN`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flray.core.errors import CheckpointError
+from flray.metrics.classification import worst_class
+from flray.metrics.fairness import spread
+from flray.results.continual import tested_set
+from flray.results.drift_figures import alarms
+from flray.results.rendering import shown_value
+from flray.results.tables import settings
+from flray.rundir.by_task import class_counts
+from flray.rundir.reader import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 40  # places of a sparkline
+
+
+def essentials(run: Run) -> dict[str, str]:
+    """A run in a few lines: name of the line -> text; lines for which the run has nothing are left out.
+
+    A table that is damaged is told in a line `damaged`, one that has lost rows warns (`RowsMissingWarning`); the other
+    lines are there all the same. Raises `CheckpointError` for a folder that is no run.
+    """
+    config = settings(run)
+    found = {"run": about(config) or run.place, "status": run.status}
+    problems = []
+    for part in (_rounds, _curves, _costs, _classes, _clients, _personal, _diagnostics):
+        try:
+            found |= part(run, config)
+        except CheckpointError as error:
+            problems.append(str(error))
+    if run.changed:
+        problems.append(run.changed)
+    return found | ({"damaged": "; ".join(dict.fromkeys(problems))} if problems else {})
+
+
+def about(config: Mapping[str, Any]) -> str:
+    """A configuration (`tables.settings`) in a line: algorithm, data, partition, tasks, drift, seed."""
+    names = [config.get(key) for key in ("algorithm.name", "data.source")]
+    parts = [" on ".join(str(name) for name in names if name is not None)]
+    if config.get("partition.name"):
+        alpha = config.get("partition.alpha")
+        split = f"{config['partition.name']}{'' if alpha is None else f' {alpha:g}'}"
+        size = config.get("cohort.size")
+        parts.append(f"{split} over {config.get('partition.clients')} clients" + (f", {size} a round" if size else ""))
+    if config.get("tasks.num_tasks"):
+        parts.append(f"{config['tasks.num_tasks']} tasks")
+    if config.get("drift.name"):
+        parts.append(f"drift {config['drift.name']}")
+    return "; ".join([part for part in parts if part] + ([f"seed {config['seed']}"] if "seed" in config else []))
+
+
+def sparkline(values: Iterable[float], width: int = WIDTH) -> str:
+    """Values as a line of bars, from the lowest bar for the smallest to the highest for the largest.
+
+    More than `width` of them are drawn as the means of as many equal parts. A blank is a value that is NaN or infinite.
+    """
+    numbers = np.asarray(list(values), np.float64)
+    if len(numbers) > width:
+        numbers = np.array([_mean(part) for part in np.array_split(numbers, width)])
+    there = numbers[np.isfinite(numbers)]
+    if not len(there):
+        return " " * len(numbers)
+    low, high = float(there.min()), float(there.max())
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    places = np.rint((np.where(np.isfinite(numbers), numbers, low) - low) * scale)
+    return "".join(BARS[int(p)] if math.isfinite(v) else " " for p, v in zip(places, numbers, strict=True))
+
+
+def _mean(part: np.ndarray) -> float:
+    there = part[np.isfinite(part)]
+    return float(there.mean()) if len(there) else math.nan
+
+
+# the lines ----------------------------------------------------------------------------------------
+def _rounds(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
+    total = int(config.get("rounds") or 0) * int(config.get("tasks.num_tasks") or 1)
+    done = len(run.rounds)
+    seconds = float(run.rounds["time/round_s"].sum()) if "time/round_s" in run.rounds else math.nan
+    took = "" if math.isnan(seconds) or not done else f" in {shown_value('time/s', seconds)}"
+    return {"rounds": f"{done} of {total}{took}" if total else str(done)}
+
+
+def _curves(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
+    """The last value of each metric, its curve, and the best: of an accuracy the largest, of a loss the smallest."""
+    found = {}
+    split, rounds = tested_set(config), run.rounds
+    for name in (f"{split}/acc", f"{split}/loss", "train/loss"):
+        there = rounds.dropna(subset=name) if name in rounds else rounds.iloc[:0]
+        if there.empty:
+            continue
+        values = there[name].to_numpy(float)
+        best = int(values.argmax() if name.endswith("/acc") else values.argmin())
+        last, top = (_number(name, value) for value in (values[-1], values[best]))
+        when = int(there["done"].iloc[best])
+        found[name] = f"{last:>9}  {sparkline(values)}  best {top} in round {when}"
+    return found
+
+
+def _number(name: str, value: float) -> str:
+    return f"{100 * value:.2f} %" if name.endswith("/acc") else f"{value:.4g}"
+
+
+def _costs(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
+    parts = []
+    for words, columns in {
+        "up": ["comm/up_bytes"], "down": ["comm/down_bytes"], "local steps": ["client_steps"],
+        "proxy samples": ["proxy_examples"],
+    }.items():  # fmt: skip
+        total = sum(_sum(table, columns[0]) for table in (run.rounds, run.tasks))
+        if total:
+            parts.append(f"{shown_value(columns[0], total)} {words}")
+    return {"cost": ", ".join(parts)} if parts else {}
+
+
+def _sum(table: pandas.DataFrame, column: str) -> float:
+    return float(table[column].sum()) if column in table else 0.0
+
+
+def _classes(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
+    counts = class_counts(run.tests, tested_set(config)) if len(run.tests) else None
+    if counts is None:
+        return {}
+    number, value = worst_class(counts.right[-1], counts.total[-1])
+    return {} if number < 0 else {"worst class": f"class {number} with {_number('/acc', value)}"}
+
+
+def _clients(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
+    rows = run.clients
+    if "client/acc_after" not in rows or not rows["client/acc_after"].notna().any():
+        return {}
+    last = rows[rows["done"] == rows.loc[rows["client/acc_after"].notna(), "done"].max()]
+    words = _over_clients(last["client/acc_after"])
+    return {"clients": f"{words}: own training data, after local training in round {int(last['done'].iloc[0])}"}
+
+
+def _personal(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
+    rows = run.personal
+    if not len(rows):
+        return {}
+    last = rows[rows["done"] == rows["done"].max()]
+    return {
+        f"own tests, {int(epochs)} epochs": _over_clients(last.loc[last["finetune_epochs"] == epochs, "test/acc"])
+        for epochs in last["finetune_epochs"].unique()
+    }
+
+
+def _over_clients(values: Iterable[float]) -> str:
+    found = spread(list(values))
+    mean, p10, worst = (_number("/acc", value) for value in (found.mean, found.p10, found.worst))
+    return f"mean {mean}, p10 {p10}, worst {worst}, Gini {found.gini:.3f} over {found.clients} clients"
+
+
+def _diagnostics(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    if run.diagnostics:
+        found["diagnostics"] = ", ".join(f"{name} ({len(table)} rows)" for name, table in run.diagnostics.items())
+    told = alarms(run)
+    if told is not None:
+        found["alarms"] = f"in rounds {_spans(told.tolist())}" if len(told) else "none"
+    return found
+
+
+def _spans(rounds: list[int]) -> str:
+    """`3-5, 9`."""
+    parts: list[list[int]] = []
+    for number in rounds:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in parts)

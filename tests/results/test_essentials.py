@@ -1,0 +1,104 @@
+"""`flray show`: a run in a few lines, also one that is half finished or damaged."""
+
+from __future__ import annotations
+
+import math
+
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+import flray
+from flray.cli import app
+from flray.core.errors import CheckpointError
+from flray.loader import load_config
+from flray.results.essentials import about, essentials, sparkline
+from flray.rundir.reader import Run
+from tests.results.continual_runs import drift, tasks
+from tests.results.test_continual_figures import watched
+from tests.results.test_tables import config, folder
+
+WINDOW = [[50, 50], [80, 80], [90, 90], [20, 100], [0, 100], [70, 90], [90, 40]]
+
+
+def test_a_line_of_bars_by_hand():
+    """Eight steps from the smallest to the largest; a hole stays a hole, and parts are drawn by their means."""
+    assert sparkline(range(8)) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1.0, math.nan, 3.0, math.inf, 2.0]) == "▁ █ ▅"
+    assert sparkline([5.0, 5.0]) == "▁▁" and sparkline([]) == "" and sparkline([math.nan]) == " "
+    assert sparkline([0, 0, 7, 7, 3, 4, math.nan, math.nan], width=4) == "▁█▅ "
+    assert len(sparkline(range(1000))) == 40
+
+
+def test_what_a_real_run_says(tmp_path):
+    """An accuracy's best is the largest, a loss's the smallest; bytes and steps are the sums of the table."""
+    run = flray.run(
+        load_config(
+            {
+                "seed": 3, "rounds": 4, "data": {"source": "iris"}, "partition": {"name": "iid", "clients": 4},
+                "model": {"name": "mlp", "hidden": [8]}, "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8},
+                "evaluate": {"finetune_epochs": [0, 1]}, "resources": {"executor": "local"}, "cohort": {"size": 3},
+            }
+        )[0],
+        out=tmp_path / "run",
+        progress=False,
+    )  # fmt: skip
+    found = essentials(run)
+    assert found["run"] == "fedavg on iris; iid over 4 clients, 3 a round; seed 3" and found["status"] == "finished"
+    assert found["rounds"].startswith("4 of 4 in ")
+    rounds = run.rounds
+    best, least = rounds["test/acc"].idxmax(), rounds["test/loss"].idxmin()
+    assert found["test/acc"].split()[:2] == [f"{100 * rounds['test/acc'].iloc[-1]:.2f}", "%"]
+    assert found["test/acc"].endswith(f"best {100 * rounds['test/acc'][best]:.2f} % in round {best + 1}")
+    assert found["test/loss"].endswith(f"in round {least + 1}")
+    assert f"{int(rounds['client_steps'].sum())} local steps" in found["cost"]
+    assert found["clients"].endswith("over 3 clients: own training data, after local training in round 4")
+    assert [name for name in found if name.startswith("own tests")] == ["own tests, 0 epochs", "own tests, 1 epochs"]
+    assert "Gini" in found["own tests, 1 epochs"] and found["own tests, 1 epochs"].endswith("over 4 clients")
+    last = run.tests.iloc[-1]
+    shares = [right / total for right, total in zip(last["class_right"], last["class_total"], strict=True)]
+    worst = shares.index(min(shares))
+    assert found["worst class"] == f"class {worst} with {100 * shares[worst]:.2f} %"
+    assert "damaged" not in found
+
+
+def test_a_drift_is_shown_with_its_worst_class_and_its_alarms(tmp_path):
+    found = essentials(Run(watched(drift(tmp_path / "a", WINDOW, 3, 5), {2, 4, 5})))
+    assert found["worst class"] == "class 1 with 40.00 %"
+    assert found["alarms"] == "in rounds 2, 4-5" and found["diagnostics"] == "latent_forgetting (6 rows)"
+    assert "drift remove_classes" in found["run"]
+
+
+def test_what_there_is_of_a_run_that_just_started_or_is_damaged_is_shown(tmp_path):
+    assert essentials(Run(folder(tmp_path / "new", None, [], "starting"))) == {
+        "run": str(tmp_path / "new"), "status": "starting", "rounds": "0"
+    }  # fmt: skip
+    torn = folder(tmp_path / "torn", config(), [0.5, 0.6])
+    (torn / "tests").mkdir()
+    (torn / "tests" / "part-0000.parquet").write_bytes(b"PAR1")
+    found = essentials(Run(torn))
+    assert found["rounds"] == "2 of 3 in 1.0 s" and "60.00 %" in found["test/acc"]
+    assert str(torn / "tests") in found["damaged"] and "worst class" not in found
+    with pytest.raises(CheckpointError, match="is not a run folder"):
+        essentials(Run(tmp_path / "torn" / "rounds"))
+
+
+def test_a_configuration_in_a_line():
+    assert about({"algorithm.name": "fedsol"}) == "fedsol" and about({}) == ""
+    words = about({
+        "algorithm.name": "fedavg", "data.source": "digits", "partition.name": "dirichlet", "partition.alpha": 0.3,
+        "partition.clients": 20, "tasks.num_tasks": 5, "seed": 1,
+    })  # fmt: skip
+    assert words == "fedavg on digits; dirichlet 0.3 over 20 clients; 5 tasks; seed 1"
+
+
+def test_the_command_shows_the_good_runs_and_names_the_others(tmp_path):
+    tasks(tmp_path / "a", [[80, 0], [50, 90]])
+    (tmp_path / "b").mkdir()
+    pandas.DataFrame({"x": [1]}).to_csv(tmp_path / "b" / "config.yaml")
+    found = CliRunner().invoke(app, ["show", str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "none")])
+    assert found.exit_code == 0
+    assert "2 tasks" in found.output and "ACC %" in found.output and "task" in found.output
+    assert found.output.count("left out:") == 2
+    alone = CliRunner().invoke(app, ["show", str(tmp_path / "none")])
+    assert isinstance(alone.exception, CheckpointError) and "is not a run folder" in str(alone.exception)
