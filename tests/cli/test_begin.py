@@ -115,8 +115,10 @@ def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
         }
         return CliRunner().invoke(app, [], env=asked, prog_name="flray").stdout.split()
 
-    assert completed("run", "quickstart.yaml", "algorithm=fedpro") == ["algorithm=fedprox", "algorithm=fedproj"]
-    assert completed("run", "quickstart.yaml", "algorithm", "=", "fedpro") == ["fedprox", "fedproj"], (
+    assert completed("run", "quickstart.yaml", "algorithm=fedpro") == [
+        "algorithm=fedprox", "algorithm=fedproj", "algorithm=fedprotip"
+    ]  # fmt: skip
+    assert completed("run", "quickstart.yaml", "algorithm", "=", "fedpro") == ["fedprox", "fedproj", "fedprotip"], (
         "bash breaks words at ="
     )
     assert completed("run", "quickstart.yaml", "seed=0,1", "algorithm.l") == [
