@@ -143,6 +143,21 @@ def test_a_part_has_its_own_batch_norm_and_the_statistics_are_the_weighted_mean(
     torch.testing.assert_close(found, want.detach(), rtol=0, atol=1e-6)
 
 
+def test_a_round_of_a_drift_trains_on_what_is_left_and_one_without_samples_changes_nothing():
+    """Round 1 of 20 samples is 3 steps an epoch, two epochs; round 2 of none keeps the state; round 3 of 50 is 14."""
+    experiment = config()
+    worker, same = learner(experiment), learner(experiment, samples=INDICES[:20])
+    worker.drifted = {0: INDICES[:20], 1: INDICES[:0]}
+    states, rows = [], []
+    for rounds in (1, 2, 3):
+        state, found = train(worker, rounds, states[-1] if states else None, rounds - 1)
+        states.append(state)
+        rows += found
+    assert [steps for _, steps, _ in rows] == [6, 0, 14] and rows[1][0] == {} and rows[1][2] == rows[0][2]
+    assert torch.equal(states[0].w, train(same, 1)[0].w) and states[1] is states[0]
+    assert not torch.equal(states[2].w, states[1].w)
+
+
 # workers --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("shards", "worlds", "batch"), [(4, (2, 3, 4), 8), (5, (2, 3, 5), 8), (8, (3,), 10), (2, (2,), 64)]
