@@ -99,7 +99,7 @@ def replay(
     client: Annotated[int, typer.Option(help="client id")],
     round: Annotated[
         int | None,
-        typer.Option(help="round, from 1; default: the one after the last checkpoint, of a finished run the last"),
+        typer.Option(help="round, from 1 over all tasks; default: the one after the last checkpoint, or the last"),
     ] = None,
 ) -> None:
     """Repeat one client of one round in this process, to the same bits: for a debugger, or after a client failed."""
@@ -107,7 +107,7 @@ def replay(
 
     own_modules()
     again = Replay(folder)
-    rounds = again.experiment.rounds
+    rounds = again.experiment.total_rounds
     if round is not None and not 1 <= round <= rounds:
         raise FlrayError(f"--round {round}: the run has rounds 1 to {rounds}")
     at = min(at_failure(folder), rounds - 1) if round is None else round - 1

@@ -7,9 +7,11 @@ import warnings
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
 import flray
 from flray.api import play, simulate
+from flray.cli import app
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError
 from flray.data import load_dataset
@@ -156,6 +158,14 @@ def test_a_replay_goes_through_all_tasks(two_tasks, tmp_path):
     far = Replay(tmp_path / "run")
     assert [flatten(far.goto(done).state)["w"].tobytes() for done in (3, 4, 6)] == states
     assert far.scenario.fingerprint == Replay(two_tasks).scenario.fingerprint
+
+
+def test_a_client_of_any_task_can_be_repeated_from_the_command_line(two_tasks):
+    """Rounds are counted over all tasks."""
+    command = ["replay", str(two_tasks), "--client", "0", "--round"]
+    assert "client 0, round 5" in CliRunner().invoke(app, [*command, "5"]).stdout
+    wrong = CliRunner().invoke(app, [*command, "7"])
+    assert "--round 7: the run has rounds 1 to 6" in str(wrong.exception)
 
 
 def test_more_rounds_would_move_the_boundary_of_tasks(two_tasks):
