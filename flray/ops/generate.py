@@ -186,6 +186,23 @@ def noise(draws: np.random.Generator, *shape: int, device: torch.device | str = 
     return torch.from_numpy(draws.standard_normal(shape, dtype=np.float32)).to(device)
 
 
+def crop_and_flip(x: Tensor, draws: np.random.Generator, padding: int, flip: bool = True) -> Tensor:
+    """Images `[B, C, H, W]`, each padded with zeros, cropped to its size at a place of its own, and half of them
+    mirrored; the gradient follows. What is no image is returned as it is.
+    """
+    if x.dim() != 4:
+        return x
+    n, _, height, width = x.shape
+    first = draws.integers(0, 2 * padding + 1, (n, 2))
+    rows, columns = first[:, :1] + np.arange(height), first[:, 1:] + np.arange(width)
+    if flip:
+        columns = np.where(draws.random(n)[:, None] < 0.5, columns[:, ::-1], columns)
+    across, down = (torch.from_numpy(places.copy()).to(x.device) for places in (columns, rows))
+    padded = F.pad(x, (padding,) * 4)
+    tall = padded.gather(2, down[:, None, :, None].expand(n, x.shape[1], height, padded.shape[3]))
+    return tall.gather(3, across[:, None, None, :].expand(n, x.shape[1], height, width))
+
+
 def balanced_labels(size: int, classes: int, draws: np.random.Generator) -> Tensor:
     """`[size]` (int64): every class 0 ... classes - 1 as often, in this order; then a rest, drawn (NAYER)."""
     every = torch.arange(classes).repeat(size // classes)

@@ -43,3 +43,21 @@ def not_true_kl(teacher: Tensor, student: Tensor, y: Tensor, temperature: float 
     place = torch.arange(teacher.shape[1] - 1, device=y.device)
     others = place + (place >= y[:, None])
     return temperature**2 * kl(teacher.gather(1, others), student.gather(1, others), temperature)
+
+
+def soft_cross_entropy(teacher: Tensor, student: Tensor, temperature: float = 2.0) -> Tensor:
+    """-(1/B) sum_rows sum_c softmax(t / T)_c log softmax(s / T)_c of logits `[B, C]`: the KD of TARGET and LANDER.
+
+    The teacher gets no gradient. No factor T^2; it is the KL divergence plus the teacher's entropy.
+    """
+    p = torch.softmax(teacher.detach() / temperature, dim=1)
+    return -(p * torch.log_softmax(student / temperature, dim=1)).sum() / len(student)
+
+
+def new_against_old(logits: Tensor, new: ClassSet, old: ClassSet) -> Tensor:
+    """-log(e^b / (e^a + e^b)), mean over the batch, a = logsumexp of the old classes' logits, b of the new ones'.
+
+    The inter-task part of LODE (Liang and Li, NeurIPS 2023): a sample of the new task belongs to it. Logits `[B, C]`.
+    """
+    a, b = old.narrow(logits).logsumexp(dim=1), new.narrow(logits).logsumexp(dim=1)
+    return F.softplus(a - b).mean()

@@ -6,38 +6,76 @@ gives the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from flray.core.classes import ClassSet
 from flray.core.objective import Objective
-from flray.ops.generate import PUBLISHED, MFCLWeights, Statistics, batch_norms, mfcl_loss, noise
-from flray.ops.optim import Moments, adam_direction_
+from flray.core.point import Model
+from flray.ops.generate import (
+    PUBLISHED,
+    MFCLWeights,
+    Moved,
+    Statistics,
+    adversarial,
+    batch_norms,
+    mfcl_loss,
+    moved,
+    noise,
+    outside,
+    statistics_distance,
+)
+from flray.ops.losses import cross_entropy, kl
+from flray.ops.optim import Moments, adam_direction_, sgd_direction_
+
+BETAS = (0.5, 0.999)  # of Adam in the codes of TARGET and NAYER
+
+
+class Answer(NamedTuple):
+    """What a classifier says of inputs: `logits [B, q]` of the classes that it has learned, the representation
+    `attached [B, E]` that another layer makes of its features, where it has one, and what entered its batch norms."""
+
+    logits: Tensor
+    attached: Tensor | None
+    seen: list[Statistics]
 
 
 class Teacher(NamedTuple):
-    """A classifier at the point `(w [P], b [Q])`, asked in eval mode about the classes that it has learned; None: all
-    of them."""
+    """A classifier at the point `(w [P], b [Q])`, asked in eval mode about the classes that it has learned; None: all.
+
+    `attached` names a layer of it that reads the features beside the head.
+    """
 
     objective: Objective
     w: Tensor
     b: Tensor
     classes: ClassSet | None = None
+    attached: str | None = None
 
     def narrow(self, logits: Tensor) -> Tensor:
         return logits if self.classes is None else self.classes.narrow(logits)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits `[B, q]` of the learned classes."""
-        return self.narrow(self.objective.at(self.w, self.b)(x))
+    def ask(self, x: Tensor, watch: bool = True) -> Answer:
+        """What it says of inputs `x [B, ...]`, with the gradient that leads to them; `watch`: and its batch norms."""
+        with batch_norms(self.objective.module if watch else nn.Identity()) as seen:
+            model, other = self.objective.at(self.w, self.b), None
+            if self.attached is None:
+                logits = model(x)
+            else:
+                logits, other = attached(model, x, self.attached)
+        return Answer(self.narrow(logits), other, seen)
 
-    def watched(self, x: Tensor) -> tuple[Tensor, list[Statistics]]:
-        """The same, and what entered the batch norms on the way."""
-        with batch_norms(self.objective.module) as seen:
-            return self.logits(x), seen
+
+def attached(model: Model, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    """(all logits `[B, C]`, what another layer makes of the features, `[B, E]`), from one forward pass."""
+    z = model.features(x)
+    return model.head(z), model.run(layer, z)
 
 
 def fit_mfcl_generator(
@@ -63,11 +101,196 @@ def fit_mfcl_generator(
     for step in range(steps):
         z = noise(draws, batch_size, generator.module.noise, device=w.device)  # type: ignore[arg-type]
 
-        def value_of(made_by: object, z: Tensor = z) -> Tensor:
-            x = made_by(z)  # type: ignore[operator]
-            return mfcl_loss(x, *teacher.watched(x), weights)
+        def value_of(made_by: Model, z: Tensor = z) -> Tensor:
+            x = made_by(z)
+            said = teacher.ask(x)
+            return mfcl_loss(x, said.logits, said.seen, weights)
 
         value, g = generator.value_and_grad(value_of, w, b, "train", gradient)
         w.add_(adam_direction_(w, g, moments.replace(steps=step), 0.0), alpha=-lr)
         losses.append(value)
     return w, b, torch.stack(losses) if losses else torch.zeros(0)
+
+
+# inputs that are looked for by descent ----------------------------------------------------------
+class InversionWeights(NamedTuple):
+    """Weights of the terms of :func:`inversion_loss`; `ltc` and its `radius` are LANDER's. Defaults: spec 3."""
+
+    bn: float = 10.0
+    oh: float = 0.5
+    adv: float = 1.0
+    ltc: float = 0.0
+    radius: float = 0.0
+
+
+def inversion_loss(
+    said: Answer,
+    y: Tensor,
+    student: Tensor | None,
+    weights: InversionWeights,
+    average: Moved = (),
+    momentum: float = 0.9,
+    embeddings: Tensor | None = None,
+) -> Tensor:
+    """bn statistics + oh CE(teacher, y) + adv L_adv (+ ltc B(attached, e_y)), 0-dim: what TARGET and NAYER minimise.
+
+    `y [B]` are places among the learned classes, `student [B, q]` its logits; None: without L_adv, as in the warm-up.
+    `average` and `momentum` mix the statistics of earlier batches in; `embeddings [B, E]` are those of the labels.
+    """
+    value = weights.bn * statistics_distance(said.seen, average, momentum) + weights.oh * cross_entropy(said.logits, y)
+    if student is not None:
+        value = value + weights.adv * adversarial(said.logits, student)
+    if said.attached is not None and embeddings is not None:
+        value = value + weights.ltc * outside(said.attached, embeddings, weights.radius)
+    return value
+
+
+class Found(NamedTuple):
+    """What a search left: the generator's `w [G]`, the `free` tensors, the inputs `best [B, ...]` of the step with the
+    lowest loss, the sum of the generator's gradients `[G]`, and the `losses [steps]`."""
+
+    w: Tensor
+    free: tuple[Tensor, ...]
+    best: Tensor
+    gradient: Tensor
+    losses: Tensor
+
+
+def search(
+    generator: Objective,
+    w: Tensor,
+    b: Tensor,
+    free: Sequence[Tensor],
+    loss: Callable[..., tuple[Tensor, Tensor]],
+    *,
+    steps: int,
+    lr: float,
+    lr_free: float,
+) -> Found:
+    """`steps` steps of Adam with betas 0.5 and 0.999, new, on a generator and on `free` tensors beside it.
+
+    `loss(model, *free)` gives (a scalar, the inputs that were made), with the generator in train mode; its statistics
+    do not move. The rate of the `free` tensors is `lr_free`. Inputs are not changed.
+    """
+    w = w.clone()
+    free = tuple(part.clone() for part in free)
+    moments = [Moments(torch.zeros_like(part), torch.zeros_like(part), 0) for part in (w, *free)]
+    gradient, total, losses = torch.zeros_like(w), torch.zeros_like(w), list[Tensor]()
+    views = list(generator.views(gradient).values())
+    best, lowest = w[:0], float("inf")
+    for step in range(steps):
+        model = generator.at(w, b, "train_frozen", grad=True)
+        leaves = [part.detach().requires_grad_() for part in free]
+        value, made = loss(model, *leaves)
+        losses.append(value.detach())
+        if len(losses) == 1 or float(losses[-1]) < lowest:
+            best, lowest = made.detach(), float(losses[-1])
+        parts = torch.autograd.grad(value, [*model.leaves, *leaves], allow_unused=True)
+        for view, part in zip(views, parts, strict=False):
+            view.copy_(part) if part is not None else view.zero_()
+        total.add_(gradient)
+        own = [
+            part if part is not None else torch.zeros_like(leaf)
+            for part, leaf in zip(parts[len(views) :], leaves, strict=True)
+        ]
+        for target, g, moment, rate in zip(
+            (w, *free), (gradient, *own), moments, (lr, *[lr_free] * len(free)), strict=True
+        ):
+            v = adam_direction_(target, g.clone(), moment.replace(steps=step), 0.0, betas=BETAS)
+            target.add_(v, alpha=-rate)
+    return Found(w, free, best, total, torch.stack(losses))
+
+
+def invert(
+    old: Teacher,
+    generator: Objective,
+    g: Tensor,
+    free: Sequence[Tensor],
+    make: Callable[..., tuple[Tensor, Tensor]],
+    y: Tensor,
+    *,
+    student: Student | None,
+    average: Moved,
+    weights: InversionWeights,
+    steps: int,
+    lr: float,
+    lr_free: float,
+    momentum: float = 0.9,
+    embeddings: Tensor | None = None,
+) -> tuple[Found, Moved]:
+    """One round of synthesis: inputs that the old model takes for the classes `y [B]`, and the next `average`.
+
+    `make(model, *free)` gives (inputs as they are kept, the same as the classifier reads them). `student`: whom L_adv
+    asks; None: without it. The average of statistics takes those of the last step; momentum 0: there is none.
+    """
+    seen: list[Statistics] = []
+
+    def loss(model: Model, *parts: Tensor) -> tuple[Tensor, Tensor]:
+        made, x = make(model, *parts)
+        said = old.ask(x)
+        seen[:] = said.seen
+        other = None if student is None else old.narrow(old.objective.at(student.w, student.b)(x))
+        return inversion_loss(said, y, other, weights, average, momentum, embeddings), made
+
+    found = search(generator, g, generator.initial()[1], free, loss, steps=steps, lr=lr, lr_free=lr_free)
+    return found, moved(seen, average, momentum) if momentum else ()
+
+
+def shuffled(size: int, batch_size: int, draws: np.random.Generator) -> Iterator[np.ndarray]:
+    """Numbers of `size` samples in batches, epoch after epoch in another order, without end; the short last batch of an
+    epoch is kept."""
+    while True:
+        order = draws.permutation(size)
+        for start in range(0, size, batch_size):
+            yield order[start : start + batch_size]
+
+
+class Student(NamedTuple):
+    """A classifier that learns from made inputs: its parameters `w [P]` and statistics `b [Q]`, which are moved in
+    place, and the state of its SGD."""
+
+    w: Tensor
+    b: Tensor
+    moments: Moments
+
+    @classmethod
+    def of(cls, w: Tensor, b: Tensor) -> Student:
+        return cls(w, b, Moments(torch.zeros_like(w), w[:0], 0))
+
+
+def teach(
+    old: Teacher,
+    student: Student,
+    inputs: Iterator[Tensor],
+    *,
+    steps: int,
+    lr: float,
+    temperature: float,
+    ltc: float = 0.0,
+    momentum: float = 0.9,
+    weight_decay: float = 2e-4,
+) -> tuple[Student, Tensor]:
+    """`steps` steps of SGD of a student, in train mode, on T^2 KL(old || student) + ltc MSE of what is attached.
+
+    `inputs` gives a batch for each step. Returns (the student, the mean loss, 0-dim).
+    """
+    objective, moments = old.objective, student.moments
+    objective.reached()
+    gradient, total = torch.zeros_like(student.w), torch.zeros((), device=student.w.device)
+
+    def loss(x: Tensor, model: Model) -> Tensor:
+        with torch.no_grad():
+            told = old.ask(x, watch=False)
+        if told.attached is None or old.attached is None:
+            return temperature**2 * kl(told.logits, old.narrow(model(x)), temperature)
+        logits, other = attached(model, x, old.attached)
+        return temperature**2 * kl(told.logits, old.narrow(logits), temperature) + ltc * F.mse_loss(
+            other, told.attached
+        )
+
+    for _, x in zip(range(steps), inputs, strict=False):
+        value, g = objective.value_and_grad(partial(loss, x), student.w, student.b, "train", gradient)
+        student.w.add_(sgd_direction_(student.w, g, moments, momentum, weight_decay, objective.reached()), alpha=-lr)
+        moments = moments.replace(steps=moments.steps + 1)
+        total.add_(value)
+    return student._replace(moments=moments), total / max(steps, 1)

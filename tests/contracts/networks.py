@@ -50,3 +50,17 @@ class Layered(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         return torch.relu(self.second(torch.relu(self.norm(self.first(x).view(-1, 45, 2))).flatten(1)))
+
+
+class Pictured(Classifier):
+    """One convolution with batch norm, for images; a vector of features is a column of pixels."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(input_shape[0] if len(input_shape) == 3 else 1, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.head = nn.Linear(6 * 4, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = x[:, None, :, None] if x.dim() == 2 else x
+        return torch.nn.functional.adaptive_avg_pool2d(torch.relu(self.norm(self.conv(x))), 2).flatten(1)

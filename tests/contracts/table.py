@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 
@@ -187,6 +188,55 @@ FEDMEMO_CHANGES = {
     "one_step": Change(True),
     "proxy_bn": Change("update"),
     "client_exchange": Change("piggyback", BY_CLIENTS),
+}
+PICTURES = {  # images, so that what generators are asked for is all there
+    "rounds": 2,
+    "tasks": {"num_tasks": 2},
+    "data": {
+        "source": "synthetic",
+        "options": {"shape": [8, 8, 1], "num_classes": 5, "num_train": 150, "num_test": 50},
+    },
+    "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0, "variant": "plain", "min_size": 8},
+    "model": {"name": "tests.contracts.networks:Pictured"},
+    "cohort": {"size": 2},
+}
+POOL_OPTIONS = {
+    **FEDAVG_OPTIONS,
+    "weight_decay": 0.0,
+    "pool_size": 20,
+    "noise_dim": 5,
+    "warmup": 1,
+    "syn_round": 4,
+    "syn_batch": 8,
+    "g_steps": 3,
+    "kd_steps": 5,
+    "kd_batch": 6,
+    "student_lr": 0.1,
+}
+POOL_CHANGES = {
+    **FEDAVG_CHANGES,
+    "old_heads": Change("trained"),
+    "lode": Change(1.0),
+    "kd_temperature": Change(1.0),
+    "crop_padding": Change(3),
+    "flip": Change(False),
+    "syn_bs": Change(3),
+    "pool_size": Change(10),
+    "noise_dim": Change(4),
+    "warmup": Change(2),
+    "syn_round": Change(2),
+    "syn_batch": Change(6),
+    "g_steps": Change(2),
+    "lr_g": Change(0.01),
+    "bn": Change(0.0),
+    "oh": Change(5.0),
+    "adv": Change(100.0),
+    "bn_mmt": Change(0.0),
+    "kd_steps": Change(2, {"adv": 100.0}),
+    "kd_batch": Change(3, {"adv": 100.0}),
+    "student_lr": Change(0.3, {"adv": 100.0}),
+    "student_weight_decay": Change(0.5, {"adv": 100.0}),
+    "student_temperature": Change(1.0, {"adv": 100.0}),
 }
 
 TABLE: dict[str, Row] = {
@@ -447,6 +497,71 @@ TABLE: dict[str, Row] = {
             for record, names in (("detection", ("recent", "reference", "pending")), ("maker", ("w", "b")))
             for name in names
         ),
+    ),
+    "target": Row(
+        {**POOL_OPTIONS, "syn_bs": 4},
+        {
+            **POOL_CHANGES,
+            "lambda_kd": Change(1.0),
+            "official_pool": Change(True),
+            "lr_z": Change(0.5),
+            "official_adv": Change(True, {"adv": 100.0}),
+            "is_maml": Change(False),
+            "reset_round": Change(2),
+        },
+        (Reduction({"lambda_kd": 0.0, "old_heads": "trained"}, "fedavg", {"old_heads": "trained"}, {"momentum": 0.0}),),
+        grows=frozenset({"old_w", "old_b", "pool"}),
+        sections=PICTURES,
+    ),
+    "lander": Row(
+        {**POOL_OPTIONS, "syn_bs": 1, "lte": "random", "lte_dim": 6, "rows": 3, "pool_size": 40},
+        {
+            **POOL_CHANGES,
+            "bn": Change(10.0),
+            "lte": Change(str(Path(__file__).with_name("embeddings.npy"))),
+            "lte_dim": Change(7),
+            "lte_norm": Change("unit"),
+            "lambda_ltc": Change(5.0),
+            "radius": Change(10.0),
+            "a_cur": Change(0.6),
+            "a_pre": Change(0.6),
+            "rows": Change(2),
+        },
+        grows=frozenset({"old_w", "old_b", "pool"}),
+        sections=PICTURES,
+    ),
+    "mfcl": Row(
+        {
+            **FEDAVG_OPTIONS,
+            "weight_decay": 0.0,
+            "syn_size": 6,
+            "noise_dim": 5,
+            "pi": 4,
+            "generator_batch_size": 8,
+            "generator_lr": 0.01,
+        },
+        {
+            **FEDAVG_CHANGES,
+            "weighting": Change("examples"),
+            "syn_size": Change(5),
+            "w_ft": Change(2.0),
+            "w_kd": Change(2.0),
+            "double_forward": Change(True),
+            "noise_dim": Change(4),
+            "pi": Change(3),
+            "generator_lr": Change(0.02),
+            "generator_batch_size": Change(9),
+            "w_ie": Change(5.0),
+            "w_bn": Change(1.0),
+            "w_noise": Change(10.0),
+            "from_round": Change(2),
+            "to_round": Change(3, {"from_round": 2}),
+            "available": Change([0, 1], {"from_round": 2}),
+            "refresh": Change(1, {"from_round": 2}),
+        },
+        (Reduction({"from_round": 99}, "fedavg", {"from_round": 2}, {"momentum": 0.0, "weighting": "uniform"}),),
+        grows=frozenset({"old_w", "old_b"}),
+        sections=PICTURES,
     ),
     # not of flray: tests/contracts/own.py
     "own": Row(

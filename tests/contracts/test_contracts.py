@@ -218,7 +218,7 @@ OTHERS = [
 
 
 # their teachers, and what they make, are of all classes seen
-DISTILLING = ("feddf", "fedproj", "fedet", "fedntd", "fedsol", "fedmemo")
+DISTILLING = ("feddf", "fedproj", "fedet", "fedntd", "fedsol", "fedmemo", "mfcl")
 CARRIED = ("scaffold", "feddyn", "fedavgm", "fedadam", "fedyogi", "own")  # corrections and momentum of the task before
 
 

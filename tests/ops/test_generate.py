@@ -185,3 +185,29 @@ def test_a_student_is_drawn_anew():
     assert torch.equal(w, g.reinitialised(objective, np.random.default_rng(0))[0])
     assert not torch.equal(w, g.reinitialised(objective, np.random.default_rng(1))[0])
     assert g.reinitialised(Objective(build(Conv)), np.random.default_rng(0))[0].isfinite().all()
+
+
+def test_crops_and_mirrors_by_hand():
+    """Every image is a window of its zero-padded self, mirrored or not; its pixels get the gradient 1 where they are
+    seen."""
+    x = torch.arange(1.0, 25).view(2, 1, 3, 4).repeat(20, 1, 1, 1).requires_grad_()
+    found = g.crop_and_flip(x, np.random.default_rng(0), 1)
+    padded = F.pad(x.detach(), (1, 1, 1, 1))
+    seen = set()
+    for i in range(40):
+        places = {(r, c): padded[i, :, r : r + 3, c : c + 4] for r in range(3) for c in range(3)}
+        fits = [
+            (at, m)
+            for at, window in places.items()
+            for m in (0, 1)
+            if torch.equal(found[i], window.flip(2) if m else window)
+        ]
+        assert fits
+        seen.add(fits[0])
+    assert len(seen) > 9
+    (grad,) = torch.autograd.grad(found.sum(), x)
+    assert set(grad.unique().tolist()) == {0.0, 1.0}
+    assert torch.equal(found, g.crop_and_flip(x, np.random.default_rng(0), 1))
+    assert torch.equal(g.crop_and_flip(x, np.random.default_rng(0), 0, flip=False), x)
+    table = drawn(3, 4)
+    assert g.crop_and_flip(table, np.random.default_rng(0), 1) is table

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flray.core.classes import Classes
-from flray.ops.losses import cross_entropy, kl, not_true_kl
+from flray.ops.losses import cross_entropy, kl, new_against_old, not_true_kl, soft_cross_entropy
 from tests.ops.support import normal
 
 
@@ -93,3 +93,23 @@ def test_not_true_kl_drops_the_true_class_on_both_sides(temperature):
     value.backward()
     expected = np.stack([np.insert(row, c, 0.0) for row, c in zip(temperature * (q - p) / 5, y, strict=True)])
     np.testing.assert_allclose(student.grad.numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_soft_cross_entropy_is_the_divergence_and_the_teachers_entropy(temperature):
+    """-(1/B) sum p log q by NumPy = KL(p || q) + H(p)."""
+    teacher, student = 3 * normal(5, 4), normal(5, 4, seed=1)
+    p, q = (softmax(z.double().numpy() / temperature) for z in (teacher, student))
+    value = soft_cross_entropy(teacher, student, temperature)
+    assert value.item() == pytest.approx(-(p * np.log(q)).sum() / 5, rel=1e-5)
+    entropy = -(p * np.log(p)).sum() / 5
+    assert value.item() == pytest.approx(kl(teacher, student, temperature).item() + entropy, rel=1e-5)
+
+
+def test_new_against_old_is_a_softmax_over_two_sums():
+    """-log(e^b / (e^a + e^b)), a over the old classes 0 and 2, b over the new ones 1 and 3, mean over the batch."""
+    logits, classes = 2 * normal(6, 4), Classes([[0, 2], [1, 3]], 4)
+    e = np.exp(logits.double().numpy())
+    old, new = e[:, [0, 2]].sum(1), e[:, [1, 3]].sum(1)
+    value = new_against_old(logits, classes.new, classes.old)
+    assert value.item() == pytest.approx(-np.log(new / (old + new)).mean(), rel=1e-5)

@@ -1,0 +1,76 @@
+"""The frame of the data-free continual methods (TARGET, LANDER, MFCL): the model that learned the tasks so far is kept
+as the old one, the server makes a stand-in for its data, and clients learn new classes beside what the old model says.
+
+Not an algorithm by itself. Before every task but the first (where the papers say: at the end of a task that is not the
+last), old model <- w_g, and `remember` makes the stand-in. Without tasks it is FedAvg.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+from flray.algorithms.fedavg import FedAvg
+from flray.core.classes import ClassSet
+from flray.core.context import Context
+from flray.core.exchange import Exchange
+from flray.core.fields import shared
+from flray.core.inputs import Inputs
+from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState
+from flray.core.samples import ClientData
+from flray.ops.synthesis import Teacher
+
+
+class OldState(ServerState):
+    """The old model, `old_w [P]` and `old_b [Q]`; `[0]` where there is none yet."""
+
+    old_w: Tensor
+    old_b: Tensor
+
+
+class OldDown(Broadcast):
+    """It goes to a client once, for as long as it stays the same."""
+
+    old_w: Tensor = shared()
+    old_b: Tensor = shared()
+
+
+class DataFree(FedAvg, frozen=True):
+    def networks(self, model: nn.Module, inputs: Inputs) -> dict[str, nn.Module]:
+        inputs.require_numbers(f"the generator of {type(self).__name__}")
+        return {"generator": self.generator(inputs.shape)}
+
+    @abstractmethod
+    def generator(self, shape: tuple[int, ...]) -> nn.Module:
+        """The generator for inputs of this shape."""
+
+    def due(self, ctx: Context) -> bool:
+        """Whether the server remembers at this moment."""
+        return ctx.clock.phase == "task_begin" and ctx.clock.task > 0
+
+    @abstractmethod
+    def remember(self, ctx: Context, state: Any, old: Teacher) -> tuple[Any, Metrics]:
+        """The state with what stands in for the data of the old model's classes; its old model is already this one."""
+
+    def next_exchange(self, ctx: Context, state: Any) -> Exchange | None:
+        # the server works alone: one client is asked, with an empty message, because an exchange needs an answer
+        exchanges = [Exchange("remember", self.nothing, self.remembered, self.idle, who=1)] if self.due(ctx) else []
+        if ctx.clock.phase == "round":
+            exchanges.append(self.training)
+        return exchanges[ctx.clock.exchange] if ctx.clock.exchange < len(exchanges) else None
+
+    def nothing(self, ctx: Context, state: Any) -> Record:
+        return Record()
+
+    def idle(self, ctx: Context, down: Record, client: Any, data: ClientData) -> tuple[Record, Any, Metrics]:
+        return Record(), client, {}
+
+    def remembered(self, ctx: Context, state: Any, updates: Record, cohort: Cohort) -> tuple[Any, Metrics]:
+        old = Teacher(ctx.objective, state.w, state.b, self.learned(ctx))
+        return self.remember(ctx, state.replace(old_w=state.w, old_b=state.b), old)
+
+    def learned(self, ctx: Context) -> ClassSet | None:
+        """The classes that the old model has learned; None: all."""
+        return None if ctx.classes is None else ctx.classes.old

@@ -1,0 +1,168 @@
+"""LANDER (Tran et al., CVPR 2024): embeddings of the class names anchor features, in training and in the images that
+the server makes, which are NAYER's (Tran et al., CVPR 2024).
+
+With att = Linear(features) `[B, E]`, e_y the embedding of label y, B(u, v) = max(0, MSE(u, v) - r):
+client, task 1: CE + lambda_ltc B(att, e_y); later, with made inputs beside the real ones, s and t the model and the old
+one on them, C_t classes seen, alpha = log2(C_t / 2 + 1), beta = sqrt(C_{t-1} / C_t):
+a_cur (1 + 1/alpha) / beta (CE_new + lambda_ltc B(att, e_y)) + a_pre alpha beta (KD(t, s) + MSE(att_s, att_t)).
+Server: a generator that reads e_y through linear layers drawn anew in each round is moved for `g_steps` steps of Adam
+on w_bn statistics + w_oh CE + w_adv L_adv + lambda_ltc B(att, e_y); the inputs of the lowest loss go to the pool, on
+which a student learns T^2 KL + lambda_ltc MSE(att).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import ceil, log2, sqrt
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flray.algorithms.data_free_pool import DataFreePool, PoolDown, PoolState
+from flray.algorithms.fedavg import Carry
+from flray.core.context import Context
+from flray.core.errors import ConfigError
+from flray.core.fields import shared
+from flray.core.hp import hp
+from flray.core.inputs import Inputs
+from flray.core.messages import Batch, Metrics
+from flray.core.point import Model
+from flray.models.generators import NoisyLabelGenerator
+from flray.models.label_embeddings import label_embeddings
+from flray.ops.generate import Moved, balanced_labels, eight_bit, noise, outside, reinitialised
+from flray.ops.losses import soft_cross_entropy
+from flray.ops.synthesis import InversionWeights, Student, Teacher, attached, invert
+
+ATT = "att"  # the layer that reads the features beside the head
+LR_COLOUR = 0.01
+COLOUR = (0.5, 0.2)  # mean and standard deviation that made images begin with; they are searched for
+
+
+class LanderState(PoolState):
+    """`lte [C, E]`: the embedding of every class's name."""
+
+    lte: Tensor
+
+
+class LanderDown(PoolDown):
+    lte: Tensor = shared()
+
+
+class Lander(DataFreePool, frozen=True):
+    lte: str | None = hp(
+        None, doc="label embeddings: a .safetensors or .npy file, the folder of a text model, or random"
+    )
+    lte_dim: int = hp(512, ge=1, doc="width of the label embeddings (E)")
+    lte_norm: Literal["none", "unit"] = hp("none", doc="embeddings as they are (r is absolute), or of length 1")
+    lambda_ltc: float = hp(
+        0.5, log=(0.1, 10.0), ge=0, doc="weight of the distance to the label's embedding (lambda_ltc)"
+    )
+    radius: float = hp(0.015, log=(1e-3, 0.1), ge=0, doc="squared distance that costs nothing (r)")
+    a_cur: float = hp(0.3, linear=(0.1, 1.0), ge=0, doc="weight of the new task (a_cur)")
+    a_pre: float = hp(0.3, linear=(0.1, 1.0), ge=0, doc="weight of the old tasks (a_pre)")
+    syn_bs: int = hp(1, choice=(1, 2), ge=1, doc="made inputs for each real sample of a batch")
+    pool_size: int = hp(10000, choice=(2000, 5000, 10000, 12800), ge=1, doc="made inputs that are sent, at most")
+    rows: int = hp(10, ge=1, doc="samples that share a noisy layer (nl)")
+    bn: float = hp(1.0, log=(0.1, 10.0), ge=0, doc="weight of the batch-norm statistics (lambda_bn)")
+    kd_steps: int = hp(50, choice=(50, 400), ge=1, doc="steps of the student in a round")
+
+    def module(self, model: nn.Module, inputs: Inputs) -> nn.Module:
+        width = getattr(getattr(model, "head", None), "in_features", None)
+        if width is None:
+            raise ConfigError(
+                f"lander needs a linear head beside which it reads the features; {type(model).__name__} has none"
+            )
+        model.add_module(ATT, nn.Linear(width, self.lte_dim))
+        return model
+
+    # server -----------------------------------------------------------------------------------
+    def generator(self, shape: tuple[int, ...]) -> nn.Module:
+        return NoisyLabelGenerator(shape, self.lte_dim, self.noise_dim, self.syn_batch, self.rows)
+
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> LanderState:
+        draws = ctx.rng("label embeddings")
+        lte = label_embeddings(self.lte, ctx.inputs.classes, self.lte_dim, draws).to(w.device)
+        return LanderState.of(super().init_server(ctx, w, b), lte=F.normalize(lte) if self.lte_norm == "unit" else lte)
+
+    def broadcast(self, ctx: Context, state: Any) -> LanderDown:
+        return LanderDown(**vars(state))
+
+    def remember(self, ctx: Context, state: Any, old: Teacher) -> tuple[LanderState, Metrics]:
+        generator, old = ctx.net["generator"], old._replace(attached=ATT)
+        g, _ = generator.initial()
+        w, b = reinitialised(ctx.objective, ctx.rng("student"))
+        free = [torch.full((ctx.inputs.shape[0],), value, device=g.device) for value in COLOUR if ctx.inputs.is_image]
+        embeddings = state.lte if old.classes is None else state.lte[old.classes.index]
+        average: Moved = ()
+        made, metrics = list[Tensor](), dict[str, float | Tensor]()
+        for number in range(1, self.warmup + self.syn_round + 1):
+            draws = ctx.rng("synthesis", number)
+            self.renew(generator.views(g), draws)
+            y = balanced_labels(self.syn_batch, len(embeddings), draws).to(g.device)
+            found, average = invert(
+                old,
+                generator,
+                g,
+                free,
+                partial(self.make, ctx, draws, embeddings[y]),
+                y,
+                student=Student.of(w, b) if number >= self.warmup + 3 else None,
+                average=average,
+                weights=InversionWeights(self.bn, self.oh, self.adv, self.lambda_ltc, self.radius),
+                lr_free=LR_COLOUR,
+                embeddings=embeddings[y],
+                **self.inversion,
+            )
+            g, free = found.w, list(found.free)
+            if number >= self.warmup:
+                made.append(eight_bit(found.best))
+                pool = torch.cat(made)[: self.pool_size]
+                _, loss = self.taught(ctx, old, Student.of(w, b), pool, draws, self.student_lr, self.lambda_ltc)
+                metrics = {"generate/loss": found.losses[-1], "generate/student_loss": loss}
+        return state.replace(pool=pool), {**metrics, "generate/inputs": float(len(pool))}
+
+    def renew(self, layers: Mapping[str, Tensor], draws: np.random.Generator) -> None:
+        """The generator's noisy layers, in place: weights N(0, 1), biases 0."""
+        for name, layer in layers.items():
+            if name.startswith("noisy."):
+                layer.copy_(noise(draws, *layer.shape, device=layer.device)) if layer.dim() > 1 else layer.zero_()
+
+    def make(
+        self, ctx: Context, draws: np.random.Generator, e: Tensor, model: Model, *colour: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        made = model(e)
+        x = self.augmented(ctx, made, draws)
+        return made, (x - colour[0][:, None, None]) / colour[1][:, None, None] if colour else x
+
+    # client -----------------------------------------------------------------------------------
+    def gradient(
+        self, ctx: Context, down: LanderDown, client: object, carry: Carry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        e = down.lte[batch.y]
+        if not len(down.pool) or ctx.classes is None:
+
+            def first(model: Model) -> Tensor:
+                logits, att = attached(model, batch.x, ATT)
+                return self.local(ctx, logits, batch.y) + self.lambda_ltc * outside(att, e, self.radius)
+
+            return ctx.objective.value_and_grad(first, carry.w, carry.b, out=carry.grad)
+        seen, old, size = ctx.classes.seen, ctx.classes.old, self.syn_bs * self.batch_size
+        alpha, beta = log2(len(seen) / 2 + 1), sqrt(len(old) / len(seen))
+        x = self.beside(ctx, down.pool, carry.moments.steps, size, ceil(len(down.pool) / size))
+        with torch.no_grad():
+            told, towards = attached(ctx.objective.at(down.old_w, down.old_b), x, ATT)
+
+        def loss(model: Model) -> Tensor:
+            logits, att = attached(model, batch.x, ATT)
+            new = self.local(ctx, logits, batch.y) + self.lambda_ltc * outside(att, e, self.radius)
+            logits, att = attached(model, x, ATT)
+            kept = soft_cross_entropy(old.narrow(told), old.narrow(logits), self.kd_temperature) + F.mse_loss(
+                att, towards
+            )
+            return self.a_cur * (1 + 1 / alpha) / beta * new + self.a_pre * alpha * beta * kept
+
+        return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)

@@ -1,0 +1,157 @@
+"""MFCL (Babakniya et al., NeurIPS 2023): a generator, trained on the server by what the old model says, gives clients
+samples of the classes that they no longer see.
+
+Server, before a task: Adam on the generator, CE(o/1000, argmax o) + w_ie entropy + w_bn statistics + w_noise roughness
+of the old model's logits o over the q learned classes (`flray.ops.generate.mfcl_loss`).
+Client, per batch of real samples (x, y), with n_syn made ones, y = argmax o, and h the features of both:
+CE(new classes' logits of the real, y) + w_ft CE(f(stop h), y) + w_kd mean_i mean_{c<q} (f_old(h_i)_c - o_ic)^2.
+
+The adapted baseline of FedMemo (spec 7.1) knows when classes will vanish: with `from_round` the same happens at the
+beginning of that round, for all classes seen so far, until `to_round`; the first term reads the classes `available`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flray.algorithms.data_free import DataFree, OldDown, OldState
+from flray.algorithms.fedavg import Carry
+from flray.core.classes import ClassSet
+from flray.core.context import Context
+from flray.core.fields import shared
+from flray.core.hp import hp
+from flray.core.messages import Batch, Metrics
+from flray.core.point import Model
+from flray.models.generators import MFCLGenerator
+from flray.ops.generate import MFCLWeights, noise
+from flray.ops.losses import cross_entropy
+from flray.ops.synthesis import Teacher, fit_mfcl_generator
+
+
+class MFCLState(OldState):
+    """The generator, which is trained on from task to task: parameters `[G]` and statistics."""
+
+    generator_w: Tensor
+    generator_b: Tensor
+
+
+class MFCLDown(OldDown):
+    generator_w: Tensor = shared()
+    generator_b: Tensor = shared()
+
+
+class MFCL(DataFree, frozen=True):
+    lr: float = hp(
+        0.1, log=(1e-3, 1.0), gt=0, doc="local learning rate; with lr_decay 0.9772 it is 0.01 after 100 rounds"
+    )
+    momentum: float = hp(0.0, choice=(0.0, 0.5, 0.9), ge=0, lt=1, doc="momentum of SGD; Adam does not read it")
+    weight_decay: float = hp(1e-5, log=(1e-6, 1e-2), ge=0, doc="weight decay, added to the gradient")
+    local_epochs: int = hp(10, choice=(1, 2, 5, 10, 20), ge=1, doc="local epochs per round (E)")
+    batch_size: int = hp(32, choice=(10, 32, 50, 64, 128, 256), ge=1, doc="local batch size (B), of real samples")
+    weighting: Literal["examples", "uniform"] = hp(
+        "uniform", doc="aggregation weights: n_k over the cohort's sum, or equal"
+    )
+    syn_size: int = hp(128, choice=(32, 64, 128), ge=1, doc="made samples beside each batch of real ones")
+    w_ft: float = hp(1.0, log=(0.1, 10.0), ge=0, doc="weight of the head's cross-entropy over all classes seen")
+    w_kd: float = hp(0.1, log=(0.01, 10.0), ge=0, doc="weight of the distance of the old head's logits")
+    double_forward: bool = hp(
+        False, doc="official code: the head's features from a second pass, which moves statistics"
+    )
+    noise_dim: int = hp(1000, ge=1, doc="width of the generator's noise")
+    pi: int = hp(100, choice=(50, 100, 200), ge=1, doc="steps of the generator before each task (pi)")
+    generator_lr: float = hp(1e-3, log=(1e-4, 1e-2), gt=0, doc="learning rate of the generator (Adam)")
+    generator_batch_size: int = hp(128, choice=(64, 128, 256), ge=2, doc="batch size of the generator")
+    w_ie: float = hp(1.0, log=(0.1, 10.0), ge=0, doc="weight of the information entropy")
+    w_bn: float = hp(50.0, log=(1.0, 100.0), ge=0, doc="weight of the batch-norm statistics")
+    w_noise: float = hp(1e-3, log=(1e-4, 1e-1), ge=0, doc="weight of the roughness")
+    from_round: int | None = hp(
+        None, ge=1, doc="known drift: round (from 1) that begins without some classes; none: tasks"
+    )
+    to_round: int | None = hp(None, ge=1, doc="the first round that has all classes again; none: never")
+    available: tuple[int, ...] | None = hp(None, doc="classes that are left in those rounds; none: all")
+    refresh: int | None = hp(None, ge=1, doc="rounds after which the generator is trained anew; none: never")
+
+    # server -----------------------------------------------------------------------------------
+    def generator(self, shape: tuple[int, ...]) -> nn.Module:
+        return MFCLGenerator(shape, self.noise_dim)
+
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> MFCLState:
+        return MFCLState(w, b, w[:0], b[:0], *ctx.net["generator"].initial())
+
+    def due(self, ctx: Context) -> bool:
+        if self.from_round is None:
+            return super().due(ctx)
+        since = ctx.clock.done + 1 - self.from_round
+        now = since == 0 or (self.refresh is not None and since % self.refresh == 0)
+        return ctx.clock.phase == "round" and self.dropped(ctx) and now
+
+    def dropped(self, ctx: Context) -> bool:
+        """Whether this round lies in the known window."""
+        number = ctx.clock.done + 1
+        return self.from_round is not None and self.from_round <= number < (self.to_round or number + 1)
+
+    def learned(self, ctx: Context) -> ClassSet:
+        return self.sets(ctx)[2]
+
+    def remember(self, ctx: Context, state: MFCLState, old: Teacher) -> tuple[MFCLState, Metrics]:
+        w, b, losses = fit_mfcl_generator(
+            ctx.net["generator"],
+            state.generator_w,
+            state.generator_b,
+            old,
+            ctx.rng("generator"),
+            steps=self.pi,
+            batch_size=self.generator_batch_size,
+            lr=self.generator_lr,
+            weights=MFCLWeights(self.w_ie, self.w_bn, self.w_noise),
+        )
+        metrics = {"generate/loss_first": losses[0], "generate/loss_last": losses[-1]}
+        return state.replace(generator_w=w, generator_b=b), metrics
+
+    def broadcast(self, ctx: Context, state: MFCLState) -> MFCLDown:
+        if self.dropped(ctx) if self.from_round is not None else len(state.old_w):
+            return MFCLDown(**vars(state))
+        none, no_b = state.w[:0], state.b[:0]
+        return MFCLDown(state.w, state.b, none, no_b, none, no_b)
+
+    # client -----------------------------------------------------------------------------------
+    def sets(self, ctx: Context) -> tuple[ClassSet, ClassSet, ClassSet]:
+        """The classes that the first term reads, all that are seen, and those that the old model has learned."""
+        size = len(ctx.inputs.classes)
+        new = seen = ClassSet(range(size), size, ctx.device)
+        if ctx.classes is not None:
+            new, seen = ctx.classes.new, ctx.classes.seen
+        if self.from_round is None:
+            return new, seen, ctx.classes.old if ctx.classes is not None else seen
+        return new if self.available is None else ClassSet(self.available, size, ctx.device), seen, seen
+
+    def gradient(
+        self, ctx: Context, down: MFCLDown, client: object, carry: Carry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        if not len(down.old_w):
+            return super().gradient(ctx, down, client, carry, batch)
+        new, seen, learned = self.sets(ctx)
+        old = ctx.objective.at(down.old_w, down.old_b)
+        with torch.no_grad():
+            z = noise(ctx.rng("made", carry.moments.steps), self.syn_size, self.noise_dim, device=ctx.device)
+            x = torch.cat([batch.x, ctx.net["generator"].at(down.generator_w, down.generator_b)(z)])
+            said = learned.narrow(old(x))
+        y = torch.cat([batch.y, learned.index[said[len(batch.y) :].argmax(1)]])
+        fresh = new.has(batch.y)
+
+        def loss(model: Model) -> Tensor:
+            h = model.features(x)
+            still = h.detach()
+            if self.double_forward:
+                with torch.no_grad():
+                    still = model.features(x)
+            value = self.w_ft * cross_entropy(model.head(still), y, seen)
+            if fresh.any():
+                value = value + cross_entropy(model.head(h[: len(batch.y)][fresh]), batch.y[fresh], new)
+            return value + self.w_kd * F.mse_loss(learned.narrow(old.head(h)), said)
+
+        return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)

@@ -1,0 +1,141 @@
+"""TARGET (Zhang et al., ICCV 2023): before a new task the server makes images by what the old model knows, and clients
+distil it on them.
+
+Server: a generator G, new for each task, and a student, drawn anew. In each round noise z and a copy G' are moved for
+`g_steps` steps of Adam to lower w_bn statistics + w_oh CE(old, y) + w_adv L_adv on augmented G'(z), for random labels y
+(`flray.ops.synthesis.inversion_loss`); the images of the lowest loss go to the pool as 8 bits; G takes one Adam step
+along the sum of the gradients (MAML) or 67 (G - G') (Reptile); the student learns T^2 KL(old || student) on the pool.
+Client, per batch of real samples (x, y) and one of the pool, s and t the logits of model and old model on the latter:
+CE_new(x, y) + lambda_kd -mean sum_c softmax(t / 2)_c log softmax(s / 2)_c over the old classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from math import ceil, cos, pi
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flray.algorithms.data_free_pool import DataFreePool, PoolDown, PoolState
+from flray.algorithms.fedavg import Carry
+from flray.core.context import Context
+from flray.core.hp import hp
+from flray.core.messages import Batch, Metrics
+from flray.core.point import Model
+from flray.core.samples import ClientData
+from flray.models.generators import TargetGenerator
+from flray.ops.generate import Moved, eight_bit, noise, reinitialised
+from flray.ops.losses import soft_cross_entropy
+from flray.ops.optim import Moments, adam_direction_
+from flray.ops.synthesis import BETAS, InversionWeights, Student, Teacher, invert
+
+REPTILE = 67.0
+ETA_MIN, PERIOD = 2e-4, 200  # of the student's cosine schedule, in rounds
+
+
+def kept(rounds: int, batch: int, size: int, official: bool) -> Tensor:
+    """Which of `rounds * batch` made inputs are the pool, `[n]`, n at most `size`: the first ones; official: the first
+    by the names ROUND-NUMBER.png, as text."""
+    if not official:
+        return torch.arange(min(rounds * batch, size))
+    names = sorted((f"{i}-{j}.png", i * batch + j) for i in range(rounds) for j in range(batch))
+    return torch.tensor([number for _, number in names[:size]])
+
+
+class Target(DataFreePool, frozen=True):
+    lambda_kd: float = hp(25.0, log=(1.0, 100.0), ge=0, doc="weight of the clients' distillation (lambda_kd)")
+    syn_bs: int = hp(256, choice=(64, 128, 256), ge=1, doc="made inputs beside each batch of real samples")
+    official_pool: bool = hp(False, doc="the code's pool: images of the warm-up too, the first by name")
+    lr_z: float = hp(0.01, log=(1e-3, 0.1), gt=0, doc="learning rate of the noise")
+    official_adv: bool = hp(False, doc="the code's L_adv, which starts in the last round of the warm-up")
+    is_maml: bool = hp(True, doc="G follows the sum of the gradients; false: Reptile")
+    reset_round: int | None = hp(120, ge=1, doc="rounds after the warm-up at which G's first layers are drawn anew")
+
+    # server -----------------------------------------------------------------------------------
+    def generator(self, shape: tuple[int, ...]) -> nn.Module:
+        return TargetGenerator(shape, self.noise_dim)
+
+    def remember(self, ctx: Context, state: PoolState, old: Teacher) -> tuple[PoolState, Metrics]:
+        generator, classes = ctx.net["generator"], len(ctx.inputs.classes) if old.classes is None else len(old.classes)
+        g, _ = generator.initial()
+        meta = Moments(torch.zeros_like(g), torch.zeros_like(g), 0)
+        student = Student.of(*reinitialised(ctx.objective, ctx.rng("student")))
+        average: Moved = ()
+        made, pool, metrics = list[Tensor](), state.pool[:0], dict[str, float | Tensor]()
+        for number in range(1, self.warmup + self.syn_round + 1):
+            draws, after = ctx.rng("synthesis", number), number - self.warmup
+            if after == self.reset_round:
+                self.reset(ctx, g, draws)
+            z = noise(draws, self.syn_batch, self.noise_dim, device=g.device)
+            y = torch.from_numpy(draws.integers(0, classes, self.syn_batch)).to(g.device)
+            found, average = invert(
+                old,
+                generator,
+                g,
+                [z],
+                partial(self.make, ctx, draws),
+                y,
+                student=student if after > 0 or (self.official_adv and after == 0) else None,
+                average=average,
+                weights=InversionWeights(self.bn, self.oh, self.adv),
+                lr_free=self.lr_z,
+                **self.inversion,
+            )
+            gradient = found.gradient if self.is_maml else REPTILE * (g - found.w)
+            direction = adam_direction_(g, gradient, meta.replace(steps=number - 1), 0.0, betas=BETAS)
+            g = g.sub(direction, alpha=self.lr_g * self.g_steps)
+            if after > 0 or self.official_pool:
+                made.append(eight_bit(found.best))
+            if after > 0:
+                index = kept(len(made), self.syn_batch, self.pool_size, self.official_pool)
+                pool = torch.cat(made)[index.to(g.device)]
+                rate = ETA_MIN + (self.student_lr - ETA_MIN) * (1 + cos(pi * (after - 1) / PERIOD)) / 2
+                student, loss = self.taught(ctx, old, student, pool, draws, rate)
+                metrics = {"generate/loss": found.losses[-1], "generate/student_loss": loss}
+        return state.replace(pool=pool), {**metrics, "generate/inputs": float(len(pool))}
+
+    def make(self, ctx: Context, draws: np.random.Generator, model: Model, z: Tensor) -> tuple[Tensor, Tensor]:
+        made = model(z)
+        return made, ctx.inputs.normalised(self.augmented(ctx, made, draws))
+
+    def reset(self, ctx: Context, g: Tensor, draws: np.random.Generator) -> None:
+        """The generator's first linear layer and norm, in place: weights N(0, 0.02), biases 0."""
+        views = ctx.net["generator"].views(g)
+        for name in ("first", "blocks.0"):
+            weight = views[f"{name}.weight"]
+            weight.copy_(0.02 * noise(draws, *weight.shape, device=g.device))
+            views[f"{name}.bias"].zero_()
+
+    # client -----------------------------------------------------------------------------------
+    def an_epoch(self, ctx: Context, pool: Tensor) -> int:
+        """Steps of a local epoch: it ends with the shorter of the client's samples and the pool."""
+        own = int(self.epoch_batches(np.array([ctx.num_examples]))[0])
+        return min(own, ceil(len(pool) / self.syn_bs))
+
+    def batches(self, ctx: Context, down: PoolDown, client: object, carry: Carry, data: ClientData) -> Iterable[Batch]:
+        batches = super().batches(ctx, down, client, carry, data)
+        if not len(down.pool):
+            return batches
+        own, short = int(self.epoch_batches(np.array([ctx.num_examples]))[0]), self.an_epoch(ctx, down.pool)
+        return (batch for i, batch in enumerate(batches) if i % own < short)
+
+    def gradient(
+        self, ctx: Context, down: PoolDown, client: object, carry: Carry, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        if not len(down.pool) or ctx.classes is None:
+            return super().gradient(ctx, down, client, carry, batch)
+        old, value_and_grad = ctx.classes.old, ctx.objective.value_and_grad
+        if not self.lambda_kd:
+            return value_and_grad(lambda f: self.local(ctx, f(batch.x), batch.y), carry.w, carry.b, out=carry.grad)
+        x = self.beside(ctx, down.pool, carry.moments.steps, self.syn_bs, self.an_epoch(ctx, down.pool))
+        with torch.no_grad():
+            said = old.narrow(ctx.objective.at(down.old_w, down.old_b)(x))
+
+        def loss(model: Model) -> Tensor:
+            value = self.local(ctx, model(batch.x), batch.y)
+            return value + self.lambda_kd * soft_cross_entropy(said, old.narrow(model(x)), self.kd_temperature)
+
+        return value_and_grad(loss, carry.w, carry.b, out=carry.grad)

@@ -1,0 +1,339 @@
+"""TARGET, LANDER and MFCL: the clients' gradients in plain PyTorch, what the server keeps and sends, and when."""
+
+from __future__ import annotations
+
+from math import log2, sqrt
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import flray
+from flray.algorithms.data_free_pool import PoolDown
+from flray.algorithms.lander import Lander, LanderDown
+from flray.algorithms.mfcl import MFCL, MFCLDown
+from flray.algorithms.target import Target, kept
+from flray.core.classes import Classes
+from flray.core.clock import Clock
+from flray.core.errors import ConfigError, DataError
+from flray.core.inputs import Inputs
+from flray.core.messages import Batch
+from flray.core.objective import Objective
+from flray.models.label_embeddings import label_embeddings
+from flray.rundir import checkpoint
+from tests.contracts.networks import Pictured
+from tests.contracts.table import experiment
+from tests.ops.support import context, normal
+
+SHAPE = (1, 8, 8)
+OLD, NEW, SEEN = [0, 2], [1, 4], [0, 1, 2, 4]
+
+
+def net(seed, width=None):
+    torch.manual_seed(seed)
+    made = Pictured(SHAPE, 5)
+    if width is not None:
+        made.add_module("att", nn.Linear(24, width))
+    return made
+
+
+def world(algorithm, width=None):
+    """A client's context in the second task, its carry, the model as a module, the old one, and a real batch."""
+    model, old = net(1, width), net(2, width)
+    objective = Objective(net(0, width))
+    points = [
+        objective.from_state_dict({n: t for n, t in m.state_dict().items() if t.is_floating_point()})
+        for m in (model, old)
+    ]
+    ctx = context(
+        objective,
+        clock=Clock(task=1, done=3),
+        classes=Classes([OLD, NEW], 5),
+        inputs=Inputs(SHAPE, (0.4,), (0.3,), tuple("abcde")),
+        client=2,
+        num_examples=7,
+        num_steps=4,
+    )
+    batch = Batch(normal(7, *SHAPE), torch.tensor([1, 4, 4, 1, 1, 4, 1]))
+    return ctx, algorithm.start(ctx, *points[0]), model.train(), old.eval(), points, batch
+
+
+def flat(ctx, model, value):
+    grads = torch.autograd.grad(value, list(model.parameters()), allow_unused=True)
+    named = {
+        n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(model.named_parameters(), grads, strict=True)
+    }
+    return ctx.objective.layout.flatten(named, torch.device("cpu"))
+
+
+def kd(t, s, temperature=2.0):
+    """As the code of TARGET and LANDER writes it."""
+    return -(F.softmax(t / temperature, 1) * F.log_softmax(s / temperature, 1)).sum() / len(s)
+
+
+def pool_of(ctx, algorithm, pool, step, size, an_epoch):
+    """The batch of the pool that belongs to a step, by hand: an order an epoch, 8 bits to 0..1, normalised."""
+    order = ctx.rng("pool", step // an_epoch).permutation(len(pool))
+    place = step % an_epoch
+    index = order[place * size : (place + 1) * size]
+    return (pool[torch.from_numpy(index)].float() / 255 - 0.4) / 0.3
+
+
+@pytest.mark.parametrize("lode", [0.0, 0.01])
+def test_targets_client(lode):
+    """CE over the new logits + lambda_kd KD over the old ones, LODE's term with C |new| / |old|; two steps, the second
+    of which is in the pool's next order."""
+    algorithm = Target(
+        lambda_kd=25.0, syn_bs=6, crop_padding=0, flip=False, lode=lode, batch_size=7, momentum=0.0, weight_decay=0.0
+    )
+    ctx, carry, model, old, (_, (old_w, old_b)), batch = world(algorithm)
+    pool = (255 * torch.rand(9, *SHAPE)).to(torch.uint8)
+    down = PoolDown(carry.w.clone(), carry.b.clone(), old_w, old_b, pool)
+    for step in range(2):
+        x = pool_of(ctx, algorithm, pool, step, 6, 1)  # an epoch is one batch: that is all the client has
+        logits, made = model(batch.x), model(x)
+        value = F.cross_entropy(logits[:, NEW], (batch.y == 4).long())
+        if lode:
+            a, b = logits[:, OLD].logsumexp(1), logits[:, NEW].logsumexp(1)
+            value = value + lode * 2 / 2 * -torch.log(b.exp() / (a.exp() + b.exp())).mean()
+        value = value + 25 * kd(old(x)[:, OLD].detach(), made[:, OLD])
+        loss, found = algorithm.gradient(ctx, down, (), carry, batch)
+        torch.testing.assert_close(loss, value.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, flat(ctx, model, value), rtol=1e-4, atol=1e-6)
+        carry = carry.replace(moments=carry.moments.replace(steps=1))
+
+
+def test_an_epoch_ends_with_the_shorter_of_samples_and_pool():
+    """Seven samples in batches of 2 are 4 steps an epoch; a pool of 5 in batches of 3 is 2: the others are left out."""
+    ctx, carry, *_ = world(Target())
+    algorithm = Target(batch_size=2, syn_bs=3, local_epochs=2)
+    down = PoolDown(carry.w, carry.b, carry.w, carry.b, torch.zeros(5, *SHAPE, dtype=torch.uint8))
+
+    class Data:
+        def batches(self, size, steps):
+            return [Batch(torch.tensor([float(i)]), torch.tensor([i])) for i in range(8)]
+
+    assert [int(b.y) for b in algorithm.batches(ctx, down, (), carry, Data())] == [0, 1, 4, 5]
+
+
+@pytest.mark.parametrize("old_heads", ["frozen", "trained"])
+def test_rows_of_the_head_that_stay(old_heads):
+    """Classes 0 and 2 are old, 1 and 4 new, 3 is nobody's yet: a step and weight decay move the rows of the new ones,
+    and of the old ones where they are trained."""
+    algorithm = Target(lambda_kd=5.0, syn_bs=6, batch_size=7, weight_decay=0.1, old_heads=old_heads)
+    ctx, carry, _, _, (start, old), batch = world(algorithm)
+    down = PoolDown(*start, *old, (255 * torch.rand(9, *SHAPE)).to(torch.uint8))
+    after = algorithm.step(ctx, down, (), carry, batch)
+    moved = {
+        n: (ctx.objective.views(after.w)[n] != ctx.objective.views(start[0])[n]) for n in ("head.weight", "head.bias")
+    }
+    rows = [bool(moved["head.weight"][c].any()) for c in range(5)]
+    assert rows == [old_heads == "trained", True, old_heads == "trained", False, True]
+    assert [bool(m) for m in moved["head.bias"]] == rows
+
+
+def test_which_made_inputs_are_the_pool():
+    """By name as text: 0-0, 0-1, 1-0, 1-1, 10-0, 10-1, 2-0, ...; else the first ones."""
+    assert kept(3, 2, 5, False).tolist() == [0, 1, 2, 3, 4]
+    names = sorted(f"{i}-{j}.png" for i in range(12) for j in range(2))
+    expected = [2 * int(n.split("-")[0]) + int(n.split("-")[1][0]) for n in names]
+    assert kept(12, 2, 9, True).tolist() == expected[:9] and expected[4:6] == [20, 21]
+
+
+def test_landers_client_in_its_first_task():
+    """CE + lambda_ltc max(0, MSE(att, e_y) - r)."""
+    algorithm = Lander(lte="random", lte_dim=6, lambda_ltc=3.0, radius=0.2)
+    ctx, carry, model, _, (start, _), _ = world(algorithm, 6)
+    batch, lte = Batch(normal(5, *SHAPE), torch.tensor([0, 2, 2, 0, 0])), normal(5, 6)
+    none = carry.w[:0]
+    down = LanderDown(*start, none, none, none, lte)
+    first = ctx.__class__(**{**{f: getattr(ctx, f) for f in ctx.__slots__}, "classes": Classes([OLD], 5)})
+    z = model.features(batch.x)
+    value = F.cross_entropy(model.head(z)[:, OLD], (batch.y == 2).long())
+    value = value + 3 * torch.relu(F.mse_loss(model.att(z), lte[batch.y]) - 0.2)
+    loss, found = algorithm.gradient(first, down, (), carry, batch)
+    torch.testing.assert_close(loss, value.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, flat(ctx, model, value), rtol=1e-4, atol=1e-6)
+
+
+def test_landers_client_in_a_later_task():
+    """cur = a_cur (1 + 1/alpha) / beta, pre = a_pre alpha beta, with C_t = 4 and C_{t-1} = 2: alpha = log2 3, beta =
+    sqrt(1/2)."""
+    algorithm = Lander(
+        lte="random",
+        lte_dim=6,
+        lambda_ltc=0.5,
+        a_cur=0.3,
+        a_pre=0.4,
+        radius=0.0,
+        batch_size=4,
+        crop_padding=0,
+        flip=False,
+    )
+    ctx, carry, model, old, (start, before), batch = world(algorithm, 6)
+    pool, lte = (255 * torch.rand(9, *SHAPE)).to(torch.uint8), normal(5, 6)
+    carry = carry.replace(moments=carry.moments.replace(steps=4))  # the second batch of the pool's second order
+    x = pool_of(ctx, algorithm, pool, 4, 4, 3)
+    alpha, beta = log2(3), sqrt(0.5)
+    z = model.features(batch.x)
+    new = F.cross_entropy(model.head(z)[:, NEW], (batch.y == 4).long()) + 0.5 * F.mse_loss(model.att(z), lte[batch.y])
+    z, t = model.features(x), old.features(x)
+    past = kd(old.head(t)[:, OLD].detach(), model.head(z)[:, OLD]) + F.mse_loss(model.att(z), old.att(t).detach())
+    value = 0.3 * (1 + 1 / alpha) / beta * new + 0.4 * alpha * beta * past
+    loss, found = algorithm.gradient(ctx, LanderDown(*start, *before, pool, lte), (), carry, batch)
+    torch.testing.assert_close(loss, value.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, flat(ctx, model, value), rtol=1e-4, atol=1e-5)
+
+
+class Zeros(nn.Module):
+    """A generator that gives its noise back as an image."""
+
+    noise = 64
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, z):
+        return self.scale * z.view(-1, *SHAPE)
+
+
+@pytest.mark.parametrize("double_forward", [False, True])
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_mfcls_client(scheduled, double_forward):
+    """Real and made samples in one batch; made ones are labelled by the old model's largest logit among those that it
+    has learned. Scheduled: it has learned all that are seen, and the first term reads the classes available."""
+    options = {"from_round": 2, "available": (1,)} if scheduled else {}
+    algorithm = MFCL(w_ft=0.7, w_kd=3.0, syn_size=11, noise_dim=64, double_forward=double_forward, **options)
+    ctx, carry, model, old, (start, before), batch = world(algorithm)
+    generator = Objective(Zeros())
+    ctx = ctx.__class__(**{**{f: getattr(ctx, f) for f in ctx.__slots__}, "net": {"generator": generator}})
+    z = ctx.rng("made", 0).standard_normal((11, 64), dtype=np.float32)
+    x = torch.cat([batch.x, torch.from_numpy(z).view(11, *SHAPE)])
+    learned = SEEN if scheduled else OLD
+    with torch.no_grad():
+        said = old(x)[:, learned]
+    y = torch.cat([batch.y, torch.tensor(learned)[said[7:].argmax(1)]])
+    h = model.features(x)
+    still = model.features(x).detach() if double_forward else h.detach()
+    value = 0.7 * F.cross_entropy(model.head(still)[:, SEEN], torch.tensor([SEEN.index(int(c)) for c in y]))
+    first = [1] if scheduled else NEW
+    rows = [i for i in range(7) if int(batch.y[i]) in first]
+    value = value + F.cross_entropy(model.head(h[rows])[:, first], torch.tensor([first.index(int(y[i])) for i in rows]))
+    value = value + 3 * ((old.head(h)[:, learned] - said) ** 2).sum(1).mean() / len(learned)
+    loss, found = algorithm.gradient(ctx, MFCLDown(*start, *before, *generator.initial()), (), carry, batch)
+    torch.testing.assert_close(loss, value.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, flat(ctx, model, value), rtol=1e-4, atol=1e-6)
+    statistics = ctx.objective.buffer_layout.views(carry.b)
+    torch.testing.assert_close(statistics["norm.running_mean"], model.norm.running_mean)
+
+
+# whole runs ---------------------------------------------------------------------------------------
+def run(name, folder, options=None, **sections):
+    resources = {"executor": "local", "server": {"threads": 1}}
+    return flray.run(experiment(name, options, resources=resources, **sections), out=folder, progress=False)
+
+
+PICTURES = {
+    "rounds": 2,
+    "tasks": {"num_tasks": 3},
+    "data": {
+        "source": "synthetic",
+        "options": {"shape": [8, 8, 1], "num_classes": 6, "num_train": 180, "num_test": 60},
+    },
+    "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0, "variant": "plain", "min_size": 8},
+    "model": {"name": "tests.contracts.networks:Pictured"},
+    "cohort": {"size": 2},
+    "checkpoint": {"every": 1, "keep": 0},
+}
+
+
+@pytest.mark.parametrize("name", ["target", "lander"])
+def test_the_pool_is_sent_once_a_client_and_task(name, tmp_path):
+    """Down: the model (and alike in every message) and, once a client and task, the old model and the pool of 20 (40)
+    images of 64 bytes; LANDER's embeddings once a client."""
+    found = run(name, tmp_path / "run", **PICTURES)
+    state = checkpoint.latest(found.folder).server.message()
+    count = 20 if name == "target" else 40
+    assert state.pool.shape == (count, *SHAPE) and state.pool.dtype == np.uint8
+    model, pool = state.w.nbytes + state.b.nbytes, state.pool.nbytes
+    once = state.lte.nbytes if name == "lander" else 0
+    clients = found.clients[found.clients["phase"] == "round"]
+    holders, embedded = {0: set(), 1: set(), 2: set()}, set()
+    for row in found.rounds.itertuples():
+        now = set(clients[clients["done"] == row.done]["client"])
+        new = now - holders[row.task]
+        holders[row.task] |= now
+        expected = len(now) * model + (len(new) * (pool + model) if row.task else 0) + len(now - embedded) * once
+        embedded |= now
+        assert found.rounds["comm/down_bytes"][row.Index] == expected
+    begins = found.tasks[found.tasks["phase"] == "task_begin"]
+    assert begins["task"].tolist() == [1, 2] and (begins["generate/inputs"] == count).all()
+    assert begins["comm/down_bytes"].sum() == 0 and (begins["time/server_s"] > 0).all()
+
+
+def test_mfcl_trains_one_generator_on_from_task_to_task(tmp_path):
+    found = run("mfcl", tmp_path / "run", **PICTURES)
+    states = {
+        done: checkpoint.read(path).server.message()
+        for done, path in enumerate(sorted((found.folder / "checkpoints").glob("round-*[0-9]")))
+    }
+    generators = [state.generator_w.tobytes() for state in states.values()]
+    assert len(set(generators)) == 3, "as it was initialised, and after each of the two tasks that others follow"
+
+
+def test_mfcl_with_a_known_schedule_needs_no_tasks(tmp_path):
+    """From round 2 to before round 4 the generator and the old model go down; else FedAvg's traffic."""
+    sections = {**PICTURES, "rounds": 5}
+    del sections["tasks"]
+    found = run("mfcl", tmp_path / "run", {"from_round": 2, "to_round": 4}, **sections)
+    exchanges = found.rounds["exchanges"].tolist()
+    assert exchanges == [1, 2, 1, 1, 1]
+    plain = found.rounds["comm/down_bytes"][0]
+    down = found.rounds["comm/down_bytes"].tolist()
+    assert down[1] > plain and down[3] == down[4] == plain
+    state = checkpoint.read(found.folder / "checkpoints" / "round-000005").server.message()
+    first = checkpoint.read(found.folder / "checkpoints" / "round-000001").server.message()
+    assert np.array_equal(state.old_w, first.w), "the old model is that with which round 2 began"
+
+
+# label embeddings ---------------------------------------------------------------------------------
+def embeddings(source, classes=("cat", "dog"), width=3):
+    return label_embeddings(source, classes, width, np.random.default_rng(0))
+
+
+def test_embeddings_come_from_files(tmp_path):
+    from safetensors.numpy import save_file
+
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.save(tmp_path / "a.npy", rows)
+    save_file({"embeddings": rows}, tmp_path / "b.safetensors")
+    save_file({"dog": rows[1], "cat": rows[0]}, tmp_path / "c.safetensors")
+    for name in ("a.npy", "b.safetensors", "c.safetensors"):
+        assert torch.equal(embeddings(str(tmp_path / name)), torch.from_numpy(rows))
+    assert torch.equal(embeddings("random"), embeddings("random")) and embeddings("random").shape == (2, 3)
+    with pytest.raises(DataError, match=r"embeddings of shape \[2, 3\].*ask for \[2, 4\]"):
+        embeddings(str(tmp_path / "a.npy"), width=4)
+    with pytest.raises(DataError, match="neither a tensor 'embeddings' nor one named 'bird'"):
+        embeddings(str(tmp_path / "c.safetensors"), ("bird", "dog"))
+    (tmp_path / "d.npy").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"d\.npy cannot be read"):
+        embeddings(str(tmp_path / "d.npy"))
+
+
+def test_without_embeddings_it_says_what_to_do(tmp_path):
+    with pytest.raises(ConfigError, match=r"no label embeddings are given; set algorithm\.lte to a \.safetensors"):
+        embeddings(None)
+    with pytest.raises(ConfigError, match=r"algorithm\.lte: /nowhere is none of"):
+        embeddings("/nowhere")
+    with pytest.raises(DataError, match="holds no text model that transformers can load"):
+        embeddings(str(tmp_path))
+
+
+def test_texts_are_refused():
+    with pytest.raises(
+        ConfigError, match="the generator of Target makes images or feature vectors, the data are texts"
+    ):
+        Target().networks(nn.Linear(2, 2), Inputs((12,), text=True))
