@@ -58,7 +58,7 @@ pytestmark = [
 
 def config(name, **sections):
     model = {key: value for key, value in TABLE[name].sections.items() if key == "model"}
-    return experiment(name, data=DATA, **model, **sections)
+    return experiment(name, **{"data": DATA, **model, **sections})
 
 
 def finish(local, after=lambda at: None):
@@ -198,11 +198,21 @@ HARDSHIPS: dict[str, dict[str, Any]] = {
         "tasks": {"num_tasks": 2, "class_order": [2, 0, 3, 1]},
         "drift": {"name": "remove_classes", "classes": [0, 1, 2, 3], "from_round": 2},
     },
+    # the same classes from another domain: new classes are old ones
+    "domains": {
+        "rounds": 2,
+        "data": {
+            "source": "union",
+            "options": {"sets": [{**DATA, "name": "a"}, {**DATA, "name": "b", "split_seed": 1}]},
+            "leak_check": False,
+        },
+        "tasks": {"name": "domain_incremental", "domains": ["b", "a"]},
+    },
 }
 
 
 @pytest.mark.parametrize(("name", "hardship"), [(name, hardship) for hardship in HARDSHIPS for name in TABLE])
-def test_tasks_of_one_class_and_clients_without_a_sample_end_no_run(name, hardship, tmp_path):
+def test_tasks_of_one_class_or_of_known_ones_and_clients_without_a_sample_end_no_run(name, hardship, tmp_path):
     """A loss over one class is 0 and has no gradient, there is no distance to another class, and what was to be
     gathered of a task that nobody holds is not there: all of that is passed over, and the model stays finite."""
     asked = config(name, **HARDSHIPS[hardship], resources=LOCAL)
