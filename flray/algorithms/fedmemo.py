@@ -106,7 +106,7 @@ class FedMemo(ProxySource, Signal, Detector, FedAvg, frozen=True):
             active=active,
             examples=float(cohort.num_examples.sum()),
         )
-        metrics = {f"memo/{name}": value for name, value in reading._asdict().items() if value == value}
+        metrics = {f"memo/{name}": value for name, value in reading.row.items() if value == value}
         metrics |= {"memo/alarm": alarm, "memo/active": active}
         if self.mode == "client" and active and not state.active:
             after = after.replace(maker=self.fitted_without_data(ctx, after.w, after.b))

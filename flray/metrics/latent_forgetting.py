@@ -34,7 +34,7 @@ class LatentForgetting(Probe, Signal, Detector, frozen=True):
         state = self.nothing_seen() if memory is None else memory
         reading = self.read(state, self.measure(ctx.objective, before[0], after))
         state, alarm = self.detect(state, reading.wv)
-        return [{**reading._asdict(), "alarm": alarm}], state
+        return [{**reading.row, "alarm": alarm}], state
 
 
 def aggregate(view: FinishView) -> Tensor | None:

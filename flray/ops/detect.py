@@ -22,6 +22,7 @@ from flray.core.section import Section
 Layers = Literal["all", "last", "head"]
 Rule = Literal["while_alarm", "latched", "scheduled", "delayed"]
 
+TRANAD_WINDOW = 10  # values that TranAD reads at once
 REFERENCE = 5  # values that the reference holds before anything is judged
 
 
@@ -106,22 +107,34 @@ class Detection(Record):
 
 class Reading(NamedTuple):
     """Of a round: `wv`, its moving mean `smoothed` (s), the `reference`'s mean (mu) and the `threshold` below which s
-    is a hit; NaN are the reference while it is empty and the threshold while nothing is judged."""
+    is a `hit`; NaN are the reference while it is empty and the threshold while nothing is judged.
+
+    Of TranAD `smoothed` is the score, and a hit lies above the threshold.
+    """
 
     wv: float
     smoothed: float
     reference: float
     threshold: float
+    hit: bool
 
     @property
-    def hit(self) -> bool:
-        return self.smoothed < self.threshold
+    def row(self) -> dict[str, float]:
+        """What is reported of it."""
+        return {name: value for name, value in self._asdict().items() if name != "hit"}
 
 
 class Detector(Section, frozen=True):
     """A moving mean against a threshold, its reference frozen during an alarm (spec 8.3). The defaults are the robust
     ones."""
 
+    detector: Literal["moving_mean", "tranad"] = hp(
+        "moving_mean", doc="what judges WV: its moving mean, or TranAD, fitted to the rounds of the warm-up"
+    )
+    tranad_threshold: Literal["pot", "quantile"] = hp(
+        "pot", doc="tranad: bound of the score, by peaks over threshold (q = 1e-5) or a quantile of the warm-up's"
+    )
+    tranad_level: float = hp(0.99, linear=(0.9, 0.999), gt=0, lt=1, doc="tranad: that quantile, or where peaks begin")
     W: int = hp(20, linear=(5, 40), ge=REFERENCE, doc="values in the detector's reference, at most (W)")
     m: int = hp(5, linear=(1, 10), ge=1, doc="rounds in the moving mean that is compared with it (m)")
     rho: float = hp(0.65, linear=(0.3, 0.8), gt=0, lt=1, doc="drop below the reference's mean that is a hit (rho)")
@@ -136,13 +149,27 @@ class Detector(Section, frozen=True):
         return Detection(0, False, 0, empty, empty, empty)
 
     def read(self, state: Detection, value: float) -> Reading:
-        """What `value` is compared with."""
+        """What `value` is compared with, and whether it is a hit."""
+        if self.detector == "tranad":
+            return self._read_by_tranad(state, value)
         s = fmean([*state.recent.tolist(), value][-self.m :])
         reference = state.reference.tolist()
         mu = fmean(reference) if reference else float("nan")
         judged = state.rounds >= self.warmup and len(reference) >= REFERENCE
         rho = self.rho_off if state.on and self.rho_off is not None else self.rho
-        return Reading(value, s, mu, (1 - rho) * mu if judged else float("nan"))
+        threshold = (1 - rho) * mu if judged else float("nan")
+        return Reading(value, s, mu, threshold, s < threshold)
+
+    def _read_by_tranad(self, state: Detection, value: float) -> Reading:
+        train, nan = state.reference.tolist(), float("nan")
+        mean = fmean(train) if train else nan
+        if len(train) < max(self.warmup, REFERENCE):
+            return Reading(value, nan, mean, nan, False)
+        from flray.ops import tranad
+
+        values = [*state.recent.tolist(), value]
+        score, threshold, hit = tranad.judge(values, train, self.tranad_threshold, self.tranad_level)
+        return Reading(value, score, mean, threshold, hit)
 
     def detect(self, state: Detection, value: float) -> tuple[Detection, bool]:
         """(the state after the next round's `value`, whether there is an alarm).
@@ -152,13 +179,16 @@ class Detector(Section, frozen=True):
         """
         hits = state.hits + 1 if self.read(state, value).hit else 0
         on = hits > 0 and (state.on or hits >= self.confirm)
-        pending, reference = [*state.pending.tolist(), value], state.reference.tolist()
+        pending, reference, kept = [*state.pending.tolist(), value], state.reference.tolist(), self.m
         if on:
             pending = []
         waiting = len(pending) - self.guard
-        if waiting > 0:
+        if self.detector == "tranad":  # the reference is what it is fitted to; the last values, with this one's window
+            pending, kept = [], TRANAD_WINDOW - 1
+            reference = [*reference, value][: max(self.warmup, REFERENCE)]
+        elif waiting > 0:
             pending, reference = pending[waiting:], [*reference, *pending[:waiting]][-self.W :]
-        recent = [*state.recent.tolist(), value][-self.m :]
+        recent = [*state.recent.tolist(), value][-kept:]
         return Detection(state.rounds + 1, on, hits, *map(_values, (recent, reference, pending))), on
 
     def alarms(self, values: Iterable[float]) -> list[bool]:

@@ -154,8 +154,12 @@ FEDMEMO_OPTIONS = {
 }
 ALARMED = {"trigger": "while_alarm", "W": 5, "m": 1, "rho": 0.3, "guard": 0, "warmup": 5, "min_on": 1, "lr_decay": 0.9}
 BY_CLIENTS = {"mode": "client"}
+BY_TRANAD = {**ALARMED, "lr_decay": 1.0, "detector": "tranad", "warmup": 8, "trigger": "scheduled", "r0": 100}
 FEDMEMO_CHANGES = {
     **FEDAVG_CHANGES,
+    "detector": Change("tranad", ALARMED, rounds=9),
+    "tranad_threshold": Change("quantile", {**BY_TRANAD, "tranad_level": 0.9}, rounds=11),
+    "tranad_level": Change(0.1, {**BY_TRANAD, "tranad_threshold": "quantile"}, rounds=11),
     "W": Change(6, {**ALARMED, "warmup": 100}, rounds=9),
     "m": Change(2, ALARMED, rounds=9),
     "rho": Change(0.995, ALARMED, rounds=9),

@@ -1,0 +1,174 @@
+"""TranAD (Tuli et al., VLDB 2022) on one series, and thresholds on its score: FedMemo's other detector (spec 8.3, 12).
+
+A transformer that reconstructs the last value of a window twice: first without, then with attention to its own first
+error. What it cannot reconstruct is anomalous. As in imperial-qore/TranAD: no layer norm, LeakyReLU of slope 1, one
+encoder layer and two decoders. The series is ln WV, min-max scaled on its training part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flray.core.seeding import torch_seed
+from flray.ops.detect import TRANAD_WINDOW as WINDOW
+
+
+def windows(values: Tensor, size: int = WINDOW, official: bool = False) -> Tensor:
+    """`[T, size, f]` of a series `[T, f]`: window t ends at value t, what lies before the first is the first value.
+
+    `official`: window t ends at value t - 1 (the code's own count; window 0 holds the first value alone).
+    """
+    padded = torch.cat([values[:1].expand(size - 1, -1), values])
+    found = torch.stack([padded[t : t + size] for t in range(len(values))])
+    return torch.cat([values[:1].expand(size, -1)[None], found[:-1]]) if official else found
+
+
+def positions(size: int, width: int) -> Tensor:
+    """`[size, width]`: sin + cos of pos e^(-k ln 1e4 / width) in every dimension k (the code's own encoding)."""
+    place = torch.arange(size, dtype=torch.float32)[:, None]
+    angle = place * torch.exp(torch.arange(width, dtype=torch.float32) * (-math.log(10_000.0) / width))
+    return angle.sin() + angle.cos()
+
+
+class Block(nn.Module):
+    """Self-attention, attention to a memory where there is one, a feed-forward layer of 16; each with a residual."""
+
+    def __init__(self, width: int, heads: int, decoder: bool, hidden: int = 16, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, heads, dropout=dropout)
+        self.across = nn.MultiheadAttention(width, heads, dropout=dropout) if decoder else None
+        self.forward_layers = nn.Sequential(nn.Linear(width, hidden), nn.Dropout(dropout), nn.Linear(hidden, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(x, x, x)[0])
+        if self.across is not None:
+            assert memory is not None
+            x = x + self.dropout(self.across(x, memory, memory)[0])
+        return x + self.dropout(self.forward_layers(x))  # type: ignore[no-any-return]
+
+
+class TranAD(nn.Module):
+    """`windows [B, size, f]` -> the two reconstructions of their last values, each `[B, f]`."""
+
+    encoding: Tensor  # [size, 1, 2 f]
+
+    def __init__(self, features: int = 1, size: int = WINDOW) -> None:
+        super().__init__()
+        self.features, width = features, 2 * features
+        self.register_buffer("encoding", positions(size, width)[:, None], persistent=False)
+        self.dropout = nn.Dropout(0.1)
+        self.encoder = Block(width, features, decoder=False)
+        self.decoders = nn.ModuleList(Block(width, features, decoder=True) for _ in range(2))
+        self.last = nn.Sequential(nn.Linear(width, features), nn.Sigmoid())
+
+    def forward(self, window: Tensor) -> tuple[Tensor, Tensor]:
+        source = window.transpose(0, 1)  # [size, B, f]
+        target = source[-1:]
+        first = self._decoded(0, source, torch.zeros_like(source), target)
+        second = self._decoded(1, source, (first - source) ** 2, target)
+        return first[0], second[0]
+
+    def _decoded(self, which: int, source: Tensor, focus: Tensor, target: Tensor) -> Tensor:
+        encoded = torch.cat([source, focus], dim=2) * math.sqrt(self.features)
+        memory = self.encoder(self.dropout(encoded + self.encoding))
+        return self.last(self.decoders[which](target.repeat(1, 1, 2), memory))  # type: ignore[no-any-return]
+
+
+def loss(first: Tensor, second: Tensor, target: Tensor, epoch: int) -> Tensor:
+    """(1/n) MSE(first, y) + (1 - 1/n) MSE(second, y) at epoch n, from 1 (0-dim)."""
+    share = 1 / epoch
+    return share * nn.functional.mse_loss(first, target) + (1 - share) * nn.functional.mse_loss(second, target)
+
+
+def scale(values: Sequence[float], train: Sequence[float]) -> Tensor:
+    """`[T, 1]`: ln of the values, min-max scaled on the training part (0 to 1 there)."""
+    logs, known = (torch.tensor(np.log(np.maximum(part, 1e-300))) for part in map(np.asarray, (values, train)))
+    low, high = known.min(), known.max()
+    return ((logs - low) / (high - low).clamp_min(1e-12)).float()[:, None]
+
+
+def fit(
+    series: Sequence[Tensor],
+    *,
+    seed: int = 0,
+    epochs: int = 5,
+    batch_size: int = 128,
+    lr: float = 0.006,
+    weight_decay: float = 1e-5,
+    official: bool = False,
+) -> TranAD:
+    """A model of the windows of training series (each `[T, f]`, scaled): AdamW, its rate times 0.9 every 5 epochs.
+
+    Several runs without a drop are better than one: 100 points are few. What the modules draw depends on `seed` alone.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "tranad"))
+        model = TranAD(series[0].shape[1])
+        x = torch.cat([windows(values, official=official) for values in series])
+        y = x[:, -1]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+        model.train()
+        for epoch in range(1, epochs + 1):
+            for batch, target in zip(
+                torch.split(x, batch_size), torch.split(y, batch_size), strict=True
+            ):  # in order, as the code
+                optimizer.zero_grad()
+                first, second = model(batch)
+                loss(first, second, target, epoch).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            schedule.step()
+    return model.eval()
+
+
+def anomaly_scores(model: TranAD, values: Tensor, official: bool = False) -> np.ndarray:
+    """||second - y||^2 of every window of a scaled series `[T, f]`, y being its last value; float64 `[T]`."""
+    found = windows(values, official=official)
+    with torch.no_grad():
+        _, second = model(found)
+    return ((second - found[:, -1]) ** 2).sum(1).double().numpy()  # type: ignore[no-any-return]
+
+
+# thresholds -------------------------------------------------------------------------------------
+def pot_threshold(scores: Sequence[float] | np.ndarray, q: float = 1e-5, level: float = 0.99) -> float:
+    """The score that a share `q` of normal scores exceeds, by peaks over threshold (Siffer et al., KDD 2017).
+
+    t = the quantile `level`; the excesses over it follow a generalised Pareto distribution (gamma, sigma), fitted by
+    maximum likelihood: z_q = t + sigma / gamma ((q n / N_t)^-gamma - 1), or t - sigma ln(q n / N_t) at gamma = 0.
+    Without two different excesses it is the largest score.
+    """
+    from scipy.stats import genpareto
+
+    values = np.sort(np.asarray(scores, dtype=np.float64))
+    t = values[min(int(level * len(values)), len(values) - 1)]
+    excess = values[values > t] - t
+    if len(np.unique(excess)) < 2:
+        return float(values[-1])
+    gamma, _, sigma = genpareto.fit(excess, floc=0)
+    ratio = q * len(values) / len(excess)
+    if abs(gamma) < 1e-8:
+        return float(t - sigma * math.log(ratio))
+    return float(t + sigma / gamma * (ratio**-gamma - 1))
+
+
+def judge(
+    values: Sequence[float], train: Sequence[float], threshold: Literal["pot", "quantile"] = "pot", level: float = 0.99
+) -> tuple[float, float, bool]:
+    """(score of the last value, threshold, whether it is a hit), of a model that is fitted to the rounds `train`.
+
+    The threshold is :func:`pot_threshold` or the quantile `level` of the training scores. The score is two-sided: a hit
+    lies below the training mean as well. Only the last `WINDOW` values are read.
+    """
+    known = scale(train, train)
+    model = fit([known])
+    normal = anomaly_scores(model, known)
+    bound = pot_threshold(normal, level=level) if threshold == "pot" else float(np.quantile(normal, level))
+    score = float(anomaly_scores(model, scale(values[-WINDOW:], train))[-1])
+    return score, bound, score > bound and values[-1] < float(np.mean(train))
