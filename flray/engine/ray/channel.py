@@ -14,11 +14,17 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ray.dag import DAGContext
+from ray.dag.compiled_dag_node import CompiledDAG
 from ray.exceptions import RayChannelTimeoutError, RayTaskError
-from ray.experimental.channel.shared_memory_channel import CompositeChannel, SharedMemoryType
+from ray.experimental.channel.shared_memory_channel import (
+    BufferedSharedMemoryChannel,
+    CompositeChannel,
+    SharedMemoryType,
+)
 
 from flray.engine.ray.cluster import ray
 
@@ -44,7 +50,14 @@ class Room(SharedMemoryType):  # type: ignore[misc]
         context = DAGContext.get_current()  # of the writer's process: the only size that Ray heeds
         before, context.buffer_size_bytes = context.buffer_size_bytes, self.buffer_size_bytes
         try:
-            channel = Channel(writer, reader_and_node_list, self._num_shm_buffers, driver_actor_id)
+            if writer is not None and any(reader == writer for reader, _ in reader_and_node_list):
+                # the writer stands for the driver (:func:`standing_for_driver`), which is another process
+                own = BufferedSharedMemoryChannel(writer, reader_and_node_list, self._num_shm_buffers)
+                known = {writer._actor_id.hex(): own}
+                channel = Channel(writer, reader_and_node_list, self._num_shm_buffers, driver_actor_id, known, {own})
+                channel.to = "driver"
+            else:
+                channel = Channel(writer, reader_and_node_list, self._num_shm_buffers, driver_actor_id)
         finally:
             context.buffer_size_bytes = before
         channel.size, channel.graph, channel.home = self.buffer_size_bytes - HEADER, self._graph, _node()
@@ -54,11 +67,11 @@ class Room(SharedMemoryType):  # type: ignore[misc]
 class Channel(CompositeChannel):  # type: ignore[misc]
     """From one actor, or the driver, to others. A message lies in the buffer until no reader refers to it."""
 
-    size, graph, home = 0, "", ""
+    size, graph, home, to = 0, "", "", ""
     _kept: Any = None
 
     def __reduce__(self) -> Any:
-        return _rebuilt, (super().__reduce__()[1], self.size, self.graph, self.home)
+        return _rebuilt, (super().__reduce__()[1], self.size, self.graph, self.home, self.to)
 
     def write(self, value: Any, timeout: float | None = None) -> None:
         message = ray._private.worker.global_worker.get_serialization_context().serialize(value)
@@ -102,7 +115,7 @@ class Channel(CompositeChannel):  # type: ignore[misc]
             _bells.pop(self._bell(actor), None)
 
     def _bell(self, actor: str) -> str:
-        return f"\0flray-{self.graph}-{actor}"  # an abstract socket: no file, gone with its process
+        return f"\0flray-{self.graph}-{self.to}{actor}"  # an abstract socket: no file, gone with its process
 
 
 class Bell:
@@ -148,7 +161,37 @@ def _node() -> str:
     return found
 
 
-def _rebuilt(arguments: tuple[Any, ...], size: int, graph: str, home: str) -> Channel:
+def _rebuilt(arguments: tuple[Any, ...], size: int, graph: str, home: str, to: str) -> Channel:
     channel = Channel(*arguments)
-    channel.size, channel.graph, channel.home = size, graph, home
+    channel.size, channel.graph, channel.home, channel.to = size, graph, home, to
     return channel
+
+
+@contextlib.contextmanager
+def standing_for_driver(actor: Any) -> Iterator[None]:
+    """Graphs that are compiled here ask `actor` where they would ask their driver, which answers no calls.
+
+    Ray starts a process for that in each graph, 330 MB like every one that imports torch; nobody calls it as long as
+    the driver is on one node with the actor that writes its answers. Elsewhere `actor` is not asked, and Ray starts it.
+    """
+    there = ray.get(actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
+    before = CompiledDAG.DAGDriverProxyActor
+    if there == _node():
+        CompiledDAG.DAGDriverProxyActor = _Standing(actor)
+    try:
+        yield
+    finally:
+        CompiledDAG.DAGDriverProxyActor = before
+
+
+class _Standing:
+    """In place of an actor class: the actor that is there already."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def options(self, **_: Any) -> _Standing:
+        return self
+
+    def remote(self) -> Any:
+        return self._actor

@@ -23,7 +23,7 @@ from flray.engine.cohort import Hop
 from flray.engine.counts import Tally
 from flray.engine.ray import alive
 from flray.engine.ray.calls import Calls
-from flray.engine.ray.channel import Room
+from flray.engine.ray.channel import Room, standing_for_driver
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.nodes import Answer, Order
 from flray.engine.ray.pool import CHECK_S, LOST, Pool, cause
@@ -64,7 +64,8 @@ class Compiled:
             published = sent(server.graph_finish.bind(orders[0], *work), large)
             tests = [sent(client.graph_test.bind(published, i, parts), small) for i, client in enumerate(clients)]
             answer = sent(server.graph_answer.bind(*tests), small)
-        self._graph = answer.experimental_compile(_submit_timeout=SUBMIT_S, _max_inflight_executions=1)
+        with standing_for_driver(server):
+            self._graph = answer.experimental_compile(_submit_timeout=SUBMIT_S, _max_inflight_executions=1)
 
     def execute(self, order: Order, jobs: Sequence[tuple[Assignment, Exchange] | None]) -> Answer:
         """What became of the order; `jobs`: a run for each client actor, None for those beyond.
