@@ -77,7 +77,6 @@ class Objective:
         ]
         self.parts = NetworkParts(module, trained, buffers)
         self.in_head = self.parts.in_head
-        self._one = torch.ones((), device=self.device)  # d value / d value, which autograd would make at every step
         self._bound: Model | None = None
         self._training: Flags | None = None
         self._points: Kept[Model] = Kept(CACHED_POINTS)
@@ -196,7 +195,8 @@ class Objective:
         They are those of a model, or of two models where a part of the network ran at another point. Tensors that the
         gradient does not reach get 0. It is written to `out [P]` where that is given.
         """
-        parts = torch.autograd.grad(value, list(leaves), self._one, allow_unused=True)
+        # a ready-made d value / d value would cost more than it saves: torch checks its shape, by SymPy
+        parts = torch.autograd.grad(value, list(leaves), allow_unused=True)
         flat = torch.zeros(self.layout.size, device=self.device) if out is None else out
         if out is None:
             views = [entry.view(flat) for entry in self.layout.entries]
