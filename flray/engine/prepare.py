@@ -17,7 +17,7 @@ from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_p
 from flray.engine import cohort as cohorts
 from flray.experiment import Experiment
 from flray.rundir.recorder import write_text
-from flray.scenario import Drifting, DriftWarning, Scenario, build, drift_table, partition_table
+from flray.scenario import Drifting, DriftWarning, Scenario, build, drift_table, partition_csv
 
 if TYPE_CHECKING:
     import pandas
@@ -115,8 +115,7 @@ def stored_scenario(
         scenario.save(where, experiment.partition)
         if scenario.population <= 10_000:  # a table of a million clients helps nobody
             for partition, place in zip(scenario.partitions, scenario.folders(where), strict=True):
-                table = partition_table(partition, dataset.train.y, dataset.num_classes)
-                write_text(place / "table.csv", table.to_csv())
+                write_text(place / "table.csv", partition_csv(partition, dataset.train.y, dataset.num_classes))
     scenario = with_drift(experiment, dataset, Scenario.load(where, dataset.num_classes, verify=False))
     if scenario.drift is not None:
         about = {"drift": experiment.dump()["drift"], "seed": experiment.seed, "hash": scenario.drift.fingerprint}

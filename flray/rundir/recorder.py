@@ -147,7 +147,8 @@ class Recorder:
             self.tests = Table(folder / "tests")
             found = sorted(path for path in (folder / "diagnostics").glob("*") if path.is_dir())
             self.diagnostics = {path.name: Table(path) for path in found}
-        self._flushed = 0.0
+        # a first round that is shorter than that does not wait for pandas and TensorBoard to be imported
+        self._flushed = time.monotonic()
         self._tensorboard: Any = None
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
 

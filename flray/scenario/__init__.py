@@ -8,7 +8,14 @@ from flray.scenario.drift import DRIFTS, Drift
 from flray.scenario.drifting import Drifting, DriftWarning, drift_table
 from flray.scenario.held_out import ValidationConfig
 from flray.scenario.local_test import local_test
-from flray.scenario.partition import Partition, PartitionWarning, load_partition, make_partition, partition_table
+from flray.scenario.partition import (
+    Partition,
+    PartitionWarning,
+    load_partition,
+    make_partition,
+    partition_csv,
+    partition_table,
+)
 from flray.scenario.partition_config import PARTITIONS, PartitionConfig
 from flray.scenario.picture import drift_figure, partition_figure
 from flray.scenario.scenario import Scenario, Shares, clients_at
@@ -39,6 +46,7 @@ __all__ = [
     "make_partition",
     "meanings",
     "num_outputs",
+    "partition_csv",
     "partition_figure",
     "partition_table",
     "relabelled",

@@ -199,9 +199,21 @@ def partition_table(partition: Partition, labels: Array, num_classes: int) -> pa
     """Samples of every client (rows) and class (columns)."""
     import pandas
 
+    frame = pandas.DataFrame(partition_counts(partition, labels, num_classes))
+    return frame.rename_axis(index="client", columns="class")
+
+
+def partition_csv(partition: Partition, labels: Array, num_classes: int) -> str:
+    """:func:`partition_table` as text, without pandas, whose import every run would wait for."""
+    rows = enumerate(partition_counts(partition, labels, num_classes).tolist())
+    lines = [("client", *range(num_classes)), *((client, *counts) for client, counts in rows)]
+    return "".join(",".join(map(str, line)) + "\n" for line in lines)
+
+
+def partition_counts(partition: Partition, labels: Array, num_classes: int) -> Array:
+    """Samples of every client and class, `[N, C]`."""
     owner = np.repeat(np.arange(partition.num_clients), partition.sizes)
     flat = np.bincount(
         owner * num_classes + np.asarray(labels)[partition.indices], minlength=partition.num_clients * num_classes
     )
-    frame = pandas.DataFrame(flat.reshape(partition.num_clients, num_classes))
-    return frame.rename_axis(index="client", columns="class")
+    return flat.reshape(partition.num_clients, num_classes)
