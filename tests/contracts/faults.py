@@ -42,6 +42,32 @@ def client_killed_in_round(round: int) -> Iterator[list[int]]:
 
 
 @contextmanager
+def client_lost_in_round(round: int) -> Iterator[list[int]]:
+    """The first client actor that gets work in a round (from 0) does it, and then stands there as one that Ray has
+    started again: what it delivered is gone, nobody has set it up. A restart without the seconds that it takes."""
+    original, lost = Calls._work, []
+
+    def sent(self: Calls, job: Any, exchange: Any, down: Any) -> Any:
+        work = original(self, job, exchange, down)
+
+        def submit(actor: Any) -> Any:
+            if job.clock.round == round and not lost:
+                ray.get(work(actor)[1])
+                lost.append(ray.get(actor.__ray_call__.remote(_forget)))
+            return work(actor)
+
+        return submit
+
+    with patch.object(Calls, "_work", sent):
+        yield lost
+
+
+def _forget(actor: Any) -> int:
+    actor._client, actor._key = None, ""
+    return os.getpid()
+
+
+@contextmanager
 def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
     """The server actor's process is gone when one of its methods is called for the `call`-th time (from 0), once; for
     runs by calls."""

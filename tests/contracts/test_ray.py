@@ -14,7 +14,7 @@ from flray.algorithms import ALGORITHMS
 from flray.core.messages import equal, to_numpy
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint
-from tests.contracts.faults import client_killed_in_round, interrupted
+from tests.contracts.faults import client_killed_in_round, client_lost_in_round, interrupted
 from tests.contracts.inprocess import Local
 from tests.contracts.table import TABLE, experiment
 from tests.flat import flatten
@@ -118,6 +118,20 @@ def test_without_ray_the_bits_are_the_same(name, reference, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_work_that_is_done_again_elsewhere_changes_nothing(name, reference, tmp_path):
+    with client_lost_in_round(1) as lost:
+        run = flray.run(config(name, 3), out=tmp_path / "run")
+    assert lost and run.environment["actors"]["repeated_work"] >= 1
+    assert contents(run) == contents(reference(name))
+
+
+# what a killed process leaves to be done again depends on the algorithm in the test before this one only
+KILLED = ("fedavg", "scaffold", "own")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in KILLED else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
+)
 def test_a_killed_client_actor_changes_nothing(name, reference, tmp_path):
     with client_killed_in_round(1) as killed:
         run = flray.run(config(name, 3), out=tmp_path / "run")

@@ -12,7 +12,8 @@ from tests.tuning.truth import assert_true
 from tuning.sweep import run_sweep
 
 ROUNDS = 24
-FAST = {**EXPERIMENT, "rounds": ROUNDS}
+# what trials report does not depend on who computes it: no actors that would have to start for every trial
+FAST = {**EXPERIMENT, "rounds": ROUNDS, "resources": {"executor": "local", "server": {"threads": 1}}}
 
 
 def test_asha_judges_what_the_rounds_say(ray_cluster: Any, tmp_path: Path) -> None:
