@@ -166,7 +166,7 @@ def _row(hp: Hyperparameter) -> dict[str, Any]:
     return {
         "option": hp.name,
         "type": hp.type,
-        "default": str(hp.default),
+        "default": "required" if hp.required else str(hp.default),
         "bounds": hp.bounds,
         "search": space,
         "meaning": hp.doc,
