@@ -255,7 +255,7 @@ def _metric(name: str) -> None:
     hidden = [
         metric
         for metric, meaning in METRICS.items()
-        if metric.startswith(("test/", "personal/")) or meaning.startswith(("tasks/:", "tests/:"))
+        if metric.startswith(("test/", "personal/", "detect/")) or meaning.startswith(("tasks/:", "tests/:"))
     ]
     valid = {*CUMULATIVE, *METRICS} - set(hidden)
     if name not in valid:

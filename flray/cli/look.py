@@ -150,9 +150,8 @@ def compare(
         if differences is not None:
             print(f"{caption(differences)}:\n")
         print(to_markdown(summary(frame, metric) if differences is None else differences))
-        modes = by_mode(frame)
-        if len(modes) and differences is None:
-            print(to_markdown(spelled(modes)))
+        for title, table in spelled(by_mode(frame)).items() if differences is None else ():
+            print(f"{title}:\n\n{to_markdown(table)}")
     else:
         print_table(frame, metric, against)
 

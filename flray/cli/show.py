@@ -216,22 +216,18 @@ def print_table(frame: Any, metric: str = "test/acc", against: str | None = None
         console().print(render(table, caption(table)))
     elif frame["seed"].nunique() > 1:
         console().print(render(summary(frame, metric)))
-    modes = by_mode(frame)
-    if len(modes) and against is None:
-        console().print(
-            render(spelled(modes), "By inference mode" + (", mean over seeds" if modes["n"].max() > 1 else ""))
-        )
+    for title, table in spelled(by_mode(frame)).items() if against is None else ():
+        console().print(render(table, title))
 
 
 def print_modes(run: Run) -> None:
-    """Of a run over tasks or through a drift: what it learned and forgot, a row an inference mode."""
+    """Of a run over tasks or through a drift: what it learned and forgot, a row an inference mode; its alarms."""
     from flray.results import render
     from flray.results.by_mode import modes_of
     from flray.results.rendering import spelled
 
-    modes = modes_of(run)
-    if len(modes):
-        console().print(render(spelled(modes)))
+    for title, table in spelled(modes_of(run)).items():
+        console().print(render(table, title))
 
 
 def markdown(text: str) -> None:

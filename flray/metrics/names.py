@@ -9,6 +9,9 @@ OF_DRIFT = (
     "drift/acc_before", "drift/acc_end", "drift/acc_missing", "drift/acc_final", "drift/recovered_after",
     "drift/worst_drop",
 )  # fmt: skip
+OF_ALARMS = (
+    "detect/precision", "detect/recall", "detect/f1", "detect/f1_adjusted", "detect/delay", "detect/false_alarms",
+)  # fmt: skip
 LAST = 10  # tested rounds that `test/acc_mean10` is the mean of (spec 1.4)
 
 METRICS = {
@@ -79,5 +82,12 @@ METRICS = {
     "drift/acc_final": "tests/: accuracy in the last test of the run",
     "drift/recovered_after": "tests/: rounds from the window to the first test that is back within a point of "
     "drift/acc_before; 1: the first round with all data, inf: never",
+    "detect/precision": "diagnostics/, rounds/: share of the rounds with an alarm of latent forgetting that lie in the "
+    "window of the drift",
+    "detect/recall": "diagnostics/, rounds/: share of the window's rounds that have an alarm",
+    "detect/f1": "diagnostics/, rounds/: their harmonic mean",
+    "detect/f1_adjusted": "diagnostics/, rounds/: the same where one alarm in the window finds all of it",
+    "detect/delay": "diagnostics/, rounds/: rounds from the window's start to the first alarm in it; NaN: missed",
+    "detect/false_alarms": "diagnostics/, rounds/: share of the rounds outside of the window that have an alarm",
     "drift/worst_drop": "tests/: drift/acc_before - the lowest accuracy since the window began",
 }

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from flray.core.errors import CheckpointError
 from flray.metrics import forgetting
 from flray.metrics.classification import accuracy, per_class
-from flray.metrics.names import OF_DRIFT, OF_TASKS
+from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_TASKS
+from flray.results.alarms import is_watched, of_alarms
 from flray.rundir.by_task import ClassCounts, TaskTests, class_counts, task_tests
 from flray.rundir.reader import Run
 
@@ -31,18 +32,22 @@ def is_continual(config: Mapping[str, Any]) -> bool:
 def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """By inference mode the metrics `OF_TASKS` of the tasks that have ended, and `OF_DRIFT`, as far as there are tests.
 
+    With the first mode stand those that belong to none, `OF_ALARMS`, where somebody watched for latent forgetting.
     `config` is `tables.settings(run)`. Raises `CheckpointError` for a damaged table.
     """
-    if not is_continual(config) or not len(run.tests):
+    watched = is_watched(run)
+    if not (watched or is_continual(config)) or not len(run.tests):
         return {}
-    found = {mode: of_tasks(tests) for mode, tests in task_tests(run.tests).items()}
-    window = drift_window(run, config)
-    if window is not None:
-        for mode in map(str, run.tests["mode"].unique()):
-            counts = class_counts(run.tests, tested_set(config), mode)
-            if counts is not None:
-                found[mode] = {**found.get(mode, {}), **of_drift(counts, window)}
-    return found
+    modes = [str(mode) for mode in run.tests["mode"].unique()]
+    over_tasks, window = task_tests(run.tests), drift_window(run, config)
+    found = {mode: of_tasks(over_tasks[mode]) if mode in over_tasks else {} for mode in modes}
+    for mode in modes:
+        counts = class_counts(run.tests, tested_set(config), mode)
+        if counts is not None and window is not None:
+            found[mode] |= of_drift(counts, window)
+    if watched:
+        found[modes[0]] |= of_alarms(run) if window is None else of_alarms(run, window.start, window.stop)
+    return {mode: values for mode, values in found.items() if values}
 
 
 def by_column(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -56,7 +61,7 @@ def by_column(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def is_column(name: str) -> bool:
     """Whether this is one of them."""
-    return name.partition("@")[0] in (*OF_TASKS, *OF_DRIFT)
+    return name.partition("@")[0] in (*OF_TASKS, *OF_DRIFT, *OF_ALARMS)
 
 
 def of_tasks(tests: TaskTests) -> dict[str, float]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from flray.core.errors import ConfigError
 from flray.metrics.classification import per_class
+from flray.results.alarms import alarms, signal
 from flray.results.blank import blank
 from flray.results.continual import Window, drift_window, tested_set
 from flray.results.figures import by_setting, colours_of, headline, open_runs, plain, spread_words
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SHADE = "#dfe3e8"
-PROBE = "latent_forgetting"
 SIGNAL: dict[str, dict[str, Any]] = {
     "smoothed": {"linewidth": 2},
     "reference": {"linewidth": 1, "linestyle": ":"},
@@ -52,6 +52,7 @@ def accuracy_through_drift(folders: Iterable[str | Path | Run], mode: str | None
         next((table for run in seeds.values() if (table := signal(run)) is not None), None) for seeds in found.values()
     ]
     watched = {c: table for c, table in zip(colours_of(found), signals, strict=True) if table is not None}
+    watched = {colour: table for colour, table in watched.items() if table["wv"].notna().any()}
     size = min(3.0, max(1.3, 0.2 * next(iter(counts.values()))[0].total.shape[1]))
     heights = [3.0, *([1.8] if watched else []), *[size] * len(found)]
     figure = blank(8.4, sum(heights) + 0.3 * len(heights))
@@ -176,26 +177,6 @@ def class_accuracies(counts: Sequence[ClassCounts]) -> tuple[NDArray[np.int64], 
         rows = np.isin(found.done, done)
         shares.append(per_class(found.right[rows], found.total[rows]))
     return np.array(done, np.int64), np.mean(shares, axis=0)
-
-
-def signal(run: Run) -> pandas.DataFrame | None:
-    """The table of the probe `latent_forgetting` of a run, in the order of the rounds; None: nobody looked.
-
-    Columns `done`, `wv`, `smoothed`, `reference`, `threshold` and `alarm`.
-    """
-    table = run.diagnostics.get(PROBE)
-    return None if table is None or table.empty else table.sort_values("done")
-
-
-def alarms(run: Run) -> NDArray[np.int64] | None:
-    """The rounds with an alarm: of the probe, or else of an algorithm with a detector of its own; None: nobody looked.
-
-    FedMemo's own is the column `memo/alarm` of `rounds/`.
-    """
-    table, column = signal(run), "alarm"
-    if table is None and "memo/alarm" in run.rounds:
-        table, column = run.rounds, "memo/alarm"
-    return None if table is None else table.loc[table[column].fillna(0).astype(bool), "done"].to_numpy(np.int64)
 
 
 def _mark_alarms(axis: Any, found: Mapping[str, Mapping[Any, Run]]) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 from flray.core.errors import CheckpointError
 from flray.metrics.classification import worst_class
 from flray.metrics.fairness import spread
+from flray.results.alarms import alarms
 from flray.results.continual import tested_set
-from flray.results.drift_figures import alarms
 from flray.results.rendering import shown_value
 from flray.results.tables import settings
 from flray.rundir.by_task import class_counts

@@ -42,8 +42,8 @@ class Run(reader.Run):
             if name in rounds and rounds[name].notna().any():
                 rows.append((name, f"{100 * rounds[name].dropna().iloc[-1]:.2f} %"))
         found = _table([[html.escape(str(cell)) for cell in row] for row in rows])
-        if len(modes):
-            heads, body = cells(spelled(modes))
+        for table in spelled(modes).values():
+            heads, body = cells(table)
             bold = [f"<b>{html.escape(head)}</b>" for head in heads]
             found += _table([bold, *([html.escape(cell) for cell in row] for row in body)])
         return found

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flray.metrics.names import LAST, OF_DRIFT, OF_TASKS
+from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_TASKS
 from flray.results.continual import is_column
 from flray.results.intervals import interval_words, is_share, lowest
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _BRIEF = ("ACC", "FT", "drift/acc_before", "drift/acc_end", "drift/acc_final")  # what a row a run has room for
+_PARTS = {"Over tasks": OF_TASKS, "Through the drift": OF_DRIFT, "Alarms of latent forgetting": OF_ALARMS}
 _VARIANTS = ("ACC_pooled", "FT_std")
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high")  # of the metric that a table is about
 _HEADS = {
@@ -27,6 +28,8 @@ _HEADS = {
     "holm_t": "p (t)", "holm_wilcoxon": "p (W)",
     "task_prediction": "right task %", "drift/acc_before": "before %", "drift/acc_end": "end of window %",
     "drift/acc_missing": "missing classes %", "drift/acc_final": "final %", "drift/recovered_after": "recovered after",
+    "detect/precision": "precision", "detect/recall": "recall", "detect/f1": "F1", "detect/f1_adjusted": "adjusted F1",
+    "detect/delay": "delay", "detect/false_alarms": "false alarms",
     "drift/worst_drop": "worst drop %", **{name: f"{name} %" for name in OF_TASKS if name != "task_prediction"},
 }  # fmt: skip
 
@@ -45,21 +48,29 @@ def render(frame: pandas.DataFrame, title: str = "") -> Table:
     return table
 
 
-def spelled(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """`by_mode`'s table, or `modes_of`'s, a cell a metric for `render` and `to_markdown`: mean ± half its interval.
+def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
+    """`by_mode`'s table, or `modes_of`'s, for `render` and `to_markdown`, by title: a cell a metric, mean ± half its
+    interval.
 
-    Metrics that nobody has, and those that differ from another one only in what they divide by, are left out.
+    One table for the tasks, one for the drift, one for the alarms, each where there is something for it. Metrics that
+    nobody has, and those that differ from another one only in what they divide by, are left out.
     """
     import pandas
 
-    rows, columns = frame.to_dict("records"), [str(column) for column in frame]
-    names = [name for name in (*OF_TASKS, *OF_DRIFT) if name in columns and frame[name].notna().any()]
-    cells = {_HEADS[name]: [_spelled(name, row) for row in rows] for name in names if name not in _VARIANTS}
-    lead = [column for column in columns if not is_column(column.removesuffix("_low").removesuffix("_high"))]
-    intervals = any(frame[f"{name}_low"].notna().any() for name in names if f"{name}_low" in columns)
-    shown = pandas.DataFrame({**{column: frame[column] for column in lead}, **cells})
-    shown.attrs["caption"] = "±: half the 95 % t-interval of the mean over seeds" if intervals else None
-    return shown
+    found = {}
+    lead = [c for c in map(str, frame) if not is_column(c.removesuffix("_low").removesuffix("_high"))]
+    for title, metrics in _PARTS.items():
+        names = [name for name in metrics if name in frame and frame[name].notna().any()]
+        part = frame[frame[names].notna().any(axis=1)] if names else frame.iloc[:0]
+        if part.empty:
+            continue
+        rows = part.to_dict("records")
+        texts = {_HEADS[name]: [_spelled(name, row) for row in rows] for name in names if name not in _VARIANTS}
+        shown = pandas.DataFrame({**{column: part[column].tolist() for column in lead}, **texts})
+        intervals = any(f"{name}_low" in part and part[f"{name}_low"].notna().any() for name in names)
+        shown.attrs["caption"] = "±: half the 95 % t-interval of the mean over seeds" if intervals else None
+        found[title] = shown
+    return found
 
 
 def _spelled(name: str, row: Mapping[Any, Any]) -> str:
@@ -147,7 +158,9 @@ def shown_value(column: str, value: Any) -> str:
     """A value of a column as it is shown; per cent without the sign."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
-    if column.partition("@")[0] == "drift/recovered_after":
+    if column.startswith("detect/") and column != "detect/delay":
+        return f"{value:.3f}"
+    if column.partition("@")[0] in ("drift/recovered_after", "detect/delay"):
         return "never" if math.isinf(value) else f"{value:.3g} rounds" if value != 1 else "1 round"
     if is_share(column):
         return f"{round(100 * value, 2) + 0.0:.2f}"  # no -0.00

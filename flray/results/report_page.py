@@ -186,7 +186,7 @@ def _tables(found: Report) -> list[tuple[str, pandas.DataFrame, str]]:
     against = caption(found.table) if "diff" in found.table else ""
     listed = [
         ("Settings", found.table, against),
-        ("By inference mode", spelled(found.modes) if len(found.modes) else found.modes, ""),
+        *((title, table, "") for title, table in spelled(found.modes).items()),
         ("Cost", found.costs, "A whole run, mean over seeds; times are those of this machine."),
         ("Runs", found.frame, ""),
     ]

@@ -83,3 +83,15 @@ def drift(
     tests = [counted("test", "global", row, [100, 100], done=done, round=done) for done, row in enumerate(percent)]
     window = {"name": "remove_classes", "classes": [0], "from_round": start, "to_round": stop}
     return written(path, config(algorithm, seed, drift=window, **more), tests, len(percent) - 1)
+
+
+def watched(folder: Path, on: set[int]) -> Path:
+    """The run with diagnostics of six rounds as the probe `latent_forgetting` writes them: an alarm in these."""
+    place = folder / "diagnostics" / "latent_forgetting"
+    place.mkdir(parents=True)
+    rows = [
+        {"done": d, "wv": 1e-4 / d, "smoothed": 1e-4, "reference": 2e-4, "threshold": 7e-5, "alarm": d in on}
+        for d in range(1, 7)
+    ]
+    pandas.DataFrame(rows).to_parquet(place / "part-0000.parquet")
+    return folder

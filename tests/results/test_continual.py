@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from flray.cli import app
 from flray.core.errors import CheckpointError, ConfigError
 from flray.loader import load_config
-from flray.metrics.names import METRICS, OF_DRIFT, OF_TASKS
+from flray.metrics.names import METRICS, OF_ALARMS, OF_DRIFT, OF_TASKS
 from flray.results import by_mode, compare, paired, render, summary, to_markdown
+from flray.results.alarms import alarms, signal
 from flray.results.by_mode import modes_of
 from flray.results.continual import drift_window, numbers
 from flray.results.intervals import interval
@@ -23,7 +24,7 @@ from flray.results.rendering import spelled
 from flray.results.tables import settings
 from flray.rundir.by_task import class_counts, task_tests
 from flray.rundir.reader import Run
-from tests.results.continual_runs import counted, drift, tasks
+from tests.results.continual_runs import counted, drift, tasks, watched
 from tuning.ablate import check_comparison
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -152,7 +153,7 @@ def test_by_mode_over_seeds(tmp_path):
     assert table["ACC"][0] == pytest.approx(0.69)
     assert (table["ACC_low"][0], table["ACC_high"][0]) == pytest.approx(interval([0.7, 0.69, 0.68], share=True)[2:])
     assert table["task_prediction"].isna().tolist() == [True, True, False]
-    shown = spelled(table)
+    (shown,) = spelled(table).values()
     assert list(shown) == ["name", "algorithm", "mode", "n", "ACC %", "FT %", "AIA %", "BWT %", "FWT %", "right task %"]
     assert shown["ACC %"][0] == "69.00 ± 2.48" and shown["right task %"].tolist()[:2] == ["-", "-"]
     assert "| fedavg    | aware  |" in to_markdown(shown) and render(shown).row_count == 3
@@ -165,9 +166,9 @@ def test_runs_through_a_drift_beside_each_other(tmp_path):
     runs = [drift(tmp_path / "a0", WINDOW, 3, 5), drift(tmp_path / "a1", gone, 3, 5, seed=1)]
     table = by_mode(compare(runs))
     assert table["drift/recovered_after"][0] == math.inf and math.isnan(table["drift/recovered_after_low"][0])
-    shown = spelled(table).iloc[0]
+    shown = spelled(table)["Through the drift"].iloc[0]
     assert shown["recovered after"] == "never" and shown["end of window %"] == "50.00 ± 0.00"
-    assert spelled(modes_of(Run(runs[0])))["recovered after"].tolist() == ["2 rounds"]
+    assert spelled(modes_of(Run(runs[0])))["Through the drift"]["recovered after"].tolist() == ["2 rounds"]
     assert math.isnan(
         paired(
             compare(
@@ -183,11 +184,40 @@ def test_runs_through_a_drift_beside_each_other(tmp_path):
     )
 
 
+def test_alarms_are_judged_by_the_window(tmp_path):
+    """Window 3 to 4, alarms in 4 and 5: precision 1/2, recall 1/2, F1 1/2; adjusted 2/3 and 1, F1 0.8; a round late; of
+    the 4 quiet rounds 1 has one."""
+    run = watched(drift(tmp_path / "a", WINDOW, 3, 5), {4, 5})
+    found = numbers(Run(run), settings(Run(run)))["global"]
+    assert {name: found[name] for name in OF_ALARMS} == pytest.approx({
+        "detect/precision": 0.5, "detect/recall": 0.5, "detect/f1": 0.5, "detect/f1_adjusted": 0.8, "detect/delay": 1.0,
+        "detect/false_alarms": 0.25,
+    })  # fmt: skip
+    steady = watched(tasks(tmp_path / "b", THREE), {1})
+    only = numbers(Run(steady), settings(Run(steady)))
+    assert only["global"]["detect/false_alarms"] == pytest.approx(1 / 6) and "detect/f1" not in only["global"]
+    assert not any(name.startswith("detect/") for name in only["aware"])
+    shown = spelled(by_mode(compare([run, steady])))
+    assert list(shown) == ["Over tasks", "Through the drift", "Alarms of latent forgetting"]
+    assert shown["Alarms of latent forgetting"]["delay"].tolist() == ["-", "1 round"]
+    assert set(OF_ALARMS) <= set(METRICS)
+
+
+def test_an_algorithms_own_alarms_are_read_as_those_of_the_probe(tmp_path):
+    run = drift(tmp_path / "a", WINDOW, 3, 5)
+    rounds = pandas.read_parquet(run / "rounds" / "part-0000.parquet")
+    own = rounds.assign(**{"memo/alarm": [0, 0, 1, 1, 0, None], "memo/wv": 0.5})
+    own.to_parquet(run / "rounds" / "part-0000.parquet")
+    assert alarms(Run(run)).tolist() == [3, 4] and signal(Run(run))["wv"].tolist() == [0.5] * 6
+    assert numbers(Run(run), settings(Run(run)))["global"]["detect/f1"] == 1.0
+    assert alarms(Run(tasks(tmp_path / "b", THREE))) is None
+
+
 def test_the_command_shows_them(tmp_path):
     tasks(tmp_path / "a", THREE)
     tasks(tmp_path / "b", THREE, seed=1)
     found = CliRunner().invoke(app, ["compare", str(tmp_path)], catch_exceptions=False)
-    assert found.exit_code == 0 and "ACC %" in found.output and "By inference mode, mean over seeds" in found.output
+    assert found.exit_code == 0 and "ACC %" in found.output and "Over tasks" in found.output
     markdown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown", "--metric", "FT@aware"])
     assert markdown.output.count("\n\n") >= 2 and "right task %" in markdown.output
     assert '"ACC@tip":0.7' in CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "json"]).output

@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 from flray.cli import app
 from flray.core.errors import ConfigError
 from flray.results import accuracy_by_task, accuracy_through_drift
-from flray.results.drift_figures import alarms, class_accuracies
+from flray.results.alarms import alarms
+from flray.results.drift_figures import class_accuracies
 from flray.results.figures import COLOURS, colours_of, styles_of
 from flray.results.task_figures import task_matrices
 from flray.rundir.by_task import class_counts
 from flray.rundir.reader import Run
-from tests.results.continual_runs import drift, tasks
+from tests.results.continual_runs import drift, tasks, watched
 
 THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]
 WINDOW = [[50, 50], [80, 80], [90, 90], [20, 100], [0, 100], [70, 90], [90, 90]]
@@ -70,18 +71,6 @@ def test_many_tasks_have_a_colour_bar_and_no_numbers(tmp_path):
     figure = accuracy_by_task([tasks(tmp_path / "a", np.full((11, 11), 50))], "global")
     assert len(figure.axes) == 3 and texts(figure.axes[0]) == []
     assert "accuracy (%)" in [axis.get_ylabel() for axis in figure.axes]
-
-
-def watched(folder, on):
-    """Diagnostics as the probe writes them: an alarm in these rounds."""
-    place = folder / "diagnostics" / "latent_forgetting"
-    place.mkdir(parents=True)
-    rows = [
-        {"done": d, "wv": 1e-4 / d, "smoothed": 1e-4, "reference": 2e-4, "threshold": 7e-5, "alarm": d in on}
-        for d in range(1, 7)
-    ]
-    pandas.DataFrame(rows).to_parquet(place / "part-0000.parquet")
-    return folder
 
 
 def test_a_drift_has_its_window_its_alarms_and_its_classes(tmp_path):
