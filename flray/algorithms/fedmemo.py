@@ -19,6 +19,7 @@ import numpy as np
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.memo_proxy import Maker, ProxySource
+from flray.algorithms.private_updates import PrivateUpdates
 from flray.core.context import Context
 from flray.core.exchange import Exchange
 from flray.core.fields import shared
@@ -48,7 +49,7 @@ class MemoUpdate(Update):
     b_proxy: Any
 
 
-class FedMemo(ProxySource, Signal, Detector, FedAvg, frozen=True):
+class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg, frozen=True):
     rho_off: float | None = hp(0.4, gt=0, lt=1, doc="drop that keeps the alarm on; none: rho")
     trigger: Rule = hp(
         "while_alarm",
@@ -75,6 +76,7 @@ class FedMemo(ProxySource, Signal, Detector, FedAvg, frozen=True):
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Any, b: Any) -> MemoState:
+        self.check_privacy(ctx, self.buffers)
         return MemoState(w, b, self.nothing_seen(), Episode(-1, False), False, 0.0, self.no_maker(ctx))
 
     def next_exchange(self, ctx: Context, state: MemoState) -> Exchange | None:
@@ -94,7 +96,7 @@ class FedMemo(ProxySource, Signal, Detector, FedAvg, frozen=True):
         return MemoDown(state.w, state.b, state.maker)
 
     def aggregate(self, ctx: Context, state: MemoState, updates: Any, cohort: Cohort) -> tuple[MemoState, Metrics]:
-        reading = self.read(state.detection, self.measure(ctx.objective, state.w, updates.w))
+        reading = self.read(state.detection, self.measure(ctx.objective, state.w, updates.w, self.known_noise(cohort)))
         detection, alarm = self.detect(state.detection, reading.wv)
         episode = episode_after(state.episode, alarm, ctx.clock.done)
         active = self.mitigating(ctx, episode)
@@ -107,7 +109,7 @@ class FedMemo(ProxySource, Signal, Detector, FedAvg, frozen=True):
             examples=float(cohort.num_examples.sum()),
         )
         metrics = {f"memo/{name}": value for name, value in reading.row.items() if value == value}
-        metrics |= {"memo/alarm": alarm, "memo/active": active}
+        metrics |= {"memo/alarm": alarm, "memo/active": active, **self.account(ctx)}
         if self.mode == "client" and active and not state.active:
             after = after.replace(maker=self.fitted_without_data(ctx, after.w, after.b))
         if isinstance(updates, MemoUpdate):
@@ -146,15 +148,21 @@ class FedMemo(ProxySource, Signal, Detector, FedAvg, frozen=True):
     # client -----------------------------------------------------------------------------------
     def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Record, Any]:
         update, client = super().end(ctx, down, client, carry, data)
+        if self.dp_clip is not None:
+            update = Update(self.private(ctx, down.w, carry.w, "real"), down.b)
         if not isinstance(down, MemoDown):
             return update, client
-        proxy = self.drawn_without_data(ctx, down.maker, data.num_examples)
-        w, b = self.trained(ctx, down.w, down.b, proxy)
+        w, b = self.trained_on_made(ctx, down, data)
         return MemoUpdate.of(update, w_proxy=w, b_proxy=b), client
 
     def repair(self, ctx: Context, down: MemoDown, client: Any, data: ClientData) -> tuple[Update, Any, Metrics]:
+        return Update(*self.trained_on_made(ctx, down, data)), client, {}
+
+    def trained_on_made(self, ctx: Context, down: MemoDown, data: ClientData) -> tuple[Any, Any]:
+        """What a client sends of its training on as many made samples as it holds real ones, with noise as well."""
         proxy = self.drawn_without_data(ctx, down.maker, data.num_examples)
-        return Update(*self.trained(ctx, down.w, down.b, proxy)), client, {}
+        w, b = self.trained(ctx, down.w, down.b, proxy)
+        return self.private(ctx, down.w, w, "proxy"), b
 
     def repaired(self, ctx: Context, state: MemoState, updates: Any, cohort: Cohort) -> tuple[MemoState, Metrics]:
         return self.mixed(state, updates.w, updates.b, float(cohort.num_examples.sum()), {})

@@ -53,6 +53,8 @@ METRICS = {
     "memo/threshold": "FedMemo: (1 - rho) times the reference",
     "memo/alarm": "FedMemo: whether the detector has an alarm; memo/active: whether the round took step 2",
     "memo/gamma": "FedMemo: weight of the proxy model in step 2, N_p / (sum N_i + N_p); memo/proxy: N_p",
+    "dp/epsilon": "FedMemo: epsilon of the run so far at dp/delta, of a client's own noise (opacus, Renyi)",
+    "dp/epsilon_round": "FedMemo: epsilon of this round alone, ln(1 + q (e^epsilon - 1)), at dp/delta_round",
     "ditto/personal_loss": "Ditto: mean loss of the local steps of the clients' own models v_k, without the pull",
     "distill/loss": "FedDF, FedET, FedProj: mean distillation loss on the server",
     "time/round_s": "wall time of the round, testing included",

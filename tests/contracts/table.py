@@ -192,6 +192,10 @@ FEDMEMO_CHANGES = {
     "one_step": Change(True),
     "proxy_bn": Change("update"),
     "client_exchange": Change("piggyback", BY_CLIENTS),
+    "dp_clip": Change(1.0, {"buffers": "keep", "dp_noise": 1.0}),
+    "dp_epsilon": Change(4.0, {"buffers": "keep", "dp_clip": 1.0}),
+    "dp_delta": Change(1e-3, {"buffers": "keep", "dp_clip": 1.0}),
+    "dp_noise": Change(1.0, {"buffers": "keep", "dp_clip": 1.0}),
 }
 PICTURES = {  # images, so that what generators are asked for is all there
     "rounds": 2,

@@ -1,0 +1,132 @@
+"""FedMemo's rounds against its equations, taken apart by hand, and what it does where it cannot work."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from flray.core.clock import Clock
+from flray.core.errors import ConfigError
+from flray.ops.detect import Detector
+from flray.ops.proxy_step import two_step
+from tests.contracts.inprocess import Local, bits
+from tests.contracts.table import experiment
+
+EVERY_ROUND = {"trigger": "scheduled", "r0": 1}
+
+
+def played(folder, rounds=2, options=None, **sections):
+    local = Local(experiment("fedmemo", options, **sections), folder)
+    local.play(rounds)
+    return local
+
+
+def test_step_two_on_the_server_is_the_printed_mean(tmp_path):
+    """Round 1 with the held-out samples themselves, one gradient step: w' is FedAvg's, w_p = w' - lr g, gamma of both
+    counts; WV is that of step 1."""
+    options = {"proxy_data": "real", "one_step": True, "proxy_lr": 0.3}
+    plain, repaired = played(tmp_path / "a", 1, {"r0": 50}), played(tmp_path / "b", 1, options)
+    bench = repaired.server.bench
+    ctx = bench.context(Clock())
+    index = np.arange(bench.proxy.size)
+    x, y = bench.proxy.inputs(index), bench.proxy.labels(index)
+    w, b = plain.state.w, plain.state.b
+    _, g = ctx.objective.value_and_grad(lambda f: torch.nn.functional.cross_entropy(f(x), y), w, b, "eval")
+    row = repaired.rows[0]
+    gamma = 24 / (repaired.state.examples + 24)
+    assert row["memo/gamma"] == pytest.approx(gamma) and row["memo/proxy"] == 24
+    torch.testing.assert_close(repaired.state.w, two_step(w, w - 0.3 * g, gamma))
+    torch.testing.assert_close(repaired.state.b, b)
+    assert row["memo/wv"] == plain.rows[0]["memo/wv"]
+
+
+def test_the_second_round_is_measured_from_the_repaired_model(tmp_path):
+    """WV is of w' against the model that was broadcast, so the repair of the round before is not in it."""
+    local = played(tmp_path, 1)
+    before = local.state.w.double().clone()
+    seen = []
+    local.executor.watch = lambda half, function, *given: (
+        (seen.append(given) if half == "server" else None) or function(*given)
+    )
+    local.play(1)
+    (_, _, updates, _), layout = seen[-1], local.server.bench.objective.layout
+    used = layout.mask(lambda name: True) > 0
+    assert local.rows[1]["memo/wv"] == pytest.approx(np.var((updates.w.double() - before)[used].numpy()), rel=1e-9)
+
+
+def test_the_proxy_set_is_drawn_once_and_whenever_it_is_needed_first(tmp_path):
+    """The GAN's draws have the address of the beginning: the same generator in round 1 as in round 2."""
+    one, two = (played(tmp_path / str(r), 2, {"r0": r}).state.maker for r in (1, 2))
+    assert bits(one) == bits(two)
+    never = played(tmp_path / "never", 2, {"r0": 9}).state.maker
+    assert not len(never.w)
+
+
+def test_clients_train_on_made_data_in_a_second_exchange(tmp_path):
+    """Down: the generator and the model at the alarm once a client; up: twice the model while it mitigates."""
+    local = played(tmp_path, 3, {"mode": "client", "r0": 2, "r1": 3})
+    state, size = local.state, 4 * (local.state.w.numel() + local.state.b.numel())
+    assert [row["memo/active"] for row in local.rows] == [False, True, False]
+    assert [sent["up"] for sent in local.sent] == [3 * size, 6 * size, 3 * size]
+    maker = sum(t.numel() * 4 for t in vars(state.maker).values())
+    assert [sent["down"] for sent in local.sent] == [3 * size, 6 * size + 3 * maker, 3 * size]
+    assert local.rows[1]["memo/gamma"] == 0.5, "as many made samples as real ones"
+
+
+def test_piggyback_trains_beside_the_real_data_of_the_next_round(tmp_path):
+    local = played(tmp_path, 3, {"mode": "client", "r0": 1, "r1": 2, "client_exchange": "piggyback"})
+    size = 4 * (local.state.w.numel() + local.state.b.numel())
+    assert [sent["up"] for sent in local.sent] == [3 * size, 6 * size, 3 * size]
+    assert [row["memo/gamma"] for row in local.rows] == [0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("options", [{"mode": "client"}, {"proxy_labels": "teacher"}], ids=str)
+def test_resumed_in_an_episode_it_goes_on_the_same(tmp_path, options):
+    local, again = (Local(experiment("fedmemo", options), tmp_path) for _ in range(2))
+    local.play(2)
+    local.server.save(1)
+    again.position = again.server.load()
+    assert bits(again.play(2)) == bits(local.play(2))
+
+
+def test_the_alarm_is_the_detectors_on_the_reported_signal(tmp_path):
+    options = {
+        "trigger": "while_alarm",
+        "W": 5,
+        "m": 1,
+        "rho": 0.3,
+        "rho_off": 0.2,
+        "guard": 0,
+        "warmup": 5,
+        "min_on": 2,
+    }
+    rows = played(tmp_path, 9, {**options, "lr_decay": 0.7}).rows
+    chosen = {name: options[name] for name in ("W", "m", "rho", "rho_off", "guard", "warmup")}
+    alarms = Detector(**chosen).alarms([row["memo/wv"] for row in rows])
+    assert [bool(row["memo/alarm"]) for row in rows] == alarms and any(alarms)
+    assert all(row["memo/active"] or not alarm for row, alarm in zip(rows, alarms, strict=True))
+    assert any(row["proxy_examples"] for row in rows if "proxy_examples" in row)
+
+
+@pytest.mark.filterwarnings("ignore:Optimal order")  # next to no noise
+def test_private_updates_are_accounted_for(tmp_path):
+    pytest.importorskip("opacus")
+    private = {"dp_clip": 1e-3, "dp_noise": 1e-6, "buffers": "keep", "r0": 50}
+    rows = played(tmp_path / "private", 2, private).rows
+    assert rows[1]["dp/epsilon"] > rows[0]["dp/epsilon"] > 0 and rows[0]["dp/delta"] == 1e-5
+    start = Local(experiment("fedmemo", private), tmp_path / "start").state.w
+    moved = played(tmp_path / "clipped", 1, private).state.w - start
+    assert 0 < float(moved.norm()) <= 1e-3 + 1e-7, "a mean of clipped updates is no longer than the clipping norm"
+    with pytest.raises(ConfigError, match=r"set algorithm\.buffers: keep"):
+        played(tmp_path / "norms", 1, {"dp_clip": 1.0})
+
+
+def test_what_it_cannot_do_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"set proxy\.labelled: true"):
+        played(tmp_path, 1, proxy={"source": "holdout", "size": 24, "labelled": False})
+    with pytest.raises(ConfigError, match="fedmemo needs public data"):
+        experiment("fedmemo", proxy=None)
+    assert experiment("fedmemo", {"mode": "client"}, proxy=None).proxy is None
+    with pytest.raises(ConfigError, match="4 to 7 doubled"):
+        played(tmp_path, 1, data={"source": "digits", "resize": 9}, model="mlp")
