@@ -17,7 +17,7 @@ from flray.engine.evaluate import personal_epochs
 from flray.engine.prepare import stored_scenario
 from flray.engine.progress import Progress, line, stage
 from flray.engine.rounds import Executor
-from flray.engine.summary import collapsed, untrained
+from flray.engine.summary import collapsed, judged, untrained
 from flray.engine.transactions import Transactions
 from flray.experiment import Experiment, algorithm_name
 from flray.models.weights import weights_fingerprint
@@ -220,9 +220,9 @@ class Simulation(Transactions):
             if every and position.done % every == 0 and position.round < rounds:
                 self._save()
             yield row
-        labels = next(iter(self.scenario.stages[-1].tests.values())).labels(self.dataset)
-        found = Run(self.folder).rounds
-        self._finish(untrained(found) or collapsed(found, labels, self.experiment.evaluate.split) or "finished")
+        run, split = Run(self.folder), self.experiment.evaluate.split
+        tested = judged(run.rounds, run.tests, self.scenario.stages[-1], self.dataset, split)
+        self._finish(untrained(run.rounds) or collapsed(*tested, split) or "finished")
 
     def _bounded(self, clock: Clock, show: Progress) -> bool:
         """The beginning or the end of a task, committed and saved if it changed anything; False: the run diverged."""

@@ -14,6 +14,10 @@ from flray.metrics.names import LAST
 if TYPE_CHECKING:
     import pandas
 
+    from flray.data import Dataset
+    from flray.data.cache import Array
+    from flray.scenario import Stage
+
 ROW_FACTS = ("client", "exchange", "position", "num_examples", "num_steps", "skipped", "time/client_s")
 
 
@@ -68,6 +72,23 @@ def untrained(rounds: pandas.DataFrame) -> str | None:
         f"diverged: all clients were left out in all {len(rounds)} rounds, because their updates were not finite; the "
         "model is the initial one; lower algorithm.lr"
     )
+
+
+def judged(
+    rounds: pandas.DataFrame, tests: pandas.DataFrame, stage: Stage, dataset: Dataset, split: str
+) -> tuple[pandas.DataFrame, Array]:
+    """What :func:`collapsed` reads of a run whose last stage is given: rounds with accuracy and loss on the split, and
+    the labels that these are of.
+
+    Over tasks both are the last task's own, in the first inference mode: that earlier tasks are forgotten down to
+    chance level is what such a run measures.
+    """
+    own = next((name for name, test in stage.tests.items() if test.task == stage.index), None)
+    if own is None:
+        return rounds, next(iter(stage.tests.values())).labels(dataset)
+    found = tests[(tests["set"] == own) & (tests["phase"] == "round") & (tests["task"] == stage.index)]
+    found = found[found["mode"] == found["mode"].iloc[0]] if len(found) else found
+    return found.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"}), stage.tests[own].labels(dataset)
 
 
 def collapsed(rounds: pandas.DataFrame, labels: np.ndarray, split: str) -> str | None:

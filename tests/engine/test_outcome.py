@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pandas
@@ -83,6 +84,22 @@ def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
     assert outcome((0.25, 900.0)).startswith("diverged: ")
     assert outcome((0.25, 900.0), (math.nan, math.nan), (0.5, 1.0)) is None
     assert collapsed(pandas.DataFrame({"round": [1]}), labels, "test") is None
+
+
+def test_over_tasks_the_last_one_is_judged_by_its_own_test(tmp_path):
+    """Of four classes in two tasks plain averaging forgets the first two; without a step it stays where chance is, and
+    a learning rate without measure is divergence in the second task as well."""
+    data = {"source": "synthetic", "options": {"shape": 4, "num_classes": 4, "num_train": 80, "num_test": 40}}
+    local, tasks = {"executor": "local"}, {"num_tasks": 2, "class_order": "natural"}
+    steps = {"fine": (0.1, None), "empty": (0.1, 3), "wild": (1e5, None)}
+    found = {}
+    for name, (lr, gone) in steps.items():
+        drift = gone and {"name": "remove_classes", "classes": [0, 1, 2, 3], "from_round": gone}
+        own = config({"name": "fedavg", "lr": lr}, rounds=2, data=data, tasks=tasks, resources=local, drift=drift)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[name] = flray.run(own, out=tmp_path / name, progress=False).status
+    assert found["fine"] == found["empty"] == "finished" and found["wild"].startswith("diverged")
 
 
 def test_a_test_of_one_class_tells_nothing_of_chance():
