@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from pydantic import Field
 from torch import Tensor
 
 from flray.core.context import Context
 from flray.core.messages import Published
-from flray.core.probe import FinishView, Place, Probe, Row
+from flray.core.probe import FinishView, Place, Probe, Reads, Row
+from flray.metrics.gradients import FisherLabels, fisher_trace, gradient_variance, pseudo_gradient_cosine
+from flray.metrics.reading import Sample, due
 from flray.ops.average import tree_mean
 from flray.ops.detect import Detector, Signal
+from flray.ops.proxy_step import full_gradient
 
 
 class LatentForgetting(Probe, Signal, Detector, frozen=True):
@@ -23,9 +29,21 @@ class LatentForgetting(Probe, Signal, Detector, frozen=True):
     WV is that of the clients' aggregate, before a server optimiser, distillation or a repair changes it; where the
     updates carry no model (`Algorithm.point`) it is that of the server's own. `reference` and `threshold` are NaN while
     there is none. What the numbers mean, and when they fail: spec 8.3, `configs/fedmemo/README.md`.
+
+    With `gradients_every` also, at the model that the round began with: `gradient_variance` of the public data's full
+    gradient (the `proxy` section, with labels), its `cosine` with the clients' pseudo-gradient, and `fisher_trace` on
+    test samples, of as many backward passes.
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"finish"})
+
+    gradients_every: int = Field(0, ge=0, description="rounds between two looks at gradients; 0: never")
+    fisher_samples: int = Field(500, ge=1, description="test samples of the Fisher trace")
+    fisher_labels: FisherLabels = Field("sampled", description="labels drawn from the model, or the data's own")
+
+    @property
+    def reads(self) -> Reads:
+        return frozenset({"proxy", "tests"}) if self.gradients_every else frozenset()
 
     def observe(self, ctx: Context, view: FinishView, memory: Any) -> tuple[Sequence[Row], Any]:
         before, after = view.point(view.before), aggregate(view)
@@ -34,7 +52,24 @@ class LatentForgetting(Probe, Signal, Detector, frozen=True):
         state = self.nothing_seen() if memory is None else memory
         reading = self.read(state, self.measure(ctx.objective, before[0], after))
         state, alarm = self.detect(state, reading.wv)
-        return [{**reading.row, "alarm": alarm}], state
+        row: dict[str, Any] = {**reading.row, "alarm": alarm}
+        if self.gradients_every and due(ctx, self.gradients_every):
+            row |= self._gradients(ctx, *before, after)
+        return [row], state
+
+    def _gradients(self, ctx: Context, w: Tensor, b: Tensor, after: Tensor) -> dict[str, float]:
+        proxy, seen = ctx.require_proxy(), None if ctx.classes is None else ctx.classes.seen
+        y = proxy.labels(np.arange(proxy.size))
+        index = np.arange(proxy.size) if seen is None else np.flatnonzero(seen.has(y).cpu())
+        _, g = full_gradient(ctx.objective, w, b, proxy, index, classes=seen)
+        sample = Sample.of(ctx, self.fisher_samples, "fisher")
+        labels = torch.from_numpy(sample.y).to(w.device) if self.fisher_labels == "empirical" else None
+        trace = fisher_trace(ctx.objective, w, b, sample.x, labels, ctx.rng("latent_forgetting", "fisher"), seen)
+        return {
+            "gradient_variance": gradient_variance(ctx.objective, g),
+            "cosine": pseudo_gradient_cosine(g, w, after),
+            "fisher_trace": trace,
+        }
 
 
 def aggregate(view: FinishView) -> Tensor | None:
