@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-SHADE = "#dfe3e8"
+SHADE, INK = "#8a94a340", "#768191"  # seen on a light ground and on a dark one
 SIGNAL: dict[str, dict[str, Any]] = {
     "smoothed": {"linewidth": 2},
     "reference": {"linewidth": 1, "linestyle": ":"},
@@ -106,7 +106,7 @@ def signal_panel(axis: Any, watched: Mapping[str, pandas.DataFrame], windows: Se
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_ylabel("weight-update\nvariance")
     plain(axis)
-    drawn = [Line2D([], [], color="#4a5563", **style) for style in SIGNAL.values()]
+    drawn = [Line2D([], [], color=INK, **style) for style in SIGNAL.values()]
     words = ["mean of the last rounds", "reference", "alarm below"]
     axis.legend(drawn, words, frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.96))
     return axis
@@ -124,8 +124,9 @@ def class_panel(axis: Any, counts: Sequence[ClassCounts], window: Window | None,
     middles = (done[1:] + done[:-1]) / 2
     edges = np.concatenate([[done[0] - 0.5], middles, [done[-1] + 0.5]])
     number = shares.shape[1]
-    shades = colormaps["viridis"].with_extremes(bad="#c9c9c9")
+    shades = colormaps["viridis"].with_extremes(bad=SHADE)
     drawn = axis.pcolormesh(edges, np.arange(number + 1) - 0.5, 100 * shares.T, cmap=shades, vmin=0, vmax=100)
+    drawn.set_rasterized(True)  # no seams between the cells, and a small file
     axis.set_ylim(number - 0.5, -0.5)
     step = math.ceil(number / 20)
     axis.set_yticks(range(0, number, step))
@@ -136,7 +137,7 @@ def class_panel(axis: Any, counts: Sequence[ClassCounts], window: Window | None,
     for edge in [] if window is None else [window.start - 0.5, window.stop - 0.5]:
         if edge < edges[-1]:
             axis.axvline(edge, color="white", linewidth=2)
-            axis.axvline(edge, color="black", linewidth=1, linestyle="--")
+            axis.axvline(edge, color="#111111", linewidth=1, linestyle="--")
     axis.set_ylabel("class")
     axis.set_title(title, fontsize=9, loc="left")
     return drawn
@@ -154,7 +155,7 @@ def shade(axis: Any, windows: Iterable[Window | None], words: bool = False) -> N
                 xytext=(3, 4),
                 textcoords="offset points",
                 fontsize=8,
-                color="#4a5563",
+                color=INK,
             )
 
 
@@ -170,13 +171,15 @@ def _missing(classes: Sequence[int]) -> str:
 
 # what is drawn ------------------------------------------------------------------------------------
 def class_accuracies(counts: Sequence[ClassCounts]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """(rounds `[N]` that all seeds have tested, mean over seeds of the accuracy by class `[N, C]`)."""
+    """(rounds `[N]` that all seeds have tested, mean of the accuracy by class `[N, C]` over those that tested it)."""
     done = sorted(set.intersection(*(set(found.done.tolist()) for found in counts)))
     shares = []
     for found in counts:
         rows = np.isin(found.done, done)
         shares.append(per_class(found.right[rows], found.total[rows]))
-    return np.array(done, np.int64), np.mean(shares, axis=0)
+    there = np.sum(~np.isnan(shares), axis=0)
+    mean = np.nansum(shares, axis=0) / np.where(there, there, np.nan)
+    return np.array(done, np.int64), mean
 
 
 def _mark_alarms(axis: Any, found: Mapping[str, Mapping[Any, Run]]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+SHADE = "#8a94a31c"  # of tasks to come, on a light ground and on a dark one
 NUMBERED = 10  # tasks up to which the cells of a matrix have room for their numbers
 
 
@@ -77,12 +78,12 @@ def matrix_panel(axis: Any, matrix: NDArray[np.float64], title: str = "") -> Any
 
     ended, tasks = matrix.shape
     percent = np.where(np.arange(tasks) <= np.arange(ended)[:, None], 100 * matrix, np.nan)
-    shades = colormaps["viridis"].with_extremes(bad="#f2f3f5")
+    shades = colormaps["viridis"].with_extremes(bad=SHADE)
     axis.imshow(percent, cmap=shades, vmin=0, vmax=100, aspect="auto" if tasks > NUMBERED else "equal")
     if tasks <= NUMBERED:
         for (row, column), value in np.ndenumerate(percent):
             if not np.isnan(value):
-                shade = "white" if value < 60 else "black"
+                shade = "white" if value < 60 else "#111111"
                 axis.text(column, row, f"{value:.0f}", ha="center", va="center", color=shade, fontsize=8)
         axis.set_xticks(range(tasks))
         axis.set_yticks(range(ended))
