@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import os
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,6 +46,19 @@ def array_checksum(*arrays: np.ndarray[Any, Any] | None) -> str:
             parts.append(f"{array.dtype.str}{array.shape}".encode())
             parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return checksum(*parts)
+
+
+def let_go(*arrays: np.ndarray[Any, Any] | None) -> None:
+    """Give back the pages of arrays that are memory-mapped to be read: who reads there again gets them again.
+
+    What was read once from end to end would stay in this process's memory as long as the array.
+    """
+    for array in arrays:
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if array is not None and not array.flags.writeable and isinstance(base, mmap.mmap) and sys.platform == "linux":
+            base.madvise(mmap.MADV_DONTNEED)
 
 
 @contextlib.contextmanager

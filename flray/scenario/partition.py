@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from flray.core.disk import array_checksum, sealed, unsealed, whole
+from flray.core.disk import array_checksum, let_go, sealed, unsealed, whole
 from flray.core.errors import DataError
 from flray.core.seeding import rng as addressed
 from flray.data.cache import Array
@@ -53,8 +53,10 @@ class Partition(NamedTuple):
 
     @property
     def hash(self) -> str:
-        """Checksum of the arrays."""
-        return array_checksum(*self.arrays.values())
+        """Checksum of the arrays, which are in no need of memory afterwards where they are mapped."""
+        found = array_checksum(*self.arrays.values())
+        let_go(*self.arrays.values())
+        return found
 
     def client(self, k: int) -> Array:
         """A view of client k's sample numbers."""
@@ -80,6 +82,7 @@ class Partition(NamedTuple):
             "config": config.model_dump(mode="json") if config else None,
         }
         write(folder / "partition.json", note, {f"partition_{name}": array for name, array in self.arrays.items()})
+        let_go(*self.arrays.values())
 
 
 def write(path: Path, note: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

@@ -62,7 +62,7 @@ class Bench(Workbench):
         self.dataset = Dataset("memory", split, split, classes, (), (), "", Augment())
         self.normalizer = Normalizer((), ())
         self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.block)
-        self._classes = []
+        self._classes, self.inputs, self.starts_from = [], None, None
 
     def client_data(self, ctx: Context, numbers: np.ndarray, previous: np.ndarray | None = None) -> ClientSamples:
         return replace(super().client_data(ctx, numbers, previous), rng=None)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flray.core.disk import array_checksum, checksum, file_checksum, sealed, unsealed, whole
+from flray.core.disk import array_checksum, checksum, file_checksum, let_go, sealed, unsealed, whole
 
 
 def test_the_checksum_is_xxh3_as_its_author_defines_it(tmp_path):
@@ -70,3 +72,25 @@ def test_whole_writes_all_or_nothing_with_the_users_umask(tmp_path):
         aside.write_text("two")
         raise RuntimeError
     assert path.read_text() == "one" and [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_is_mapped_is_given_back_and_read_again(tmp_path):
+    """The pages of a file that was read from end to end leave this process; what can be written to stays."""
+
+    def resident():
+        lines = Path("/proc/self/smaps").read_text().split(str(path))
+        return sum(int(part.partition("Rss:")[2].split()[0]) for part in lines[1:])
+
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(2**20))
+    mapped = np.load(path, mmap_mode="r").view(np.ndarray)
+    total = mapped.sum()
+    assert resident() >= 2**13, "KiB"
+    let_go(mapped, None, np.arange(3))
+    assert resident() == 0
+    assert mapped.sum() == total and mapped[-1] == 2**20 - 1
+    private = np.load(path, mmap_mode="c")
+    private[0] = 7
+    let_go(private)
+    assert private[0] == 7

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
+from flray.core.algorithm import Algorithm
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError
 from flray.engine import cohort as cohorts
@@ -13,6 +14,7 @@ from tests.contracts.inprocess import Local
 from tests.engine.test_faults import cohort, config
 
 EPOCHS = 2
+CUT = (Algorithm.batches, ALGORITHMS.get("perfedavg").batches)  # others put batches of their own together in `begin`
 
 
 def steps_by_hand(n, size, policy):
@@ -22,7 +24,7 @@ def steps_by_hand(n, size, policy):
 
 def settings(policy, size, algorithm="fedavg", **sections):
     options = {"name": algorithm, "batch_size": size, "local_epochs": EPOCHS, "last_batch": policy}
-    return config({**options}, rounds=1, **sections)
+    return config({**options, **({"lte": "random"} if algorithm == "lander" else {})}, rounds=1, **sections)
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +35,11 @@ def largest(tmp_path_factory):
 
 
 @pytest.mark.parametrize("policy", ["keep", "drop", "merge"])
-@pytest.mark.parametrize("name", [name for name in built_in() if name != "centralized"])
+@pytest.mark.parametrize("name", [name for name in built_in(federated=True) if ALGORITHMS.get(name).batches in CUT])
 def test_an_algorithm_is_told_as_many_steps_as_there_are_batches(name, policy, tmp_path):
     """What FedNova's tau_k, SCAFFOLD's m_k and the tables' client_steps count."""
-    local = Local(settings(policy, 7, name), tmp_path)
+    needs = {"proxy": {"source": "holdout", "size": 24, "labelled": True}} if name == "fedmemo" else {}
+    local = Local(settings(policy, 7, name, **needs), tmp_path)
     clients, algorithm = np.arange(5), local.experiment.algorithm
     (hop,), _ = cohorts.hops(local.scenario, algorithm, clients, Clock(), algorithm.training)
     for k in clients:
