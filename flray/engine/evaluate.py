@@ -11,6 +11,7 @@ from flray.core.clock import Clock
 from flray.engine import cohort as cohorts
 from flray.engine.rounds import Executor
 from flray.experiment import Experiment
+from flray.metrics import fairness
 from flray.scenario import Scenario
 
 PIECES = 4  # of the personalised evaluation per actor: unequal clients even out
@@ -37,13 +38,13 @@ def evaluate_personal(
 
 
 def spread(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """`personal/ftE/acc_mean`, `acc_std` (over clients, ddof 0), `acc_p10` for every E; a client without test samples
-    does not count."""
+    """`personal/ftE/acc_mean`, `acc_std` (over clients, ddof 0), `acc_p10`, `acc_worst` and `gini` for every E; a
+    client without test samples does not count."""
     found: dict[str, float] = {}
     for epochs in dict.fromkeys(row["finetune_epochs"] for row in rows):
         values = [row["test/acc"] for row in rows if row["finetune_epochs"] == epochs and row["num_test"]]
         if values:
-            name = f"personal/ft{epochs}"
-            found |= {f"{name}/acc_mean": float(np.mean(values)), f"{name}/acc_std": float(np.std(values))}
-            found[f"{name}/acc_p10"] = float(np.percentile(values, 10))
+            over = fairness.spread(values)
+            names = {"acc_mean": over.mean, "acc_std": over.std, "acc_p10": over.p10, "acc_worst": over.worst}
+            found |= {f"personal/ft{epochs}/{name}": value for name, value in (names | {"gini": over.gini}).items()}
     return found

@@ -36,6 +36,8 @@ METRICS = {
     "over clients",
     "personal/ftE/acc_std": "the same: standard deviation over clients (ddof 0)",
     "personal/ftE/acc_p10": "the same: 10th percentile over clients",
+    "personal/ftE/acc_worst": "the same: the worst client",
+    "personal/ftE/gini": "the same: Gini coefficient over clients, 0 where all have the same accuracy",
     "project/share": "FedProj: share of local steps whose gradient was projected",
     "project/cosine": "FedProj: mean cosine of local and memory gradient before the projection",
     "memory/loss_first": "FedProj: L_mem on the first memory mini-batch of local training",

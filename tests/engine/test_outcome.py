@@ -179,7 +179,9 @@ def test_a_client_without_test_samples_does_not_count():
         {"finetune_epochs": 1, "num_test": 0, "test/acc": None},
         {"finetune_epochs": 1, "num_test": 2, "test/acc": 1.0},
     ]
-    assert spread(rows) == {"personal/ft1/acc_mean": 0.75, "personal/ft1/acc_std": 0.25, "personal/ft1/acc_p10": 0.55}
+    found = {name.rpartition("/")[2]: value for name, value in spread(rows).items()}
+    assert found == pytest.approx({"acc_mean": 0.75, "acc_std": 0.25, "acc_p10": 0.55, "acc_worst": 0.5, "gini": 1 / 6})
+    assert all(name.startswith("personal/ft1/") for name in spread(rows))
 
 
 # the validation split --------------------------------------------------------------------------
