@@ -127,10 +127,16 @@ class Protected(FedAvg, frozen=True):
         return self.freeze == "early" and (ctx.clock.task > 0 or ctx.clock.phase == "task_end")
 
     def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-        still = self.freezes(ctx) and self.frozen_bn_stats == "freeze"
+        frozen = self.freezes(ctx)
+        still = frozen and self.frozen_bn_stats == "freeze"
         mode: ModuleModes = {"all": "train", "early": "eval"} if still else "train"
         return ctx.objective.value_and_grad(
-            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), carry.w, carry.b, mode, carry.grad
+            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes),
+            carry.w,
+            carry.b,
+            mode,
+            carry.grad,
+            "early" if frozen else None,
         )
 
     def decayed(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ both sides test the global model on 2,000 samples after every round.
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flray.bench import processes, sweep_cost
+from flray.bench import processes, projected, sweep_cost
 from flray.bench.bare import WARM_UP, BarePool, Measured, Way, Workload, measure
 from flray.core.errors import ConfigError, unknown
 
@@ -42,10 +43,13 @@ TARGETS = {  # name: unit, must, aim
     "W3-W2 memory": ("MB", 100, 50),
     "FedProj/FedAvg step": ("ratio", 2.2, 2.0),
     "server share of a W1 round": ("share", 0.10, 0.03),
+    "FedProTIP/FedAvg step, frozen": ("ratio", 1.25, 1.10),
+    "FedProTIP/FedAvg step, all layers": ("ratio", 1.25, 1.10),
+    "FedProTIP end of a task": ("s", math.inf, math.inf),  # no target: seconds and MiB of a client and its merge
     "startup to the first round": ("s", 15, 8),
     "sweep / the same runs in a row": ("ratio", 1.15, 1.05),
 }
-NAMES = ("W1", "W2", "W3", "step", "server", "startup", "sweep")
+NAMES = ("W1", "W2", "W3", "step", "projected", "server", "startup", "sweep")
 
 
 def bench(
@@ -69,6 +73,8 @@ def bench(
                 rows.append(_row("sweep / the same runs in a row", *sweep_cost.ratio(home, repeats, rounds)))
             if "step" in workloads:
                 rows.append(step(W1, repeats))
+            if "projected" in workloads:
+                rows += [_row(name, *found) for name, found in projected.costs(repeats).items()]
             if "W1" in workloads or "server" in workloads:
                 found = compare("W1 round flray/bare", W1, rounds or 5, repeats, home)
                 rows += [row for row in found if ("server" if row["name"].startswith("server") else "W1") in workloads]

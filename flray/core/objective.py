@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -137,12 +137,15 @@ class Objective:
         return found
 
     # the function and its gradient ------------------------------------------------------------
-    def at(self, w: Tensor, b: Tensor, mode: ModuleModes = "eval", grad: bool = False) -> Model:
+    def at(
+        self, w: Tensor, b: Tensor, mode: ModuleModes = "eval", grad: bool = False, fixed: str | None = None
+    ) -> Model:
         """The model at `(w, b)`; `grad` where it will be differentiated.
 
         `train` uses batch statistics and updates `b` in place; `train_frozen` uses them and leaves `b` alone; `eval`
         uses `b`. `{"all": "train", "body": "eval"}` says it by part (as :meth:`mask` names them, a later one wins);
-        what no part names is in eval. Raises `ConfigError` for a part that the network does not have.
+        what no part names is in eval. `fixed` is a part whose tensors are constants: no gradient reaches them, and none
+        is computed for what only leads there. Raises `ConfigError` for a part that the network does not have.
         """
         train: Flags
         frozen: Flags
@@ -151,15 +154,16 @@ class Objective:
         else:
             train, frozen = self.parts.flags(mode)
         still = self.scratch("frozen statistics", b).copy_(b) if frozen else b
-        key = (w.data_ptr(), b.data_ptr(), train, frozen, grad)
+        key = (w.data_ptr(), b.data_ptr(), train, frozen, grad, fixed)
         model = self._points.get(key)
         if model is None:
             entries = self.buffer_layout.entries
             flags = frozen if isinstance(frozen, tuple) else (frozen,) * len(entries)
             places = (b.detach(), still.detach())
-            model = Model(
-                self, w, [entry.view(places[flag]) for entry, flag in zip(entries, flags, strict=True)], train, grad
-            )
+            buffers = [entry.view(places[flag]) for entry, flag in zip(entries, flags, strict=True)]
+            constant = set() if fixed is None else self.parts.tensors(fixed)
+            wanted = [grad and entry.name not in constant for entry in self.layout.entries]
+            model = Model(self, w, buffers, train, wanted)
             self._points.put(key, model, *(tensor for tensor in (w, b) if tensor.numel()))
         return model
 
@@ -180,12 +184,13 @@ class Objective:
         b: Tensor,
         mode: ModuleModes = "train",
         out: Tensor | None = None,
+        fixed: str | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The scalar `loss(model at (w, b))`, detached, and its gradient `[P]` with respect to `w`.
 
-        The gradient is written to `out [P]` where that is given. The modes are those of :meth:`at`.
+        The gradient is written to `out [P]` where that is given. `mode` and `fixed` are those of :meth:`at`.
         """
-        model = self.at(w, b, mode, grad=True)
+        model = self.at(w, b, mode, True, fixed)
         value = loss(model)
         return value.detach(), self.gradient(value, model.leaves, out)
 
@@ -196,7 +201,11 @@ class Objective:
         gradient does not reach get 0. It is written to `out [P]` where that is given.
         """
         # a ready-made d value / d value would cost more than it saves: torch checks its shape, by SymPy
-        parts = torch.autograd.grad(value, list(leaves), allow_unused=True)
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        parts: tuple[Any, ...] = torch.autograd.grad(value, wanted, allow_unused=True)
+        if len(wanted) < len(leaves):  # the others are fixed
+            found = iter(parts)
+            parts = tuple(next(found) if leaf.requires_grad else None for leaf in leaves)
         flat = torch.zeros(self.layout.size, device=self.device) if out is None else out
         if out is None:
             views = [entry.view(flat) for entry in self.layout.entries]

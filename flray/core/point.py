@@ -24,15 +24,20 @@ class Model:
     __slots__ = ("_buffers", "_objective", "_train", "leaves")
 
     def __init__(
-        self, objective: Objective, w: Tensor, buffers: Sequence[Tensor], train: bool | tuple[bool, ...], grad: bool
+        self,
+        objective: Objective,
+        w: Tensor,
+        buffers: Sequence[Tensor],
+        train: bool | tuple[bool, ...],
+        wanted: Sequence[bool],
     ) -> None:
-        """`buffers` are views of the statistics; `train` says whether all modules, or which, are in train mode."""
+        """`buffers` are views of the statistics; `train` says whether all modules, or which, are in train mode,
+        `wanted` of every tensor whether it will be differentiated by."""
         self._objective, self._train, self._buffers = objective, train, buffers
         flat = w.detach()
         self.leaves = [entry.view(flat) for entry in objective.layout.entries]
-        if grad:
-            for leaf in self.leaves:
-                leaf.requires_grad_()
+        for leaf, flag in zip(self.leaves, wanted, strict=True):
+            leaf.requires_grad_(flag)
 
     def _bind(self) -> nn.Module:
         objective = self._objective

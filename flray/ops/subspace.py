@@ -22,6 +22,7 @@ Criterion = Literal["energy", "residual_energy", "sigma_sum"]
 CountRule = Literal["inclusive", "gpm_strict_first"]
 Svd = Literal["exact", "randomized"]
 OVERSAMPLED, POWER_STEPS, FIRST_RANK = 10, 2, 64  # p, q and the first k of the randomised SVD
+LARGE = 2**22  # multiply-adds: below, a call costs more than it saves
 SPACE_SHARE = 20  # directions of the final layer that all clients but the first of task 1 add together
 
 
@@ -216,11 +217,22 @@ def project(g: Tensor, basis: Tensor) -> Tensor:
 
 
 def project_(g: Tensor, basis: Tensor) -> Tensor:
-    """The same in the place of a contiguous `g`."""
-    if basis.shape[-1]:
-        coefficients = g @ basis
-        (g.addmm_ if g.dim() == 2 else g.baddbmm_)(coefficients, basis.mT, alpha=-1)
-    return g
+    """The same in the place of a contiguous `g`.
+
+    Large products go through oneDNN on a CPU: MKL's take twice as long where the processor is not Intel's (of a
+    ResNet-18 with half of its directions protected 0.3 instead of 0.6 s, beside a step of 1.2 s).
+    """
+    if not basis.shape[-1]:
+        return g
+    if g.dim() == 2 and g.device.type == "cpu" and g.numel() * basis.shape[1] > LARGE and _onednn(g):
+        product = torch.ops.mkldnn._linear_pointwise  # x W^T
+        inside = product(product(g, basis.mT, None, "none", [], ""), basis, None, "none", [], "")
+        return g.sub_(inside)
+    return (g.addmm_ if g.dim() == 2 else g.baddbmm_)(g @ basis, basis.mT, alpha=-1)
+
+
+def _onednn(g: Tensor) -> bool:
+    return g.dtype == torch.float32 and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def rows_of(weight: Tensor, groups: int = 1) -> Tensor:

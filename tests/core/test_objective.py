@@ -340,3 +340,16 @@ def test_reached_marks_what_any_gradient_reached_since_it_was_asked():
     differentiate(1.0)
     differentiate(-1.0)
     assert marked(objective.reached()) == {n for n in every if not n.startswith("never")}
+
+
+def test_a_part_that_is_fixed_gets_no_gradient_and_the_rest_the_same():
+    objective, (x, y) = Objective(build(Norm)), inputs(Norm, 6)
+    w, b = objective.initial()
+    objective.reached()
+    _, whole = objective.value_and_grad(lambda f: cross_entropy(f(x), y), w, b.clone())
+    _, part = objective.value_and_grad(lambda f: cross_entropy(f(x), y), w, b.clone(), fixed="body")
+    head = objective.mask("head")
+    assert torch.equal(part, whole * head) and not torch.equal(part, whole)
+    objective.reached()
+    objective.value_and_grad(lambda f: cross_entropy(f(x), y), w, b.clone(), fixed="body")
+    assert torch.equal(objective.reached(), head)

@@ -263,6 +263,14 @@ def test_what_is_left_of_a_gradient_moves_no_output_of_protected_inputs(kind):
     np.testing.assert_allclose(in_place.numpy(), rows.numpy(), atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(8, 20, 5), (64, 600, 150)])
+def test_in_place_it_is_the_same_for_small_and_large_layers(shape):
+    out, d, q = shape
+    g, basis = matrix(out, d).float(), orthonormal(d, q, seed=1).float()
+    expected = project(g.double(), basis.double())
+    np.testing.assert_allclose(subspace.project_(g.clone(), basis), expected, atol=1e-5 * float(g.abs().max()))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     d=st.integers(1, 10),

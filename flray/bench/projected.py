@@ -1,0 +1,106 @@
+"""What FedProTIP costs on ResNet-18 with the bases of ten tasks: its local step beside FedAvg's, and a task's end.
+
+The bases are random orthonormal ones, as large as those of Table 14 after ten tasks: 23.9 MiB a client, five clients,
+which is 0.36 of all directions of the last two stages. In the first row the early layers are frozen and have none, as
+in the paper; in the second nothing is frozen and every layer has that share. Seconds are of CPU time on one thread,
+which other load on the machine moves less than the clock on the wall.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Any
+
+import torch
+
+from flray.algorithms.fedprotip import FedProTIP, ProTIPState
+from flray.bench.bare import Workload
+from flray.bench.steps import one_thread
+from flray.core.clock import Clock
+from flray.core.messages import Cohort, nbytes
+from flray.data import load_dataset
+from flray.engine.client import Client
+from flray.engine.workbench import Roll, Workbench
+from flray.loader import load_config
+from flray.scenario import build
+
+SHARE = 0.36  # q / d
+BATCH, BATCHES = 64, 2  # samples of a batch; batches whose activations are collected
+NETWORK = {"name": "resnet18", "pool_out": [2, 2]}
+NOW = Clock(task=1, round=1, done=2)
+Found = dict[str, tuple[float, str]]  # name -> value, detail
+
+
+def costs(repeats: int, network: dict[str, Any] | None = None, side: int = 32) -> Found:
+    """The rows by name; `repeats` times both algorithms take a step in turns, on one thread."""
+    with one_thread():
+        plain = Half("fedavg", {}, network or NETWORK, side)
+        frozen = Half("fedprotip", {"freeze": "early"}, network or NETWORK, side)
+        every = Half("fedprotip", {}, network or NETWORK, side)
+        times = [[half.step() for half in (plain, frozen, every)] for _ in range(1 + 2 * repeats)][1:]
+        found: Found = {}
+        for place, (name, half) in enumerate((("frozen", frozen), ("all layers", every)), start=1):
+            ratios = sorted(row[place] / row[0] for row in times)
+            best = [1e3 * min(row[i] for row in times) for i in (place, 0)]
+            size = nbytes(half.state.blocks) / 2**20
+            detail = f"{best[0]:.0f} and {best[1]:.0f} ms, bases of {size:.0f} MiB, begin {1e3 * half.begun:.0f} ms"
+            spread = f"ratios {ratios[0]:.2f} to {ratios[-1]:.2f}"
+            found[f"FedProTIP/FedAvg step, {name}"] = (median(ratios), f"{detail}; {spread}")
+        found["FedProTIP end of a task"] = frozen.task_end()
+    return found
+
+
+class Half:
+    """One client of an algorithm, in the second of two tasks, with the bases of ten."""
+
+    def __init__(self, name: str, options: dict[str, Any], network: dict[str, Any], side: int) -> None:
+        shape = (side, side, 3)
+        images = Workload(1, 2 * BATCH * BATCHES, shape, 1, BATCH, network)
+        algorithm = {"name": name, "lr": 0.01, "momentum": 0.0, "batch_size": BATCH, "weight_decay": 5e-4, **options}
+        experiment = load_config(images.experiment(2, tasks={"num_tasks": 2}), {"algorithm": algorithm})[0]
+        scenario = build(load_dataset(experiment.data), experiment.partition, seed=0, tasks=experiment.tasks)
+        self.bench = Workbench(experiment, Roll.of(scenario))
+        self.algorithm: Any = self.bench.algorithm
+        self.ctx = Client(self.bench).context(NOW, 0, 1.0, scenario.partitions[1].client(0))
+        self.data = self.bench.client_data(self.ctx, scenario.partitions[1].client(0))
+        self.client = self.algorithm.init_client(self.ctx)
+        self.state = self.algorithm.init_server(self.ctx, *self.bench.objective.initial())
+        if isinstance(self.algorithm, FedProTIP):
+            draws = torch.Generator().manual_seed(0)
+            keys = {key: layer.width for layer in self.algorithm.layers(self.ctx).values() for key in layer.keys}
+            block = {k: torch.linalg.qr(torch.randn(d, int(SHARE * d), generator=draws)).Q for k, d in keys.items()}
+            self.state = self.state.replace(blocks=(block,), spaces=(torch.eye(2048)[:, :50],))
+        self.down = self.algorithm.broadcast(self.ctx, self.state)
+        (self.batch, *_) = self.data.batches(BATCH, epochs=1)
+        self.begun = 0.0
+
+    def step(self) -> float:
+        """Seconds of a local step."""
+        began = time.process_time()
+        carry = self.algorithm.begin(self.ctx, self.down, self.client, self.data)
+        ready = time.process_time()
+        self.algorithm.step(self.ctx, self.down, self.client, carry, self.batch)
+        self.begun = ready - began
+        return time.process_time() - ready
+
+    def task_end(self) -> tuple[float, str]:
+        """Seconds of extraction on one client and of its merge, and the megabytes of both."""
+        at = self.bench.context(NOW._replace(phase="task_end"), client=0)
+        algorithm = self.algorithm.model_copy(update={"n_batches": BATCHES})
+        began = time.process_time()
+        for _ in algorithm.activations(at, self.down, self.data):
+            pass
+        collected = time.process_time()
+        sent, _, _ = algorithm.extract(at, self.down, self.client, self.data)
+        extracted = time.process_time()
+        updates = sent.replace(layers=(sent.layers,), space=(sent.space,))
+        one = torch.ones(1)
+        cohort = Cohort(torch.zeros(1, dtype=torch.int64), one, one, one)
+        after: ProTIPState = algorithm.appended(at, self.state, updates, cohort)[0]
+        merged = time.process_time()
+        forward, whole, merging = collected - began, extracted - collected, merged - extracted
+        client = f"{whole:.1f} s for a client's bases, {forward:.1f} of them for {BATCHES} batches"
+        sizes = nbytes(sent) / 2**20, nbytes((after.blocks[1], after.spaces[1])) / 2**20
+        detail = f"{client}; {merging:.1f} s to append them; {sizes[0]:.1f} MiB up, {sizes[1]:.1f} MiB down"
+        return whole + merging, detail
