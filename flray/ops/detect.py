@@ -18,11 +18,11 @@ from flray.core.hp import hp
 from flray.core.messages import Record
 from flray.core.objective import Objective
 from flray.core.section import Section
+from flray.ops import tranad
 
 Layers = Literal["all", "last", "head"]
 Rule = Literal["while_alarm", "latched", "scheduled", "delayed"]
 
-TRANAD_WINDOW = 10  # values that TranAD reads at once
 REFERENCE = 5  # values that the reference holds before anything is judged
 
 
@@ -165,8 +165,6 @@ class Detector(Section, frozen=True):
         mean = fmean(train) if train else nan
         if len(train) < max(self.warmup, REFERENCE):
             return Reading(value, nan, mean, nan, False)
-        from flray.ops import tranad
-
         values = [*state.recent.tolist(), value]
         score, threshold, hit = tranad.judge(values, train, self.tranad_threshold, self.tranad_level)
         return Reading(value, score, mean, threshold, hit)
@@ -184,7 +182,7 @@ class Detector(Section, frozen=True):
             pending = []
         waiting = len(pending) - self.guard
         if self.detector == "tranad":  # the reference is what it is fitted to; the last values, with this one's window
-            pending, kept = [], TRANAD_WINDOW - 1
+            pending, kept = [], tranad.WINDOW - 1
             reference = [*reference, value][: max(self.warmup, REFERENCE)]
         elif waiting > 0:
             pending, reference = pending[waiting:], [*reference, *pending[:waiting]][-self.W :]

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from flray.core.seeding import torch_seed
-from flray.ops.detect import TRANAD_WINDOW as WINDOW
+
+WINDOW = 10  # values that TranAD reads at once
 
 
 def windows(values: Tensor, size: int = WINDOW, official: bool = False) -> Tensor:
