@@ -10,8 +10,7 @@ from flray.core.errors import DataError
 from flray.core.objective import Objective
 from flray.core.samples import TensorProxy
 from flray.data import Normalizer
-from flray.data.proxy import Proxy as Stored
-from flray.engine.workbench import StoredProxy
+from flray.engine.workbench import Stored
 from flray.ops.distill import distill, proxy_logits
 from tests.core.networks import Mlp, build, inputs
 from tests.ops.support import context
@@ -20,13 +19,16 @@ from tests.ops.support import context
 def test_it_answers_as_the_configured_proxy_does():
     x, y = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32), np.arange(7) % 3
     mean, std = (0.1, 0.2, 0.3, 0.4), (1.0, 2.0, 3.0, 4.0)
-    stored = StoredProxy(Stored(x, y, mean, std, True, "x"), torch.device("cpu"))
-    made = TensorProxy(Normalizer(mean, std, torch.device("cpu"))(x), torch.from_numpy(y))
+    normalizer = Normalizer(mean, std, torch.device("cpu"))
+    stored, made = Stored(x, y, normalizer, True), TensorProxy(normalizer(x), torch.from_numpy(y))
     index = np.array([5, 0, 0, 6])
     assert (made.size, made.same_labels) == (stored.size, stored.same_labels) == (7, True)
     assert torch.equal(made.inputs(index), stored.inputs(index))
     assert torch.equal(made.labels(index), stored.labels(index))
     assert made.labels(index).tolist() == [2, 0, 0, 0]
+    some = Stored(x, y, normalizer, True, rows=np.array([6, 2, 5]))
+    assert some.size == 3 and torch.equal(some.inputs(np.array([2, 0])), stored.inputs(np.array([5, 6])))
+    assert some.labels(np.array([1])).tolist() == [2]
 
 
 def test_without_labels_it_says_so():
