@@ -28,6 +28,8 @@ ALGORITHMS = Registry(
         "fedntd": "flray.algorithms.fedntd:FedNTD",
         "fedrcl": "flray.algorithms.fedrcl:FedRCL",
         "fedet": "flray.algorithms.fedet:FedET",
+        "glfc": "flray.algorithms.glfc:GLFC",
+        "lga": "flray.algorithms.lga:LGA",
         "fedpec": "flray.algorithms.fedpec:FedPEC",
         "fedscr": "flray.algorithms.fedscr:FedSCR",
         "fedprotip": "flray.algorithms.fedprotip:FedProTIP",

@@ -45,6 +45,7 @@ class Algorithm(Section, ABC, frozen=True):
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     needs_proxy: ClassVar[bool] = False  # public data, `ctx.proxy`, at the server and at the clients alike
     keeps_exemplars: ClassVar[bool] = False  # samples of earlier stages, chosen from `ClientData.previous`
+    needs_new_classes: ClassVar[bool] = False  # in every task: it cannot read domains
     global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
     # True: another kind of run, which no exchange belongs to: one optimiser over all samples (`engine/ray/train/`)
     centralized: ClassVar[bool] = False

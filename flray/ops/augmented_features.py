@@ -16,15 +16,16 @@ SHARE = 0.1  # of the sum of the deviations: the largest squared norm of a noise
 
 
 def scatter_sums(features: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What :func:`radius` needs of `features [n, F]` with labels `y [n]`, of every class: their number `[C]`, their sum
-    `[C, F]` and the sum of their squared norms `[C]`, in double precision. Those of several clients add up."""
+    """What :func:`feature_radius` needs of `features [n, F]` with labels `y [n]`, of every class: their number `[C]`,
+    their sum `[C, F]` and the sum of their squared norms `[C]`, in double precision. Those of several clients add up.
+    """
     z = features.double()
     counts = z.new_zeros(num_classes).index_add_(0, y, torch.ones_like(z[:, 0]))
     sums = z.new_zeros(num_classes, z.shape[1]).index_add_(0, y, z)
     return counts, sums, z.new_zeros(num_classes).index_add_(0, y, z.square().sum(dim=1))
 
 
-def radius(counts: Tensor, sums: Tensor, squares: Tensor) -> float:
+def feature_radius(counts: Tensor, sums: Tensor, squares: Tensor) -> float:
     """rho = sqrt( mean over classes of tr(cov) / F ), cov the unbiased covariance of a class (divisor n - 1).
 
     From `counts [C]`, `sums [C, F]` and `squares [C]` of :func:`scatter_sums`; classes with fewer than two samples are

@@ -7,6 +7,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
+
+from flray.core.objective import Objective
+from flray.ops.lbfgs import BatchedLBFGS
+
+AT_ONCE = 128  # inputs that are searched for together: each has the encoder's gradients in memory
 
 
 def perturbed(loss: Callable[[Tensor], Tensor], x: Tensor, lr: float, steps: int) -> Tensor:
@@ -35,32 +42,62 @@ def reconstructed(
     iterations: int,
     keep: int = 20,
 ) -> Tensor:
-    """The last `keep` iterates `[keep, ...]` (all, where there are fewer) on the way from `x [...]` to an input whose
-    gradients are `target`.
+    """The last `keep` iterates `[keep, n, ...]` (all, where there are fewer) on the way from `x [n, ...]` to inputs
+    whose gradients are `target`; each input and its gradients are a problem of their own.
 
-    Minimises sum_l |gradients(x)_l - target_l|^2 by `iterations` steps of `torch.optim.LBFGS` with its defaults (at
-    most 20 inner iterations each, no line search). `gradients` must be differentiable. An iterate that is not finite
-    ends the search: the last finite one stands for the rest.
+    `gradients(x)` are one tensor `[n, ...]` a layer, of each input its own, and differentiable. Minimises
+    sum_l |gradients(x)_l - target_l|^2 by `iterations` steps of `torch.optim.LBFGS` with its defaults (at most 20 inner
+    iterations each, no line search), of all inputs at once. An input that is not finite any more stays what it was.
     """
-    x = x.detach().clone().requires_grad_()
-    optimizer = torch.optim.LBFGS([x], lr=lr)
+    shape = x.shape
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        distance = torch.stack(
-            [(g - wanted).square().sum() for g, wanted in zip(gradients(x), target, strict=True)]
-        ).sum()
-        (x.grad,) = torch.autograd.grad(distance, x)
-        return distance.detach()
+    def evaluate(flat: Tensor) -> tuple[Tensor, Tensor]:
+        at = flat.detach().view(shape).requires_grad_()
+        parts = [(g - wanted).flatten(1).square().sum(dim=1) for g, wanted in zip(gradients(at), target, strict=True)]
+        distance = torch.stack(parts).sum(dim=0)
+        (slope,) = torch.autograd.grad(distance.sum(), at)
+        return distance.detach(), slope.reshape(flat.shape)
 
-    kept: list[Tensor] = []
+    search, kept = BatchedLBFGS(evaluate, x.detach().reshape(len(x), -1), lr), []
     for _ in range(iterations):
-        before = x.detach().clone()
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
-        if not torch.isfinite(x).all():
-            with torch.no_grad():
-                x.copy_(before)
-            kept += [before] * (keep - len(kept))
-            break
-        kept.append(x.detach().clone())
+        before = search.x
+        search.step()
+        finite = torch.isfinite(search.x).all(dim=1, keepdim=True)
+        search.x = torch.where(finite, search.x, before)
+        kept.append(search.x.view(shape))
     return torch.stack(kept[-keep:])
+
+
+def encoder_gradient(encoder: Objective, x: Tensor, y: Tensor) -> Tensor:
+    """Gradient `[P]` of the cross-entropy of one input `x [1, ...]` with label `y [1]`, of the encoder's initial
+    weights, which every process has."""
+    return encoder.value_and_grad(lambda f: cross_entropy(f(x), y), *encoder.initial())[1]
+
+
+def decoded(
+    encoder: Objective, pool: Tensor, start: Tensor, lr: float, iterations: int, keep: int
+) -> tuple[Tensor, Tensor]:
+    """(inputs `[keep n, ...]`, labels `[keep n]`) of gradients `pool [n, P]` of the encoder, one input each.
+
+    Each search begins at its own `start [n, ...]`, and so many of its last iterates are kept (:func:`reconstructed`).
+    The encoder's last layer is its `head`; it has no statistics of batches.
+    """
+    target = [torch.stack([entry.view(gradient) for gradient in pool]) for entry in encoder.layout.entries]
+    names = [entry.name for entry in encoder.layout.entries]
+    labels = label_of(target[names.index("head.weight")])
+    weights = {name: view.contiguous() for name, view in encoder.views(encoder.initial()[0]).items()}
+
+    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(functional_call(encoder.module, weights, (x[None],)), y[None])
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0))
+    found = []
+    for rows in torch.arange(len(pool)).split(AT_ONCE):  # type: ignore[no-untyped-call]
+
+        def gradients(x: Tensor, y: Tensor = labels[rows]) -> Sequence[Tensor]:
+            return list(each(weights, x, y).values())
+
+        wanted = [part[rows] for part in target]
+        found.append(reconstructed(gradients, wanted, start[rows], lr, iterations, keep))
+    images = torch.cat(found, dim=1)
+    return images.flatten(0, 1), labels.repeat(len(images))

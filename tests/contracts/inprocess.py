@@ -155,7 +155,7 @@ class Local:
         algorithm, clients = self.experiment.algorithm, np.arange(self.scenario.population)
         ((hop,), _) = cohorts.hops(self.scenario, algorithm, clients, clock, algorithm.training)
         down = to_torch(self.server.broadcast(clock, algorithm.training)[0])
-        x, scores = torch.from_numpy(np.array(bench.dataset.test.x)), []
+        x, scores = bench.normalizer(np.array(bench.dataset.test.x)), []
         for job in hop.jobs:
             for i, (number, stored) in enumerate(zip(job.clients, self.server.states(job.clients), strict=True)):
                 ctx = client.context(clock, number, job.weights[i], job.samples(i))

@@ -24,6 +24,7 @@ class Change:
     personal: bool = False
     tested: bool = False
     rounds: int = 3  # after which it must have mattered
+    sections: Mapping[str, Any] | None = None  # of the experiment; None: the row's
 
     @property
     def outcome(self) -> str:
@@ -51,6 +52,7 @@ class Row:
     silent: bool = False  # nothing travels
     head: bool = True  # the model that is trained has a head with a row for each class
     refuses: Mapping[str, Any] = field(default_factory=dict)  # values of inherited options that it has no use for
+    images: bool = False  # it reads nothing else: the experiments' data are small images
     # sections of the experiment in which options matter, such as tasks: its outcome is that of a task's end then
     sections: Mapping[str, Any] = field(default_factory=dict)
 
@@ -113,6 +115,20 @@ FEDSAM_CHANGES = {
     "bn_passes": Change("first"),
 }
 
+GLFC_OPTIONS = {**FEDAVG_OPTIONS, "memory_size": 12, "proto_steps": 3, "inversion_steps": 3, "inversion_images": 2}
+GLFC_CHANGES = {
+    **FEDAVG_CHANGES,
+    "memory_size": Change(6),
+    "transition": Change("entropy"),
+    "entropy_rise": Change(0.01, {"transition": "entropy"}),
+    "proto_lr": Change(50.0),
+    "proto_steps": Change(0, {"proto_lr": 50.0}),
+    "inversion_lr": Change(0.5),
+    "inversion_steps": Change(2),
+    "inversion_images": Change(1),
+    "reset_best": Change(False),
+}
+GLFC_GROWS = frozenset({"x", "y", "best_1.w", "best_1.b", "best_2.w", "best_2.b"})
 PEC_OPTIONS = {"lr": 0.01, "local_epochs": 2, "batch_size": 4, "width": 8, "outputs": 16, "teacher_factor": 10}
 
 FEDOPT_CHANGES = {
@@ -124,6 +140,8 @@ FEDOPT_CHANGES = {
     "v_0": Change(0.1),
 }
 
+FEW_TASKS: Mapping[str, Any] = {"rounds": 2, "tasks": {"num_tasks": 2}, "partition": {"name": "iid", "clients": 3}}
+THREE_TASKS = {**FEW_TASKS, "rounds": 1, "tasks": {"num_tasks": 3}}
 TASKS = {  # of wide layers, so that a randomised SVD is one
     "rounds": 2,
     "tasks": {"num_tasks": 2},
@@ -571,6 +589,29 @@ TABLE: dict[str, Row] = {
         grows=frozenset({"old_w", "old_b"}),
         sections=PICTURES,
     ),
+    "glfc": Row(
+        GLFC_OPTIONS,
+        GLFC_CHANGES,
+        grows=GLFC_GROWS,
+        images=True,
+        sections=FEW_TASKS,
+    ),
+    "lga": Row(
+        {**GLFC_OPTIONS, "proxy_init": 0},
+        {
+            **GLFC_CHANGES,
+            "lam": Change(0.5),
+            "lga_groups": Change("per_task", sections=THREE_TASKS),
+            "activation": Change("softmax"),
+            "weighted_distillation": Change(False),
+            "radius": Change(0.0),
+            "augmentation": Change("official", {"radius": 3.0}),
+            "proxy_init": Change(1),
+        },
+        grows=GLFC_GROWS,
+        images=True,
+        sections=FEW_TASKS,
+    ),
     # not of flray: tests/contracts/own.py
     "own": Row(
         FEDAVG_OPTIONS,
@@ -587,6 +628,8 @@ def experiment(name: str, options: Mapping[str, Any] | None = None, **sections: 
     from flray.loader import load_config
 
     row = TABLE[name]
+    if row.images:
+        sections = {**sections, **of_images(sections.get("data"))}
     return load_config(
         {
             "name": name,
@@ -603,3 +646,11 @@ def experiment(name: str, options: Mapping[str, Any] | None = None, **sections: 
             **sections,
         }
     )[0]
+
+
+def of_images(data: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Data and model of an algorithm that reads images: 4 x 4 pixels, with the number of classes and samples that
+    synthetic `data` have, or iris."""
+    sizes = {"num_classes": 3, "num_train": 120, "num_test": 30, **(data or {}).get("options", {}), "shape": [4, 4, 1]}
+    model = {"name": "tests.contracts.networks:Pictured"}
+    return {"data": {"source": "synthetic", "options": sizes}, "model": model}

@@ -20,7 +20,7 @@ from tests.contracts.table import TABLE, experiment
 from tests.flat import flatten
 
 # one server half and one state with fedadam, or no kind of message that another has not: with the slow tests
-ALIKE = ("fedavgm", "fedyogi", "fedadagrad", "fedpec", "fedscr")
+ALIKE = ("fedavgm", "fedyogi", "fedadagrad", "fedpec", "fedscr", "glfc", "lga")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in TABLE]
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

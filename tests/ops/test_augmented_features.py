@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.ops.augmented_features import augmented, deviations, radius, scatter_sums
+from flray.ops.augmented_features import augmented, deviations, feature_radius, scatter_sums
 from tests.ops.support import normal
 
 Y = torch.tensor([0, 2, 0, 2, 2, 0, 3])
@@ -16,10 +16,10 @@ def test_the_radius_of_summed_clients_is_that_of_all_features():
     """NumPy: sqrt(mean of trace(np.cov(f of a class)) / F); class 3 has one sample and is left out."""
     z = normal(7, 5) + 3
     parts = [scatter_sums(z[rows], Y[rows], 4) for rows in (slice(0, 4), slice(4, 7))]
-    found = radius(*(a + b for a, b in zip(*parts, strict=True)))
+    found = feature_radius(*(a + b for a, b in zip(*parts, strict=True)))
     traces = [np.trace(np.cov(z[c == Y].double().numpy().T)) for c in (0, 2)]
     assert found == pytest.approx(np.sqrt(np.mean(traces) / 5), rel=1e-9)
-    assert radius(*scatter_sums(z[6:], Y[6:], 4)) == 0
+    assert feature_radius(*scatter_sums(z[6:], Y[6:], 4)) == 0
 
 
 def test_the_deviations_are_of_the_unbiased_variance():
