@@ -605,7 +605,7 @@ TABLE: dict[str, Row] = {
             "activation": Change("softmax"),
             "weighted_distillation": Change(False),
             "radius": Change(0.0),
-            "augmentation": Change("official", {"radius": 3.0}),
+            "augmentation": Change("official", {"radius": 3.0, "reset_best": False}),
             "proxy_init": Change(1),
         },
         grows=GLFC_GROWS,
