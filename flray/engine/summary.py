@@ -81,11 +81,13 @@ def judged(
     the labels that these are of.
 
     Over tasks both are the last task's own, in the first inference mode: that earlier tasks are forgotten down to
-    chance level is what such a run measures.
+    chance level is what such a run measures. There are none where nobody took a step in it.
     """
     own = next((name for name, test in stage.tests.items() if test.task == stage.index), None)
-    if own is None:
+    if own is None or tests.empty:
         return rounds, next(iter(stage.tests.values())).labels(dataset)
+    if not rounds.loc[rounds["task"] == stage.index, "client_steps"].sum():
+        return rounds.iloc[:0], stage.tests[own].labels(dataset)
     found = tests[(tests["set"] == own) & (tests["phase"] == "round") & (tests["task"] == stage.index)]
     found = found[found["mode"] == found["mode"].iloc[0]] if len(found) else found
     return found.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"}), stage.tests[own].labels(dataset)
