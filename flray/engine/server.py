@@ -58,6 +58,7 @@ class Server(Keeper):
             "threads": torch.get_num_threads(),
             "device": str(self.bench.objective.device),
             "evaluation_batch": self.bench.block,
+            "sample_bytes": np.asarray(self.bench.dataset.train.x[:1]).nbytes,  # as a client stores one
             "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.bench.objective.initial())),
             "stateful": not is_none(self.algorithm.init_client(self.bench.context(Clock()))),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 # made of `tests/` when they are read; of the first inference mode, and of another one as `ACC@task_aware`
 OF_TASKS = ("ACC", "FT", "AIA", "BWT", "FWT", "task_prediction", "ACC_pooled", "FT_std")
+OF_KEPT = ("exemplars/kept", "exemplars/bytes")  # beside an accuracy: what an algorithm keeps of earlier tasks for it
 OF_DRIFT = (
     "drift/acc_before", "drift/acc_end", "drift/acc_missing", "drift/acc_final", "drift/recovered_after",
     "drift/worst_drop",
@@ -83,6 +84,7 @@ METRICS = {
     "BWT": "tests/: backward transfer, mean over earlier tasks of accuracy after the last task - after the task itself",
     "FWT": "tests/: forward transfer, mean of a task's accuracy just before it is learned - that of the initial model",
     "task_prediction": "tests/: after the last task the share of test samples for which the right task was predicted",
+    "exemplars/bytes": "tasks/: the bytes of exemplars/kept, as a client stores samples",
     "drift/acc_before": "tests/: accuracy in the last test before the window of rounds in which data are missing",
     "drift/acc_end": "tests/: accuracy in the last test inside the window",
     "drift/acc_missing": "tests/: the same on the missing classes alone",

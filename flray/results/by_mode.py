@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from flray.core.errors import CheckpointError
-from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_TASKS
+from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_KEPT, OF_TASKS
 from flray.results.continual import is_column, numbers
 from flray.results.intervals import interval, is_share, lowest
 from flray.results.tables import keys_of, over_seeds, settings
@@ -20,16 +20,16 @@ def by_mode(frame: pandas.DataFrame) -> pandas.DataFrame:
     """What the finished runs of `compare`'s table learned and forgot, by setting and inference mode.
 
     Columns: the keys that make a setting, `mode`, `n` (runs), and of each metric of `flray.metrics.names` (`OF_TASKS`,
-    `OF_DRIFT`, `OF_ALARMS`: these in the first mode) that there is the mean over seeds, and `low` and `high` of its
-    95 % t-interval (`ACC`, `ACC_low`, `ACC_high`; NaN for one seed). No rows where no finished run has any.
-    A damaged run is left out: its status in the table says so.
+    `OF_KEPT`, `OF_DRIFT`, and `OF_ALARMS` in the first mode) that there is the mean over seeds, and `low` and `high` of
+    its 95 % t-interval (`ACC`, `ACC_low`, `ACC_high`; NaN for one seed). No rows where no finished run has any. A
+    damaged run is left out: its status in the table says so.
     """
     import pandas
 
     opened = [Run(folder) for folder in frame["folder"]] if any(map(is_column, map(str, frame))) else []
     found = [_numbers(run) for run in opened]
     modes = dict.fromkeys(mode for run in found for mode in run)
-    every = (*OF_TASKS, *OF_DRIFT, *OF_ALARMS)
+    every = (*OF_TASKS, *OF_KEPT, *OF_DRIFT, *OF_ALARMS)
     names = [name for name in every if any(name in of for run in found for of in run.values())]
     rows: list[dict[str, Any]] = []
     for mode in modes:

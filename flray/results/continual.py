@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from flray.core.errors import CheckpointError
 from flray.metrics import forgetting
 from flray.metrics.classification import accuracy, per_class
-from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_TASKS
+from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_KEPT, OF_TASKS
 from flray.results.alarms import is_watched, of_alarms
 from flray.rundir.by_task import ClassCounts, TaskTests, class_counts, task_tests
 from flray.rundir.reader import Run
@@ -32,7 +32,8 @@ def is_continual(config: Mapping[str, Any]) -> bool:
 def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """By inference mode the metrics `OF_TASKS` of the tasks that have ended, and `OF_DRIFT`, as far as there are tests.
 
-    With the first mode stand those that belong to none, `OF_ALARMS`, where somebody watched for latent forgetting.
+    With each stands what the algorithm keeps of earlier tasks, `OF_KEPT`; with the first those that belong to none,
+    `OF_ALARMS`, where somebody watched for latent forgetting.
     `config` is `tables.settings(run)`. Raises `CheckpointError` for a damaged table.
     """
     watched = is_watched(run)
@@ -45,9 +46,27 @@ def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         counts = class_counts(run.tests, tested_set(config), mode)
         if counts is not None and window is not None:
             found[mode] |= of_drift(counts, window)
+    for values in found.values():
+        values |= kept(run) if values else {}
     if watched:
         found[modes[0]] |= of_alarms(run) if window is None else of_alarms(run, window.start, window.stop)
     return {mode: values for mode, values in found.items() if values}
+
+
+def kept(run: Run) -> dict[str, float]:
+    """How many samples of earlier tasks the clients kept at the last task's end, and their bytes, `OF_KEPT`; {} where
+    the algorithm keeps none."""
+    if "exemplars/kept" not in run.tasks:
+        return {}
+    counts = run.tasks["exemplars/kept"].dropna().to_numpy(float)
+    if not len(counts):
+        return {}
+    number = float(counts[-1])
+    try:
+        size = float(run.environment["actors"]["sample_bytes"])
+    except (CheckpointError, KeyError):  # an older flray did not note it
+        size = math.nan
+    return dict(zip(OF_KEPT, (number, number * size), strict=True))
 
 
 def by_column(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -61,7 +80,7 @@ def by_column(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def is_column(name: str) -> bool:
     """Whether this is one of them."""
-    return name.partition("@")[0] in (*OF_TASKS, *OF_DRIFT, *OF_ALARMS)
+    return name.partition("@")[0] in (*OF_TASKS, *OF_KEPT, *OF_DRIFT, *OF_ALARMS)
 
 
 def of_tasks(tests: TaskTests) -> dict[str, float]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_TASKS
+from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_KEPT, OF_TASKS
 from flray.results.continual import is_column
 from flray.results.intervals import interval_words, is_share, lowest
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _BRIEF = ("ACC", "FT", "drift/acc_before", "drift/acc_end", "drift/acc_final")  # what a row a run has room for
-_PARTS = {"Over tasks": OF_TASKS, "Through the drift": OF_DRIFT, "Alarms of latent forgetting": OF_ALARMS}
+_PARTS = {
+    "Over tasks": (*OF_TASKS, *OF_KEPT), "Through the drift": OF_DRIFT, "Alarms of latent forgetting": OF_ALARMS,
+}  # fmt: skip
 _VARIANTS = ("ACC_pooled", "FT_std")
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high")  # of the metric that a table is about
 _HEADS = {
@@ -29,6 +31,7 @@ _HEADS = {
     "task_prediction": "right task %", "drift/acc_before": "before %", "drift/acc_end": "end of window %",
     "drift/acc_missing": "missing classes %", "drift/acc_final": "final %", "drift/recovered_after": "recovered after",
     "detect/precision": "precision", "detect/recall": "recall", "detect/f1": "F1", "detect/f1_adjusted": "adjusted F1",
+    "exemplars/kept": "exemplars", "exemplars/bytes": "of bytes",
     "detect/delay": "delay", "detect/false_alarms": "false alarms",
     "drift/worst_drop": "worst drop %", **{name: f"{name} %" for name in OF_TASKS if name != "task_prediction"},
 }  # fmt: skip
@@ -68,7 +71,10 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
         texts = {_HEADS[name]: [_spelled(name, row) for row in rows] for name in names if name not in _VARIANTS}
         shown = pandas.DataFrame({**{column: part[column].tolist() for column in lead}, **texts})
         intervals = any(f"{name}_low" in part and part[f"{name}_low"].notna().any() for name in names)
-        shown.attrs["caption"] = "±: half the 95 % t-interval of the mean over seeds" if intervals else None
+        notes = ["±: half the 95 % t-interval of the mean over seeds"] if intervals else []
+        if _HEADS[OF_KEPT[0]] in texts:
+            notes.append("exemplars are raw samples of earlier tasks, which their clients keep")
+        shown.attrs["caption"] = "; ".join(notes) or None
         found[title] = shown
     return found
 
@@ -164,9 +170,9 @@ def shown_value(column: str, value: Any) -> str:
         return "never" if math.isinf(value) else f"{value:.3g} rounds" if value != 1 else "1 round"
     if is_share(column):
         return f"{round(100 * value, 2) + 0.0:.2f}"  # no -0.00
-    if column == "comm/bytes" or column.endswith("_bytes"):
+    if column.endswith(("/bytes", "_bytes")):
         return _bytes(value)
-    if column in ("client_steps", "proxy_examples"):
+    if column in ("client_steps", "proxy_examples", "exemplars/kept"):
         return f"{value:,.0f}"
     if column.startswith("time/"):
         return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"

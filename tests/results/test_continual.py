@@ -12,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from flray.cli import app
+from flray.core.disk import sealed
 from flray.core.errors import CheckpointError, ConfigError
 from flray.loader import load_config
 from flray.metrics.names import METRICS, OF_ALARMS, OF_DRIFT, OF_TASKS
@@ -182,6 +183,20 @@ def test_runs_through_a_drift_beside_each_other(tmp_path):
             "drift/recovered_after",
         )["p_t"][1]
     )
+
+
+def test_what_an_algorithm_keeps_stands_beside_its_accuracy(tmp_path):
+    """12 samples of 50 bytes at the last task's end; an older run does not know how large a sample is."""
+    run = tasks(tmp_path / "a", THREE)
+    (run / "tasks").mkdir()
+    ends = pandas.DataFrame({"done": [1, 2, 3], "task": [0, 1, 2], "phase": "task_end", "exemplars/kept": [5, 9, 12]})
+    ends.to_parquet(run / "tasks" / "part-0000.parquet")
+    assert math.isnan(numbers(Run(run), settings(Run(run)))["tip"]["exemplars/bytes"])
+    (run / "environment.json").write_text(sealed({"actors": {"sample_bytes": 50}}))
+    assert numbers(Run(run), settings(Run(run)))["tip"]["exemplars/kept"] == 12
+    shown = spelled(by_mode(compare([run, tasks(tmp_path / "b", THREE, algorithm="fedprox")])))["Over tasks"]
+    assert shown["exemplars"].tolist() == ["12"] * 3 + ["-"] * 3 and shown["of bytes"][0] == "600 B"
+    assert "raw samples of earlier tasks" in shown.attrs["caption"]
 
 
 def test_alarms_are_judged_by_the_window(tmp_path):
