@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.data_free import DataFree, OldDown, OldState
-from flray.algorithms.fedavg import Carry
-from flray.core.classes import Classes
+from flray.algorithms.task_parts import TaskParts
+from flray.core.classes import Classes, ClassSet
 from flray.core.context import Context
 from flray.core.fields import shared
 from flray.core.hp import hp
@@ -34,7 +34,7 @@ class PoolDown(OldDown):
     pool: Tensor = shared()
 
 
-class DataFreePool(DataFree, frozen=True):
+class DataFreePool(TaskParts, DataFree, frozen=True):
     """What TARGET and LANDER share: a pool of made inputs, which the clients of the next task hold beside their own."""
 
     lr: float = hp(0.01, log=(1e-4, 1.0), gt=0, doc="local learning rate (eta)")
@@ -68,6 +68,7 @@ class DataFreePool(DataFree, frozen=True):
     student_temperature: float = hp(20.0, choice=(5.0, 20.0), gt=0, doc="temperature of the student (T)")
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> PoolState:
+        self.check(ctx)
         return PoolState(w, b, w[:0], b[:0], w[:0])
 
     def broadcast(self, ctx: Context, state: PoolState) -> PoolDown:
@@ -123,15 +124,5 @@ class DataFreePool(DataFree, frozen=True):
         new, old = ctx.classes.new, ctx.classes.old
         return value + self.lode * len(new) / len(old) * new_against_old(logits, new, old)
 
-    def decayed(self, ctx: Context, carry: Carry, g: Tensor) -> Tensor:
-        g = super().decayed(ctx, carry, g)
-        return g if ctx.classes is None else g.mul_(self.moved(ctx, ctx.classes, carry.w))
-
-    def moved(self, ctx: Context, classes: Classes, w: Tensor) -> Tensor:
-        """Scratch `[P]`: 0 on the head's rows that stay as they are, those of later tasks always, 1 elsewhere."""
-        mask = ctx.objective.scratch("moved", w).fill_(1.0)
-        rows = classes.new if self.old_heads == "frozen" else classes.seen
-        for entry, in_head in zip(ctx.objective.layout.entries, ctx.objective.in_head, strict=True):
-            if in_head and entry.shape[0] == classes.size:
-                entry.view(mask).zero_()[rows.index] = 1.0
-        return mask
+    def own_rows(self, classes: Classes) -> ClassSet:
+        return classes.new if self.old_heads == "frozen" else classes.seen

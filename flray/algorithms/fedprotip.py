@@ -113,7 +113,7 @@ class FedProTIP(Protected, frozen=True):
         return ProTIPClient.of(self.own_statistics(ctx.objective.initial()[1]), features={})
 
     def begin(self, ctx: Context, down: ProtectedDown, client: ProTIPClient, data: ClientData) -> ProtectedCarry:
-        carry = super().begin(ctx, down, client, data)
+        carry: ProtectedCarry = super().begin(ctx, down, client, data)
         if not down.blocks:
             return carry
         based = self.based(ctx, down.blocks)

@@ -149,7 +149,7 @@ class Lander(DataFreePool, frozen=True):
                 logits, att = attached(model, batch.x, ATT)
                 return self.local(ctx, logits, batch.y) + self.lambda_ltc * outside(att, e, self.radius)
 
-            return ctx.objective.value_and_grad(first, carry.w, carry.b, out=carry.grad)
+            return self.differentiated(ctx, carry, first)
         seen, old, size = ctx.classes.seen, ctx.classes.old, self.syn_bs * self.batch_size
         alpha, beta = log2(len(seen) / 2 + 1), sqrt(len(old) / len(seen))
         x = self.beside(ctx, down.pool, carry.moments.steps, size, ceil(len(down.pool) / size))
@@ -165,4 +165,4 @@ class Lander(DataFreePool, frozen=True):
             )
             return self.a_cur * (1 + 1 / alpha) / beta * new + self.a_pre * alpha * beta * kept
 
-        return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)
+        return self.differentiated(ctx, carry, loss)

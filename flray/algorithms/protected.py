@@ -1,8 +1,7 @@
-"""What methods share that protect the inputs of layers from task to task (FedProTIP, FOT): which tensors a task moves,
-what is collected of a layer's inputs when a task ends, and the bases that grow by it.
+"""What methods share that protect the inputs of layers from task to task (FedProTIP, FOT): what is collected of a
+layer's inputs when a task ends, and the bases that grow by it.
 
-Heads: the model has one head for all tasks, whose rows stand in for one head a task; a task moves its own rows, and no
-other row decays (spec 1.1). Freezing takes place before anything is collected: a frozen layer gets no basis.
+Early layers are frozen (`task_parts.py`) before anything is collected: a frozen layer gets no basis.
 """
 
 from __future__ import annotations
@@ -10,23 +9,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
-from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.task_parts import PartsCarry, TaskParts
 from flray.core.context import Context
 from flray.core.fields import shared
 from flray.core.hp import hp
 from flray.core.layers import LAYERS, LayerInputs
 from flray.core.messages import Batch, Broadcast, Metrics, ServerState
-from flray.core.network_parts import ModuleModes
 from flray.core.params import Entry
 from flray.core.samples import ClientData
-from flray.ops.losses import cross_entropy
-from flray.ops.optim import decay_
 from flray.ops.subspace import append
 
 SPACE = "space"  # key of the final layer, whose inputs are the features
@@ -45,12 +41,9 @@ class ProtectedDown(Broadcast):
     blocks: Blocks = shared(default=())
 
 
-class ProtectedCarry(Carry):
-    """A client in training: `moves [P]`, 1 where a gradient may change something, `decays [P]`, 1 where weight decay
-    does; None: everywhere. `protected`: of each layer its rows of `grad` and the basis that is projected off them."""
+class ProtectedCarry(PartsCarry):
+    """A client in training. `protected`: of each layer its rows of `grad` and the basis that is projected off them."""
 
-    moves: Tensor | None
-    decays: Tensor | None
     protected: tuple[tuple[Tensor, Tensor], ...]
 
 
@@ -89,63 +82,12 @@ class Layer(NamedTuple):
         return basis[0] if self.groups == 1 else basis
 
 
-class Protected(FedAvg, frozen=True):
-    freeze: Literal["none", "early"] = hp(
-        "none", doc="after task 1: the layers that the model declares as early (of pretrained networks), or none"
-    )
-    frozen_bn_stats: Literal["freeze", "update"] = hp(
-        "freeze", doc="batch norm of frozen layers: stays as it is, or its statistics move on (official)"
-    )
+class Protected(TaskParts, frozen=True):
     n_batches: int = hp(20, ge=1, doc="training batches of a client whose inputs of layers are collected (ViT: 10)")
     basis_dtype: Literal["float64", "float32"] = hp("float64", doc="arithmetic of bases; they are stored as float32")
 
-    # which tensors a task moves -------------------------------------------------------------------
-    def check(self, ctx: Context) -> None:
-        """Raises `ConfigError` where early layers are to be frozen and the model declares none."""
-        if self.freeze == "early":
-            ctx.objective.parts.tensors("early")
-
     def start(self, ctx: Context, w: Tensor, b: Tensor) -> ProtectedCarry:
-        return ProtectedCarry.of(super().start(ctx, w, b), moves=None, decays=None, protected=())
-
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> ProtectedCarry:
-        carry: ProtectedCarry = super().begin(ctx, down, client, data)  # type: ignore[assignment]
-        moves = None if ctx.classes is None else self.moved(ctx, carry.w)
-        return carry.replace(moves=moves, decays=moves)
-
-    def moved(self, ctx: Context, w: Tensor) -> Tensor:
-        """Scratch `[P]`: 1 but in the head's rows of other tasks and, after task 1, in the frozen layers."""
-        assert ctx.classes is not None
-        mask = ctx.objective.scratch("moves", w).fill_(1.0)
-        for entry, in_head in zip(ctx.objective.layout.entries, ctx.objective.in_head, strict=True):
-            if in_head and entry.shape[0] == ctx.classes.size:
-                entry.view(mask).zero_()[ctx.classes.index] = 1.0
-        return mask.mul_(1 - ctx.mask("early")) if self.freezes(ctx) else mask
-
-    def freezes(self, ctx: Context) -> bool:
-        """Whether the early layers stay as they are by now."""
-        return self.freeze == "early" and (ctx.clock.task > 0 or ctx.clock.phase == "task_end")
-
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-        frozen = self.freezes(ctx)
-        still = frozen and self.frozen_bn_stats == "freeze"
-        mode: ModuleModes = {"all": "train", "early": "eval"} if still else "train"
-        return ctx.objective.value_and_grad(
-            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes),
-            carry.w,
-            carry.b,
-            mode,
-            carry.grad,
-            "early" if frozen else None,
-        )
-
-    def decayed(self, ctx: Context, carry: Any, g: Tensor) -> Tensor:
-        reached = ctx.objective.reached()
-        if carry.moves is not None:
-            g.mul_(carry.moves)
-            reached = carry.decays if reached is None else reached * carry.decays
-        decay_(g, carry.w, self.weight_decay, reached)
-        return g
+        return ProtectedCarry.of(super().start(ctx, w, b), protected=())
 
     # what enters the layers -----------------------------------------------------------------------
     def layers(self, ctx: Context) -> dict[str, Layer]:

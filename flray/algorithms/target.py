@@ -127,9 +127,9 @@ class Target(DataFreePool, frozen=True):
     ) -> tuple[Tensor, Tensor]:
         if not len(down.pool) or ctx.classes is None:
             return super().gradient(ctx, down, client, carry, batch)
-        old, value_and_grad = ctx.classes.old, ctx.objective.value_and_grad
         if not self.lambda_kd:
-            return value_and_grad(lambda f: self.local(ctx, f(batch.x), batch.y), carry.w, carry.b, out=carry.grad)
+            return self.differentiated(ctx, carry, lambda f: self.local(ctx, f(batch.x), batch.y))
+        old = ctx.classes.old
         x = self.beside(ctx, down.pool, carry.moments.steps, self.syn_bs, self.an_epoch(ctx, down.pool))
         with torch.no_grad():
             said = old.narrow(ctx.objective.at(down.old_w, down.old_b)(x))
@@ -138,4 +138,4 @@ class Target(DataFreePool, frozen=True):
             value = self.local(ctx, model(batch.x), batch.y)
             return value + self.lambda_kd * soft_cross_entropy(said, old.narrow(model(x)), self.kd_temperature)
 
-        return value_and_grad(loss, carry.w, carry.b, out=carry.grad)
+        return self.differentiated(ctx, carry, loss)

@@ -55,6 +55,7 @@ class Transactions:
         assert self.recorder is not None
         row: dict[str, Any] = {"done": clock.done, "task": clock.task, "phase": clock.phase, **self._costs()}
         started = time.perf_counter()
+        show.note(str(clock))  # a server that makes data may take minutes
         client_rows = self._transact(clock, None, row)
         if "exchanges" in row or (clock.phase == "task_end" and self.scenario.stages[clock.task].tells_tasks_apart):
             self._test(clock, row)

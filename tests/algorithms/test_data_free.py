@@ -19,7 +19,7 @@ from flray.core.classes import Classes
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError, DataError
 from flray.core.inputs import Inputs
-from flray.core.messages import Batch
+from flray.core.messages import Batch, Broadcast
 from flray.core.objective import Objective
 from flray.models.label_embeddings import label_embeddings
 from flray.rundir import checkpoint
@@ -59,7 +59,7 @@ def world(algorithm, width=None):
         num_steps=4,
     )
     batch = Batch(normal(7, *SHAPE), torch.tensor([1, 4, 4, 1, 1, 4, 1]))
-    return ctx, algorithm.start(ctx, *points[0]), model.train(), old.eval(), points, batch
+    return ctx, algorithm.begin(ctx, Broadcast(*points[0]), (), None), model.train(), old.eval(), points, batch
 
 
 def flat(ctx, model, value):

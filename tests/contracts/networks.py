@@ -55,6 +55,8 @@ class Layered(Classifier):
 class Pictured(Classifier):
     """One convolution with batch norm, for images; a vector of features is a column of pixels."""
 
+    early = ("conv", "norm")
+
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(input_shape[0] if len(input_shape) == 3 else 1, 6, 3, padding=1)

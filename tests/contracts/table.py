@@ -241,6 +241,8 @@ POOL_OPTIONS = {
 }
 POOL_CHANGES = {
     **FEDAVG_CHANGES,
+    "freeze": Change("early"),
+    "frozen_bn_stats": Change("update", {"freeze": "early"}),
     "old_heads": Change("trained"),
     "lode": Change(1.0),
     "kd_temperature": Change(1.0),
