@@ -13,7 +13,7 @@ makes in a second exchange of the round (`two_phase`), or beside its real data i
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -50,6 +50,8 @@ class MemoUpdate(Update):
 
 
 class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg, frozen=True):
+    keeps: ClassVar[str] = "on the server a held-out labelled set (mode: server), or a generator; clients keep nothing"
+
     rho_off: float | None = hp(0.4, gt=0, lt=1, doc="drop that keeps the alarm on; none: rho")
     trigger: Rule = hp(
         "while_alarm",

@@ -9,7 +9,7 @@ any more does not change, so no weight is forgotten.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,8 @@ class PECCarry(Carry):
 
 
 class FedPEC(FedAvg, frozen=True):
+    buffers: ClassVar[Literal["average", "keep", "local"]] = "average"  # type: ignore[misc]  # students have none
+
     lr: float = hp(1e-3, log=(1e-4, 1e-1), gt=0, doc="local learning rate (eta)")
     schedule: Literal["linear", "constant"] = hp("linear", doc="of the rate in a client's local steps: linear to 0")
     optimizer: Literal["sgd", "adam"] = hp("adam", choice=("sgd", "adam"), doc="of every student, new every round")
@@ -53,8 +55,6 @@ class FedPEC(FedAvg, frozen=True):
     def module(self, model: nn.Module, inputs: Inputs) -> nn.Module:
         if inputs.text:
             raise ConfigError("fedpec's students read images or feature vectors, the data are texts; choose another")
-        if self.buffers != "average":
-            raise ConfigError("algorithm.buffers: fedpec's students keep no batch statistics; leave it out")
         return Students(inputs, self.width, self.outputs, self.teacher_factor)
 
     # server -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -76,6 +76,8 @@ class ProTIPPublished(Published):
 
 
 class FedProTIP(Protected, frozen=True):
+    keeps: ClassVar[str] = "features of samples of each task on the clients; bases and references on the server"
+
     eps: float = hp(0.7, choice=(0.7, 0.8, 0.9), ge=0, le=1, doc="share of the activations' energy to protect")
     delta_eps: float = hp(0.0, ge=0, doc="added to eps with each task (official: 0.001)")
     criterion: Criterion = hp("energy", doc="what has to reach eps (1.4)")

@@ -72,6 +72,7 @@ class Means(Record):
 
 class FedSCR(FedAvg, frozen=True):
     keeps_exemplars: ClassVar[bool] = True
+    keeps: ClassVar[str] = "samples of all tasks on the clients; class means of features on the server"
 
     tau: float = hp(0.1, log=(0.01, 1.0), gt=0, doc="temperature of the similarities")
     memory_size: int = hp(2000, choice=(200, 500, 1000, 2000), ge=1, doc="samples in a client's reservoir (M)")
@@ -124,6 +125,9 @@ class FedSCR(FedAvg, frozen=True):
     def init_client(self, ctx: Context) -> SCRClient:
         kept = self.own_statistics(ctx.objective.initial()[1])
         return SCRClient.of(kept, numbers=torch.zeros(0, dtype=torch.int64, device=ctx.device), seen=0, task=-1)
+
+    def num_exemplars(self, client: SCRClient) -> int:
+        return len(client.numbers)
 
     def begin(self, ctx: Context, down: Broadcast, client: SCRClient, data: ClientData) -> SCRCarry:
         client = self.passed(ctx, client, data)

@@ -10,7 +10,7 @@ section 2 of the specification of continual learning.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -54,6 +54,8 @@ class Sketch:
 
 
 class FOT(Protected, frozen=True):
+    keeps: ClassVar[str] = "bases of what entered the layers, on the server"
+
     weighting: Literal["examples", "uniform"] = hp("uniform", doc="mean_k: equal (official), or by samples")
     eps: float = hp(0.87, choice=(0.8, 0.87, 0.9), ge=0, le=1, doc="share of the activations' energy to protect")
     delta_eps: float = hp(0.001, ge=0, doc="added to eps with each task (paper: 0.01)")

@@ -97,6 +97,7 @@ class Kept(Record):
 class GLFC(FedAvg, frozen=True):
     keeps_exemplars: ClassVar[bool] = True
     needs_new_classes: ClassVar[bool] = True
+    keeps: ClassVar[str] = "samples of older classes on the clients; old models and images of clients on the server"
 
     memory_size: int = hp(2000, choice=(200, 1000, 2000), ge=0, doc="exemplars of a client, over all classes (M)")
     transition: Literal["known", "entropy"] = hp("known", doc="a task is new in its first round, or by mean entropy")
@@ -166,6 +167,9 @@ class GLFC(FedAvg, frozen=True):
 
     def init_client(self, ctx: Context) -> GLFCClient:
         return GLFCClient.of(self.own_statistics(ctx.objective.initial()[1]), exemplars={}, entropy=0.0)
+
+    def num_exemplars(self, client: GLFCClient) -> int:
+        return sum(map(len, client.exemplars.values()))
 
     def begin(self, ctx: Context, down: GLFCDown, client: GLFCClient, data: ClientData) -> GLFCCarry:
         base, entropy, signal = super().begin(ctx, down, client, data), client.entropy, ctx.clock.round == 0

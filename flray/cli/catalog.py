@@ -27,7 +27,8 @@ def catalog(kind: str) -> list[dict[str, Any]]:
     rows = _folders() if kind == "datasets" else []
     here = {row["name"] for row in rows}
     names = [name for name in table.names() if name not in here]
-    return rows + [{"name": name, "about": _summary(table.get(name), kind)} for name in names]
+    rows += [{"name": name, "about": _summary(table.get(name), kind)} for name in names]
+    return [{**row, "keeps": table.get(row["name"]).keeps} for row in rows] if kind == "algorithms" else rows
 
 
 def _folders() -> list[dict[str, Any]]:

@@ -133,6 +133,7 @@ def report(folder: Path) -> None:
             spread = f"{found.mean():.2%} +- {found.std(ddof=0):.2%} over {len(found)} clients"
             print(f"clients on their own test shares, {epochs} epochs of fine-tuning: {spread}")
     print_modes(run)
+    print_kept(run)
     if run.status.startswith("diverged"):
         print(run.status)
     tasks, drift = ["tasks"] * (run.experiment.num_tasks > 1), ["drift"] * (run.experiment.drift is not None)
@@ -234,3 +235,17 @@ def markdown(text: str) -> None:
     from rich.markdown import Markdown
 
     console().print(Markdown(text))
+
+
+def print_kept(run: Run) -> None:
+    """Of an algorithm that keeps something of earlier tasks' samples: what it is, and how many bytes where."""
+    from flray.engine.progress import size
+
+    if "kept/clients" not in run.tasks or not len(found := run.tasks.dropna(subset="kept/clients")):
+        return
+    row = found.iloc[-1]
+    clients, samples = int(row["kept/clients"]), int(row["kept/samples"])
+    where = [f"{clients} clients: states of {size(row['kept/client_bytes'])}"] if clients else []
+    where += [f"{samples} samples of {size(row['kept/sample_bytes'])}"] if samples else []
+    where += [f"server: {size(row['kept/server_bytes'])} besides the model"]
+    print(f"kept:    {run.experiment.algorithm.keeps} ({', '.join(where)})")

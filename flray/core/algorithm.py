@@ -45,6 +45,8 @@ class Algorithm(Section, ABC, frozen=True):
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     needs_proxy: ClassVar[bool] = False  # public data, `ctx.proxy`, at the server and at the clients alike
     keeps_exemplars: ClassVar[bool] = False  # samples of earlier stages, chosen from `ClientData.previous`
+    # what of earlier tasks' samples is kept, where, and who sees it: a line beside the accuracy; "": nothing
+    keeps: ClassVar[str] = ""
     needs_new_classes: ClassVar[bool] = False  # in every task: it cannot read domains
     global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
     # True: another kind of run, which no exchange belongs to: one optimiser over all samples (`engine/ray/train/`)
@@ -129,6 +131,10 @@ class Algorithm(Section, ABC, frozen=True):
         """The state of a client that was never in a cohort: a record that inherits from `ClientState`, by default `()`,
         which means stateless; nothing is stored then."""
         return ()
+
+    def num_exemplars(self, client: Any) -> int:
+        """How many samples a client's stored `client` state names, of an algorithm that `keeps_exemplars`."""
+        return 0
 
     def next_exchange(self, ctx: Context, state: Any) -> Exchange | None:
         """The exchange that comes now, `ctx.clock.exchange` of this phase; None: the phase is over.

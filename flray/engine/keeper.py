@@ -15,7 +15,7 @@ import numpy as np
 from flray.core.clock import PHASES, START, Clock, Phase, Position
 from flray.core.disk import whole
 from flray.core.errors import AlgorithmError, CheckpointError
-from flray.core.messages import to_numpy, to_torch
+from flray.core.messages import nbytes, to_numpy, to_torch
 from flray.core.packed import Packed
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.workbench import Workbench
@@ -149,6 +149,22 @@ class Keeper:
         with checkpoint.disk_errors(path, self.folder), whole(path) as aside:
             save_weights(named, aside, objective.frozen, sources)
         return str(path)
+
+    def kept(self) -> dict[str, int]:
+        """What is kept at this moment, of an algorithm that says what it `keeps`: bytes of the clients' states and of
+        the server's state besides the model, and the samples that clients keep by number, with their bytes."""
+        samples = size = 0
+        for client in self.store.clients():
+            (state,) = self.store.gather([client])
+            samples, size = samples + self.algorithm.num_exemplars(state), size + nbytes(state)
+        model = sum(part.nbytes for part in self.algorithm.point(self.bench.context(Clock()), self.state) or ())
+        return {
+            "kept/clients": len(self.store.clients()),
+            "kept/client_bytes": size,
+            "kept/samples": samples,
+            "kept/sample_bytes": samples * self.bench.dataset.train.x[0].nbytes,
+            "kept/server_bytes": nbytes(self.state) - model,
+        }
 
     def check_folder(self) -> None:
         """Raises `FolderLostError` when the driver no longer holds the folder."""

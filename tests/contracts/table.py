@@ -51,7 +51,6 @@ class Row:
     imports: tuple[str, ...] = ()
     silent: bool = False  # nothing travels
     head: bool = True  # the model that is trained has a head with a row for each class
-    refuses: Mapping[str, Any] = field(default_factory=dict)  # values of inherited options that it has no use for
     images: bool = False  # it reads nothing else: the experiments' data are small images
     # sections of the experiment in which options matter, such as tasks: its outcome is that of a task's end then
     sections: Mapping[str, Any] = field(default_factory=dict)
@@ -462,7 +461,6 @@ TABLE: dict[str, Row] = {
             "teacher_factor": Change(5),
         },
         head=False,
-        refuses={"buffers": "keep"},
     ),
     "fedscr": Row(
         {**FEDAVG_OPTIONS, "memory_batch": 6},

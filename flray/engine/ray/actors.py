@@ -181,6 +181,9 @@ class ServerActor(ServerNodes):
     def moved(self, folder: Path) -> None:
         self.server.moved(folder)
 
+    def kept(self) -> dict[str, int]:
+        return self.server.kept()
+
     def save_model(self) -> str:
         return self.server.save_model()
 
