@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import ceil, log2, sqrt
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ class LanderDown(PoolDown):
 
 
 class Lander(DataFreePool, frozen=True):
+    keeps: ClassVar[str] = "made images and the old model on the server and the clients; no samples"
+
     lte: str | None = hp(
         None, doc="label embeddings: a .safetensors or .npy file, the folder of a text model, or random"
     )

@@ -12,7 +12,7 @@ beginning of that round, for all classes seen so far, until `to_round`; the firs
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,8 @@ class MFCLDown(OldDown):
 
 
 class MFCL(DataFree, frozen=True):
+    keeps: ClassVar[str] = "a generator and the old model on the server and the clients; no samples"
+
     lr: float = hp(
         0.1, log=(1e-3, 1.0), gt=0, doc="local learning rate; with lr_decay 0.9772 it is 0.01 after 100 rounds"
     )

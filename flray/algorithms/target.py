@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from math import ceil, cos, pi
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -46,6 +47,8 @@ def kept(rounds: int, batch: int, size: int, official: bool) -> Tensor:
 
 
 class Target(DataFreePool, frozen=True):
+    keeps: ClassVar[str] = "made images and the old model on the server and the clients; no samples"
+
     lambda_kd: float = hp(25.0, log=(1.0, 100.0), ge=0, doc="weight of the clients' distillation (lambda_kd)")
     syn_bs: int = hp(256, choice=(64, 128, 256), ge=1, doc="made inputs beside each batch of real samples")
     official_pool: bool = hp(False, doc="the code's pool: images of the warm-up too, the first by name")
