@@ -57,7 +57,8 @@ def accuracy_through_drift(folders: Iterable[str | Path | Run], mode: str | None
     heights = [3.0, *([1.8] if watched else []), *[size] * len(found)]
     figure = blank(8.4, sum(heights) + 0.3 * len(heights))
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
-    curve_panel(axes[0], over_seeds_of(runs, lambda run: _points(run, mode), "test/acc"), windows)
+    split = "validation" if all(tested_set(settings(run)) == "val" for run in runs) else "test"
+    curve_panel(axes[0], over_seeds_of(runs, lambda run: _points(run, mode), "test/acc"), windows, split)
     _mark_alarms(axes[0], found)
     if watched:
         signal_panel(axes[1], watched, windows)
@@ -75,11 +76,14 @@ def _window(run: Run, last: int) -> Window | None:
 
 
 # panels -------------------------------------------------------------------------------------------
-def curve_panel(axis: Any, curves: Mapping[str, Curve], windows: Sequence[Window | None]) -> Any:
-    """Draw accuracy over rounds into an axis, a line a setting, the windows shaded; returns the axis."""
+def curve_panel(axis: Any, curves: Mapping[str, Curve], windows: Sequence[Window | None], split: str = "test") -> Any:
+    """Draw accuracy over rounds into an axis, a line a setting, the windows shaded; returns the axis.
+
+    `split` is what it was measured on, in a word.
+    """
     shade(axis, windows, words=True)
     lines(axis, curves, 100)
-    axis.set_ylabel("test accuracy (%)")
+    axis.set_ylabel(f"{split} accuracy (%)")
     axis.set_ylim(0, 101)
     headline(axis, spread_words([len(curve.seeds) for curve in curves.values()], "test/acc", "thin lines"))
     plain(axis)
