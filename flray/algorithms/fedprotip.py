@@ -9,44 +9,29 @@ answers (Eqs. 10, 11). Section numbers below are those of the specification of c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
-from flray.algorithms.fedavg import LocalStatistics
-from flray.algorithms.protected import SPACE, Blocks, Protected, ProtectedCarry, ProtectedDown, ProtectedState
+from flray.algorithms.protected import SPACE, Blocks, ProtectedCarry, ProtectedDown
+from flray.algorithms.task_prediction import PredictingClient, PredictingState, TaskPrediction
 from flray.core.context import Context
+from flray.core.errors import ConfigError
 from flray.core.exchange import Exchange
 from flray.core.fields import each, shared
 from flray.core.hp import hp
-from flray.core.messages import Cohort, Metrics, Published, Record, nbytes
-from flray.core.modes import SAMPLE, Mode, Prediction, Reading, batch, window
+from flray.core.messages import Cohort, Metrics, Record, nbytes
 from flray.core.samples import ClientData
 from flray.ops.subspace import ColumnSample, CountRule, Criterion, Svd, extract, project_, space_rank
-from flray.ops.task_vote import batch_relevance, relevance, route, window_relevance
-
-
-class ProTIPState(ProtectedState):
-    """`spaces[t] [d_L, r]`: the final layer's block of each task. `references`: by "task/client" the relevances
-    `[m, B]` of the samples whose features that client keeps."""
-
-    spaces: tuple[Tensor, ...]
-    references: dict[str, Tensor]
 
 
 class ProTIPDown(ProtectedDown):
     """Beside the model all blocks, those of the final layer too, which clients read when a task ends."""
 
     spaces: tuple[Tensor, ...] = shared(default=())
-
-
-class Spaces(Record):
-    """The final layer's blocks alone."""
-
-    spaces: tuple[Tensor, ...] = shared()
 
 
 class Directions(Record):
@@ -56,26 +41,7 @@ class Directions(Record):
     space: Tensor = each()
 
 
-class References(Record):
-    """A client's relevances `[m, B]` by task."""
-
-    references: dict[str, Tensor] = each()
-
-
-class ProTIPClient(LocalStatistics):
-    """The final layer's features `[m, d_L]` of up to `n_batches` batches of each task that the client saw."""
-
-    features: dict[str, Tensor]
-
-
-class ProTIPPublished(Published):
-    """The model and, at a task's end, what tasks are predicted from."""
-
-    spaces: tuple[Tensor, ...]
-    references: dict[str, Tensor]
-
-
-class FedProTIP(Protected, frozen=True):
+class FedProTIP(TaskPrediction, frozen=True):
     keeps: ClassVar[str] = "features of samples of each task on the clients; bases and references on the server"
 
     eps: float = hp(0.7, choice=(0.7, 0.8, 0.9), ge=0, le=1, doc="share of the activations' energy to protect")
@@ -95,26 +61,22 @@ class FedProTIP(Protected, frozen=True):
         "frozen", doc="body tensors without a basis after task 1: fixed, without a gradient but decaying, or trained"
     )
     decay_projection: Literal["none", "project"] = hp("none", doc="weight decay: as it is (official), or projected too")
-    block_set: Literal["all", "skip_first"] = hp("all", doc="blocks of a relevance: all, or not the first (official)")
-    reference_update: Literal["recompute", "frozen_prefix"] = hp(
-        "recompute", doc="features are kept and references made anew each task, or dropped: 0 for later blocks"
-    )
-    tip_window: int | None = hp(None, ge=1, doc="adds tip_window: a prediction reads so many of the last inputs")
-    vote_ties: Literal["similarity", "lowest"] = hp("similarity", doc="lowest: the lowest task (official)")
-    magnitude: Literal["mean", "raw"] = hp("mean", doc="skip_first in task 2: omega over sqrt(b), or raw (official)")
+
+    @model_validator(mode="after")
+    def _svd(self) -> Self:
+        if self.svd == "randomized" and self.criterion == "sigma_sum":
+            raise ConfigError("algorithm.svd: criterion sigma_sum needs all singular values; set svd to exact")
+        return self
 
     # training -------------------------------------------------------------------------------------
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ProTIPState:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> PredictingState:
         self.check(ctx)
-        return ProTIPState(w, b, (), (), {})
+        return PredictingState(w, b, (), (), {})
 
-    def broadcast(self, ctx: Context, state: ProTIPState) -> ProTIPDown:
+    def broadcast(self, ctx: Context, state: PredictingState) -> ProTIPDown:
         return ProTIPDown(state.w, state.b, state.blocks, state.spaces)
 
-    def init_client(self, ctx: Context) -> ProTIPClient:
-        return ProTIPClient.of(self.own_statistics(ctx.objective.initial()[1]), features={})
-
-    def begin(self, ctx: Context, down: ProtectedDown, client: ProTIPClient, data: ClientData) -> ProtectedCarry:
+    def begin(self, ctx: Context, down: ProtectedDown, client: PredictingClient, data: ClientData) -> ProtectedCarry:
         carry: ProtectedCarry = super().begin(ctx, down, client, data)
         if not down.blocks:
             return carry
@@ -143,21 +105,16 @@ class FedProTIP(Protected, frozen=True):
         for rows, basis in carry.protected:
             project_(rows, basis)
 
-    def end(self, ctx: Context, down: Any, client: ProTIPClient, carry: Any, data: ClientData) -> tuple[Any, Any]:
-        update, _ = super().end(ctx, down, client, carry, data)
-        return update, ProTIPClient.of(self.own_statistics(carry.b), features=client.features)
-
     # the end of a task ----------------------------------------------------------------------------
-    def next_exchange(self, ctx: Context, state: ProTIPState) -> Exchange | None:
+    def next_exchange(self, ctx: Context, state: PredictingState) -> Exchange | None:
         if ctx.clock.phase != "task_end" or ctx.classes is None:
             return super().next_exchange(ctx, state)
         extraction = Exchange("extract", self.broadcast, self.appended, self.extract, who="task", order=self.merge)
-        reference = Exchange("relate", self.blocks, self.related, self.relate, who="stateful")
-        return [extraction, reference, None][ctx.clock.exchange]
+        return [extraction, self.relating, None][ctx.clock.exchange]
 
     def extract(
-        self, ctx: Context, down: ProTIPDown, client: ProTIPClient, data: ClientData
-    ) -> tuple[Directions, ProTIPClient, Metrics]:
+        self, ctx: Context, down: ProTIPDown, client: PredictingClient, data: ClientData
+    ) -> tuple[Directions, PredictingClient, Metrics]:
         """A client's new directions U_k of every layer, and the features that it keeps (1.3, 1.4)."""
         model, layers = ctx.objective.at(down.w, down.b), self.layers(ctx)
         samples: dict[str, ColumnSample] = {}
@@ -186,7 +143,9 @@ class FedProTIP(Protected, frozen=True):
         basis, draws = self.basis(blocks, key, a), ctx.rng("svd", key)
         return extract(a, basis, eps, self.criterion, self.count_rule, self.svd, rank, draws).float().contiguous()
 
-    def appended(self, ctx: Context, state: ProTIPState, updates: Any, cohort: Cohort) -> tuple[ProTIPState, Metrics]:
+    def appended(
+        self, ctx: Context, state: PredictingState, updates: Any, cohort: Cohort
+    ) -> tuple[PredictingState, Metrics]:
         """Append the clients' directions in the order of their numbers (Eq. 9, 1.5)."""
         blocks, spaces = state.blocks, tuple({SPACE: block} for block in state.spaces)
         rank = partial(space_rank, ctx.population, ctx.clock.task == 0, first=self.space_first)
@@ -198,75 +157,3 @@ class FedProTIP(Protected, frozen=True):
             spaces = self.grown(ctx, spaces, {SPACE: own}, self.rank_tol, self.append)
         sent = {"comm/bases_up_bytes": nbytes(updates)}
         return state.replace(blocks=blocks, spaces=tuple(block[SPACE] for block in spaces)), sent
-
-    def blocks(self, ctx: Context, state: ProTIPState) -> Spaces:
-        return Spaces(state.spaces)
-
-    def relate(
-        self, ctx: Context, down: Spaces, client: ProTIPClient, data: ClientData
-    ) -> tuple[References, ProTIPClient, Metrics]:
-        """A client's relevances to the blocks, for the features that it keeps (1.6)."""
-        present = {task: relevance(kept[:, None], self.in_use(down.spaces)) for task, kept in client.features.items()}
-        if self.reference_update == "frozen_prefix":
-            client = client.replace(features={})
-        return References(present), client, {}
-
-    def related(self, ctx: Context, state: ProTIPState, updates: Any, cohort: Cohort) -> tuple[ProTIPState, Metrics]:
-        found = dict(state.references)
-        for client, own in zip(cohort.client_ids.tolist(), updates.references, strict=True):
-            found |= {f"{task}/{client}": omega for task, omega in own.items()}
-        new = state.blocks[ctx.clock.task :], state.spaces[ctx.clock.task :]  # none where nobody held a sample
-        sent = {"comm/references_up_bytes": nbytes(updates), "comm/block_bytes": nbytes(new)}
-        return state.replace(references=found), {**sent, **self.shares(ctx, state.blocks)}
-
-    # prediction -----------------------------------------------------------------------------------
-    def in_use(self, spaces: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The blocks that relevances are measured on."""
-        return spaces[1:] if self.block_set == "skip_first" else spaces
-
-    def published(self, ctx: Context, state: ProTIPState) -> Published:
-        if ctx.clock.phase != "task_end":
-            return Published(state.w, state.b)
-        return ProTIPPublished(state.w, state.b, state.spaces, state.references)
-
-    def modes(self, ctx: Context) -> Mapping[str, Mode]:
-        found = dict(super().modes(ctx))
-        if ctx.classes is None or ctx.clock.phase != "task_end":
-            return found
-        reads = {"tip_sample": SAMPLE, "tip_batch": batch(self.batch_size)}
-        if self.tip_window is not None:
-            reads["tip_window"] = window(self.tip_window)
-        return found | {n: Mode(partial(self.routed, reading), reading, self.embedded) for n, reading in reads.items()}
-
-    def embedded(self, ctx: Context, published: Published, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features `[B, d_L]` and logits `[B, C]`."""
-        model = ctx.objective.at(published.w, published.b)
-        z = model.features(x)
-        return z, model.head(z)
-
-    def routed(self, reads: Reading, ctx: Context, published: ProTIPPublished, z: tuple[Tensor, Tensor]) -> Prediction:
-        """The logits of the head of the task that the clients vote for (FedProTIP); of all tasks where none has a
-        reference to vote with."""
-        assert ctx.classes is not None
-        features, logits = z
-        if not published.references:
-            return self.of_seen(ctx, published, logits)
-        omega = self.units(reads, relevance(features[:, None], self.in_use(published.spaces)))
-        tasks = route(omega, self.by_client(reads, published), self.vote_ties).expand(len(logits))
-        heads = torch.zeros(len(published.spaces), logits.shape[1], dtype=torch.bool, device=logits.device)
-        for task, head in enumerate(heads):
-            head[ctx.classes.task(task).index] = True
-        return Prediction(logits.masked_fill(~heads[tasks], -torch.inf), task=tasks)
-
-    def units(self, reads: Reading, omega: Tensor) -> Tensor:
-        """Relevances of what one prediction reads, from those of the samples `[m, B]`."""
-        omega, mean = omega.double(), self.magnitude == "mean"
-        if reads.kind == "window":
-            return window_relevance(omega, reads.size, mean)
-        return batch_relevance(omega, reads.size, mean)
-
-    def by_client(self, reads: Reading, published: ProTIPPublished) -> list[list[Tensor | None]]:
-        """The references of every client to every task, in units of the same size as what is predicted."""
-        found = {key: self.units(batch(reads.size), omega) for key, omega in published.references.items() if len(omega)}
-        clients = sorted({int(key.partition("/")[2]) for key in found})
-        return [[found.get(f"{task}/{k}") for task in range(len(published.spaces))] for k in clients]

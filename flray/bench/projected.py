@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from flray.algorithms.fedprotip import FedProTIP, ProTIPState
+from flray.algorithms.fedprotip import FedProTIP
+from flray.algorithms.task_prediction import PredictingState
 from flray.bench.bare import Workload
 from flray.bench.steps import one_thread
 from flray.core.clock import Clock
@@ -97,7 +98,7 @@ class Half:
         updates = sent.replace(layers=(sent.layers,), space=(sent.space,))
         one = torch.ones(1)
         cohort = Cohort(torch.zeros(1, dtype=torch.int64), one, one, one)
-        after: ProTIPState = algorithm.appended(at, self.state, updates, cohort)[0]
+        after: PredictingState = algorithm.appended(at, self.state, updates, cohort)[0]
         merged = time.process_time()
         forward, whole, merging = collected - began, extracted - collected, merged - extracted
         client = f"{whole:.1f} s for a client's bases, {forward:.1f} of them for {BATCHES} batches"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from flray.algorithms.protected import Layer
 from flray.core.clock import Clock
+from flray.core.errors import ConfigError
 from flray.core.objective import Objective
 from flray.data import SOURCES
 from flray.data.splits import Split, Splits
@@ -176,3 +177,13 @@ def test_rows_and_bases_in_the_order_of_storage(layer):
     rows, basis = place.stored(g), place.basis([block])
     rows -= (rows @ basis) @ basis.mT
     torch.testing.assert_close(entry.view(g), expected)
+
+
+def test_a_randomised_svd_cannot_sum_all_singular_values(tmp_path):
+    with pytest.raises(ConfigError, match=r"algorithm\.svd: criterion sigma_sum needs all singular values"):
+        local(tmp_path, svd="randomized", criterion="sigma_sum")
+
+
+def test_who_is_left_without_a_direction_is_told(tmp_path):
+    with pytest.warns(UserWarning, match="task 1: the final layer's 6 inputs have no direction left to tell it by"):
+        to_the_end(local(tmp_path, sections=LINES))

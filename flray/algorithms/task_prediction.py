@@ -1,0 +1,163 @@
+"""Prediction of the task that an input belongs to, from the subspaces that the features of each task lie in (FedProTIP,
+Eqs. 10 and 11; section 1.6 of the specification of continual learning).
+
+omega = [ ||F P_tau|| ] of the features F of one sample, a batch or a window, on the final layer's blocks P_tau, is
+compared with the references of each client: omega of the features that it keeps of each task. They vote.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flray.algorithms.fedavg import LocalStatistics
+from flray.algorithms.protected import Protected, ProtectedState
+from flray.core.context import Context
+from flray.core.exchange import Exchange
+from flray.core.fields import each, shared
+from flray.core.hp import hp
+from flray.core.messages import Cohort, Metrics, Published, Record, nbytes
+from flray.core.modes import SAMPLE, Mode, Prediction, Reading, batch, window
+from flray.core.samples import ClientData
+from flray.ops.task_vote import batch_relevance, relevance, route, window_relevance
+
+
+class PredictingState(ProtectedState):
+    """`spaces[t] [d_L, r]`: the final layer's block of each task. `references`: by "task/client" the relevances
+    `[m, B]` of the samples whose features that client keeps."""
+
+    spaces: tuple[Tensor, ...]
+    references: dict[str, Tensor]
+
+
+class Spaces(Record):
+    """The final layer's blocks alone."""
+
+    spaces: tuple[Tensor, ...] = shared()
+
+
+class References(Record):
+    """A client's relevances `[m, B]` by task."""
+
+    references: dict[str, Tensor] = each()
+
+
+class PredictingClient(LocalStatistics):
+    """The final layer's features `[m, d_L]` of up to `n_batches` batches of each task that the client saw."""
+
+    features: dict[str, Tensor]
+
+
+class PredictingPublished(Published):
+    """The model and, at a task's end, what tasks are predicted from."""
+
+    spaces: tuple[Tensor, ...]
+    references: dict[str, Tensor]
+
+
+class TaskPrediction(Protected, frozen=True):
+    block_set: Literal["all", "skip_first"] = hp("all", doc="blocks of a relevance: all, or not the first (official)")
+    reference_update: Literal["recompute", "frozen_prefix"] = hp(
+        "recompute", doc="features are kept and references made anew each task, or dropped: 0 for later blocks"
+    )
+    tip_window: int | None = hp(None, ge=1, doc="adds tip_window: a prediction reads so many of the last inputs")
+    vote_ties: Literal["similarity", "lowest"] = hp("similarity", doc="lowest: the lowest task (official)")
+    magnitude: Literal["mean", "raw"] = hp("mean", doc="skip_first in task 2: omega over sqrt(b), or raw (official)")
+
+    # references -----------------------------------------------------------------------------------
+    def init_client(self, ctx: Context) -> PredictingClient:
+        return PredictingClient.of(self.own_statistics(ctx.objective.initial()[1]), features={})
+
+    def end(self, ctx: Context, down: Any, client: PredictingClient, carry: Any, data: ClientData) -> tuple[Any, Any]:
+        update, _ = super().end(ctx, down, client, carry, data)
+        return update, PredictingClient.of(self.own_statistics(carry.b), features=client.features)
+
+    @property
+    def relating(self) -> Exchange:
+        """Every client that keeps features relates them to all blocks, when a task's own block is there."""
+        return Exchange("relate", self.blocks, self.related, self.relate, who="stateful")
+
+    def blocks(self, ctx: Context, state: PredictingState) -> Spaces:
+        return Spaces(state.spaces)
+
+    def relate(
+        self, ctx: Context, down: Spaces, client: PredictingClient, data: ClientData
+    ) -> tuple[References, PredictingClient, Metrics]:
+        """A client's relevances to the blocks, for the features that it keeps (1.6)."""
+        present = {task: relevance(kept[:, None], self.in_use(down.spaces)) for task, kept in client.features.items()}
+        if self.reference_update == "frozen_prefix":
+            client = client.replace(features={})
+        return References(present), client, {}
+
+    def related(
+        self, ctx: Context, state: PredictingState, updates: Any, cohort: Cohort
+    ) -> tuple[PredictingState, Metrics]:
+        if len(state.spaces) > ctx.clock.task and not state.spaces[-1].shape[1]:
+            width, way = len(state.spaces[-1]), "take a wider model, or a smaller algorithm.space_first"
+            none = f"task {ctx.clock.task}: the final layer's {width} inputs have no direction left to tell it by"
+            warnings.warn(f"{none}; {way}", stacklevel=2)
+        found = dict(state.references)
+        for client, own in zip(cohort.client_ids.tolist(), updates.references, strict=True):
+            found |= {f"{task}/{client}": omega for task, omega in own.items()}
+        new = state.blocks[ctx.clock.task :], state.spaces[ctx.clock.task :]  # none where nobody held a sample
+        sent = {"comm/references_up_bytes": nbytes(updates), "comm/block_bytes": nbytes(new)}
+        return state.replace(references=found), {**sent, **self.shares(ctx, state.blocks)}
+
+    # prediction -----------------------------------------------------------------------------------
+    def in_use(self, spaces: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The blocks that relevances are measured on."""
+        return spaces[1:] if self.block_set == "skip_first" else spaces
+
+    def published(self, ctx: Context, state: PredictingState) -> Published:
+        if ctx.clock.phase != "task_end":
+            return Published(state.w, state.b)
+        return PredictingPublished(state.w, state.b, state.spaces, state.references)
+
+    def modes(self, ctx: Context) -> Mapping[str, Mode]:
+        found = dict(super().modes(ctx))
+        if ctx.classes is None or ctx.clock.phase != "task_end":
+            return found
+        reads = {"tip_sample": SAMPLE, "tip_batch": batch(self.batch_size)}
+        if self.tip_window is not None:
+            reads["tip_window"] = window(self.tip_window)
+        return found | {n: Mode(partial(self.routed, reading), reading, self.embedded) for n, reading in reads.items()}
+
+    def embedded(self, ctx: Context, published: Published, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features `[B, d_L]` and logits `[B, C]`."""
+        model = ctx.objective.at(published.w, published.b)
+        z = model.features(x)
+        return z, model.head(z)
+
+    def routed(
+        self, reads: Reading, ctx: Context, published: PredictingPublished, z: tuple[Tensor, Tensor]
+    ) -> Prediction:
+        """The logits of the head of the task that the clients vote for (FedProTIP); of all tasks where none has a
+        reference to vote with."""
+        assert ctx.classes is not None
+        features, logits = z
+        if not published.references:
+            return self.of_seen(ctx, published, logits)
+        omega = self.units(reads, relevance(features[:, None], self.in_use(published.spaces)))
+        tasks = route(omega, self.by_client(reads, published), self.vote_ties).expand(len(logits))
+        heads = torch.zeros(len(published.spaces), logits.shape[1], dtype=torch.bool, device=logits.device)
+        for task, head in enumerate(heads):
+            head[ctx.classes.task(task).index] = True
+        return Prediction(logits.masked_fill(~heads[tasks], -torch.inf), task=tasks)
+
+    def units(self, reads: Reading, omega: Tensor) -> Tensor:
+        """Relevances of what one prediction reads, from those of the samples `[m, B]`."""
+        omega, mean = omega.double(), self.magnitude == "mean"
+        if reads.kind == "window":
+            return window_relevance(omega, reads.size, mean)
+        return batch_relevance(omega, reads.size, mean)
+
+    def by_client(self, reads: Reading, published: PredictingPublished) -> list[list[Tensor | None]]:
+        """The references of every client to every task, in units of the same size as what is predicted."""
+        found = {key: self.units(batch(reads.size), omega) for key, omega in published.references.items() if len(omega)}
+        clients = sorted({int(key.partition("/")[2]) for key in found})
+        return [[found.get(f"{task}/{k}") for task in range(len(published.spaces))] for k in clients]
