@@ -89,7 +89,10 @@ def aside(ctx: Context) -> Iterator[None]:
     """Around what a probe does: scratch tensors, and the generator that modules draw from, are afterwards as before."""
     devices = [ctx.device] if ctx.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), ctx.objective.aside():
-        torch.manual_seed(seeding.torch_seed(ctx.seed, "probe", *ctx.clock.address, ctx.client))
+        seed = seeding.torch_seed(ctx.seed, "probe", *ctx.clock.address, ctx.client)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would format a stack trace for every device
+        if devices:
+            torch.cuda.manual_seed(seed)
         yield
 
 

@@ -80,8 +80,9 @@ def judged(
     """What :func:`collapsed` reads of a run whose last stage is given: rounds with accuracy and loss on the split, and
     the labels that these are of.
 
-    Over tasks both are the last task's own, in the first inference mode: that earlier tasks are forgotten down to
-    chance level is what such a run measures. There are none where nobody took a step in it.
+    Over tasks both are the last task's own, among its own classes (`task_aware`) where there is such an inference mode:
+    that earlier tasks are forgotten down to chance level, or that a new one begins below it, is what such a run
+    measures. There are none where nobody took a step in it.
     """
     own = next((name for name, test in stage.tests.items() if test.task == stage.index), None)
     if own is None or tests.empty:
@@ -89,7 +90,8 @@ def judged(
     if not rounds.loc[rounds["task"] == stage.index, "client_steps"].sum():
         return rounds.iloc[:0], stage.tests[own].labels(dataset)
     found = tests[(tests["set"] == own) & (tests["phase"] == "round") & (tests["task"] == stage.index)]
-    found = found[found["mode"] == found["mode"].iloc[0]] if len(found) else found
+    modes = found["mode"].tolist()
+    found = found[found["mode"] == ("task_aware" if "task_aware" in modes else modes[0])] if modes else found
     return found.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"}), stage.tests[own].labels(dataset)
 
 

@@ -38,6 +38,14 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 # where a run is left and gone on with
 MIDDLE = {"tasks": ("task 0, round 1", "task 1, round 1"), "drift": ("task 0, round 2", "task 0, round 4")}
 CASES = [(name, scenario) for scenario in SCENARIOS for name in TABLE]
+# whose state and exchanges are those of another row, with one formula in another place: their turn in what costs most
+# comes with the slow tests
+ALIKE = ("fedavgm", "fedyogi", "fedadagrad", "fedprox", "fedasam", "fedntd", "moon", "fedsam", "feddyn")
+
+
+def slower(names):
+    """The cases of rows that are like another one are slow tests."""
+    return [pytest.param(*name, marks=pytest.mark.slow) if name[0] in ALIKE else name for name in names]
 
 
 @dataclass
@@ -163,7 +171,7 @@ def test_bytes_counted_are_the_bytes_sent(name, scenario, walked):
         assert (row["down"], row["up"]) == (sent["down"], sent["up"])
 
 
-@pytest.mark.parametrize(("name", "scenario"), CASES)
+@pytest.mark.parametrize(("name", "scenario"), slower(CASES))
 def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walked, tmp_path):
     """And complete tables: each round, and a test after it in every inference mode."""
     seen = walked(name, scenario)
@@ -213,7 +221,7 @@ HARDSHIPS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "hardship"), [(name, hardship) for hardship in HARDSHIPS for name in TABLE])
+@pytest.mark.parametrize(("name", "hardship"), slower((name, hardship) for hardship in HARDSHIPS for name in TABLE))
 def test_tasks_of_one_class_or_of_known_ones_and_clients_without_a_sample_end_no_run(name, hardship, tmp_path):
     """A loss over one class is 0 and has no gradient, there is no distance to another class, and what was to be
     gathered of a task that nobody holds is not there: all of that is passed over, and the model stays finite. What
