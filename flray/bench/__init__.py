@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flray.bench import processes, projected, sweep_cost
+from flray.bench import detector, processes, projected, sweep_cost
 from flray.bench.bare import WARM_UP, BarePool, Measured, Way, Workload, measure
 from flray.core.errors import ConfigError, unknown
 
@@ -46,10 +46,11 @@ TARGETS = {  # name: unit, must, aim
     "FedProTIP/FedAvg step, frozen": ("ratio", 1.25, 1.10),
     "FedProTIP/FedAvg step, all layers": ("ratio", 1.25, 1.10),
     "FedProTIP end of a task": ("s", math.inf, math.inf),  # no target: seconds and MiB of a client and its merge
+    "FedMemo detector, share of a round": ("share", 0.01, 0.005),
     "startup to the first round": ("s", 15, 8),
     "sweep / the same runs in a row": ("ratio", 1.15, 1.05),
 }
-NAMES = ("W1", "W2", "W3", "step", "projected", "server", "startup", "sweep")
+NAMES = ("W1", "W2", "W3", "step", "projected", "detector", "server", "startup", "sweep")
 
 
 def bench(
@@ -75,6 +76,8 @@ def bench(
                 rows.append(step(W1, repeats))
             if "projected" in workloads:
                 rows += [_row(name, *found) for name, found in projected.costs(repeats).items()]
+            if "detector" in workloads:
+                rows.append(_row("FedMemo detector, share of a round", *detector.share(repeats)))
             if "W1" in workloads or "server" in workloads:
                 found = compare("W1 round flray/bare", W1, rounds or 5, repeats, home)
                 rows += [row for row in found if ("server" if row["name"].startswith("server") else "W1") in workloads]

@@ -90,7 +90,7 @@ def _experiment(name: str, workload: Workload) -> Any:
         "batch_size": workload.batch,
         **STEADY.get(name, {}),
     }
-    proxy = {"source": "holdout", "size": min(2000, workload.clients * workload.images // 2), "labelled": False}
+    proxy = {"source": "holdout", "size": min(2000, workload.clients * workload.images // 2)}
     return load_config(workload.experiment(1), {"algorithm": options, "proxy": proxy})[0]
 
 

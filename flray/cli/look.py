@@ -245,7 +245,7 @@ def _expanded(folders: list[str]) -> list[str | Path]:
     return [run for folder in folders for run in runs_below(folder) or [folder]]
 
 
-BENCHES = "W1,W2,W3,step,server,startup,sweep"
+BENCHES = "W1,W2,W3,step,projected,detector,server,startup,sweep"
 
 
 def bench(

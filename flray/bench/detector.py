@@ -1,0 +1,30 @@
+"""What FedMemo's detector costs of a round of the paper: WV of ResNet-18, and the moving mean."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flray.bench.projected import NETWORK, Half
+from flray.bench.steps import one_thread
+from flray.ops.detect import Detector, Signal
+
+STEPS = 5 * 3 * 14  # of a round: five clients, three epochs, batches of 64 out of 900 samples
+
+
+def share(repeats: int, network: dict[str, Any] | None = None, side: int = 32) -> tuple[float, str]:
+    """(CPU time of the detector over that of the round's local steps, in words); the best of `repeats` of each."""
+    with one_thread():
+        half = Half("fedavg", {}, network or NETWORK, side)
+        before, detector, signal = half.state.w, Detector(), Signal()
+        after, state = before * 1.001, detector.nothing_seen()
+        for _ in range(40):
+            state, _ = detector.detect(state, 1.0)
+        watched = []
+        for _ in range(1 + repeats):
+            started = time.process_time()
+            detector.detect(state, signal.measure(half.bench.objective, before, after))
+            watched.append(time.process_time() - started)
+        step = min(half.step() for _ in range(1 + repeats))
+    detail = f"{1e3 * min(watched):.1f} ms of {STEPS} steps of {1e3 * step:.0f} ms, {len(before):,} parameters"
+    return min(watched) / (STEPS * step), detail
