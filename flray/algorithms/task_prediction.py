@@ -157,7 +157,7 @@ class TaskPrediction(Protected, frozen=True):
         return batch_relevance(omega, reads.size, mean)
 
     def by_client(self, reads: Reading, published: PredictingPublished) -> list[list[Tensor | None]]:
-        """The references of every client to every task, in units of the same size as what is predicted."""
-        found = {key: self.units(batch(reads.size), omega) for key, omega in published.references.items() if len(omega)}
+        """The references of every client to every task, in units of the same kind and size as what is predicted."""
+        found = {key: self.units(reads, omega) for key, omega in published.references.items() if len(omega)}
         clients = sorted({int(key.partition("/")[2]) for key in found})
         return [[found.get(f"{task}/{k}") for task in range(len(published.spaces))] for k in clients]

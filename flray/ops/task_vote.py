@@ -22,15 +22,24 @@ def relevance(features: Tensor, blocks: Sequence[Tensor]) -> Tensor:
 def batch_relevance(omega: Tensor, size: int, mean: bool = False) -> Tensor:
     """The relevance `[ceil(m / size), B]` of each `size` consecutive samples, from those of every sample `[m, B]`:
     squares add. `mean`: over the root of their number, so that lengths of short and long batches compare."""
-    parts = [part.square() for part in torch.split(omega, size)]
-    return torch.stack([part.mean(dim=0) if mean else part.sum(dim=0) for part in parts]).sqrt()
+    number, blocks = -(-len(omega) // size), omega.shape[1]
+    short = number * size - len(omega)
+    squares = torch.cat([omega.square(), omega.new_zeros(short, blocks)])
+    parts = squares.reshape(number, size, blocks).sum(dim=1)
+    if mean and number:
+        parts[:-1] /= size
+        parts[-1] /= size - short
+    return parts.sqrt()
 
 
 def window_relevance(omega: Tensor, size: int, mean: bool = False) -> Tensor:
     """The relevance `[m, B]` of each sample together with the `size - 1` before it, at the beginning with what is
     there; `mean` as in :func:`batch_relevance`."""
-    windows = [omega[max(last - size, 0) : last].square() for last in range(1, len(omega) + 1)]
-    return torch.stack([part.mean(dim=0) if mean else part.sum(dim=0) for part in windows]).sqrt()
+    squares = torch.cat([omega.new_zeros(size - 1, omega.shape[1]), omega.square()])
+    windows = squares.unfold(0, size, 1).sum(dim=-1) if len(omega) else omega
+    if mean:
+        windows = windows / torch.arange(1, len(omega) + 1, device=omega.device).clamp(max=size)[:, None]
+    return windows.sqrt()
 
 
 def mean_direction(references: Tensor) -> Tensor:
@@ -89,7 +98,10 @@ def route(
     if tasks == 1:
         return torch.zeros(len(omega), dtype=torch.int64, device=omega.device)
     if tasks == 2 and omega.shape[1] == 1:
-        means = [[float(own[task].mean()) for own in references if own[task] is not None] for task in (0, 1)]  # type: ignore[union-attr]
+        means = [
+            [float(_padded(own, omega).mean()) for own in of_clients if own is not None]
+            for of_clients in zip(*references, strict=True)
+        ]
         if all(means):  # else one of the tasks left no reference, and the cosines say of which one there are some
             return vote_by_length(omega[:, 0], (sum(means[0]) / len(means[0]), sum(means[1]) / len(means[1])))
     missing = omega.new_full((len(omega),), -torch.inf)

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flray.algorithms.fedprotip import FedProTIP
 from flray.algorithms.protected import Layer
+from flray.algorithms.task_prediction import PredictingPublished
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError
+from flray.core.modes import batch, window
 from flray.core.objective import Objective
 from flray.data import SOURCES
 from flray.data.splits import Split, Splits
@@ -187,3 +190,14 @@ def test_a_randomised_svd_cannot_sum_all_singular_values(tmp_path):
 def test_who_is_left_without_a_direction_is_told(tmp_path):
     with pytest.warns(UserWarning, match="task 1: the final layer's 6 inputs have no direction left to tell it by"):
         to_the_end(local(tmp_path, sections=LINES))
+
+
+def test_references_are_units_of_the_kind_that_is_predicted():
+    """Five samples: five windows of three, or two batches."""
+    omega = torch.tensor([[1.0], [2.0], [2.0], [4.0], [0.0]])
+    published = PredictingPublished(torch.zeros(0), torch.zeros(0), (torch.zeros(1, 1),), {"0/3": omega})
+    ((windows,),) = FedProTIP(magnitude="raw").by_client(window(3), published)
+    ((batches,),) = FedProTIP(magnitude="raw").by_client(batch(3), published)
+    assert windows is not None and batches is not None
+    torch.testing.assert_close(windows.square()[:, 0], torch.tensor([1.0, 5.0, 9.0, 24.0, 20.0]).double())
+    torch.testing.assert_close(batches.square()[:, 0], torch.tensor([9.0, 16.0]).double())

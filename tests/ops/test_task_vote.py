@@ -105,3 +105,18 @@ def test_routes():
     assert route(omega, []).tolist() == [0, 0] and route(omega, [[one]]).tolist() == [0, 0]
     lengths = [[torch.tensor([[1.0], [3.0]]), torch.tensor([[8.0]])], [torch.tensor([[4.0]]), None]]  # means 3 and 8
     assert route(torch.tensor([[2.0], [5.0], [6.0], [9.0]]), lengths).tolist() == [0, 0, 1, 1]
+
+
+def test_the_rule_for_two_tasks_where_the_first_references_end_before_the_block():
+    """Task 0's references were made when it had no block to be measured on: they are 0, and 3.5 is the middle."""
+    own = [[torch.zeros(3, 0), torch.tensor([[8.0], [6.0]])]]
+    assert route(torch.tensor([[2.0], [3.4], [3.6], [9.0]]), own).tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_units_of_no_sample_of_few_and_of_no_block(mean):
+    empty, one = torch.zeros(0, 3), torch.tensor([[3.0, 4.0]])
+    assert batch_relevance(empty, 4, mean).shape == window_relevance(empty, 4, mean).shape == (0, 3)
+    assert batch_relevance(one, 4, mean).tolist() == window_relevance(one, 4, mean).tolist() == one.tolist()
+    no_block = torch.zeros(5, 0)
+    assert batch_relevance(no_block, 4, mean).shape == (2, 0) and window_relevance(no_block, 4, mean).shape == (5, 0)
