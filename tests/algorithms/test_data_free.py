@@ -366,3 +366,31 @@ def test_a_stopped_run_goes_on_with_its_generator_and_its_pool(name, tmp_path):
     with interrupted("before", 1, task=1), pytest.raises(KeyboardInterrupt):
         played(name, tmp_path / "run")
     assert contents(flray.resume(tmp_path / "run", progress=False)) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bert", "clip"])
+def test_a_text_model_in_a_folder_reads_the_names(kind, tmp_path):
+    """A tiny one of random weights: BERT's embedding is the mean of its last states over the words, without padding;
+    CLIP's its projected text. Underscores in names are spaces."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "a", "photo", "of", "the", "polar", "bear"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    fast.save_pretrained(tmp_path)
+    sizes = {"vocab_size": 8, "hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if kind == "bert":
+        model = transformers.BertModel(transformers.BertConfig(**sizes, max_position_embeddings=16))
+    else:
+        config = transformers.CLIPTextConfig(**sizes, projection_dim=6, max_position_embeddings=16, eos_token_id=7)
+        model = transformers.CLIPTextModelWithProjection(config)
+    model.eval().save_pretrained(tmp_path)
+    found = embeddings(str(tmp_path), ("bear", "polar_bear"), 6)
+    with torch.no_grad():
+        said = [model(torch.tensor([[2, 3, 4, 2, *name]])) for name in ([7], [6, 7])]
+    for row, one in zip(found, said, strict=True):
+        expected = one.last_hidden_state[0].mean(0) if kind == "bert" else one.text_embeds[0]
+        torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-5)
