@@ -71,7 +71,8 @@ class Half:
             draws = torch.Generator().manual_seed(0)
             keys = {key: layer.width for layer in self.algorithm.layers(self.ctx).values() for key in layer.keys}
             block = {k: torch.linalg.qr(torch.randn(d, int(SHARE * d), generator=draws)).Q for k, d in keys.items()}
-            self.state = self.state.replace(blocks=(block,), spaces=(torch.eye(2048)[:, :50],))
+            head: Any = self.bench.objective.module.get_submodule("head")
+            self.state = self.state.replace(blocks=(block,), spaces=(torch.eye(head.in_features)[:, :50],))
         self.down = self.algorithm.broadcast(self.ctx, self.state)
         (self.batch, *_) = self.data.batches(BATCH, epochs=1)
         self.begun = 0.0
