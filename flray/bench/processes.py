@@ -37,6 +37,48 @@ def startup(home: Path, repeats: int) -> tuple[float, str]:
     return (min(times), "quickstart; runs: " + ", ".join(f"{t:.2f}" for t in times) + " s")
 
 
+_FIRST = """
+import sys
+from pathlib import Path
+from flray import bench
+from flray.api import play
+experiment = bench.W2.experiment(2)
+for row in play(experiment, Path(sys.argv[1]), overwrite=True):
+    print("ready", file=sys.stderr, flush=True)
+    break
+"""
+_BARE = """
+import sys, torch, ray
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+print("ready", file=sys.stderr, flush=True)
+"""
+
+
+def first_round(home: Path, repeats: int) -> tuple[float, str]:
+    """From the start of a process to the end of W2's first round, beside one that imports torch and starts a Ray.
+
+    They take turns; other load on the machine moves both, and their ratio less.
+    """
+    times: dict[str, list[float]] = {"flray": [], "bare": []}
+    for _ in range(repeats):
+        for name, code, arguments in (("flray", _FIRST, [str(home / "first")]), ("bare", _BARE, [])):
+            began = time.perf_counter()
+            process = python(code, *arguments)
+            assert process.stderr is not None
+            seen = []
+            for line in process.stderr:
+                seen.append(line)
+                if line == "ready\n":
+                    times[name].append(time.perf_counter() - began)
+                    break
+            process.stderr.read()
+            if process.wait() or not seen or seen[-1] != "ready\n":
+                raise FlrayError(f"bench startup: {name} failed: {seen[-1].strip() if seen else 'no output'}")
+    flray, bare = min(times["flray"]), min(times["bare"])
+    runs = ", ".join(f"{one:.2f} / {other:.2f}" for one, other in zip(*times.values(), strict=True))
+    return flray, f"{flray / bare:.2f} of importing torch and starting Ray ({bare:.2f} s); runs: {runs} s"
+
+
 def python(code: str, *arguments: str) -> subprocess.Popen[str]:
     """A process that imports this flray and starts a Ray of its own."""
     home = str(HOME)
