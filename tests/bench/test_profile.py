@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flray.bench import Workload
+from flray.bench.clients import measure
 from flray.bench.profile import PARTS, Clocks, profile, profiles
 from flray.core.errors import ConfigError
 from flray.engine.client import Client
@@ -37,3 +38,8 @@ def test_the_time_of_a_part_is_without_that_of_the_parts_inside_it():
 def test_what_cannot_be_profiled_is_one_line(names, rounds):
     with pytest.raises(ConfigError):
         profiles(names, rounds)
+
+
+def test_clients_are_measured_beside_the_bare_loop():
+    found = measure(TINY._replace(tested=0), 2)
+    assert list(found) == ["flray", "bare", "bare fused"] and all(0 < ms < 1e6 for ms in found.values())

@@ -1,0 +1,59 @@
+"""`python -m flray.bench.clients [ROUNDS]`: W2's clients beside the bare loop's, in one process and without Ray.
+
+They take turns; times are the thread's own on the CPU, so that other load on the machine moves them little.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from flray.bench import W2
+from flray.bench.bare import Bare, Way, Workload
+from flray.core.clock import Clock
+from flray.core.messages import to_numpy
+from flray.engine import cohort as cohorts
+from flray.engine.client import Client
+from flray.engine.workbench import Roll, Workbench
+
+
+def measure(workload: Workload, rounds: int) -> dict[str, float]:
+    """CPU milliseconds of a client by side: the best of `rounds` cohorts, of flray's and of the bare loop's."""
+    experiment = workload.experiment(rounds)
+    scenario, algorithm = workload.scenario(experiment), experiment.algorithm
+    client = Client(Workbench(experiment, Roll.of(scenario)))
+    ctx = client.bench.context(Clock())
+    state = algorithm.init_server(ctx, *client.bench.objective.initial())
+    down = to_numpy(algorithm.training.broadcast(ctx, state))
+    bare = {f"bare{' fused' * fused}": Bare(experiment, scenario, Way(1, 1, fused)) for fused in (False, True)}
+    weights = [parameter.detach().clone() for parameter in bare["bare"].parameters]
+    share, best = [1 / workload.cohort] * workload.cohort, dict.fromkeys(("flray", *bare), float("inf"))
+
+    def took(side: str, work: Callable[[], object]) -> None:
+        began = time.thread_time()
+        work()
+        best[side] = min(best[side], (time.thread_time() - began) / workload.cohort * 1e3)
+
+    for round in range(rounds):
+        clock = Clock(0, round, done=round)
+        _, drawn = cohorts.draw(experiment, clock, scenario.members(0))
+        (hop,), _ = cohorts.hops(scenario, algorithm, drawn, clock, algorithm.training)
+        took("flray", lambda hop=hop: client.work(hop.jobs[0], algorithm.training, down, None))  # type: ignore[misc]
+        at = round, drawn.tolist()
+        for side, loop in bare.items():
+            took(side, lambda loop=loop, at=at: loop.train(weights, *at, share))  # type: ignore[misc]
+    return best
+
+
+def main(rounds: int = 60) -> None:
+    from flray.bench.steps import one_thread
+
+    with one_thread():
+        best = measure(W2, rounds)
+    sides = ", ".join(f"{side} {ms:.3f}" for side, ms in best.items())
+    print(f"CPU ms a client: {sides}; flray / the better bare loop {best.pop('flray') / min(best.values()):.3f}")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
