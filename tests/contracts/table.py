@@ -114,7 +114,7 @@ FEDSAM_CHANGES = {
     "bn_passes": Change("first"),
 }
 
-GLFC_OPTIONS = {**FEDAVG_OPTIONS, "memory_size": 12, "proto_steps": 3, "inversion_steps": 3, "inversion_images": 2}
+GLFC_OPTIONS = {**FEDAVG_OPTIONS, "memory_size": 12, "proto_steps": 3, "inversion_steps": 2, "inversion_images": 2}
 GLFC_CHANGES = {
     **FEDAVG_CHANGES,
     "memory_size": Change(6),
@@ -123,7 +123,7 @@ GLFC_CHANGES = {
     "proto_lr": Change(50.0),
     "proto_steps": Change(0, {"proto_lr": 50.0}),
     "inversion_lr": Change(0.5),
-    "inversion_steps": Change(2),
+    "inversion_steps": Change(1),
     "inversion_images": Change(1),
     "reset_best": Change(False),
 }
