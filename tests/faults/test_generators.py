@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("name", "resources", "dies"), CASES, ids=[f"{name}-{r['executor']}-{dies}" for name, r, dies in CASES]
 )
-def test_a_killed_driver_costs_no_bit(name, resources, dies, tmp_path):
+def test_a_killed_driver_costs_no_bit(name, resources, dies, home, tmp_path):
     asked = config(
         name,
         **SCENARIOS["tasks"],
@@ -44,16 +43,15 @@ def test_a_killed_driver_costs_no_bit(name, resources, dies, tmp_path):
     whole = flray.run(asked, out=tmp_path / "whole", progress=False)
     out, file = tmp_path / "run", tmp_path / "config.yaml"
     file.write_text(asked.yaml())
-    with tempfile.TemporaryDirectory(prefix="ff.", dir="/tmp") as home:
-        environment = {**os.environ, "RAY_TMPDIR": home, "FLRAY_DIES": dies}
-        words = [sys.executable, "-m", "flray", "run", str(file), "--out", str(out)]
-        died = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert died.returncode == -signal.SIGKILL, died.stderr
-        assert flray.load(out).status != "finished"
-        environment.pop("FLRAY_DIES")
-        words = [sys.executable, "-m", "flray", "resume", str(out)]
-        again = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert again.returncode == 0, again.stderr
+    environment = {**os.environ, "RAY_TMPDIR": str(home), "FLRAY_DIES": dies}
+    words = [sys.executable, "-m", "flray", "run", str(file), "--out", str(out)]
+    died = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert flray.load(out).status != "finished"
+    environment.pop("FLRAY_DIES")
+    words = [sys.executable, "-m", "flray", "resume", str(out)]
+    again = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
     run = flray.load(out)
     assert run.status == "finished" == whole.status
     states, clients = zip(*(at_the_end(found.folder, asked) for found in (run, whole)), strict=True)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -70,17 +67,6 @@ def whole(tmp_path_factory):
     done = subprocess.run(words(out), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return flray.load(out)
-
-
-@pytest.fixture
-def home():
-    """RAY_TMPDIR by which the processes of one run are known; none of them is left."""
-    folder = Path(tempfile.mkdtemp(prefix="ff.", dir="/tmp"))
-    yield folder
-    for pid in heads.processes_of(folder):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("FLRAY_FAULTS", "1"))))
