@@ -35,8 +35,9 @@ class DriftTable(Drift, frozen=True):
     """A schedule of one's own.
 
     A row says which share of its samples of a class a client keeps from a round on, until a later row says something
-    else of the same (kept 1: all of them), or until the round `to_round`. Without a client it holds for all, without a
-    class for all classes. Of rows for the same round the last one holds.
+    else of the same (kept 1: all of them), or until the round `to_round`, in which all that it spoke of is there again,
+    whatever an earlier row says. Without a client it holds for all, without a class for all classes. Of rows for the
+    same round the last one holds.
     """
 
     rows: tuple[tuple[int | float | None, ...], ...] = Field(
