@@ -25,7 +25,7 @@ from flray.scenario import Partition, Scenario
 MOST = 1.3  # times its theory: beyond that an algorithm gets profiled
 BATCHES = 5  # steps of one measurement
 # options under which the first round already does what the later ones do
-STEADY = {"fedproj": {"round0": "kl_init"}}
+STEADY: dict[str, dict[str, Any]] = {"fedproj": {"round0": "kl_init"}, "lander": {"lte": "random"}}
 
 
 def compare_steps(names: Sequence[str], workload: Workload, repeats: int) -> list[dict[str, Any]]:

@@ -91,10 +91,17 @@ def test_step_row():
     assert set(row) == KEYS and row["value"] > 0
 
 
-@pytest.mark.parametrize("name", built_in(federated=True))
+UNLIKE = {
+    "fedpec",  # its students are networks of their own: no multiple of the model's step
+    "glfc",  # the old model, a third of a step, comes with the second task; a first round looks for prototypes
+    "lga",  # as GLFC
+}
+
+
+@pytest.mark.parametrize("name", sorted({*built_in(federated=True)} - UNLIKE))
 def test_the_declared_cost_of_a_step_is_what_torch_counts(name):
     """FLOPs of matrix products and convolutions in one step over FedAvg's. The first layer has no gradient for its
-    input and the head costs next to nothing, so thirds are off by a few per cent."""
+    input and the head costs next to nothing, so thirds are off by a few per cent; Fed+SCR's projection is on top."""
 
     def flops(which: str) -> float:
         train = local_training(which, CONVOLUTIONS)
@@ -102,7 +109,9 @@ def test_the_declared_cost_of_a_step_is_what_torch_counts(name):
             _, steps = train()
         return counter.get_total_flops() / steps
 
-    assert flops(name) / flops("fedavg") == pytest.approx(step_cost(name, CONVOLUTIONS), rel=0.06)
+    assert flops(name) / flops("fedavg") == pytest.approx(
+        step_cost(name, CONVOLUTIONS), rel=0.1 if name == "fedscr" else 0.06
+    )
 
 
 def test_population_shares_the_samples():
