@@ -101,7 +101,7 @@ UNLIKE = {
 @pytest.mark.parametrize("name", sorted({*built_in(federated=True)} - UNLIKE))
 def test_the_declared_cost_of_a_step_is_what_torch_counts(name):
     """FLOPs of matrix products and convolutions in one step over FedAvg's. The first layer has no gradient for its
-    input and the head costs next to nothing, so thirds are off by a few per cent; Fed+SCR and LANDER have a second one."""
+    input and the head costs next to nothing, so thirds are off by a few per cent; Fed+SCR and LANDER have two."""
 
     def flops(which: str) -> float:
         train = local_training(which, CONVOLUTIONS)
