@@ -25,6 +25,7 @@ from flray.core.exchange import Exchange
 from flray.core.fields import shared
 from flray.core.hp import hp
 from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState, Update
+from flray.core.network_parts import ModuleMode
 from flray.core.samples import ClientData, Proxy
 from flray.ops.detect import Detection, Detector, Episode, Rule, Signal, episode_after, mitigates
 from flray.ops.proxy_step import full_gradient, mixing_weight, train_on_proxy, two_step
@@ -140,11 +141,12 @@ class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg, frozen=True
     def trained(self, ctx: Context, w: Any, b: Any, proxy: Proxy) -> tuple[Any, Any]:
         """`(w_p, b_p)`: what the proxy data make of the model `(w, b)`."""
         seen = None if ctx.classes is None else ctx.classes.seen
-        how: dict[str, Any] = {"mode": "eval" if self.proxy_bn == "freeze" else "train", "classes": seen}
+        mode: ModuleMode = "eval" if self.proxy_bn == "freeze" else "train"
+        how: dict[str, Any] = {"mode": mode, "classes": seen}
         if self.one_step:
             _, g = full_gradient(ctx.objective, w, b, proxy, np.arange(proxy.size), **how)
             return w - self.proxy_lr * g, b
-        order = self.order(ctx, proxy.size, self.proxy_epochs, "proxy order")
+        order = self.order(ctx, proxy.size, self.proxy_epochs, "proxy order", mode)
         return train_on_proxy(ctx.objective, w, b, proxy, order, lr=self.proxy_lr, **how)
 
     # client -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 
 from flray.core.clock import Clock
 from flray.core.context import Context
+from flray.core.cut import edges
 from flray.core.errors import ConfigError, DataError
 from flray.core.hp import hp
 from flray.core.inputs import Inputs
 from flray.core.messages import Record
+from flray.core.network_parts import ModuleMode
 from flray.core.samples import Proxy, TensorProxy
 from flray.core.section import Section
 from flray.models.gan import ProxyDiscriminator, ProxyGenerator
@@ -114,7 +117,7 @@ class ProxySource(Section, frozen=True):
         w, b, _ = fit_gan(*nets, x, labels, C, ctx.rng("gan"), **how)
         if self.proxy_labels == "acgan":
             return none.replace(w=w[None], b=b[None])
-        order = self.order(ctx, proxy.size, self.labeller_epochs, "labeller")
+        order = self.order(ctx, proxy.size, self.labeller_epochs, "labeller", "train")
         judge = train_on_proxy(ctx.objective, *ctx.objective.initial(), proxy, order, lr=self.proxy_lr, mode="train")
         return Maker(w[None], b[None], *judge)
 
@@ -188,10 +191,13 @@ class ProxySource(Section, frozen=True):
             x, y = x[known], y[known]
         return TensorProxy(x, y)
 
-    def order(self, ctx: Context, size: int, epochs: int, purpose: str) -> list[np.ndarray]:
-        """The batches of so many epochs over `size` samples, as their numbers."""
+    def order(self, ctx: Context, size: int, epochs: int, purpose: str, mode: ModuleMode) -> list[np.ndarray]:
+        """The batches of so many epochs over `size` samples, as their numbers. In the mode `train` a last batch of one
+        sample, on which batch norm cannot train, joins the one before."""
+        joins = mode == "train" and size % self.proxy_batch_size == 1
+        cuts = edges(size, self.proxy_batch_size, "merge" if joins else "keep")
         each = (ctx.rng(purpose, epoch).permutation(size) for epoch in range(epochs))
-        return [index for numbers in each for index in blocks(numbers, self.proxy_batch_size)]
+        return [numbers[start:stop] for numbers in each for start, stop in pairwise(cuts)]
 
 
 def pixels(ctx: Context, x: Tensor) -> Tensor:

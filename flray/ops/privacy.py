@@ -23,8 +23,10 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 
 
 def clipped(delta: Tensor, norm: float) -> Tensor:
-    """An update `[P]`, scaled down to a norm of at most `norm` where it is longer."""
-    return delta * min(1.0, norm / max(float(delta.norm()), 1e-30))
+    """An update `[P]`, scaled down to a norm of at most `norm` where it is longer; NaN in all places where it has no
+    norm."""
+    length = float(delta.norm())
+    return delta * (1.0 if length <= norm else norm / length)
 
 
 def privatised(delta: Tensor, norm: float, sigma: float, draws: np.random.Generator, mask: Tensor) -> Tensor:
@@ -42,7 +44,9 @@ def aggregate_noise(norm: float, sigma: float, weights: Tensor) -> float:
 
 def amplified(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
     """(ln(1 + q (e^epsilon - 1)), q delta): of a round in which each client takes part with probability `rate`."""
-    return math.log1p(rate * math.expm1(epsilon)), rate * delta
+    if epsilon < 1:
+        return math.log1p(rate * math.expm1(epsilon)), rate * delta
+    return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon)), rate * delta  # e^epsilon may be too large
 
 
 def spent(sigma: float, rate: float, rounds: int, delta: float) -> float:

@@ -81,6 +81,20 @@ def test_piggyback_trains_beside_the_real_data_of_the_next_round(tmp_path):
     assert [row["memo/gamma"] for row in local.rows] == [0.0, 0.5, 0.0]
 
 
+@pytest.mark.parametrize("options", [{"proxy_labels": "teacher"}, {"proxy_bn": "update"}], ids=str)
+def test_proxy_data_that_end_in_one_sample_train_batch_norm(tmp_path, options):
+    """9 held-out and 9 made samples in batches of 8: the ninth joins the eighth, in train mode alone."""
+    features = {"data": {"source": "synthetic", "options": {"shape": 6, "num_classes": 3, "num_train": 60}}}
+    sizes = {"proxy_size": 9, "proxy_batch_size": 8, "batch_size": 100}
+    proxy = {"source": "holdout", "size": 9, "labelled": True}
+    network = {"model": {"name": "tests.contracts.networks:SampleNorm"}}
+    local = played(tmp_path, 1, {**options, **sizes}, proxy=proxy, **features, **network)
+    assert local.rows[0]["memo/proxy"] == 9
+    algorithm, ctx = local.experiment.algorithm, local.server.bench.context(Clock())
+    assert [len(part) for part in algorithm.order(ctx, 17, 2, "any", "train")] == [8, 9] * 2
+    assert [len(part) for part in algorithm.order(ctx, 17, 1, "any", "eval")] == [8, 8, 1]
+
+
 @pytest.mark.parametrize("options", [{"mode": "client"}, {"proxy_labels": "teacher"}], ids=str)
 def test_resumed_in_an_episode_it_goes_on_the_same(tmp_path, options):
     local, again = (Local(experiment("fedmemo", options), tmp_path) for _ in range(2))

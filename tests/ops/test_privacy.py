@@ -22,6 +22,9 @@ def test_the_mechanism_by_hand():
     assert privacy.clipped(torch.zeros(3), 1.0).tolist() == [0, 0, 0]
     epsilon, delta = privacy.amplified(1.0, 1e-5, 0.1)
     assert epsilon == pytest.approx(math.log(1 + 0.1 * (math.e - 1))) and delta == pytest.approx(1e-6)
+    assert privacy.amplified(1000.0, 1e-5, 0.5)[0] == pytest.approx(1000 - math.log(2)), "e^1000 is no float"
+    lost = privacy.clipped(torch.tensor([math.nan, 1e3]), 1.0)
+    assert lost.isnan().all(), "an update that cannot be measured is not sent unclipped"
     assert privacy.aggregate_noise(2.0, 3.0, torch.tensor([0.5, 0.25, 0.25])) == pytest.approx(36 * 0.375)
 
 
