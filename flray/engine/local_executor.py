@@ -15,12 +15,13 @@ from flray.core.clock import Clock
 from flray.core.exchange import Exchange
 from flray.core.messages import to_numpy
 from flray.core.shared import join
+from flray.core.torch_threads import threads
 from flray.engine.client import Assignment, Client
 from flray.engine.cohort import Hop
 from flray.engine.counts import Tally
 from flray.engine.rounds import Ran
 from flray.engine.server import Plan, Server
-from flray.engine.threads import cores, threads
+from flray.engine.threads import cores
 from flray.engine.workbench import Roll, Workbench
 from flray.experiment import Experiment
 from flray.scenario import Scenario

@@ -22,6 +22,7 @@ from flray.core.exchange import Exchange
 from flray.core.messages import to_torch
 from flray.core.probe import Looking, Probe, RoundView
 from flray.core.shared import join
+from flray.core.torch_threads import threads
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts
 from flray.engine.client import in_folder
@@ -29,7 +30,6 @@ from flray.engine.local_executor import Local
 from flray.engine.prepare import with_drift
 from flray.engine.rounds import transact
 from flray.engine.server import Server
-from flray.engine.threads import threads
 from flray.engine.workbench import Roll, Workbench
 from flray.rundir import checkpoint
 from flray.rundir.reader import load

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from flray.core.objective import Objective
+from flray.core.torch_threads import threads
 from flray.ops.lbfgs import BatchedLBFGS
 
 AT_ONCE = 128  # inputs that are searched for together: each has the encoder's gradients in memory
@@ -80,7 +81,8 @@ def decoded(
     """(inputs `[keep n, ...]`, labels `[keep n]`) of gradients `pool [n, P]` of the encoder, one input each.
 
     Each search begins at its own `start [n, ...]`, and so many of its last iterates are kept (:func:`reconstructed`).
-    The encoder's last layer is its `head`; it has no statistics of batches.
+    The encoder's last layer is its `head`; it has no statistics of batches. One thread computes, whatever torch is set
+    to: thousands of small steps follow each other, and threads would wait for one another longer than they compute.
     """
     target = [torch.stack([entry.view(gradient) for gradient in pool]) for entry in encoder.layout.entries]
     names = [entry.name for entry in encoder.layout.entries]
@@ -98,6 +100,7 @@ def decoded(
             return list(each(weights, x, y).values())
 
         wanted = [part[rows] for part in target]
-        found.append(reconstructed(gradients, wanted, start[rows], lr, iterations, keep))
+        with threads(1):
+            found.append(reconstructed(gradients, wanted, start[rows], lr, iterations, keep))
     images = torch.cat(found, dim=1)
     return images.flatten(0, 1), labels.repeat(len(images))

@@ -7,8 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from flray.core.objective import Objective
+from flray.core.torch_threads import threads
 from flray.models.base import count_parameters
 from flray.models.lenet import LeNet
+from flray.ops import gradient_inversion
 from flray.ops.gradient_inversion import decoded, encoder_gradient, label_of, perturbed, reconstructed
 from tests.ops.support import normal
 
@@ -97,3 +99,20 @@ def test_images_come_back_from_lenets_gradients():
             optimizer.step(closure)
         torch.testing.assert_close(found[4 + i], z[0].detach(), rtol=1e-2, atol=1e-2)
         assert (found[4 + i] - x[i]).norm() < (start[i] - x[i]).norm()
+
+
+def test_one_thread_searches_for_images(monkeypatch):
+    """With two, on a machine with other work, a round of GLFC took fifty times as long."""
+    computed, search = [], gradient_inversion.reconstructed
+
+    def watched(*args):
+        computed.append(torch.get_num_threads())
+        return search(*args)
+
+    monkeypatch.setattr(gradient_inversion, "reconstructed", watched)
+    encoder, x = Objective(LeNet((1, 8, 8), 2), trains=False), normal(1, 1, 8, 8)
+    gradient = encoder_gradient(encoder, x, torch.tensor([1]))
+    with threads(2):
+        decoded(encoder, gradient[None], x, 0.1, 1, 1)
+        assert torch.get_num_threads() == 2
+    assert computed == [1]
