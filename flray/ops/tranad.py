@@ -141,22 +141,54 @@ def anomaly_scores(model: TranAD, values: Tensor, official: bool = False) -> np.
 def pot_threshold(scores: Sequence[float] | np.ndarray, q: float = 1e-5, level: float = 0.99) -> float:
     """The score that a share `q` of normal scores exceeds, by peaks over threshold (Siffer et al., KDD 2017).
 
-    t = the quantile `level`; the excesses over it follow a generalised Pareto distribution (gamma, sigma), fitted by
-    maximum likelihood: z_q = t + sigma / gamma ((q n / N_t)^-gamma - 1), or t - sigma ln(q n / N_t) at gamma = 0.
-    Without two different excesses it is the largest score.
+    t = the quantile `level`; the N_t excesses over it follow a generalised Pareto distribution (:func:`pareto`): z_q =
+    t + sigma / gamma ((q n / N_t)^-gamma - 1), or t - sigma ln(q n / N_t) at gamma = 0. Without two different excesses
+    it is the largest score.
     """
-    from scipy.stats import genpareto
-
     values = np.sort(np.asarray(scores, dtype=np.float64))
     t = values[min(int(level * len(values)), len(values) - 1)]
     excess = values[values > t] - t
     if len(np.unique(excess)) < 2:
         return float(values[-1])
-    gamma, _, sigma = genpareto.fit(excess, floc=0)
+    gamma, sigma = pareto(excess)
     ratio = q * len(values) / len(excess)
     if abs(gamma) < 1e-8:
         return float(t - sigma * math.log(ratio))
     return float(t + sigma / gamma * (ratio**-gamma - 1))
+
+
+def pareto(excess: np.ndarray, places: int = 200) -> tuple[float, float]:
+    """(gamma, sigma) of the generalised Pareto distribution of the positive numbers `excess [n]`, not all alike: the
+    most likely one with gamma >= -1, for below that the likelihood has no bound (Grimshaw, Technometrics 1993).
+
+    With x = gamma max(y) / sigma the best gamma is mean ln(1 + x y / max(y)), and -ln(sigma) - gamma - 1 is left, a
+    function of x alone: its best place among `places` on either side of 0 is refined, and compared with that of the
+    border, the uniform distribution up to the largest excess.
+    """
+    from scipy.optimize import minimize_scalar
+
+    largest = float(excess.max())
+    y = excess / largest
+
+    def shape(x: float) -> float:
+        return float(np.log1p(x * y).mean())
+
+    def scale_of(x: float) -> float:
+        return shape(x) / x if abs(x) > 1e-9 else float(y.mean())
+
+    def cost(x: float) -> float:
+        gamma = shape(x)
+        return math.log(scale_of(x)) + gamma if gamma >= -1 else math.inf
+
+    highest = 2 * float((y.mean() - y.min()) / y.min() ** 2)  # no solution lies beyond it
+    grid = np.concatenate([np.expm1(np.linspace(-34, 0, places)), np.geomspace(1e-6, max(highest, 1e-5), places)])
+    best = int(np.argmin([cost(x) for x in grid]))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    found = minimize_scalar(
+        cost, bounds=(low, high), method="bounded", options={"xatol": 1e-10 * max(high - low, 1e-6)}
+    )
+    x = float(found.x) if found.fun < cost(grid[best]) else float(grid[best])
+    return (shape(x), scale_of(x) * largest) if cost(x) < -1 else (-1.0, largest)
 
 
 def judge(

@@ -84,6 +84,21 @@ def test_scale_and_peaks_over_threshold():
     assert tranad.pot_threshold([1.0, 1.0, 3.0], q=1e-4) == 3.0
 
 
+@pytest.mark.parametrize(("gamma", "n"), [(0.3, 500), (-0.3, 500), (1.5, 60), (0.0, 5), (0.0, 2)])
+def test_the_tail_is_the_likeliest_whose_likelihood_is_bounded(gamma, n):
+    """No other (gamma, sigma) with gamma >= -1 is likelier; few excesses have gamma = -1, where scipy's own fit runs
+    off to what is as likely as one likes."""
+    from scipy.stats import genpareto
+
+    y = genpareto.rvs(gamma, scale=1e-3, size=n, random_state=4)
+    found = tranad.pareto(y)
+    known = genpareto.logpdf(y, found[0], scale=found[1] * (1 + 1e-12)).sum()
+    assert found[0] >= -1 and (found[0] == -1) == (n < 10)
+    for g in (*np.linspace(-1, 2, 61), found[0] - 1e-3, found[0] + 1e-3):
+        for scale in found[1] * np.linspace(0.5, 2, 61):
+            assert g < -1 or genpareto.logpdf(y, g, scale=scale).sum() <= known + 1e-6
+
+
 def test_it_finds_a_deep_drop_and_no_rise_and_is_reproducible():
     values = np.exp(0.1 * np.random.default_rng(0).normal(size=130))
     values[110:120] /= 20
