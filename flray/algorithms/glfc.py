@@ -184,7 +184,9 @@ class GLFC(FedAvg, frozen=True):
     def batches(
         self, ctx: Context, down: GLFCDown, client: GLFCClient, carry: GLFCCarry, data: ClientData
     ) -> Iterable[Batch]:
-        kept = [numbers.cpu().numpy() for numbers in client.exemplars.values()]
+        # a client without samples of the last task had no reason to choose again, and still keeps more of each class
+        most = quota(self.memory_size, len(in_use(ctx).old))
+        kept = [numbers[:most].cpu().numpy() for numbers in client.exemplars.values()]
         mixed = data.with_samples(np.concatenate(kept)) if kept else data
         return mixed.batches(self.batch_size, epochs=self.local_epochs)
 

@@ -75,7 +75,9 @@ class MFCL(DataFree, frozen=True):
     )
     to_round: int | None = hp(None, ge=1, doc="the first round that has all classes again; none: never")
     available: tuple[int, ...] | None = hp(None, doc="classes that are left in those rounds; none: all")
-    refresh: int | None = hp(None, ge=1, doc="rounds after which the generator is trained anew; none: never")
+    refresh: int | None = hp(
+        None, ge=1, doc="rounds after which the old model is taken and the generator trained again; none: never"
+    )
 
     # server -----------------------------------------------------------------------------------
     def generator(self, shape: tuple[int, ...]) -> nn.Module:

@@ -169,6 +169,25 @@ def test_the_mean_entropy_tells_a_new_task():
         assert torch.equal(carry.old.w, 2 * w if signal else w)
 
 
+def test_a_client_that_missed_a_task_trains_with_no_more_exemplars_than_the_others():
+    """Kept after task 0: floor(8 / 2) of each class; in task 2, after four classes, a class has 8 / 4."""
+    _, ctx = of_task(2)
+    algorithm, seen = GLFC(memory_size=8), []
+    four = {"4": torch.tensor([3, 9, 1, 7]), "1": torch.tensor([2, 8, 6, 5])}
+    client = algorithm.init_client(ctx).replace(exemplars=four)
+
+    class Data:
+        def with_samples(self, numbers):
+            seen.extend(numbers.tolist())
+            return self
+
+        def batches(self, *_, **__):
+            return ()
+
+    algorithm.batches(ctx, None, client, None, Data())
+    assert seen == [3, 9, 2, 8]
+
+
 @pytest.mark.parametrize(("inputs", "kind"), [(Inputs((4,)), "feature vectors"), (Inputs((9,), text=True), "texts")])
 def test_what_is_no_image_is_one_line(inputs, kind):
     with pytest.raises(ConfigError, match=f"glfc makes images of gradients, the data are {kind}"):
