@@ -7,8 +7,8 @@ w_p: training on proxy data from w' (one epoch, or one gradient step);  w'' = (1
 gamma = N_p / (sum N_i + N_p).
 
 mode server: proxy data of a conditional GAN that the server trained on a small held-out set. mode client: the server
-trains a generator without data on the model at the alarm and sends it, once an episode; the cohort trains on what it
-makes in a second exchange of the round (`two_phase`), or beside its real data in the next round (`piggyback`).
+trains a generator without data on the model at the alarm and sends it, once an episode of alarms; the cohort trains on
+what it makes in a second exchange of the round (`two_phase`), or beside its real data in the next round (`piggyback`).
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg, frozen=True
         )
         metrics = {f"memo/{name}": value for name, value in reading.row.items() if value == value}
         metrics |= {"memo/alarm": alarm, "memo/active": active, **self.account(ctx)}
-        if self.mode == "client" and active and not state.active:
+        again = self.trigger != "scheduled" and episode.began > state.episode.began  # within min_on, or latched
+        if self.mode == "client" and active and (again or not state.active):
             after = after.replace(maker=self.fitted_without_data(ctx, after.w, after.b))
         if isinstance(updates, MemoUpdate):
             return self.mixed(after, updates.w_proxy, updates.b_proxy, after.examples, metrics)

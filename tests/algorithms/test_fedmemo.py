@@ -123,6 +123,28 @@ def test_the_alarm_is_the_detectors_on_the_reported_signal(tmp_path):
     assert any(row["proxy_examples"] for row in rows if "proxy_examples" in row)
 
 
+@pytest.mark.parametrize("trigger", ["while_alarm", "latched", "scheduled"])
+def test_a_new_episode_has_a_generator_of_its_own(tmp_path, trigger):
+    """Also where step 2 went on from the episode before, by min_on or to the end; within an episode it stays. The
+    reference of 1e9 makes every round an alarm."""
+    options = {"mode": "client", "trigger": trigger, "rho_off": 0.5, "warmup": 0, "m": 1}
+    local = played(tmp_path, 1, options)
+    high = torch.full((5,), 1e9, dtype=torch.float64)
+    state = local.server.state
+    ended = state.detection.replace(reference=high, on=False), state.episode.replace(began=0, lasts=False)
+    local.server.state = state.replace(detection=ended[0], episode=ended[1], active=True, maker=trained(local, state))
+    makers = [bits(local.state.maker)]
+    for _ in range(2):
+        local.play(1)
+        assert local.rows[-1]["memo/alarm"] and local.rows[-1]["memo/active"]
+        makers.append(bits(local.state.maker))
+    assert (makers[0] != makers[1]) == (trigger != "scheduled") and makers[1] == makers[2]
+
+
+def trained(local, state):
+    return local.experiment.algorithm.fitted_without_data(local.server.bench.context(Clock()), state.w, state.b)
+
+
 @pytest.mark.filterwarnings("ignore:Optimal order")  # next to no noise
 def test_private_updates_are_accounted_for(tmp_path):
     pytest.importorskip("opacus")
