@@ -84,3 +84,20 @@ def test_it_has_the_papers_setting(path):
         public = {"mnli": "snli", "sst2": "sentiment140", "marc": "yelp_review_full"}[data]
         assert (config.proxy.source, config.proxy.size, config.proxy.same_labels) == (public, 30_000, True)
         assert config.model.options["pretrained"] == config.data.tokenizer == "prajjwal1/bert-tiny"
+
+
+def baseline(name, file="imagenet_r", **options):
+    return load_config(HOME / "fedprotip" / f"{file}.yaml", {"algorithm.name": name, **options})[0].algorithm
+
+
+def test_fedprotips_baselines_have_their_own_values():
+    """Batches and rates of its code on ImageNet-R; PEC's rate, which is not the protocol's; its version of LGA."""
+    for name in ("target", "lander"):
+        assert {(a := baseline(name)).syn_batch, a.kd_batch} == {64}
+        assert {(a := baseline(name, "cifar100_10tasks")).syn_batch, a.kd_batch} == {256}
+    pec = baseline("fedpec", "cifar100_10tasks")
+    assert (pec.lr, pec.weight_decay, pec.optimizer) == (1e-3, 0.0, "adam")
+    lga = baseline("lga", preset="official")
+    assert (lga.memory_size, lga.inversion_steps, lga.inversion_lr, lga.proto_lr) == (1000, 100, 0.5, 0.1)
+    assert (lga.radius, lga.proxy_init, lga.activation, lga.weighted_distillation) == (0.0, 0, "softmax", False)
+    assert baseline("glfc").reset_best and not baseline("glfc", preset="official").reset_best
