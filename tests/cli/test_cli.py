@@ -151,7 +151,7 @@ def test_options_are_checked_before_anything_is_read(words, message):
     ("overrides", "found"),
     [
         ([], "holdout: 300 samples, held out for every algorithm, not read by fedavg"),
-        (["algorithm=feddf"], "holdout: 300 samples, unlabelled, read by feddf"),
+        (["algorithm=feddf"], "holdout: 300 samples, labelled, read by feddf"),
         (["proxy=null"], "none"),
         (["proxy.source=iris", "proxy.size=50"], "iris: not read by fedavg"),
     ],

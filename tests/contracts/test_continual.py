@@ -40,7 +40,10 @@ MIDDLE = {"tasks": ("task 0, round 1", "task 1, round 1"), "drift": ("task 0, ro
 CASES = [(name, scenario) for scenario in SCENARIOS for name in TABLE]
 # whose state and exchanges are those of another row, with one formula in another place: their turn in what costs most
 # comes with the slow tests
-ALIKE = ("fedavgm", "fedyogi", "fedadagrad", "fedprox", "fedasam", "fedntd", "moon", "fedsam", "feddyn")
+ALIKE = (
+    "fedavgm", "fedyogi", "fedadagrad", "fedprox", "fedasam", "fedntd", "moon", "fedsam", "feddyn", "fedet",
+    "lga", "lander",
+)  # fmt: skip
 
 
 def slower(names):

@@ -19,7 +19,7 @@ from flray.loader import load_config
 from flray.rundir import checkpoint
 from tests.contracts import own
 from tests.contracts.inprocess import Local, bits
-from tests.contracts.table import TABLE, experiment
+from tests.contracts.table import FEDAVG_CHANGES, TABLE, experiment
 from tests.flat import flatten
 
 NAMES = list(TABLE)
@@ -101,7 +101,12 @@ def test_no_method_changes_what_it_was_given(name, tmp_path):
 
 
 # 5: every hyper-parameter matters -------------------------------------------------------------
-PARAMETERS = [(name, p.name) for name in NAMES for p in hyperparameters(ALGORITHMS.get(name))]
+LONG = {"fedmemo", "fedprotip", "fot", "glfc", "lander", "lga", "mfcl", "target"}  # whose outcome takes two tasks
+PARAMETERS = [
+    pytest.param(name, p.name, marks=pytest.mark.slow if name in LONG and p.name in FEDAVG_CHANGES else ())
+    for name in NAMES
+    for p in hyperparameters(ALGORITHMS.get(name))
+]
 
 
 @pytest.mark.parametrize(("name", "parameter"), PARAMETERS)
