@@ -263,6 +263,7 @@ def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it
     assert "client 0, round 2" in CliRunner().invoke(app, replay).stdout, "of a finished run the last round"
 
 
+@pytest.mark.slow
 def test_a_grid_says_how_many_cells_and_at_its_end_where_they_are(ray_cluster, tmp_path):
     words = ["run", QUICK, *FAST, "algorithm=fedavg,fedprox", "seed=0,1", "--out", str(tmp_path / "g")]
     done = CliRunner().invoke(app, words)

@@ -95,6 +95,7 @@ def test_a_folder_of_another_experiment_is_left_alone(grid: Grid) -> None:
     assert stamps(grid.root) == before
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_leaves_the_others_alone(
     grid: Grid, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

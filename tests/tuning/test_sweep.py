@@ -153,6 +153,7 @@ def test_a_budget_ends_a_sweep_and_a_resume_raises_it(whole, tmp_path):
     assert found(tmp_path / "s") == found(whole)
 
 
+@pytest.mark.slow
 def test_a_rung_of_several_seeds_judges_by_their_mean(ray_cluster, tmp_path):
     sweep = tiny(trials=2, scheduler={"name": "asha", "grace": 2, "reduction": 3, "seeds": [2, 3]}, final={"top": 0})
     run_sweep(sweep, tmp_path / "s", progress=False)

@@ -118,6 +118,7 @@ def test_stop_and_resume_by_one_worker_is_uninterrupted(two_workers, tmp_path):
     assert run.status == "finished" and contents(run.folder) == contents(two_workers)
 
 
+@pytest.mark.slow
 def test_tasks_follow_one_another_and_clients_fine_tune_at_the_end_of_each(tmp_path, ray_cluster):
     """Two tasks of two rounds; 96 private samples, 32 a class: 64 in task 0 are 16 steps a round, 32 in task 1 are 8.
 
