@@ -73,6 +73,7 @@ class Compiled:
         Raises `RayTaskError` with an actor's own error, `ResourceError` when a process of Ray has died; after anything
         else the graph is broken.
         """
+        alive.check()  # actors and channels outlive a raylet by some seconds: no execution would fail
         ref = self._graph.execute(order, *jobs)
         while True:
             try:
