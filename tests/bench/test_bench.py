@@ -24,7 +24,7 @@ CONVOLUTIONS = Workload(1, 100, (16, 16, 3), 1, 20, {"name": "fedavg_cnn"})
 KEYS = {"name", "value", "unit", "must", "aim", "met", "detail"}
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("channels_last", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_bare_loop_and_flray_end_with_the_same_weights(ray_cluster, tmp_path: Path, channels_last: bool):
     """Two rounds of 3 clients x 2 epochs x ceil(10 / 4) = 3 batches: 18 steps a round; same order, so the same weights
     up to rounding."""

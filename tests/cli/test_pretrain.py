@@ -46,6 +46,7 @@ def test_what_it_cannot_do_is_one_line(override, says):
         pretraining(QUICK, [override])
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_weights_in_every_actor_and_notices_when_they_change(ray_cluster, tmp_path):
     words = ["rounds=2", "algorithm.shards=1", "algorithm.local_epochs=2", "--out", str(tmp_path / "pre")]
     result = CliRunner().invoke(app, ["pretrain", str(QUICK), *words])

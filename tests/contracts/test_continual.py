@@ -46,9 +46,16 @@ ALIKE = (
 )  # fmt: skip
 
 
-def slower(names):
-    """The cases of rows that are like another one are slow tests."""
-    return [pytest.param(*name, marks=pytest.mark.slow) if name[0] in ALIKE else name for name in names]
+# a row of every kind: whose hardships are tried by default
+KINDS = (
+    "fedavg", "scaffold", "fedproj", "fedsol", "fedprotip", "fot", "target", "mfcl", "glfc", "fedpec", "fedscr",
+    "fedmemo",
+)  # fmt: skip
+
+
+def slower(names, default=frozenset(TABLE) - {*ALIKE}):
+    """The cases of rows that are not tried by default are slow tests."""
+    return [name if name[0] in default else pytest.param(*name, marks=pytest.mark.slow) for name in names]
 
 
 @dataclass
@@ -224,7 +231,10 @@ HARDSHIPS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "hardship"), slower((name, hardship) for hardship in HARDSHIPS for name in TABLE))
+HARD = [(name, hardship) for hardship in HARDSHIPS for name in TABLE]
+
+
+@pytest.mark.parametrize(("name", "hardship"), slower(HARD, KINDS))
 def test_tasks_of_one_class_or_of_known_ones_and_clients_without_a_sample_end_no_run(name, hardship, tmp_path):
     """A loss over one class is 0 and has no gradient, there is no distance to another class, and what was to be
     gathered of a task that nobody holds is not there: all of that is passed over, and the model stays finite. What

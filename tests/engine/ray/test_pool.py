@@ -64,6 +64,7 @@ def test_an_actor_that_finds_no_place_is_left_out_and_not_waited_for(whole, tmp_
     pool.kill()
 
 
+@pytest.mark.slow
 def test_without_any_client_actor_the_run_ends_with_one_line_and_resumes(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(pools, "PATIENCE_S", 1.0)
     with pytest.raises(ResourceError, match=r"no client actor for 1 s: .*`ray status`.*flray resume"):
