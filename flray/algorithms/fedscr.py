@@ -28,8 +28,9 @@ from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Published, Record, ServerState, Update
 from flray.core.point import Model
 from flray.core.samples import ClientData, FineTuning
+from flray.models.base import projected
 from flray.ops.contrast import supervised_contrast
-from flray.ops.exemplars import class_means, nearest_mean, reservoir
+from flray.ops.exemplars import class_means, nearest_mean, represented, reservoir
 from flray.ops.views import random_views
 
 PROJECTION = "contrast_projection"  # the name of the layers in the network
@@ -85,9 +86,7 @@ class FedSCR(FedAvg, frozen=True):
         head = getattr(model, "head", None)
         if not isinstance(head, nn.Linear):
             raise ConfigError(f"fedscr reads features, and {type(model).__name__} has no linear head behind them")
-        width = head.in_features
-        layers = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, self.projection))
-        model.add_module(PROJECTION, layers)
+        model.add_module(PROJECTION, projected(head.in_features, self.projection)[0])
         head.requires_grad_(False)  # nobody reads it
         return model
 
@@ -179,9 +178,7 @@ class FedSCR(FedAvg, frozen=True):
 
     def means(self, ctx: Context, model: Model, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         """Class means `[C, F]` of a model, and 1 for the classes that have one, `[C]`."""
-        with torch.no_grad():
-            z, y = (torch.cat(parts) for parts in zip(*((model.features(x.x), x.y) for x in batches), strict=True))
-            return class_means(z, y, len(ctx.inputs.classes))
+        return class_means(*represented(model, batches), len(ctx.inputs.classes))
 
     # personalised evaluation ------------------------------------------------------------------
     def finetune(self, ctx: Context, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:

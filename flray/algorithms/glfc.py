@@ -31,11 +31,10 @@ from flray.core.exchange import Exchange
 from flray.core.hp import hp
 from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, ServerState, Update
-from flray.core.point import Model
 from flray.core.samples import ClientData
 from flray.models.lenet import LeNet
 from flray.ops.compensation import distillation_target, glfc_weights, mean_entropy, weighted_bce
-from flray.ops.exemplars import herding, nearest_to_mean, quota
+from flray.ops.exemplars import herding, nearest_to_mean, quota, represented
 from flray.ops.gradient_inversion import decoded, encoder_gradient, perturbed
 
 Old = tuple[Tensor, Tensor] | None  # an old model's logits [B, C_old], and its classes' places among those seen [C_old]
@@ -222,7 +221,7 @@ class GLFC(FedAvg, frozen=True):
     def prototype_gradients(self, ctx: Context, carry: GLFCCarry, data: ClientData) -> Tensor:
         """The encoder's gradient `[classes held, P of the encoder]` at a perturbed prototype of each class."""
         model, seen, sent = ctx.objective.at(carry.w, carry.b), in_use(ctx).seen, []
-        z, y = features(model, data)
+        z, y = represented(model, data.plain)
         for c in torch.unique(y):
             mine, label = (y == c).cpu().numpy(), c[None]
             (batch,) = data.only(data.numbers[mine][[nearest_to_mean(z[y == c])]]).plain
@@ -239,7 +238,7 @@ class GLFC(FedAvg, frozen=True):
         """The client with exemplars of the classes that it holds, and of the older ones what fits beside them."""
         most = quota(self.memory_size, len(in_use(ctx).seen))
         chosen = {c: numbers[:most] for c, numbers in client.exemplars.items()}
-        z, y = features(ctx.objective.at(down.w, down.b), data)
+        z, y = represented(ctx.objective.at(down.w, down.b), data.plain)
         numbers = torch.from_numpy(data.numbers.astype(np.int64)).to(z.device)
         for c in torch.unique(y):
             chosen[str(int(c))] = numbers[y == c][herding(z[y == c], most)]
@@ -264,10 +263,3 @@ def accuracy(ctx: Context, logits: Tensor, y: Tensor) -> float:
     """Share of the labels `y [n]` that have the largest of the logits `[n, C]` among the classes seen."""
     seen = in_use(ctx).seen
     return float((seen.index[seen.narrow(logits).argmax(dim=1)] == y).float().mean())
-
-
-def features(model: Model, data: ClientData) -> tuple[Tensor, Tensor]:
-    """Features `[n, F]` of a client's samples, in their order, and labels `[n]`."""
-    with torch.no_grad():
-        z, y = zip(*((model.features(batch.x), batch.y) for batch in data.plain), strict=True)
-    return torch.cat(z), torch.cat(y)

@@ -22,6 +22,7 @@ from flray.core.hp import hp
 from flray.core.messages import Broadcast
 from flray.core.point import Model
 from flray.core.samples import FineTuning
+from flray.ops.exemplars import represented
 
 
 class KNNPer(FedAvg, frozen=True):
@@ -54,10 +55,7 @@ class KNNPer(FedAvg, frozen=True):
         """(features `[n, F]`, labels `[n]`) of at most `capacity` training samples of the client."""
         epoch = int(self.epoch_batches(np.array(ctx.num_examples)))
         source = itertools.islice(batches, epoch) if self.store_augment and len(batches) else batches.plain
-        with torch.no_grad():
-            keys, labels = (
-                torch.cat(parts) for parts in zip(*((model.features(b.x), b.y) for b in source), strict=True)
-            )
+        keys, labels = represented(model, source)
         if len(keys) > self.capacity:
             kept = torch.from_numpy(ctx.rng("store").choice(len(keys), self.capacity, replace=False)).to(keys.device)
             keys, labels = keys[kept], labels[kept]

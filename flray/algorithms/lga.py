@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flray.algorithms.glfc import GLFC, GLFCClient, GLFCState, Kept, Old, accuracy, features, in_use
+from flray.algorithms.glfc import GLFC, GLFCClient, GLFCState, Kept, Old, accuracy, in_use
 from flray.core import fields
 from flray.core.context import Context
 from flray.core.hp import hp
@@ -25,6 +25,7 @@ from flray.core.messages import Broadcast, Cohort, Metrics
 from flray.core.samples import ClientData
 from flray.ops.augmented_features import Deviation, augmented, feature_radius, scatter_sums
 from flray.ops.compensation import Activation, Groups, distillation_target, lga_weights, weighted_bce
+from flray.ops.exemplars import represented
 
 
 class LGAState(GLFCState):
@@ -90,6 +91,6 @@ class LGA(GLFC, frozen=True):
         kept, client, metrics = super().keep(ctx, down, client, data)
         if ctx.clock.task > 0 or self.radius is not None:
             return Scattered.of(kept, counts=None, sums=None, squares=None), client, metrics
-        z, y = features(ctx.objective.at(down.w, down.b), data)
+        z, y = represented(ctx.objective.at(down.w, down.b), data.plain)
         counts, sums, squares = scatter_sums(z, y, len(ctx.inputs.classes))
         return Scattered.of(kept, counts=counts, sums=sums, squares=squares), client, metrics

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flray.core.messages import Batch
+from flray.core.point import Model
+
 
 def quota(memory_size: int, learned: int) -> int:
     """Exemplars of a class, m = floor(M / learned): `memory_size` M of a client over the classes `learned` so far."""
     return memory_size // max(learned, 1)
+
+
+def represented(model: Model, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+    """Features `[n, F]` that a model gives the samples of some batches, at least one, in their order, without a
+    gradient; and their labels `[n]`."""
+    with torch.no_grad():
+        z, y = zip(*((model.features(batch.x), batch.y) for batch in batches), strict=True)
+    return torch.cat(z), torch.cat(y)
 
 
 def herding(features: Tensor, count: int) -> Tensor:
