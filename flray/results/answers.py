@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flray.results import pictures
-from flray.results.intervals import is_share
+from flray.results.intervals import is_share, smaller_is_better
 from flray.results.paired import difference, holm, missing
 from flray.results.rendering import shown_value
 from flray.results.tables import keys_of, over_seeds
@@ -26,30 +26,40 @@ COSTS = {  # columns of `rounds/`, summed over a run
 }
 
 
+def ranked(frame: pandas.DataFrame, metric: str) -> list[tuple[str, pandas.Series]]:
+    """(what a setting is called, `metric` of its finished runs by seed), the best mean first."""
+    label, sign = labels(frame), 1 if smaller_is_better(metric) else -1
+    groups = [(label(setting), values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
+    return sorted(groups, key=lambda group: sign * float(group[1].mean()))
+
+
 def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     """Which setting is best, by how much, and how sure that is."""
-    label = labels(frame)
-    groups = [(label(setting), values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
+    import numpy as np
+
+    groups = ranked(frame, metric)
     if not groups:
         return [f"No run has finished with a {metric} yet."]
-    groups.sort(key=lambda group: -float(group[1].mean()))
     (first, best), rest = groups[0], groups[1:]
     seeds = f"mean of {len(best)} seeds" if len(best) > 1 else "one seed"
-    said = [f"{first} is best: {metric} {_value(metric, best.mean())} ({seeds})."]
     if not rest:
-        return said if len(best) > 1 else [f"{first}: {metric} {_value(metric, best.mean())} (one seed)."]
+        return [f"{first}: {metric} {_value(metric, best.mean())} ({seeds})."]
+    said = [f"{first} is best: {metric} {_value(metric, best.mean())} ({seeds})."]
+    side = "below" if smaller_is_better(metric) else "above"
     differences = [_paired(best, values, metric) for _, values in rest]
-    corrected = holm(_array([found["p_t"] for found in differences]))
+    corrected = holm(np.array([found["p_t"] for found in differences]))
     for (name, values), found, p in zip(rest[:3], differences, corrected, strict=False):
         pairs = len(best.index.intersection(values.index))
         if math.isnan(found["diff_low"]):
-            gap = _gap(metric, best.mean() - values.mean())
-            said.append(f"{gap} above {name}, with too few shared seeds ({pairs}) to say whether that is chance.")
+            gap = _gap(metric, abs(best.mean() - values.mean()))
+            said.append(f"{gap} {side} {name}, with too few shared seeds ({pairs}) to say whether that is chance.")
+        elif math.isnan(p):  # nothing varies, so there is no test
+            said.append(f"{_gap(metric, found['diff'])} {side} {name} on each of {pairs} shared seeds.")
         else:
             span = f"{_gap(metric, found['diff_low'], '')} to {_gap(metric, found['diff_high'], '')}"
             sure = "told apart" if p < 0.05 else "not told apart"
             said.append(
-                f"{_gap(metric, found['diff'])} above {name} on {pairs} shared seeds (95 % interval {span}, "
+                f"{_gap(metric, found['diff'])} {side} {name} on {pairs} shared seeds (95 % interval {span}, "
                 f"Holm-corrected p {p:.2g}): {sure}."
             )
     return said
@@ -57,25 +67,22 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
 
 def at_what_cost(costs: pandas.DataFrame, frame: pandas.DataFrame, metric: str) -> list[str]:
     """Whether the settings cost the same, and else how much more the best one took than the second best."""
-    label = labels(frame)
-    groups = [(label(setting), values) for setting, values, *_ in over_seeds(frame, metric) if len(values)]
-    ranked = [name for name, _ in sorted(groups, key=lambda group: -float(group[1].mean()))]
-    rows = costs.set_index("setting")
-    ranked = [name for name in ranked if name in rows.index]
-    if len(ranked) < 2:
+    took: dict[str, dict[str, float]] = costs.set_index("setting").to_dict("index")  # type: ignore[assignment]
+    names = [name for name, _ in ranked(frame, metric)]
+    if len(names) < 2:
         return []
     unequal = []
     for column, words in COSTS.items():
-        if column not in rows or column.startswith("time/"):
+        ours, theirs = (took[name].get(column, 0.0) for name in names[:2])
+        if column.startswith("time/") or not (ours or theirs):
             continue
-        ours, theirs = (rows[column].to_dict()[name] for name in ranked[:2])
         if not (ours and theirs):
-            unequal += [f"{ours:,.0f} {words} against {theirs:,.0f}"] if ours or theirs else []
+            unequal.append(f"{ours:,.0f} {words} against {theirs:,.0f}")
         elif not 1 / pictures.EQUAL < ours / theirs < pictures.EQUAL:
             unequal.append(f"{ours / theirs:.2g} times the {words}")
     if not unequal:
-        return [f"{ranked[0]} and {ranked[1]} cost the same steps and bytes (within {pictures.EQUAL - 1:.0%})."]
-    return [f"A comparison at unequal cost: beside {ranked[1]}, {ranked[0]} took {', '.join(unequal)}."]
+        return [f"{names[0]} and {names[1]} cost the same steps and bytes (within {pictures.EQUAL - 1:.0%})."]
+    return [f"A comparison at unequal cost: beside {names[1]}, {names[0]} took {', '.join(unequal)}."]
 
 
 def what_was_forgotten(modes: pandas.DataFrame, frame: pandas.DataFrame) -> list[str]:
@@ -97,20 +104,17 @@ def what_was_forgotten(modes: pandas.DataFrame, frame: pandas.DataFrame) -> list
     return said
 
 
-def costs_of(runs: Sequence[Run], names: Sequence[str]) -> pandas.DataFrame:
-    """What a run took in all, one row a setting (the runs' `names`), mean over seeds: `COSTS`.
+def spent(run: Run) -> dict[str, float]:
+    """What a run took in all, `COSTS`: sums over its rounds and the ends of its tasks."""
+    tables = run.rounds, run.tasks
+    return {name: sum(float(table[name].sum()) for table in tables if name in table) for name in COSTS}
 
-    They are sums over the rounds and the tasks' ends.
-    """
+
+def costs_of(runs: Sequence[Run], names: Sequence[str]) -> pandas.DataFrame:
+    """What runs took, one row a setting (the runs' `names`), mean over seeds: those of `COSTS` that any of them has."""
     import pandas
 
-    rows = []
-    for run, name in zip(runs, names, strict=True):
-        sums: dict[str, float] = dict.fromkeys(COSTS, 0.0)
-        for found in (run.rounds, run.tasks):
-            for column in COSTS:
-                sums[column] += float(found[column].sum()) if column in found else 0.0
-        rows.append({"setting": name, **sums})
+    rows = [{"setting": name, **spent(run)} for run, name in zip(runs, names, strict=True)]
     table = pandas.DataFrame(rows).groupby("setting", sort=False).mean().reset_index()
     return table[["setting", *(column for column in COSTS if table[column].any())]]
 
@@ -134,15 +138,11 @@ def labels(frame: pandas.DataFrame) -> Callable[[Mapping[Any, Any]], str]:
     return label
 
 
-def _paired(ours: pandas.Series, theirs: pandas.Series, metric: str) -> dict[str, float]:
-    seeds = ours.index.intersection(theirs.index)
-    return difference(ours.loc[seeds].to_numpy(float) - theirs.loc[seeds].to_numpy(float), is_share(metric))
-
-
-def _array(values: Sequence[float]) -> Any:
-    import numpy as np
-
-    return np.array(values, dtype=float)
+def _paired(best: pandas.Series, other: pandas.Series, metric: str) -> dict[str, float]:
+    """Paired differences, above 0 where the best one is better."""
+    seeds = best.index.intersection(other.index)
+    better = best.loc[seeds].to_numpy(float) - other.loc[seeds].to_numpy(float)
+    return difference(-better if smaller_is_better(metric) else better, is_share(metric))
 
 
 def _value(metric: str, value: float) -> str:

@@ -40,7 +40,6 @@ def accuracy_through_drift(folders: Iterable[str | Path | Run], mode: str | None
     variance of the weight update, the detector's reference and its threshold. `mode` is an inference mode, by default
     the first. Raises `ConfigError` where no run has a drift, or one has no tests of such a mode.
     """
-
     runs = open_runs(folders)
     found = by_setting(runs)
     counts = {label: [_counts(run, mode) for run in seeds.values()] for label, seeds in found.items()}

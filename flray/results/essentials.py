@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,14 +12,12 @@ from flray.core.errors import CheckpointError
 from flray.metrics.classification import worst_class
 from flray.metrics.fairness import spread
 from flray.results.alarms import alarms
+from flray.results.answers import COSTS, spent
 from flray.results.continual import tested_set
 from flray.results.rendering import shown_value
 from flray.results.tables import settings
 from flray.rundir.by_task import class_counts
 from flray.rundir.reader import Run
-
-if TYPE_CHECKING:
-    import pandas
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # places of a sparkline
@@ -112,19 +110,9 @@ def _number(name: str, value: float) -> str:
 
 
 def _costs(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
-    parts = []
-    for words, columns in {
-        "up": ["comm/up_bytes"], "down": ["comm/down_bytes"], "local steps": ["client_steps"],
-        "proxy samples": ["proxy_examples"],
-    }.items():  # fmt: skip
-        total = sum(_sum(table, columns[0]) for table in (run.rounds, run.tasks))
-        if total:
-            parts.append(f"{shown_value(columns[0], total)} {words}")
+    took = [(name, total) for name, total in spent(run).items() if total and not name.startswith("time/")]
+    parts = [f"{shown_value(name, total)} {COSTS[name].removeprefix('bytes ')}" for name, total in took]
     return {"cost": ", ".join(parts)} if parts else {}
-
-
-def _sum(table: pandas.DataFrame, column: str) -> float:
-    return float(table[column].sum()) if column in table else 0.0
 
 
 def _classes(run: Run, config: Mapping[str, Any]) -> dict[str, str]:

@@ -48,7 +48,6 @@ def ablation(
     other values stand side by side; a setting that has no such key is a dashed level. Returns the path; raises
     `ConfigError` when the runs differ in nothing, or have no such metric.
     """
-
     key, cells, lost = ablation_cells(frame, axis, metric)
     numbers, scale = is_number(frame, key), 100 if is_share(metric) else 1
     places = list(dict.fromkeys(value for line in cells.values() for value in line if value is not None))

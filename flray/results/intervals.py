@@ -7,6 +7,10 @@ from collections.abc import Iterable
 
 from flray.metrics.names import OF_TASKS
 
+_UNWANTED = (
+    "FT", "FT_std", "drift/worst_drop", "drift/recovered_after", "detect/delay", "detect/false_alarms", "comm/bytes",
+    "time/s",
+)  # fmt: skip
 _DIFFERENCES = ("FT", "FT_std", "BWT", "FWT", "drift/worst_drop")  # of shares: in [-1, 1]
 
 
@@ -14,6 +18,12 @@ def is_share(metric: str) -> bool:
     """Whether a metric is shown in per cent: an accuracy, a mean or percentile of some, or a difference of two."""
     name = metric.partition("@")[0]
     return "/acc" in name or name in OF_TASKS or name in _DIFFERENCES
+
+
+def smaller_is_better(metric: str) -> bool:
+    """Whether a metric counts what one would rather not have: loss, forgetting, cost, a delay, false alarms."""
+    name = metric.partition("@")[0]
+    return name.endswith("/loss") or name in _UNWANTED
 
 
 def lowest(metric: str) -> float:

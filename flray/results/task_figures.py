@@ -31,7 +31,6 @@ def accuracy_by_task(folders: Iterable[str | Path | Run], mode: str | None = Non
     settings in the first mode of each. Tasks that have not ended in all seeds are left out. Raises `ConfigError` where
     a run has no tests of single tasks, or no such mode.
     """
-
     found = task_matrices(open_runs(folders), mode)
     columns = 1 if len(found) == 1 else 2 if len(found) <= 4 else 3
     rows = math.ceil(len(found) / columns)

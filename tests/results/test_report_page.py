@@ -54,6 +54,12 @@ def test_the_answers_are_those_of_the_numbers(folders: list[Path]) -> None:
     assert found.costs.set_index("setting")["client_steps"].to_dict() == {"fedavg": 20, "fedsol": 40}
 
 
+def test_of_what_one_would_rather_not_have_the_smallest_is_best(folders: list[Path]) -> None:
+    """Bytes of a run: 2 rounds x (100 + 100) of FedAvg, 2 x (103 + 100) of FedSOL, with every seed."""
+    best, gap, _ = gather(folders, "comm/bytes", drawn=False).answers
+    assert best.startswith("fedavg is best: comm/bytes 400 B") and gap == "+6 below fedsol on each of 4 shared seeds."
+
+
 def test_what_cannot_be_read_is_named_and_the_rest_is_shown(folders: list[Path], tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     edited = Path(shutil.copytree(folders[0], tmp_path / "damaged"))
