@@ -66,7 +66,7 @@ class Lander(DataFreePool, frozen=True):
     radius: float = hp(0.015, log=(1e-3, 0.1), ge=0, doc="squared distance that costs nothing (r)")
     a_cur: float = hp(0.3, linear=(0.1, 1.0), ge=0, doc="weight of the new task (a_cur)")
     a_pre: float = hp(0.3, linear=(0.1, 1.0), ge=0, doc="weight of the old tasks (a_pre)")
-    syn_bs: int = hp(1, choice=(1, 2), ge=1, doc="made inputs for each real sample of a batch")
+    syn_bs: int = hp(1, choice=(1, 2), ge=1, doc="made inputs beside each batch, in units of batch_size")
     pool_size: int = hp(10000, choice=(2000, 5000, 10000, 12800), ge=1, doc="made inputs that are sent, at most")
     rows: int = hp(10, ge=1, doc="samples that share a noisy layer (nl)")
     bn: float = hp(1.0, log=(0.1, 10.0), ge=0, doc="weight of the batch-norm statistics (lambda_bn)")

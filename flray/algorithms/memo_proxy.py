@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from flray.core.clock import Clock
 from flray.core.context import Context
@@ -54,7 +55,7 @@ class ProxySource(Section, frozen=True):
         doc="server: one conditional GAN, a GAN for each class, or one GAN and a classifier of the held-out data",
     )
     proxy_size: int = hp(5000, log=(500, 10000), ge=1, doc="server: proxy samples a round (N_p); real: at most")
-    proxy_refresh: bool = hp(False, doc="server: new samples from the GAN every round")
+    proxy_refresh: bool = hp(False, doc="server: new proxy samples every round, made or drawn")
     label_noise: float = hp(0.0, linear=(0.0, 0.5), ge=0, le=1, doc="share of proxy labels changed to a wrong one")
     gan_epochs: int = hp(100, choice=(50, 70, 100), ge=1, doc="server: epochs of the GAN on the held-out data")
     gan_batch_size: int = hp(64, choice=(32, 64, 128), ge=2, doc="server: batch size of the GAN")
@@ -154,7 +155,7 @@ class ProxySource(Section, frozen=True):
     def drawn_without_data(self, ctx: Context, maker: Maker, size: int, tries: int = 10) -> Proxy:
         """A client's `size` proxy samples, labelled by the model at the trigger, balanced by rejection.
 
-        So many draws of `size` are made at most; then what was rejected fills the rest.
+        At most `tries` batches of `size` are made (of 32 where it is less); then what was rejected fills the rest.
         """
         C = len(ctx.inputs.classes)
         seen = torch.arange(C) if ctx.classes is None else ctx.classes.seen.index
@@ -165,9 +166,8 @@ class ProxySource(Section, frozen=True):
             z = ctx.rng("made", attempt)
             x = make(ctx.net["generator"], maker.w[0], maker.b[0], max(size, 32), None, C, z)
             y = labelled(ctx, maker, x)
-            order = (
-                torch.nn.functional.one_hot(y, C).cumsum(0).gather(1, y[:, None])[:, 0]
-            )  # 1: first of its class here
+            # 1: the first of its class in this batch
+            order = F.one_hot(y, C).cumsum(0).gather(1, y[:, None])[:, 0]
             fits = order + counts.to(y.device)[y] <= quota
             x_kept.append(x[fits])
             y_kept.append(y[fits])
@@ -181,11 +181,8 @@ class ProxySource(Section, frozen=True):
 
     def told(self, ctx: Context, x: Tensor, y: Tensor) -> Proxy:
         """Samples with their labels after the label noise, of the classes seen so far."""
-        y = (
-            wrong_labels(y, self.label_noise, len(ctx.inputs.classes), ctx.rng("label noise"))
-            if self.label_noise
-            else y
-        )
+        if self.label_noise:
+            y = wrong_labels(y, self.label_noise, len(ctx.inputs.classes), ctx.rng("label noise"))
         if ctx.classes is not None:
             known = ctx.classes.seen.has(y)
             x, y = x[known], y[known]

@@ -73,10 +73,10 @@ class MFCL(DataFree, frozen=True):
     from_round: int | None = hp(
         None, ge=1, doc="known drift: round (from 1) that begins without some classes; none: tasks"
     )
-    to_round: int | None = hp(None, ge=1, doc="the first round that has all classes again; none: never")
-    available: tuple[int, ...] | None = hp(None, doc="classes that are left in those rounds; none: all")
+    to_round: int | None = hp(None, ge=1, doc="with from_round: the first round with all classes again; none: never")
+    available: tuple[int, ...] | None = hp(None, doc="with from_round: classes left in those rounds; none: all")
     refresh: int | None = hp(
-        None, ge=1, doc="rounds after which the old model is taken and the generator trained again; none: never"
+        None, ge=1, doc="with from_round: rounds until old model and generator are made again; none: never"
     )
 
     # server -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -231,7 +231,7 @@ def memory(names: tuple[str, str], home: Path) -> Row:
         process = processes.python(_CHILD, name, str(place), str(home / f"{name}-memory"))
         peak, samples = (0.0, 0.0, 0.0), 0
         while process.poll() is None:
-            peak = tuple(map(max, peak, _pss(process.pid)))  # type: ignore[assignment]
+            peak = tuple(map(max, peak, processes.pss(process.pid)))  # type: ignore[assignment]
             samples += 1
             time.sleep(0.05)
         processes.succeeded(process, name)
@@ -241,42 +241,6 @@ def memory(names: tuple[str, str], home: Path) -> Row:
     return _row(
         "W3-W2 memory", more[0] - less[0], f"{more[0]:.0f} and {less[0]:.0f} MB (PSS), {parts}; {more[3]:.0f} samples"
     )
-
-
-def _pss(root: int) -> tuple[float, float, float]:
-    """MB, a shared page counted once over its users: driver and actors, the same without mapped files, the driver
-    alone."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with _gone():
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    total, unmapped, driver = 0, 0, 0
-    for pid in parents:
-        with _gone():
-            command = Path(f"/proc/{pid}/cmdline").read_text()
-            if pid == root or (
-                command.startswith(("ray::ClientActor", "ray::ServerActor")) and root in _ancestors(pid, parents)
-            ):
-                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-                values = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines)}
-                total += values["Pss"]
-                unmapped += values["Pss_Anon"] + values["Pss_Shmem"]
-                driver += values["Pss"] if pid == root else 0
-    return total / 1024, unmapped / 1024, driver / 1024
-
-
-def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
-    while pid in parents:
-        pid = parents[pid]
-        yield pid
-
-
-@contextmanager
-def _gone() -> Iterator[None]:
-    """A process may end while it is looked at."""
-    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-        yield
 
 
 def step(workload: Workload, repeats: int) -> Row:

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flray.core.errors import ConfigError, FlrayError
@@ -94,3 +96,39 @@ def succeeded(process: subprocess.Popen[str], name: str) -> None:
     process.wait()
     if process.returncode:
         raise FlrayError(f"bench {name}: the run failed: {lines[-1] if lines else 'no output'}")
+
+
+def pss(root: int) -> tuple[float, float, float]:
+    """MB, a shared page counted once over its users: driver and actors, the same without mapped files, the driver
+    alone."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with _gone():
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    total, unmapped, driver = 0, 0, 0
+    for pid in parents:
+        with _gone():
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+            if pid == root or (
+                command.startswith(("ray::ClientActor", "ray::ServerActor")) and root in _ancestors(pid, parents)
+            ):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+                values = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines)}
+                total += values["Pss"]
+                unmapped += values["Pss_Anon"] + values["Pss_Shmem"]
+                driver += values["Pss"] if pid == root else 0
+    return total / 1024, unmapped / 1024, driver / 1024
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    while pid in parents:
+        pid = parents[pid]
+        yield pid
+
+
+@contextmanager
+def _gone() -> Iterator[None]:
+    """A process may end while it is looked at."""
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        yield

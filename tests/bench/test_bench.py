@@ -14,6 +14,7 @@ from flray.algorithms import built_in
 from flray.api import simulate
 from flray.bench import BarePool, Way, Workload
 from flray.bench.steps import local_training, step_cost
+from flray.cli.look import BENCHES
 from flray.core.errors import ConfigError
 from flray.core.seeding import torch_seed
 from flray.models import build_model
@@ -82,7 +83,7 @@ def test_unlike_work_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_memory_of_this_process():
     """The driver alone is part of the whole, and what is not a mapped file is part of it too."""
-    whole, unmapped, driver = bench._pss(os.getpid())
+    whole, unmapped, driver = bench.processes.pss(os.getpid())
     assert 0 < driver <= whole and unmapped <= whole
 
 
@@ -120,6 +121,10 @@ def test_population_shares_the_samples():
     partition = many.scenario(many.experiment(1)).partitions[0]
     assert partition.num_clients == 1000
     assert partition.client(7).tolist() == list(range(10, 20))
+
+
+def test_the_help_of_the_command_names_every_workload():
+    assert BENCHES.split(",") == list(bench.NAMES)
 
 
 def test_a_name_that_is_none_is_an_error():

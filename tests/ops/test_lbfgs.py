@@ -11,7 +11,7 @@ TARGETS = normal(5, 4, seed=1).double()
 
 
 def problem(x, i):
-    """Of row i: a valley that is curved in another way in every row; row 3 begins where it is flat."""
+    """Of row i: a valley that is curved in another way in every row; row 4 begins where it is flat."""
     return ((x - TARGETS[i]) ** 4).sum() * (i + 1) + 0.1 * (x[0] * x[1] - TARGETS[i, 2]) ** 2 * (i % 2)
 
 

@@ -150,14 +150,15 @@ def test_the_randomised_svd_finds_the_same_subspace(shape, q):
 
 
 def test_the_randomised_svd_doubles_its_rank_until_the_criterion_is_met(monkeypatch):
-    """A flat spectrum of 300 values: 0.7 of the energy needs 210, so 64 and 128 do not do, and 256 does."""
+    """A flat spectrum of 300 values: 0.699 of the energy needs 210, so 64 and 128 do not do, and 256 does. No threshold
+    is a whole number of 300ths, where rounding would decide."""
     asked, original = [], subspace.randomized_svd
     monkeypatch.setattr(subspace, "randomized_svd", lambda a, k, rng: asked.append(k) or original(a, k, rng))
     a = orthonormal(500, 300) @ orthonormal(300, 300, seed=2).T
-    found = extract(a, None, 0.7, svd="randomized", rng=np.random.default_rng(0))
+    found = extract(a, None, 0.699, svd="randomized", rng=np.random.default_rng(0))
     assert asked == [64, 128, 256] and found.shape[1] == 210
     asked.clear()
-    assert extract(a, None, 0.99, svd="randomized", rng=np.random.default_rng(0)).shape[1] == 297
+    assert extract(a, None, 0.989, svd="randomized", rng=np.random.default_rng(0)).shape[1] == 297
     assert asked == [64, 128, 256]  # 512 is beyond the matrix: exact
 
 

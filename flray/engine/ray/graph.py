@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import uuid
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from ray.dag import InputNode
-from ray.exceptions import RayChannelTimeoutError, RayTaskError
+from ray.exceptions import RayChannelError, RayChannelTimeoutError, RayTaskError
 
 from flray.core.clock import Clock
 from flray.core.exchange import Exchange
@@ -154,9 +155,12 @@ class Graph(Calls):
             reason = cause(error)
             if not isinstance(reason, FreshActorError):
                 raise reason from None
-        except Exception:
+        except Exception as error:
             alive.check()
             self.pool.close_graph()
+            if not isinstance(error, (*LOST, RayChannelError)):  # no actor's death, which the pool tells of
+                what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                warnings.warn(f"the graph of actors broke ({what}); the exchange is repeated by calls", stacklevel=2)
         except BaseException:  # Ctrl-C: nobody waits for work that will not count
             self.pool.restart_clients()
             self.pool.close_graph()
