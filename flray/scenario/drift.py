@@ -198,9 +198,12 @@ class Gradual(Window, frozen=True):
         return dict.fromkeys(self.classes, self.share(now.round)) if self.affects(now, client) else {}
 
     def about(self) -> str:
-        who = f"a random {self.fraction:.0%} of the clients"
-        who = f"clients {' '.join(map(str, self.clients))}" if self.clients is not None else who
-        who = f"the first {self.of_cohort} of every cohort" if self.of_cohort is not None else who
+        if self.clients is not None:
+            who = f"clients {' '.join(map(str, self.clients))}"
+        elif self.fraction is not None:
+            who = f"a random {self.fraction:.0%} of the clients"
+        else:
+            who = f"the first {self.of_cohort} of every cohort"
         rate = f"{self.rate:g}, then {self.rate_step:g} more every round up to {self.rate_max:g}"
         return f"{who} lose {super().about()}: a share of {rate}"
 

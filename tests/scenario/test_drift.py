@@ -280,6 +280,21 @@ def configured(*overrides, **sections):
     return load_config({**BASE, **sections}, overrides)[0]
 
 
+@pytest.mark.parametrize(
+    ("who", "says"),
+    [
+        ({}, "the first 3 of every cohort"),
+        ({"of_cohort": 1}, "the first 1 of every cohort"),
+        ({"clients": [2, 5]}, "clients 2 5"),
+        ({"fraction": 0.25}, "a random 25% of the clients"),
+    ],
+)
+def test_a_gradual_drift_says_who_loses_what_and_when(who, says):
+    drift = section_of("gradual", classes=(1,), from_round=3, to_round=6, **who)
+    rate = "a share of 0.3, then 0.02 more every round up to 0.9"
+    assert drift.about() == f"{says} lose classes 1 in rounds 3 to 5: {rate}"
+
+
 def test_a_drift_is_a_section_that_comes_back_from_its_own_text():
     text = "drift={name: remove_classes, classes: [0, 1], from_round: 2, to_round: 3}"
     experiment = configured(text)
