@@ -15,20 +15,18 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
 from flray.algorithms.fedavg import FedAvg
-from flray.algorithms.memo_proxy import Maker, ProxySource
+from flray.algorithms.held_out_gan import Maker
+from flray.algorithms.memo_proxy import ProxySource
 from flray.algorithms.private_updates import PrivateUpdates
 from flray.core.context import Context
 from flray.core.exchange import Exchange
 from flray.core.fields import shared
 from flray.core.hp import hp
 from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState, Update
-from flray.core.network_parts import ModuleMode
-from flray.core.samples import ClientData, Proxy
+from flray.core.samples import ClientData
 from flray.ops.detect import Detection, Detector, Episode, Rule, Signal, episode_after, mitigates
-from flray.ops.proxy_step import full_gradient, mixing_weight, train_on_proxy, two_step
+from flray.ops.proxy_step import mixing_weight, two_step
 
 
 class MemoState(ServerState):
@@ -63,11 +61,6 @@ class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg, frozen=True
     delay: int = hp(8, ge=0, doc="delayed: rounds from the beginning of an alarm to step 2")
     r0: int = hp(1, ge=1, doc="scheduled: first round (from 1) with step 2; 1 and no r1: every round")
     r1: int | None = hp(None, ge=1, doc="scheduled: first round without it again; none: to the end")
-    proxy_epochs: int = hp(1, choice=(1, 2, 5), ge=1, doc="epochs on the proxy data in step 2")
-    one_step: bool = hp(False, doc="step 2 is one step along the full-batch gradient (the paper's text)")
-    proxy_bn: Literal["freeze", "update"] = hp(
-        "freeze", doc="batch norm in step 2: by its statistics, left alone; or batch statistics, which move them"
-    )
     client_exchange: Literal["two_phase", "piggyback"] = hp(
         "two_phase", doc="client: in a second exchange of the round, from w'; or with the real data of the next, from w"
     )
@@ -80,6 +73,7 @@ class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg, frozen=True
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Any, b: Any) -> MemoState:
         self.check_privacy(ctx, self.buffers)
+        self.check_labels(ctx)
         return MemoState(w, b, self.nothing_seen(), Episode(-1, False), False, 0.0, self.no_maker(ctx))
 
     def next_exchange(self, ctx: Context, state: MemoState) -> Exchange | None:
@@ -138,17 +132,6 @@ class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg, frozen=True
         gamma = mixing_weight(state.examples, size)
         b = two_step(state.b, b, gamma) if self.buffers == "average" else state.b
         return state.replace(w=two_step(state.w, w, gamma), b=b), {**metrics, "memo/gamma": gamma, "memo/proxy": size}
-
-    def trained(self, ctx: Context, w: Any, b: Any, proxy: Proxy) -> tuple[Any, Any]:
-        """`(w_p, b_p)`: what the proxy data make of the model `(w, b)`."""
-        seen = None if ctx.classes is None else ctx.classes.seen
-        mode: ModuleMode = "eval" if self.proxy_bn == "freeze" else "train"
-        how: dict[str, Any] = {"mode": mode, "classes": seen}
-        if self.one_step:
-            _, g = full_gradient(ctx.objective, w, b, proxy, np.arange(proxy.size), **how)
-            return w - self.proxy_lr * g, b
-        order = self.order(ctx, proxy.size, self.proxy_epochs, "proxy order", mode)
-        return train_on_proxy(ctx.objective, w, b, proxy, order, lr=self.proxy_lr, **how)
 
     # client -----------------------------------------------------------------------------------
     def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Record, Any]:

@@ -62,13 +62,9 @@ class FedPEC(FedAvg, frozen=True):
         self, ctx: Context, state: ServerState, updates: PECUpdate, cohort: Cohort
     ) -> tuple[ServerState, Metrics]:
         counts, students = updates.counts[:, None], state.w.view(len(ctx.inputs.classes), -1)
-        mine = self.trained(ctx)
+        mine = ctx.in_use.index
         mean = torch.where(counts > 0, updates.weighted / counts.clamp_min(1e-9), students[mine])
         return state.replace(w=students.index_copy(0, mine, mean).flatten()), {}
-
-    def trained(self, ctx: Context) -> Tensor:
-        """The classes of the task, `[C_t]`."""
-        return torch.arange(len(ctx.inputs.classes), device=ctx.device) if ctx.classes is None else ctx.classes.index
 
     # client -----------------------------------------------------------------------------------
     def start(self, ctx: Context, w: Tensor, b: Tensor) -> PECCarry:
@@ -115,7 +111,7 @@ class FedPEC(FedAvg, frozen=True):
 
     def end(self, ctx: Context, down: Any, client: Any, carry: PECCarry, data: ClientData) -> tuple[PECUpdate, Any]:
         counts = (carry.read > 0).float() if self.weighting == "uniform" else carry.read / self.local_epochs
-        mine = self.trained(ctx)
+        mine = ctx.in_use.index
         students, counts = carry.w.view(len(counts), -1)[mine], counts.to(ctx.device)[mine]
         return PECUpdate(students * counts[:, None], counts), client
 

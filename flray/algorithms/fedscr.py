@@ -9,43 +9,29 @@ mean is that over its reservoir, brought to unit length; the server's is their p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, cast
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.algorithms.fedavg import Carry, FedAvg, LocalStatistics
-from flray.core.algorithm import Predictor
+from flray.algorithms.fedavg import Carry, LocalStatistics
+from flray.algorithms.nearest_means import NearestMeans
 from flray.core.context import Context
 from flray.core.errors import ConfigError
-from flray.core.exchange import Exchange, Who
-from flray.core.fields import sum
 from flray.core.hp import hp
 from flray.core.inputs import Inputs
-from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Published, Record, ServerState, Update
+from flray.core.messages import Batch, Broadcast, Update
 from flray.core.point import Model
-from flray.core.samples import ClientData, FineTuning
+from flray.core.samples import ClientData
 from flray.models.base import projected
 from flray.ops.contrast import supervised_contrast
-from flray.ops.exemplars import class_means, nearest_mean, represented, reservoir
+from flray.ops.exemplars import reservoir
 from flray.ops.views import random_views
 
 PROJECTION = "contrast_projection"  # the name of the layers in the network
-
-
-class SCRState(ServerState):
-    """The global model; class means `[C, F]` of unit length, and 1 for the classes that have one, `known [C]`."""
-
-    means: Tensor
-    known: Tensor
-
-
-class SCRPublished(Published):
-    means: Tensor
-    known: Tensor
 
 
 class SCRClient(LocalStatistics):
@@ -64,14 +50,7 @@ class SCRCarry(Carry):
     y: Tensor
 
 
-class Means(Record):
-    """The sum of the clients' means `[C, F]`, and how many clients have one, `holders [C]`."""
-
-    means: Tensor = sum()
-    holders: Tensor = sum()
-
-
-class FedSCR(FedAvg, frozen=True):
+class FedSCR(NearestMeans, frozen=True):
     keeps_exemplars: ClassVar[bool] = True
     keeps: ClassVar[str] = "samples of all tasks on the clients; class means of features on the server"
 
@@ -90,33 +69,6 @@ class FedSCR(FedAvg, frozen=True):
         head.requires_grad_(False)  # nobody reads it
         return model
 
-    # when -------------------------------------------------------------------------------------
-    def next_exchange(self, ctx: Context, state: SCRState) -> Exchange | None:
-        """After training the cohort sends means of the new model; at a task's end every client that keeps samples."""
-        if ctx.clock.phase == "round":
-            return (self.training, self.means_of("cohort"), None)[min(ctx.clock.exchange, 2)]
-        return self.means_of("stateful") if (ctx.clock.phase, ctx.clock.exchange) == ("task_end", 0) else None
-
-    def means_of(self, who: Who) -> Exchange:
-        """The exchange in which clients send the means of what they keep."""
-        return Exchange("means", self.broadcast, self.finish_means, self.own_means, who)
-
-    # server -----------------------------------------------------------------------------------
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> SCRState:
-        head = cast(nn.Linear, ctx.objective.module.head)
-        return SCRState(w, b, torch.zeros_like(head.weight), torch.zeros_like(head.weight[:, 0]))
-
-    def finish_means(self, ctx: Context, state: SCRState, updates: Means, cohort: Cohort) -> tuple[SCRState, Metrics]:
-        new = updates.holders > 0
-        means = torch.where(new[:, None], F.normalize(updates.means, dim=1), state.means)
-        return state.replace(means=means, known=torch.where(new, 1.0, state.known)), {}
-
-    def published(self, ctx: Context, state: SCRState) -> SCRPublished:
-        return SCRPublished(state.w, state.b, state.means, state.known)
-
-    def predict(self, ctx: Context, published: SCRPublished, x: Tensor) -> Tensor:
-        return nearest_mean(ctx.objective.at(published.w, published.b).features(x), published.means, published.known)
-
     # client -----------------------------------------------------------------------------------
     def step_cost(self) -> float:
         return 2 * (1 + self.memory_batch / self.batch_size)
@@ -128,9 +80,12 @@ class FedSCR(FedAvg, frozen=True):
     def num_exemplars(self, client: SCRClient) -> int:
         return len(client.numbers)
 
+    def remembered(self, client: SCRClient, data: ClientData) -> ClientData:
+        return data.only(client.numbers.cpu().numpy())
+
     def begin(self, ctx: Context, down: Broadcast, client: SCRClient, data: ClientData) -> SCRCarry:
         client = self.passed(ctx, client, data)
-        x, y = samples(data.only(client.numbers.cpu().numpy()))
+        x, y = samples(self.remembered(client, data))
         return SCRCarry.of(super().begin(ctx, down, client, data), client=client, x=x, y=y)
 
     def passed(self, ctx: Context, client: SCRClient, data: ClientData) -> SCRClient:
@@ -168,27 +123,6 @@ class FedSCR(FedAvg, frozen=True):
 
     def end(self, ctx: Context, down: Any, client: Any, carry: SCRCarry, data: ClientData) -> tuple[Update, SCRClient]:
         return Update(carry.w, carry.b), carry.client.replace(b=self.own_statistics(carry.b).b)
-
-    def own_means(
-        self, ctx: Context, down: Broadcast, client: SCRClient, data: ClientData
-    ) -> tuple[Means, SCRClient, Metrics]:
-        """The means of what the client keeps, of the global model."""
-        model = ctx.objective.at(down.w, down.b)
-        return Means(*self.means(ctx, model, data.only(client.numbers.cpu().numpy()).plain)), client, {}
-
-    def means(self, ctx: Context, model: Model, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        """Class means `[C, F]` of a model, and 1 for the classes that have one, `[C]`."""
-        return class_means(*represented(model, batches), len(ctx.inputs.classes))
-
-    # personalised evaluation ------------------------------------------------------------------
-    def finetune(self, ctx: Context, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        return self.continued(ctx, w, b, batches)
-
-    def personalize(self, ctx: Context, down: Broadcast, client: SCRClient, batches: FineTuning) -> Predictor:
-        """The nearest mean of the client's own samples, after contrastive steps on them."""
-        model = ctx.objective.at(*self.finetune(ctx, down.w, self.statistics_before(down, client), batches))
-        means, known = self.means(ctx, model, batches.plain)
-        return lambda x: nearest_mean(model.features(x), means, known)
 
 
 def samples(data: ClientData) -> tuple[Tensor, Tensor]:

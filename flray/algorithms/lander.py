@@ -12,7 +12,6 @@ which a student learns T^2 KL + lambda_ltc MSE(att).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from math import ceil, log2, sqrt
 from typing import Any, ClassVar, Literal
@@ -33,7 +32,7 @@ from flray.core.messages import Batch, Metrics
 from flray.core.point import Model
 from flray.models.generators import NoisyLabelGenerator
 from flray.models.label_embeddings import label_embeddings
-from flray.ops.generate import Moved, balanced_labels, eight_bit, noise, outside, reinitialised
+from flray.ops.generate import Moved, balanced_labels, eight_bit, outside, reinitialised, renew_noisy_layers_
 from flray.ops.losses import soft_cross_entropy
 from flray.ops.synthesis import InversionWeights, Student, Teacher, attached, invert
 
@@ -103,7 +102,7 @@ class Lander(DataFreePool, frozen=True):
         made, metrics = list[Tensor](), dict[str, float | Tensor]()
         for number in range(1, self.warmup + self.syn_round + 1):
             draws = ctx.rng("synthesis", number)
-            self.renew(generator.views(g), draws)
+            renew_noisy_layers_(generator.views(g), draws)
             y = balanced_labels(self.syn_batch, len(embeddings), draws).to(g.device)
             found, average = invert(
                 old,
@@ -127,12 +126,6 @@ class Lander(DataFreePool, frozen=True):
                 metrics = {"generate/loss": found.losses[-1], "generate/student_loss": loss}
         return state.replace(pool=pool), {**metrics, "generate/inputs": float(len(pool))}
 
-    def renew(self, layers: Mapping[str, Tensor], draws: np.random.Generator) -> None:
-        """The generator's noisy layers, in place: weights N(0, 1), biases 0."""
-        for name, layer in layers.items():
-            if name.startswith("noisy."):
-                layer.copy_(noise(draws, *layer.shape, device=layer.device)) if layer.dim() > 1 else layer.zero_()
-
     def make(
         self, ctx: Context, draws: np.random.Generator, e: Tensor, model: Model, *colour: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -145,13 +138,13 @@ class Lander(DataFreePool, frozen=True):
         self, ctx: Context, down: LanderDown, client: object, carry: Carry, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         e = down.lte[batch.y]
+
+        def of_the_real(model: Model) -> Tensor:
+            logits, att = attached(model, batch.x, ATT)
+            return self.local(ctx, logits, batch.y) + self.lambda_ltc * outside(att, e, self.radius)
+
         if not len(down.pool) or ctx.classes is None:
-
-            def first(model: Model) -> Tensor:
-                logits, att = attached(model, batch.x, ATT)
-                return self.local(ctx, logits, batch.y) + self.lambda_ltc * outside(att, e, self.radius)
-
-            return self.differentiated(ctx, carry, first)
+            return self.differentiated(ctx, carry, of_the_real)
         seen, old, size = ctx.classes.seen, ctx.classes.old, self.syn_bs * self.batch_size
         alpha, beta = log2(len(seen) / 2 + 1), sqrt(len(old) / len(seen))
         x = self.beside(ctx, down.pool, carry.moments.steps, size, ceil(len(down.pool) / size))
@@ -159,8 +152,7 @@ class Lander(DataFreePool, frozen=True):
             told, towards = attached(ctx.objective.at(down.old_w, down.old_b), x, ATT)
 
         def loss(model: Model) -> Tensor:
-            logits, att = attached(model, batch.x, ATT)
-            new = self.local(ctx, logits, batch.y) + self.lambda_ltc * outside(att, e, self.radius)
+            new = of_the_real(model)
             logits, att = attached(model, x, ATT)
             kept = soft_cross_entropy(old.narrow(told), old.narrow(logits), self.kd_temperature) + F.mse_loss(
                 att, towards

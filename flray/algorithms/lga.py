@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flray.algorithms.glfc import GLFC, GLFCClient, GLFCState, Kept, Old, accuracy, in_use
+from flray.algorithms.glfc import GLFC, GLFCClient, Old
+from flray.algorithms.herded_exemplars import Kept
+from flray.algorithms.prototype_monitor import MonitoredState, accuracy
 from flray.core import fields
 from flray.core.context import Context
 from flray.core.hp import hp
@@ -28,7 +30,7 @@ from flray.ops.compensation import Activation, Groups, distillation_target, lga_
 from flray.ops.exemplars import represented
 
 
-class LGAState(GLFCState):
+class LGAState(MonitoredState):
     """GLFC's state and rho, 0 before the first task is over."""
 
     rho: float
@@ -81,7 +83,7 @@ class LGA(GLFC, frozen=True):
         return self.lam * (current + past)
 
     def compensation(self, ctx: Context, logits: Tensor, y: Tensor) -> Tensor:
-        classes, task = in_use(ctx), ctx.clock.task
+        classes, task = ctx.in_use, ctx.clock.task
         tasks = torch.zeros_like(classes.seen.index)
         for t in range(task + 1):
             tasks[classes.seen.local(classes.task(t).index)] = t

@@ -125,13 +125,11 @@ class MFCL(DataFree, frozen=True):
     # client -----------------------------------------------------------------------------------
     def sets(self, ctx: Context) -> tuple[ClassSet, ClassSet, ClassSet]:
         """The classes that the first term reads, all that are seen, and those that the old model has learned."""
-        size = len(ctx.inputs.classes)
-        new = seen = ClassSet(range(size), size, ctx.device)
-        if ctx.classes is not None:
-            new, seen = ctx.classes.new, ctx.classes.seen
+        classes = ctx.in_use
         if self.from_round is None:
-            return new, seen, ctx.classes.old if ctx.classes is not None else seen
-        return new if self.available is None else ClassSet(self.available, size, ctx.device), seen, seen
+            return classes.new, classes.seen, classes.seen if ctx.classes is None else classes.old
+        fresh = classes.new if self.available is None else ClassSet(self.available, classes.size, ctx.device)
+        return fresh, classes.seen, classes.seen
 
     def gradient(
         self, ctx: Context, down: MFCLDown, client: object, carry: Carry, batch: Batch

@@ -106,3 +106,9 @@ class Classes(ClassSet):
         if not 0 <= task < len(self._tasks):
             raise IndexError(f"task {task} has not begun: there are {len(self._tasks)} so far")
         return self._tasks[task]
+
+    def until(self, task: int) -> ClassSet:
+        """The classes of all tasks up to number `task`, from 0. Raises `IndexError` for one that has not begun."""
+        return ClassSet(
+            chain.from_iterable(self.task(t).index.tolist() for t in range(task + 1)), self.size, self.index.device
+        )

@@ -54,6 +54,14 @@ class Context:
         return self.objective.device
 
     @property
+    def in_use(self) -> Classes:
+        """`classes`; where all are in use, those of one task that has them all."""
+        if self.classes is not None:
+            return self.classes
+        size = len(self.inputs.classes)
+        return Classes([range(size)], size, self.device)
+
+    @property
     def mean_examples(self) -> float:
         """Training samples per client over the whole population, n / N.
 

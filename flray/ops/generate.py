@@ -6,7 +6,7 @@ teacher. Logits `[B, C]` are those of the classes that it has learned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import log
 from typing import NamedTuple
@@ -201,6 +201,36 @@ def crop_and_flip(x: Tensor, draws: np.random.Generator, padding: int, flip: boo
     padded = F.pad(x, (padding,) * 4)
     tall = padded.gather(2, down[:, None, :, None].expand(n, x.shape[1], height, padded.shape[3]))
     return tall.gather(3, across[:, None, None, :].expand(n, x.shape[1], height, width))
+
+
+def renew_noisy_layers_(layers: Mapping[str, Tensor], draws: np.random.Generator) -> None:
+    """Draws those of a generator's layers whose name begins with `noisy.` anew: weights N(0, 1), biases 0 (NAYER)."""
+    for name, layer in layers.items():
+        if name.startswith("noisy."):
+            layer.copy_(noise(draws, *layer.shape, device=layer.device)) if layer.dim() > 1 else layer.zero_()
+
+
+def balanced_by_rejection(
+    batches: Iterable[tuple[Tensor, Tensor]], size: int, asked: int, classes: int
+) -> tuple[Tensor, Tensor]:
+    """`size` of the samples `(x [n, ...], y [n])` of some batches, of each of the `asked` classes among all `classes`
+    at most ceil(size / asked), the first ones.
+
+    As many batches are read as that takes. Where they do not suffice, what was rejected fills the rest, in its order.
+    """
+    quota, counts = -(-size // asked), torch.zeros(classes, dtype=torch.int64)
+    kept, spare = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+    for x, y in batches:
+        # 1: the first of its class in this batch
+        order = F.one_hot(y, classes).cumsum(0).gather(1, y[:, None])[:, 0]
+        fits = order + counts.to(y.device)[y] <= quota
+        kept.append((x[fits], y[fits]))
+        spare.append((x[~fits], y[~fits]))
+        counts += torch.bincount(y[fits].cpu(), minlength=classes)
+        if counts.sum() >= size:
+            break
+    x, y = (torch.cat(parts) for parts in zip(*kept, *spare, strict=True))
+    return x[:size], y[:size]
 
 
 def balanced_labels(size: int, classes: int, draws: np.random.Generator) -> Tensor:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flray.algorithms.glfc import GLFC, GLFCCarry, GLFCDown, OldModel
+from flray.algorithms.glfc import GLFC, GLFCCarry, GLFCDown
 from flray.algorithms.lga import LGA
+from flray.algorithms.prototype_monitor import OldModel
 from flray.core.classes import Classes
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.algorithms.memo_proxy import labelled, pixels, scaled
+from flray.algorithms.held_out_gan import labelled, pixels, scaled
 from flray.core.clock import Clock
 from tests.contracts.inprocess import Local
 from tests.contracts.table import experiment

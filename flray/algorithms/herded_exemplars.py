@@ -1,0 +1,75 @@
+"""Exemplars of older classes, chosen by herding when a task ends and mixed into the batches of later ones (iCaRL; Dong
+et al. 2022, section 3.2). A part of GLFC and LGA, not an algorithm by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.algorithms.fedavg import Carry, FedAvg, LocalStatistics
+from flray.core import fields
+from flray.core.context import Context
+from flray.core.exchange import Exchange
+from flray.core.hp import hp
+from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record
+from flray.core.samples import ClientData
+from flray.ops.exemplars import herding, quota, represented
+
+
+class ExemplarClient(LocalStatistics):
+    """Exemplars by class number, sample numbers `[m]` (int64), best first."""
+
+    exemplars: dict[str, Tensor]
+
+
+class Kept(Record):
+    """Number of exemplars."""
+
+    exemplars: Tensor = fields.sum()
+
+
+class HerdedExemplars(FedAvg, frozen=True):
+    keeps_exemplars: ClassVar[bool] = True
+
+    memory_size: int = hp(2000, choice=(200, 1000, 2000), ge=0, doc="exemplars of a client, over all classes (M)")
+
+    def next_exchange(self, ctx: Context, state: Any) -> Exchange | None:
+        """When a task ends every client with samples of it chooses exemplars, by features of the new model."""
+        if (ctx.clock.phase, ctx.clock.exchange) == ("task_end", 0):
+            return Exchange("exemplars", self.model_alone, self.kept, self.keep, who="task")
+        return super().next_exchange(ctx, state)
+
+    # server -----------------------------------------------------------------------------------
+    def model_alone(self, ctx: Context, state: Any) -> Record:
+        return Broadcast(state.w, state.b)
+
+    def kept(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+        return state, {"exemplars/kept": updates.exemplars}
+
+    # client -----------------------------------------------------------------------------------
+    def num_exemplars(self, client: ExemplarClient) -> int:
+        return sum(map(len, client.exemplars.values()))
+
+    def batches(
+        self, ctx: Context, down: Any, client: ExemplarClient, carry: Carry, data: ClientData
+    ) -> Iterable[Batch]:
+        # a client without samples of the last task had no reason to choose again, and still keeps more of each class
+        most = quota(self.memory_size, len(ctx.in_use.old))
+        kept = [numbers[:most].cpu().numpy() for numbers in client.exemplars.values()]
+        mixed = data.with_samples(np.concatenate(kept)) if kept else data
+        return mixed.batches(self.batch_size, epochs=self.local_epochs)
+
+    def keep(self, ctx: Context, down: Broadcast, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
+        """The client with exemplars of the classes that it holds, and of the older ones what fits beside them."""
+        most = quota(self.memory_size, len(ctx.in_use.seen))
+        chosen = {c: numbers[:most] for c, numbers in client.exemplars.items()}
+        z, y = represented(ctx.objective.at(down.w, down.b), data.plain)
+        numbers = torch.from_numpy(data.numbers.astype(np.int64)).to(z.device)
+        for c in torch.unique(y):
+            chosen[str(int(c))] = numbers[y == c][herding(z[y == c], most)]
+        after = client.replace(exemplars=chosen)
+        return Kept(torch.tensor(float(self.num_exemplars(after)))), after, {}

@@ -1,0 +1,98 @@
+"""Prediction by the nearest class mean, of means that the clients send after training: half of Fed+SCR, not an
+algorithm by itself.
+
+The nearest class mean, of features of unit length. A client's mean is that over the samples that it keeps, brought to
+unit length; the server's is their plain mean, brought to unit length again.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flray.algorithms.fedavg import FedAvg
+from flray.core.algorithm import Predictor
+from flray.core.context import Context
+from flray.core.exchange import Exchange, Who
+from flray.core.fields import sum
+from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Published, Record, ServerState
+from flray.core.point import Model
+from flray.core.samples import ClientData, FineTuning
+from flray.ops.exemplars import class_means, nearest_mean, represented
+
+
+class MeansState(ServerState):
+    """The global model; class means `[C, F]` of unit length, and 1 for the classes that have one, `known [C]`."""
+
+    means: Tensor
+    known: Tensor
+
+
+class MeansPublished(Published):
+    means: Tensor
+    known: Tensor
+
+
+class Means(Record):
+    """The sum of the clients' means `[C, F]`, and how many clients have one, `holders [C]`."""
+
+    means: Tensor = sum()
+    holders: Tensor = sum()
+
+
+class NearestMeans(FedAvg, frozen=True):
+    @abstractmethod
+    def remembered(self, client: Any, data: ClientData) -> ClientData:
+        """The samples that a client keeps, whose means it sends."""
+
+    # when -------------------------------------------------------------------------------------
+    def next_exchange(self, ctx: Context, state: MeansState) -> Exchange | None:
+        """After training the cohort sends means of the new model; at a task's end every client that keeps samples."""
+        if ctx.clock.phase == "round":
+            return (self.training, self.means_of("cohort"), None)[min(ctx.clock.exchange, 2)]
+        return self.means_of("stateful") if (ctx.clock.phase, ctx.clock.exchange) == ("task_end", 0) else None
+
+    def means_of(self, who: Who) -> Exchange:
+        """The exchange in which clients send the means of what they keep."""
+        return Exchange("means", self.broadcast, self.finish_means, self.own_means, who)
+
+    # server -----------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> MeansState:
+        head = cast(nn.Linear, ctx.objective.module.head)
+        return MeansState(w, b, torch.zeros_like(head.weight), torch.zeros_like(head.weight[:, 0]))
+
+    def finish_means(self, ctx: Context, state: MeansState, updates: Means, cohort: Cohort) -> tuple[Any, Metrics]:
+        new = updates.holders > 0
+        means = torch.where(new[:, None], F.normalize(updates.means, dim=1), state.means)
+        return state.replace(means=means, known=torch.where(new, 1.0, state.known)), {}
+
+    def published(self, ctx: Context, state: MeansState) -> MeansPublished:
+        return MeansPublished(state.w, state.b, state.means, state.known)
+
+    def predict(self, ctx: Context, published: MeansPublished, x: Tensor) -> Tensor:
+        return nearest_mean(ctx.objective.at(published.w, published.b).features(x), published.means, published.known)
+
+    # client -----------------------------------------------------------------------------------
+    def own_means(self, ctx: Context, down: Broadcast, client: Any, data: ClientData) -> tuple[Means, Any, Metrics]:
+        """The means of what the client keeps, of the global model."""
+        model = ctx.objective.at(down.w, down.b)
+        return Means(*self.means(ctx, model, self.remembered(client, data).plain)), client, {}
+
+    def means(self, ctx: Context, model: Model, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+        """Class means `[C, F]` of a model, and 1 for the classes that have one, `[C]`."""
+        return class_means(*represented(model, batches), len(ctx.inputs.classes))
+
+    # personalised evaluation ------------------------------------------------------------------
+    def finetune(self, ctx: Context, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+        return self.continued(ctx, w, b, batches)
+
+    def personalize(self, ctx: Context, down: Broadcast, client: Any, batches: FineTuning) -> Predictor:
+        """The nearest mean of the client's own samples, after steps on them."""
+        model = ctx.objective.at(*self.finetune(ctx, down.w, self.statistics_before(down, client), batches))
+        means, known = self.means(ctx, model, batches.plain)
+        return lambda x: nearest_mean(model.features(x), means, known)

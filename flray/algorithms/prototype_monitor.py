@@ -1,0 +1,115 @@
+"""GLFC's proxy server (Dong et al., CVPR 2022, section 3.4): which global model was the best of a task, by images of
+the clients' prototypes, which travel as gradients. A part of GLFC and LGA, not an algorithm by itself.
+
+Client: of each class that it holds the gradient of an encoder at a perturbed prototype image. Server: makes images of
+these gradients again, measures the global model's accuracy on them, and keeps the best model of this task, best_2, and
+of the one before, best_1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flray.algorithms.fedavg import FedAvg
+from flray.core.context import Context
+from flray.core.errors import ConfigError
+from flray.core.hp import hp
+from flray.core.inputs import Inputs
+from flray.core.messages import Metrics, Record, ServerState
+from flray.core.point import Model
+from flray.core.samples import ClientData
+from flray.models.lenet import LeNet
+from flray.ops.compensation import weighted_bce
+from flray.ops.exemplars import nearest_to_mean, represented
+from flray.ops.gradient_inversion import decoded, encoder_gradient, perturbed
+
+
+class OldModel(Record):
+    """A global model `(w [P], b [Q])` of task number `task`; of -1 there is none yet, and it has no numbers."""
+
+    w: Tensor
+    b: Tensor
+    task: int
+
+
+class MonitoredState(ServerState):
+    """The global model; the best ones of the task before and of this one; reconstructed images `x [m, ...]` with labels
+    `y [m]`, and the accuracy of best_2 on them."""
+
+    best_1: OldModel
+    best_2: OldModel
+    x: Tensor
+    y: Tensor
+    best: float
+
+
+class PrototypeMonitor(FedAvg, frozen=True):
+    proto_lr: float = hp(0.2, log=(0.01, 1.0), gt=0, doc="rate of the perturbation of a prototype")
+    proto_steps: int = hp(50, choice=(0, 10, 50, 100), ge=0, doc="its steps")
+    inversion_lr: float = hp(0.1, log=(0.01, 1.0), gt=0, doc="rate of L-BFGS in a reconstruction")
+    inversion_steps: int = hp(250, choice=(50, 100, 250), ge=1, doc="its iterations, of at most 20 inner ones each")
+    inversion_images: int = hp(20, choice=(1, 10, 20), ge=1, doc="of its last iterates so many are kept as images")
+    reset_best: bool = hp(True, doc="a task's models are not compared with those of the one before; official: false")
+
+    def networks(self, model: nn.Module, inputs: Inputs) -> Mapping[str, nn.Module]:
+        if not inputs.is_image:
+            kind = "texts" if inputs.text else "feature vectors"
+            name = type(self).__name__.lower()
+            raise ConfigError(f"{name} makes images of gradients, the data are {kind}; choose another algorithm")
+        return {"encoder": LeNet(inputs.shape, len(inputs.classes))}
+
+    # server -----------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
+        none, x = OldModel(w[:0], b[:0], -1), torch.zeros(0, *ctx.inputs.shape, device=w.device)
+        return MonitoredState(w, b, none, none, x, torch.zeros(0, dtype=torch.int64, device=w.device), 0.0)
+
+    def monitored(self, ctx: Context, state: Any, sent: Sequence[Tensor | None]) -> tuple[Any, Metrics]:
+        """The state of a round with the new global model, after what the clients `sent`: gradients `[classes, P of the
+        encoder]`, of a client that finds the task to be new."""
+        pool = [gradient for mine in sent if mine is not None for gradient in mine]
+        if pool:
+            noise = ctx.rng("reconstruction").standard_normal((len(pool), *ctx.inputs.shape), dtype=np.float32)
+            start, search = torch.from_numpy(noise).to(ctx.device), (self.inversion_lr, self.inversion_steps)
+            x, y = decoded(ctx.net["encoder"], torch.stack(pool), start, *search, self.inversion_images)
+            x = ctx.inputs.normalised(ctx.inputs.pixels(x).clamp(0, 1))
+            state = state.replace(x=x, y=y, best_1=state.best_2, best=0.0 if self.reset_best else state.best)
+        if not len(state.y):
+            return state, {}
+        score = self.score(ctx, state)
+        if score >= state.best:
+            state = state.replace(best=score, best_2=OldModel(state.w, state.b, ctx.clock.task))
+        return state, {"glfc/monitor_acc": score}
+
+    def score(self, ctx: Context, state: Any) -> float:
+        """The accuracy of the global model on the reconstructed images, among the classes seen."""
+        with torch.no_grad():
+            return accuracy(ctx, ctx.objective.at(state.w, state.b)(state.x), state.y)
+
+    # client -----------------------------------------------------------------------------------
+    def prototype_gradients(self, ctx: Context, model: Model, data: ClientData) -> Tensor:
+        """The encoder's gradient `[classes held, P of the encoder]` at a perturbed prototype of each class."""
+        seen, sent = ctx.in_use.seen, []
+        z, y = represented(model, data.plain)
+        for c in torch.unique(y):
+            mine, label = (y == c).cpu().numpy(), c[None]
+            (batch,) = data.only(data.numbers[mine][[nearest_to_mean(z[y == c])]]).plain
+            target = F.one_hot(seen.local(label), len(seen)).to(z)
+
+            def loss(x: Tensor, target: Tensor = target) -> Tensor:
+                return weighted_bce(seen.narrow(model(x)), target)
+
+            image = perturbed(loss, batch.x, self.proto_lr, self.proto_steps)
+            sent.append(encoder_gradient(ctx.net["encoder"], image, label))
+        return torch.stack(sent)
+
+
+def accuracy(ctx: Context, logits: Tensor, y: Tensor) -> float:
+    """Share of the labels `y [n]` that have the largest of the logits `[n, C]` among the classes seen."""
+    seen = ctx.in_use.seen
+    return float((seen.index[seen.narrow(logits).argmax(dim=1)] == y).float().mean())
