@@ -26,7 +26,7 @@ from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Broadcast, Update
 from flray.core.point import Model
 from flray.core.samples import ClientData
-from flray.models.base import projected
+from flray.models.base import linear_head, projected
 from flray.ops.contrast import supervised_contrast
 from flray.ops.exemplars import reservoir
 from flray.ops.views import random_views
@@ -62,9 +62,7 @@ class FedSCR(NearestMeans, frozen=True):
     def module(self, model: nn.Module, inputs: Inputs) -> nn.Module:
         if inputs.text:
             raise ConfigError("fedscr contrasts random views of images, the data are texts; choose another algorithm")
-        head = getattr(model, "head", None)
-        if not isinstance(head, nn.Linear):
-            raise ConfigError(f"fedscr reads features, and {type(model).__name__} has no linear head behind them")
+        head = linear_head(model, "fedscr")
         model.add_module(PROJECTION, projected(head.in_features, self.projection)[0])
         head.requires_grad_(False)  # nobody reads it
         return model

@@ -24,12 +24,12 @@ from torch.nn import functional as F
 from flray.algorithms.data_free_pool import DataFreePool, PoolDown, PoolState
 from flray.algorithms.fedavg import Carry
 from flray.core.context import Context
-from flray.core.errors import ConfigError
 from flray.core.fields import shared
 from flray.core.hp import hp
 from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Metrics
 from flray.core.point import Model
+from flray.models.base import linear_head
 from flray.models.generators import NoisyLabelGenerator
 from flray.models.label_embeddings import label_embeddings
 from flray.ops.generate import Moved, balanced_labels, eight_bit, outside, reinitialised, renew_noisy_layers_
@@ -72,12 +72,7 @@ class Lander(DataFreePool, frozen=True):
     kd_steps: int = hp(50, choice=(50, 400), ge=1, doc="steps of the student in a round")
 
     def module(self, model: nn.Module, inputs: Inputs) -> nn.Module:
-        width = getattr(getattr(model, "head", None), "in_features", None)
-        if width is None:
-            raise ConfigError(
-                f"lander needs a linear head beside which it reads the features; {type(model).__name__} has none"
-            )
-        model.add_module(ATT, nn.Linear(width, self.lte_dim))
+        model.add_module(ATT, nn.Linear(linear_head(model, "lander").in_features, self.lte_dim))
         return model
 
     # server -----------------------------------------------------------------------------------

@@ -34,6 +34,17 @@ class Classifier(nn.Module, ABC):
         return self.head(self.features(x))  # type: ignore[no-any-return]
 
 
+def linear_head(model: nn.Module, algorithm: str) -> nn.Linear:
+    """The linear layer `head` behind a network's features, `head.in_features` of them, which an `algorithm` reads too.
+
+    Raises `ConfigError` for a network that has none.
+    """
+    head = getattr(model, "head", None)
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(f"{algorithm} reads features, and {type(model).__name__} has no linear head behind them")
+    return head
+
+
 def pooled(x: Tensor) -> Tensor:
     """Mean over the pixels of `x [B, K, H, W]`, `[B, K]`; its backward pass stays channels-last, unlike a mean's."""
     return x.permute(0, 2, 3, 1).flatten(1, 2).mean(1)
