@@ -1,4 +1,5 @@
-"""Random crop, horizontal flip and cutout over a chunk of images; numbers drawn for a whole epoch at once."""
+"""Random crops, horizontal flip, brightness and cutout over a chunk of images; numbers drawn for a whole epoch at
+once."""
 
 from __future__ import annotations
 
@@ -11,13 +12,20 @@ from torch import Tensor
 
 from flray.data.data_config import Augment
 
+RATIO = (3 / 4, 4 / 3)  # width over height of a part that is stretched to the whole
+TRIES = 10  # to find one that lies within the image
+AT_ONCE = 2**22  # values that are stretched together: 16 MB of float32
+
 
 class Drawn(NamedTuple):
-    """An epoch's random numbers, one row an example: int64 [n, 2] (row, column), bool [n], int64 [n, 2]."""
+    """An epoch's random numbers, one row an example: int64 [n, 2] (row, column), bool [n], int64 [n, 2], int64 [n, 4]
+    (top, left, height, width), float32 [n]."""
 
     shift: Tensor | None
     flip: Tensor | None
     centre: Tensor | None
+    box: Tensor | None
+    factor: Tensor | None
 
     def part(self, places: slice | np.ndarray, device: torch.device) -> Drawn:
         """These rows, on the device."""
@@ -25,15 +33,39 @@ class Drawn(NamedTuple):
 
 
 def draw(augment: Augment, rng: np.random.Generator, n: int, size: Sequence[int]) -> Drawn:
-    """All numbers of an epoch of `n` images of `size` (H, W): crop offsets, then flips, then cutout centres."""
-    shift = flip = centre = None
+    """All numbers of an epoch of `n` images of `size` (H, W): crop offsets, then flips, cutout centres, boxes and
+    factors of the brightness."""
+    shift = flip = centre = box = factor = None
     if augment.crop_padding:
         shift = torch.from_numpy(rng.integers(0, 2 * augment.crop_padding + 1, (n, 2)))
     if augment.flip:
         flip = torch.from_numpy(rng.random(n) < 0.5)
     if augment.cutout:
         centre = torch.from_numpy(rng.integers(0, np.asarray(size[:2]), (n, 2)))
-    return Drawn(shift, flip, centre)
+    if augment.resized_crop is not None:
+        box = torch.from_numpy(boxes(rng, n, size[0], size[1], augment.resized_crop))
+    if augment.brightness:
+        low, high = max(0.0, 1 - augment.brightness), 1 + augment.brightness
+        factor = torch.from_numpy(rng.uniform(low, high, n).astype(np.float32))
+    return Drawn(shift, flip, centre, box, factor)
+
+
+def boxes(rng: np.random.Generator, n: int, h: int, w: int, scale: tuple[float, float]) -> np.ndarray:
+    """(top, left, height, width) of `n` parts of images h x w, int64 [n, 4], drawn as torchvision's RandomResizedCrop
+    does: a share of the area in `scale` and the logarithm of the ratio of the sides are uniform, the first of ten such
+    sizes that fits is taken, at a uniform place; where none fits, the largest part of an allowed ratio in the middle.
+    """
+    area = h * w * rng.uniform(*scale, (n, TRIES))
+    ratio = np.exp(rng.uniform(*np.log(RATIO), (n, TRIES)))
+    widths, heights = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+    fits = (widths > 0) & (widths <= w) & (heights > 0) & (heights <= h)
+    taken = np.arange(n), fits.argmax(axis=1)
+    size = np.stack([heights[taken], widths[taken]], axis=1)
+    place = np.floor(rng.random((n, 2)) * (np.array([h, w]) - size + 1))
+    none = ~fits.any(axis=1)
+    size[none] = min(h, round(w / RATIO[0])), min(w, round(h * RATIO[1]))
+    place[none] = (np.array([h, w]) - size[none]) // 2
+    return np.concatenate([place, size], axis=1).astype(np.int64)
 
 
 def apply_crop_flip(x: Tensor, augment: Augment, drawn: Drawn) -> Tensor:
@@ -66,6 +98,46 @@ def apply_crop_flip(x: Tensor, augment: Augment, drawn: Drawn) -> Tensor:
 def _mirror(i: Tensor, size: int) -> Tensor:
     i = i.abs()
     return torch.minimum(i, 2 * (size - 1) - i)
+
+
+def apply_resized_crop(x: Tensor, drawn: Drawn) -> Tensor:
+    """uint8 [n, H, W, C] -> same shape: the box of each image, stretched to H x W, as torchvision's `resized_crop`.
+
+    Bilinear between pixel centres, the box's edge repeated, rounded to the nearest level; nothing is averaged, because
+    no box is larger than what it becomes.
+    """
+    if drawn.box is None or not len(x):
+        return x
+    together = max(1, AT_ONCE // x[0].numel())
+    return torch.cat([_stretched(*part) for part in zip(x.split(together), drawn.box.split(together), strict=True)])
+
+
+def _stretched(x: Tensor, box: Tensor) -> Tensor:
+    n, h, w, channels = x.shape
+    low, high, share = _between(h, box[:, 0], box[:, 2])
+    first, rows = torch.arange(n, device=x.device)[:, None] * h, x.reshape(n * h, w * channels)
+    above, below = (rows[(first + at).flatten()].view(x.shape).float() for at in (low, high))
+    y = above + (below - above) * share[:, :, None, None]
+    low, high, share = _between(w, box[:, 1], box[:, 3])
+    left, right = (y.gather(2, at[:, None, :, None].expand(n, h, w, channels)) for at in (low, high))
+    return (left + (right - left) * share[:, None, :, None]).round_().to(torch.uint8)
+
+
+def _between(size: int, first: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each of `size` pixels the two that it lies between, of the `length [n]` pixels from `first [n]` on that become
+    `size`, and how near it is to the second, all `[n, size]`."""
+    centres = torch.arange(size, device=first.device) + 0.5
+    at = (centres * (length[:, None] / size) - 0.5).clamp_(min=0)
+    low = at.long()
+    high = torch.minimum(low + 1, length[:, None] - 1)
+    return first[:, None] + low, first[:, None] + high, at - low
+
+
+def apply_brightness(x: Tensor, drawn: Drawn) -> Tensor:
+    """uint8 [n, H, W, C] times each image's factor, cut off to whole levels up to 255, as PIL and torchvision do."""
+    if drawn.factor is None:
+        return x
+    return (x * drawn.factor[:, None, None, None]).clamp_(max=255).to(torch.uint8)
 
 
 def apply_cutout(x: Tensor, augment: Augment, drawn: Drawn) -> Tensor:

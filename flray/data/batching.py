@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flray.core.cut import LastBatch, edges
 from flray.core.messages import Batch
-from flray.data.augment import apply_crop_flip, apply_cutout, draw
+from flray.data.augment import apply_brightness, apply_crop_flip, apply_cutout, apply_resized_crop, draw
 from flray.data.cache import Array
 from flray.data.data_config import Augment
 
@@ -141,8 +141,9 @@ class Batches:
                 x, y = _gather(self.x, rows), _gather(self.y, rows)
                 if drawn is not None and self.augment is not None:
                     part = drawn.part(places, self.device)
-                    # crop and flip move raw pixels; on the device, after the small uint8 transfer
-                    x = apply_crop_flip(x.to(self.device), self.augment, part)
+                    # crop, flip and brightness change raw pixels; on the device, after the small uint8 transfer
+                    x = apply_resized_crop(x.to(self.device), part)
+                    x = apply_brightness(apply_crop_flip(x, self.augment, part), part)
                     x = apply_cutout(self.normalizer(x), self.augment, part)
                 else:
                     x = self.normalizer(x)

@@ -16,9 +16,9 @@ from flray.data.published import augmentation
 class Augment(Section, frozen=True):
     """Training augmentation; the default changes nothing.
 
-    The crop works on raw uint8 pixels before normalisation (as torchvision's RandomCrop does, so the
-    padding is black, not the mean colour); cutout works after it, on a square clipped at the border
-    (DeVries and Taylor 2017).
+    Crops, flip and brightness, in this order, work on raw uint8 pixels before normalisation (as torchvision's
+    RandomCrop, RandomResizedCrop, RandomHorizontalFlip and ColorJitter do, so padding is black, not the mean colour);
+    cutout works after it, on a square clipped at the border (DeVries and Taylor 2017).
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "preset"}
@@ -28,13 +28,34 @@ class Augment(Section, frozen=True):
     crop_mode: Literal["constant", "reflect"] = Field(
         default="constant", description="padding: black, or mirrored about the edge pixel"
     )
+    resized_crop: tuple[float, float] | None = Field(
+        default=None,
+        description="shares of the area between which a random part is taken, with sides of 3:4 to 4:3, and stretched "
+        "to the whole (bilinear); torchvision's scale: [0.08, 1]; none: no such crop",
+    )
     flip: bool = Field(default=False, description="horizontally, with probability 1/2")
+    brightness: float = Field(
+        default=0.0, ge=0, description="pixels times a factor in max(0, 1 - brightness) to 1 + brightness; 0: none"
+    )
     cutout: int = Field(default=0, ge=0, description="side of the square that is set to 0; 0: none")
 
     @property
     def active(self) -> bool:
         """False where every option is off: batching then draws nothing."""
-        return bool(self.crop_padding or self.flip or self.cutout)
+        return bool(self.crop_padding or self.resized_crop or self.flip or self.brightness or self.cutout)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.resized_crop is not None:
+            low, high = self.resized_crop
+            if not 0 < low <= high <= 1:
+                raise ConfigError(
+                    f"data.augment.resized_crop: [{low:g}, {high:g}] are no shares of an image's area; write two "
+                    "numbers above 0 and at most 1, the smaller one first"
+                )
+            if self.crop_padding:
+                raise ConfigError("data.augment: crop_padding and resized_crop are two ways to crop; leave one out")
+        return self
 
 
 class Constants(Section, frozen=True):
@@ -108,7 +129,8 @@ class DataConfig(Section, frozen=True):
     )
     augment: Augment = Field(
         default=Augment(),
-        description="crop_padding, crop_mode, flip, cutout; or fedsol: what FedSOL's code does to this data set",
+        description="crop_padding, crop_mode, resized_crop, flip, brightness, cutout; or fedsol: "
+        "what FedSOL's code does to this data set",
     )
     leak_check: bool = Field(
         default=True, description="refuse test samples that are also train samples (above 1 %; below: a warning)"

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from flray.core.errors import ConfigError
 from flray.core.seeding import rng
 from flray.data import Augment, Batches, Normalizer, Split, eval_batches
+from flray.data import augment as augmenting
 from flray.data import batching as module
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.247, 0.243, 0.262)
@@ -132,6 +134,69 @@ def test_augmentation_equals_a_loop(mode):
     assert flip.any() and not flip.all()
 
 
+def test_brightness_is_that_of_torchvision():
+    """Bit for bit, at the factors that the epoch's generator draws in 1 - b ... 1 + b; before normalisation."""
+    from torchvision.transforms.functional import adjust_brightness
+
+    got = torch.cat([b.x for b in batches(augment=Augment(brightness=63 / 255), epochs=1)])
+    factors = draws("augment", 0).uniform(1 - 63 / 255, 1 + 63 / 255, 50).astype(np.float32)
+    images = torch.from_numpy(X[draws("batches", 0).permutation(50)]).permute(0, 3, 1, 2)
+    pairs = zip(images, factors.tolist(), strict=True)
+    want = torch.stack([adjust_brightness(image, factor) for image, factor in pairs]).permute(0, 2, 3, 1)
+    assert torch.equal(got, Normalizer(MEAN, STD)(want.contiguous()))
+    assert (want == 255).any() and not torch.equal(want, images.permute(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("together", [1, 2**22])
+def test_a_resized_crop_is_that_of_torchvision(monkeypatch, together):
+    """Of the same boxes: within one level, because torchvision rounds once an axis on some machines; mirrored after."""
+    from torchvision.transforms.functional import hflip, resized_crop
+
+    monkeypatch.setattr(augmenting, "AT_ONCE", together)
+    augment = Augment(resized_crop=(0.08, 1.0), flip=True)
+    drawn = augmenting.draw(augment, draws("augment", 0), 50, (12, 10))
+    images = torch.from_numpy(X[:50].copy())
+    got = augmenting.apply_crop_flip(augmenting.apply_resized_crop(images, drawn), augment, drawn).permute(0, 3, 1, 2)
+    assert got.dtype == torch.uint8
+    for image, found, box, flip in zip(images.permute(0, 3, 1, 2), got, drawn.box.tolist(), drawn.flip, strict=True):
+        want = resized_crop(image.float(), *box, [12, 10], antialias=False).round()
+        want = hflip(want) if flip else want
+        assert (found - want).abs().max() <= 1 and (found == want).float().mean() > 0.99
+    again = torch.cat([b.x for b in batches(augment=augment, epochs=1)])
+    assert again.shape == (50, 3, 12, 10) and torch.isfinite(again).all()
+
+
+def test_the_whole_image_is_left_as_it_is():
+    whole = augmenting.Drawn(None, None, None, torch.tensor([[0, 0, 12, 10]] * 90), None)
+    assert torch.equal(augmenting.apply_resized_crop(torch.from_numpy(X.copy()), whole), torch.from_numpy(X.copy()))
+
+
+def test_boxes_have_the_law_of_torchvision():
+    """Their area's share is uniform, the logarithm of their ratio too, as far as whole pixels allow; all lie within the
+    image; where no size fits there is one box, in the middle."""
+    found = augmenting.boxes(np.random.default_rng(0), 4000, 300, 300, (0.08, 0.5))
+    top, left, height, width = found.T
+    assert (found >= 0).all() and (top + height <= 300).all() and (left + width <= 300).all()
+    share, ratio = height * width / 300**2, np.log(width / height) / np.log(4 / 3)
+    for value, low, high in ((share, 0.08, 0.5), (ratio, -1, 1), (left / (300 - width), 0, 1)):
+        quantiles = (np.quantile(value, [0.1, 0.5, 0.9]) - low) / (high - low)
+        np.testing.assert_allclose(quantiles, [0.1, 0.5, 0.9], atol=0.03)
+    assert (augmenting.boxes(np.random.default_rng(0), 20, 30, 300, (1.0, 1.0)) == [0, 130, 30, 40]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"resized_crop": (0.0, 1.0)}, r"data.augment.resized_crop: \[0, 1\] are no shares"),
+        ({"resized_crop": (0.9, 0.1)}, r"the smaller one first"),
+        ({"resized_crop": (0.1, 1.0), "crop_padding": 2}, r"two ways to crop; leave one out"),
+    ],
+)
+def test_a_crop_that_cannot_be_says_so(options, match):
+    with pytest.raises(ConfigError, match=match):
+        Augment(**options)
+
+
 def test_flip_only_and_crop_only():
     flipped = torch.cat([b.x for b in batches(augment=Augment(flip=True), epochs=1)])
     plain = torch.cat([b.x for b in batches(epochs=1)])
@@ -141,7 +206,7 @@ def test_flip_only_and_crop_only():
 
 
 def test_bits_do_not_depend_on_the_chunk(monkeypatch):
-    augment = Augment(crop_padding=2, flip=True, cutout=4)
+    augment = Augment(resized_crop=(0.2, 0.9), flip=True, brightness=0.3, cutout=4)
     want = [b.x.clone() for b in batches(augment=augment)]
     for chunk in (1, 16, 40):
         monkeypatch.setattr(module, "CHUNK", chunk)
