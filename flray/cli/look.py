@@ -136,10 +136,13 @@ def compare(
         raise unknown("--format", format, FORMATS)
     from flray.results import by_mode, paired, summary, to_markdown
     from flray.results import compare as compare_runs
+    from flray.results.answers import unequal_cost
     from flray.results.paired import caption
     from flray.results.rendering import spelled
+    from flray.rundir.reader import Run
 
-    frame = compare_runs(_expanded(folders))
+    runs = [Run(place) for place in _expanded(folders)]
+    frame = compare_runs(runs)
     differences = paired(frame, against, metric) if against is not None else None
     if format == "json":
         print((frame if differences is None else differences).to_json(orient="records", indent=1))
@@ -154,6 +157,8 @@ def compare(
             print(f"{title}:\n\n{to_markdown(table)}")
     else:
         print_table(frame, metric, against)
+    if format in ("table", "markdown") and (unequal := unequal_cost(runs, frame)):
+        print(unequal)
 
 
 def figure(
@@ -166,7 +171,7 @@ def figure(
         str, typer.Option(help="curves: a column of rounds/; ablation: of the table of runs")
     ] = "test/acc",
     axis: Annotated[str | None, typer.Option(help="ablation: the key over which the metric is drawn")] = None,
-    x: Annotated[str, typer.Option(help="curves: rounds, bytes, time or steps")] = "rounds",
+    x: Annotated[str, typer.Option(help="curves: rounds, steps, bytes, flops or seconds")] = "rounds",
     mode: Annotated[
         str | None,
         typer.Option(help="tasks, drift: an inference mode (tasks: several by comma); default: the first"),

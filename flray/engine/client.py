@@ -114,7 +114,7 @@ class Client:
                 row["client/acc_before"] = self.accuracy(*before, numbers)
             looking = Looking(self.bench.probes, self.bench.reveal) if self.bench.probes else None
             done = self.exchange(ctx, exchange, down, state, data, looking)
-            row.update(num_steps=done.steps, **reported(done.metrics))
+            row.update(num_steps=done.steps, examples_read=done.examples, **reported(done.metrics))
             problem = client_problem(done.update, done.client, row)
             if problem and self.experiment.on_nonfinite != "skip":
                 raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")

@@ -8,7 +8,8 @@ A round, the beginning and the end of a task are alike: a transaction of any num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -84,14 +85,15 @@ class Executor(Protocol):
 
 
 class Exchanged(NamedTuple):
-    """One exchange that is finished: its plan, and by hop who worked, the bytes that each of them was sent, and what
-    they gave."""
+    """One exchange that is finished: its plan, and by hop who worked, the bytes by field that each of them was sent,
+    and what they gave."""
 
     plan: Plan
     hops: list[Hop]
-    down_bytes: list[int]
+    down: list[dict[str, int]]
     ran: list[Ran]
     probed: list[tuple[str, dict[str, Any]]]  # what probes reported, by their name
+    up: Counter[str]  # bytes by field that all of them sent
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -116,13 +118,15 @@ class Exchanged(NamedTuple):
         """Add bytes, steps and metrics to the row of the round, or of a task's beginning or end."""
         rows, metrics = self.rows, self.metrics
         row["exchanges"] = self.plan.clock.exchange + 1
-        sent = zip(self.down_bytes, self.hops, strict=True)
-        row["comm/down_bytes"] += sum(bytes_each * len(hop.cohort.client_ids) for bytes_each, hop in sent)
-        row["comm/down_bytes"] += metrics.pop("comm/shared_bytes", 0)
+        down: Counter[str] = Counter()
+        for each, hop in zip(self.down, self.hops, strict=True):
+            down.update({name: size * len(hop.cohort.client_ids) for name, size in each.items()})
+        down["shared"] += metrics.pop("comm/shared_bytes", 0)
+        add_sent(row, "down", down)
         row["client_steps"] += sum(c["num_steps"] for c in rows)
         row["time/server_s"] += sum(ran.server_s for ran in self.ran)
-        for name in ("comm/up_bytes", "clients_skipped"):
-            row[name] = row.get(name, 0) + metrics.pop(name, 0)
+        add_sent(row, "up", self.up)
+        row["clients_skipped"] = row.get("clients_skipped", 0) + metrics.pop("clients_skipped", 0)
         skipped = [str(c["client"]) for c in rows if c["skipped"]]
         if skipped:
             row["skipped_clients"] = " ".join([*row.get("skipped_clients", "").split(), *skipped])
@@ -135,6 +139,14 @@ class Exchanged(NamedTuple):
         )
 
 
+def add_sent(row: dict[str, Any], way: str, sizes: Mapping[str, int]) -> None:
+    """Add bytes by field that went `way` (up, down) to a row: to their sum, and each kind to a column of its own."""
+    row[f"comm/{way}_bytes"] = row.get(f"comm/{way}_bytes", 0) + sum(sizes.values())
+    for name, size in sizes.items():
+        if size:
+            row[f"comm/{way}_bytes/{name}"] = row.get(f"comm/{way}_bytes/{name}", 0) + size
+
+
 def transact(
     executor: Executor, clock: Clock, hops: Callable[[Exchange, Clock], list[Hop]], ahead: Clock | None = None
 ) -> Iterator[Exchanged]:
@@ -145,14 +157,15 @@ def transact(
     """
     while (plan := executor.plan(clock)) is not None:
         after = clock._replace(exchange=clock.exchange + 1)
-        found = Exchanged(plan, hops(plan.exchange, clock), [], [], [])
+        found = Exchanged(plan, hops(plan.exchange, clock), [], [], [], Counter())
         for hop in found.hops:
             now = plan if not hop.clock.hop else executor.broadcast(hop.clock, plan.exchange)
             coming = [after, *([ahead] if ahead is not None else [])] if hop is found.hops[-1] else []
-            found.down_bytes.append(now.down_bytes)
+            found.down.append(now.down)
             ran = executor.run(now, hop, coming)
             for reported in (*ran.rows, ran.metrics):
                 found.probed.extend(reported.pop("probes", []))
+            found.up.update(ran.metrics.pop("sent", {}))
             found.ran.append(ran)
         yield found
         clock = after

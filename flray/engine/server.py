@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,26 +23,27 @@ from flray.core.context import Context
 from flray.core.disk import array_checksum
 from flray.core.errors import AlgorithmError, FlrayError
 from flray.core.exchange import Exchange
-from flray.core.messages import Cohort, is_none, map_tensors, nbytes, to_numpy, to_torch
+from flray.core.messages import Cohort, is_none, map_tensors, nbytes_by_field, to_numpy, to_torch
 from flray.core.probe import FinishView, Looking, RoundView
 from flray.core.shared import join, received, split
-from flray.engine.client import Delivery
+from flray.engine.client import Assignment, Client, Delivery
 from flray.engine.client_store import FileStore
 from flray.engine.counts import Tally
+from flray.engine.flops import StepFlops, counted
 from flray.engine.health import model_is_finite, reported
 from flray.engine.keeper import Keeper
 from flray.ops.pooling import pooled
 
 
 class Plan(NamedTuple):
-    """One exchange as the driver needs it: when, what, and the bytes of its broadcast for one client.
+    """One exchange as the driver needs it: when, what, and the bytes of its broadcast for one client, by field.
 
     `shared`: the hashes of the parts of the broadcast that travel by content; their bytes are counted by `finish`.
     """
 
     clock: Clock
     exchange: Exchange
-    down_bytes: int
+    down: dict[str, int]
     shared: tuple[str, ...] = ()
 
 
@@ -86,7 +88,7 @@ class Server(Keeper):
             down = exchange.broadcast(self.bench.context(clock), self.state)
         rest, parts = split(to_numpy(down))
         self._parts.setdefault(clock.transaction, {}).update(parts)
-        return rest, Plan(clock, exchange, nbytes(join(rest, dict.fromkeys(parts))), tuple(parts))
+        return rest, Plan(clock, exchange, nbytes_by_field(join(rest, dict.fromkeys(parts))), tuple(parts))
 
     def parts(self) -> dict[str, np.ndarray]:
         """The shared parts of the broadcasts of this transaction, and of the one that is planned ahead, by hash."""
@@ -102,6 +104,12 @@ class Server(Keeper):
     def stateful(self) -> list[int]:
         """Numbers of the clients that have a state, ascending."""
         return self.store.clients()
+
+    def step_flops(self, exchange: Exchange, job: Assignment) -> StepFlops:
+        """FLOPs of a local step of the one client of `job`, as things stand before the exchange; nothing changes."""
+        with self._half("step", job.clock):
+            down = exchange.broadcast(self.bench.context(job.clock), self.state)
+            return counted(Client(self.bench), job, down, self.store.gather(job.clients)[0])
 
     def finish(self, plan: Plan, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
         """Complete the tree, run the server half, then scatter the client states. Returns the metrics.
@@ -123,13 +131,13 @@ class Server(Keeper):
         self.bench.seed_modules(ctx)  # a student with dropout
         new_states = [state for d in deliveries for state in d.states]
         delivered = torch.tensor([state is not None for state in new_states], dtype=torch.bool)
-        metrics: dict[str, Any] = {"clients_skipped": int((~delivered).sum()), "comm/up_bytes": 0}
+        metrics: dict[str, Any] = {"clients_skipped": int((~delivered).sum())}
         if plan.shared:
             named = {hash: self.part(hash) for hash in plan.shared}
             metrics["comm/shared_bytes"], self.holders = received(named, cohort.client_ids.numpy(), self.holders)
         if delivered.any():
             share, sent = float(cohort.weights[delivered].sum()), [delivery.sent for delivery in deliveries]
-            metrics["comm/up_bytes"] = sum(sum(run.nbytes.values()) for run in sent)
+            metrics["sent"] = dict(sum((Counter(run.nbytes) for run in sent), Counter()))  # of no field of 0 bytes
             updates = pooled(sent, None if delivered.all() else share, self.bench.objective.device, self._spare)
             steps = torch.tensor([taken for d in deliveries for taken in d.steps])
             cohort = Cohort(cohort.client_ids, cohort.num_examples, steps, cohort.weights)

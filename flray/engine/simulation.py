@@ -63,6 +63,7 @@ class Simulation(Transactions):
         }
         origin.compare(self.fingerprints)
         self.recorder: Recorder | None = None
+        self._flops = {}
         self._looks_at_rounds = any("round" in probe.at for probe in experiment.probes().values())
 
     @property

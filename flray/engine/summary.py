@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flray.data.cache import Array
     from flray.scenario import Stage
 
-ROW_FACTS = ("client", "exchange", "position", "num_examples", "num_steps", "skipped", "time/client_s")
+ROW_FACTS = ("client", "exchange", "position", "num_examples", "num_steps", "examples_read", "skipped", "time/client_s")
 
 
 def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict[str, float | list[float]]:

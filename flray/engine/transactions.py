@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from flray.core.clock import Clock, Position
+from flray.core.errors import AlgorithmError
 from flray.core.exchange import Exchange
 from flray.engine import cohort as cohorts
 from flray.engine.counts import Tally, with_sums
 from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
+from flray.engine.flops import StepFlops, kind, largest
 from flray.engine.progress import Progress
-from flray.engine.rounds import Executor, transact
+from flray.engine.rounds import Executor, add_sent, transact
 from flray.experiment import Experiment
 from flray.rundir import tested
 from flray.rundir.recorder import Recorder
@@ -29,6 +33,7 @@ class Transactions:
     scenario: Scenario
     executor: Executor
     recorder: Recorder | None
+    _flops: dict[tuple[Any, ...], StepFlops]  # of a local step, by its kind
 
     def _round(self, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """(the round's row, those of its clients); `ahead`: the round after it, which is planned on the way."""
@@ -94,18 +99,33 @@ class Transactions:
             )
             if empty:
                 row["clients_empty"] = row.get("clients_empty", 0) + empty
+            if found and exchange.client is None:
+                self._count_flops(exchange, found[0])
             return found
 
         client_rows: list[dict[str, Any]] = []
         for exchanged in transact(self.executor, clock, hops, ahead):
             if exchanged.plan.clock.exchange == 0:
-                row["comm/down_bytes"] += exchanged.plan.down_bytes * dropped
+                add_sent(row, "down", {name: size * dropped for name, size in exchanged.plan.down.items()})
             exchanged.add_to(row)
+            if exchanged.plan.exchange.client is None and exchanged.rows:
+                row["client_flops"] += self._flops[kind(clock, exchanged.plan.exchange)].of(exchanged.rows)
             client_rows += exchanged.rows
             self._probed(clock, exchanged.probed)
         if self._looks_at_rounds:
             self._probed(clock, self.executor.call("observe", clock))
         return client_rows
+
+    def _count_flops(self, exchange: Exchange, hop: cohorts.Hop) -> None:
+        """What a step of this kind computes, where no step of it has been counted since the run began or went on."""
+        which = kind(hop.clock, exchange)
+        if which not in self._flops:
+            try:
+                self._flops[which] = self.executor.call("step_flops", exchange, largest(hop.jobs))
+            except AlgorithmError as error:  # the run itself may well go on
+                self._flops[which] = StepFlops(math.nan, math.nan)
+                why = str(error).partition("\n")[0]
+                warnings.warn(f"client_flops of {hop.clock} are not counted: {why}", stacklevel=2)
 
     def _probed(self, clock: Clock, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """What probes reported into their tables, below `diagnostics/`."""
@@ -122,7 +142,7 @@ class Transactions:
 
     @staticmethod
     def _costs() -> dict[str, float]:
-        return {"comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "time/server_s": 0.0}
+        return {"comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "client_flops": 0.0, "time/server_s": 0.0}
 
     def _untested(self) -> dict[str, None]:
         return {f"{self.experiment.evaluate.split}/{name}": None for name in ("acc", "loss")}

@@ -27,7 +27,13 @@ METRICS = {
     "client/acc_p10": "10th percentile of client/acc_after over the cohort",
     "comm/up_bytes": "bytes of the tensors that clients sent, over the cohort",
     "comm/down_bytes": "bytes of the tensors that the server sent, over the cohort",
+    "comm/up_bytes/FIELD": "the same of one field of what clients send (w, b, ...)",
+    "comm/down_bytes/FIELD": "the same of one field of the broadcast; shared: parts that a client gets once",
     "client_steps": "local gradient steps, over the cohort",
+    "client_flops": "FLOPs of these steps by torch's counter: forward and backward passes of `step` with all its extra "
+    "passes (perturbation, memory, teacher), counted once for each kind of step; without element-wise operations, "
+    "tests, what a client does before and after its steps, and the server",
+    "examples_read": "clients/: samples that the local steps read; num_examples: those that the client holds",
     "proxy_examples": "proxy samples that the server passed through a model",
     "time/personal_s": "tasks/: the personalised test",
     "clients_skipped": "clients whose update was NaN or infinite (on_nonfinite: skip); skipped_clients names them",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 COSTS = {  # columns of `rounds/`, summed over a run
     "client_steps": "local steps",
+    "client_flops": "local FLOPs",
     "comm/up_bytes": "bytes up",
     "comm/down_bytes": "bytes down",
     "proxy_examples": "proxy samples",
@@ -83,6 +84,26 @@ def at_what_cost(costs: pandas.DataFrame, frame: pandas.DataFrame, metric: str) 
     if not unequal:
         return [f"{names[0]} and {names[1]} cost the same steps and bytes (within {pictures.EQUAL - 1:.0%})."]
     return [f"A comparison at unequal cost: beside {names[1]}, {names[0]} took {', '.join(unequal)}."]
+
+
+def unequal_cost(runs: Sequence[Run], frame: pandas.DataFrame) -> str:
+    """One line on how far the settings of `compare`'s table lie apart in steps, FLOPs, bytes and proxy samples (mean
+    over their finished runs); empty where they cost the same. `runs` are those of the table, in its order."""
+    rows = frame.to_dict("records")
+    done = [(run, row) for run, row in zip(runs, rows, strict=True) if row["status"] == "finished"]
+    if not done:
+        return ""
+    label = labels(frame)
+    costs = costs_of([run for run, _ in done], [label(row) for _, row in done]).set_index("setting")
+    apart = []
+    for column in [name for name in costs.columns if not name.startswith("time/")]:
+        took: dict[str, float] = costs[column].to_dict()  # type: ignore[assignment]
+        most, least = max(took, key=lambda name: took[name]), min(took, key=lambda name: took[name])
+        if not took[least]:
+            apart.append(f"{COSTS[column]} only in {', '.join(name for name in took if took[name])}")
+        elif took[most] >= pictures.EQUAL * took[least]:
+            apart.append(f"{COSTS[column]} up to {took[most] / took[least]:.2g} times ({most} against {least})")
+    return f"A comparison at unequal cost: {'; '.join(apart)}." if apart else ""
 
 
 def what_was_forgotten(modes: pandas.DataFrame, frame: pandas.DataFrame) -> list[str]:

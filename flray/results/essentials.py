@@ -112,7 +112,20 @@ def _number(name: str, value: float) -> str:
 def _costs(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
     took = [(name, total) for name, total in spent(run).items() if total and not name.startswith("time/")]
     parts = [f"{shown_value(name, total)} {COSTS[name].removeprefix('bytes ')}" for name, total in took]
-    return {"cost": ", ".join(parts)} if parts else {}
+    return ({"cost": ", ".join(parts)} if parts else {}) | _sent(run)
+
+
+def _sent(run: Run) -> dict[str, str]:
+    """What was sent, by field of the messages, where that is more than one on a way."""
+    found = []
+    for way in ("up", "down"):
+        start = f"comm/{way}_bytes/"
+        names = [name for name in dict.fromkeys([*run.rounds, *run.tasks]) if str(name).startswith(start)]
+        sizes = {name: sum(t[name].sum() for t in (run.rounds, run.tasks) if name in t) for name in names}
+        if len(sizes) > 1:
+            parts = [f"{name.removeprefix(start)} {shown_value('comm/bytes', size)}" for name, size in sizes.items()]
+            found.append(f"{way}: {', '.join(parts)}")
+    return {"sent": "; ".join(found)} if found else {}
 
 
 def _classes(run: Run, config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Learning curves: a column of `rounds/` over rounds, bytes, time or local steps; a line a setting."""
+"""Learning curves: a column of `rounds/` over rounds, local steps, bytes, FLOPs or seconds; a line a setting."""
 
 from __future__ import annotations
 
@@ -40,11 +40,16 @@ class Axis(NamedTuple):
 
 AXES = {
     "rounds": Axis("round", ()),
+    "steps": Axis("local gradient steps, all clients", ("client_steps",)),
     "bytes": Axis(
         "sent up and down", ("comm/up_bytes", "comm/down_bytes"), ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
     ),
-    "time": Axis("time in rounds", ("time/round_s",), ((3600.0, "h"), (60.0, "min"), (1.0, "s"))),
-    "steps": Axis("local gradient steps, all clients", ("client_steps",)),
+    "flops": Axis(
+        "FLOPs of local steps, all clients",
+        ("client_flops",),
+        ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")),
+    ),
+    "seconds": Axis("time in rounds", ("time/round_s",), ((3600.0, "h"), (60.0, "min"), (1.0, "s"))),
 }
 
 
@@ -64,7 +69,8 @@ class Curve(NamedTuple):
 def curves(
     folders: Iterable[str | Path | Run], metric: str = "test/acc", out: str | Path = "curves.png", x: str = "rounds"
 ) -> Path:
-    """Draw a column of `rounds/` over `x`, one line a setting: rounds, or bytes, time, steps summed from the first.
+    """Draw a column of `rounds/` over `x`, one line a setting: rounds, or steps, bytes, FLOPs, seconds
+    summed from the first.
 
     Runs that differ in nothing but the seed share a line: the mean over seeds, drawn up to the last round that all of
     them have, with the 95 % t-interval of the mean as a band from 5 seeds on, and each seed as a thin line below that.
@@ -166,6 +172,10 @@ def _points(run: Run, table: pandas.DataFrame, metric: str, axis: Axis) -> panda
     missing = [name for name in axis.columns if name not in table]
     if missing:
         raise ConfigError(f"curves: {run.folder} has no column {missing[0]!r} in rounds/; draw it over rounds")
+    unknown_cost = table[list(axis.columns)].isna().any(axis=1) & table[metric].notna()
+    if unknown_cost.any():
+        lacking = int(table.loc[unknown_cost, "done"].iloc[0])
+        raise ConfigError(f"curves: {run.folder} has no {axis.columns[0]} in round {lacking}; draw it over rounds")
     place = table[list(axis.columns)].sum(axis=1).cumsum() if axis.columns else table["done"]
     points = table.assign(x=place.astype(float), y=table[metric]).set_index("done")[["x", "y"]].dropna().astype(float)
     first = run.initial(metric)

@@ -24,7 +24,7 @@ class Run(reader.Run):
     """The results in a run folder, for a notebook: it shows itself as a table, and draws its curves."""
 
     def plot(self, metric: str = "test/acc", x: str = "rounds") -> Figure:
-        """A column of `rounds` over `rounds`, `bytes`, `time` or `steps`, as a matplotlib figure.
+        """A column of `rounds` over `rounds`, `steps`, `bytes`, `flops` or `seconds`, as a matplotlib figure.
 
         Raises `ConfigError` where the run has no such column.
         """

@@ -23,7 +23,8 @@ _VARIANTS = ("ACC_pooled", "FT_std")
 _STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high")  # of the metric that a table is about
 _HEADS = {
     "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent",
-    "time/s": "time", "client_steps": "local steps", "comm/up_bytes": "sent up", "comm/down_bytes": "sent down",
+    "time/s": "time", "client_steps": "local steps", "client_flops": "local FLOPs",
+    "comm/up_bytes": "sent up", "comm/down_bytes": "sent down",
     "proxy_examples": "proxy samples", "time/client_s": "clients' time", "time/server_s": "server's time",
     "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "diff.", "diff_low": "95 % from",
     "diff_high": "to",
@@ -171,7 +172,9 @@ def shown_value(column: str, value: Any) -> str:
     if is_share(column):
         return f"{round(100 * value, 2) + 0.0:.2f}"  # no -0.00
     if column.endswith(("/bytes", "_bytes")):
-        return _bytes(value)
+        return _of_thousands(value, "B")
+    if column == "client_flops":
+        return _of_thousands(value, "")
     if column in ("client_steps", "proxy_examples", "exemplars/kept"):
         return f"{value:,.0f}"
     if column.startswith("time/"):
@@ -187,9 +190,7 @@ def _signed(column: str, value: float) -> str:
     return ("+" if value > 0 else "-" if value < 0 else "") + shown_value(column, abs(value))
 
 
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1000
-    return f"{count:.3g} TB"
+def _of_thousands(count: float, unit: str) -> str:
+    """`1.2 MB`, `450 G`."""
+    power = next((i for i in range(6) if count < 1000 ** (i + 1)), 6)
+    return f"{count / 1000**power:.3g} {' kMGTPE'[power]}{unit}" if power else f"{count:.0f} {unit}".rstrip()

@@ -132,10 +132,15 @@ def test_curves_over_bytes_and_time_by_hand(tmp_path: Path) -> None:
     )
     slow.to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
     assert learning_curves(runs, "test/acc", "bytes")["fedavg"].x.tolist() == [250, 750]
-    time = learning_curves([load(tmp_path / "a"), load(tmp_path / "b")], "test/acc", "time")["fedavg"]
+    time = learning_curves([load(tmp_path / "a"), load(tmp_path / "b")], "test/acc", "seconds")["fedavg"]
     assert time.seeds_x.tolist() == [[0.5, 1.5], [0.5, 3.0]] and time.x.tolist() == [0.5, 2.25]
     with pytest.raises(ConfigError, match=r"has no column 'client_steps' in rounds/"):
         learning_curves(runs, "test/acc", "steps")
+    slow.assign(client_flops=[2e9, 3e9, 4e9]).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
+    assert learning_curves([load(tmp_path / "b")], "test/acc", "flops")["fedavg"].x.tolist() == [2e9, 9e9]
+    slow.assign(client_flops=[None, 3e9, 4e9]).to_parquet(tmp_path / "b" / "rounds" / "part-0000.parquet")
+    with pytest.raises(ConfigError, match="has no client_flops in round 1; draw it over rounds"):
+        learning_curves([load(tmp_path / "b")], "test/acc", "flops")
     result = CliRunner().invoke(app, ["figure", "curves", str(tmp_path), "--x", "byte"])
     assert str(result.exception) == "unknown axis 'byte' (did you mean 'bytes'?)"
 

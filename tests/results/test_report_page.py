@@ -15,6 +15,8 @@ from scipy.stats import ttest_rel
 
 import flray
 from flray.core.errors import ConfigError, FlrayError
+from flray.results import compare
+from flray.results.answers import unequal_cost
 from flray.results.report_page import gather, report
 
 ACCURACY = {"fedavg": [0.70, 0.72, 0.71, 0.74], "fedsol": [0.75, 0.78, 0.77, 0.80]}  # by seed
@@ -51,6 +53,11 @@ def test_the_answers_are_those_of_the_numbers(folders: list[Path]) -> None:
     assert chance.startswith("+5.75 points above fedavg on 4 shared seeds (95 % interval +4.")
     assert chance.endswith(f"p {p:.2g}): told apart.")
     assert cost == "A comparison at unequal cost: beside fedavg, fedsol took 2 times the local steps."
+    runs = [flray.load(path) for path in folders]
+    assert unequal_cost(runs, compare(runs)) == (
+        "A comparison at unequal cost: local steps up to 2 times (fedsol against fedavg)."
+    )
+    assert unequal_cost(runs[:4], compare(runs[:4])) == ""
     assert found.costs.set_index("setting")["client_steps"].to_dict() == {"fedavg": 20, "fedsol": 40}
 
 

@@ -21,6 +21,7 @@ from flray.core.exchange import Exchange
 from flray.core.shared import join
 from flray.engine.client import Assignment, Client, Delivery
 from flray.engine.counts import Tally
+from flray.engine.flops import StepFlops
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
 from flray.engine.server import Plan, Server
 from flray.engine.workbench import Roll, Workbench
@@ -150,6 +151,9 @@ class ServerActor(ServerNodes):
 
     def stateful(self) -> list[int]:
         return self.server.stateful()
+
+    def step_flops(self, exchange: Exchange, job: Assignment) -> StepFlops:
+        return self.server.step_flops(exchange, job)
 
     def finish(
         self, plan: Plan, cohort: Any, ahead: Sequence[Clock], tested: bool, *deliveries: Delivery

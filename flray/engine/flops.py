@@ -1,0 +1,79 @@
+"""FLOPs of clients' local steps: counted once for each kind of step, by steps that are thrown away.
+
+A run counts no step that it takes, so its bits and its speed stay what they are. What is counted is what torch's
+`FlopCounterMode` knows (matrix products, convolutions and attention, a multiplication and an addition being two FLOPs)
+in `Algorithm.step`: forward and backward passes, with those of FedSOL's perturbation, FedProj's memory or a teacher.
+Not counted are element-wise operations and vectors `[P]`, what a client does before its first and after its last step,
+exchanges without local steps (bases at a task's end), tests, and the server half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from flray.core.clock import Clock
+from flray.core.exchange import Exchange
+from flray.engine.client import Assignment, Client
+
+FEW = 8  # samples of a counted step: FLOPs are linear in the samples of a batch, up to what a loss does between them
+
+
+class StepFlops(NamedTuple):
+    """FLOPs of a local step over a batch of n samples: `step + example n`."""
+
+    step: float
+    example: float
+
+    def of(self, rows: Iterable[Mapping[str, Any]]) -> float:
+        """What clients computed, by their rows (`num_steps`, `examples_read`)."""
+        return float(sum(self.step * row["num_steps"] + self.example * row["examples_read"] for row in rows))
+
+
+def kind(clock: Clock, exchange: Exchange) -> tuple[Any, ...]:
+    """Steps of one kind cost the same: those of an exchange in the first round of a task, or in its later ones."""
+    return exchange.name, clock.phase, clock.task, clock.round == 0
+
+
+def largest(jobs: Iterable[Assignment]) -> Assignment:
+    """The client with most samples in an exchange, alone."""
+    found = max(((job, i) for job in jobs for i in range(len(job.clients))), key=lambda at: len(at[0].samples(at[1])))
+    job, i = found
+    held, previous = job.held.cut(i, i + 1), None if job.previous is None else job.previous.cut(i, i + 1)
+    return job._replace(first=job.first + i, weights=(job.weights[i],), held=held, previous=previous)
+
+
+def counted(client: Client, job: Assignment, down: Any, stored: Any) -> StepFlops:
+    """The FLOPs of a step of the one client of `job`, from two steps over a few of its samples and over half of them.
+
+    `down` is the exchange's broadcast as tensors, `stored` the client's state as the store keeps it.
+    """
+    size = min(FEW, client.algorithm.local_batches[0], len(job.samples(0)))
+    sizes = dict.fromkeys((size, max(size // 2, min(size, 2))))  # batch norm needs 2
+    found = [_step(client, job, down, stored, n) for n in sizes]
+    (most, read), (less, fewer) = found[0], found[-1]
+    if read == fewer:
+        return StepFlops(0.0, most / read) if read else StepFlops(0.0, 0.0)
+    example = (most - less) / (read - fewer)
+    return StepFlops(most - example * read, example)
+
+
+def _step(client: Client, job: Assignment, down: Any, stored: Any, size: int) -> tuple[int, int]:
+    """(FLOPs, samples) of the first step of a client that holds only the first `size` of its samples."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    algorithm, bench, numbers = client.algorithm, client.bench, np.asarray(job.samples(0)[:size])
+    ctx = client.context(job.clock, job.clients[0], job.weights[0], numbers)
+    data = bench.client_data(ctx, numbers, None if job.previous is None else job.previous.of(0))
+    with torch.random.fork_rng(devices=[]):
+        bench.seed_modules(ctx)
+        state = client.state(ctx, stored)
+        carry = algorithm.begin(ctx, down, state, data)
+        for batch in algorithm.batches(ctx, down, state, carry, data):
+            with FlopCounterMode(display=False) as counter:
+                algorithm.step(ctx, down, state, carry, batch)
+            return counter.get_total_flops(), len(batch.y)
+    return 0, 0
