@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flray.cli.show import console, print_modes, print_rows
-from flray.core.errors import ConfigError, FlrayError
+from flray.cli.show import console, print_modes, print_rows, runs_in
+from flray.core.errors import ConfigError
 
 TEMPLATES = Path(__file__).parent / "init"
 
@@ -58,27 +57,13 @@ def show(
     from rich.table import Table
 
     from flray.results.essentials import essentials
-    from flray.rundir.reader import Run, runs_below
 
-    bad: list[FlrayError] = []
-    shown = 0
-    for place in [run for folder in folders for run in runs_below(folder) or [folder]]:
-        try:
-            run = Run(place)
-            lines = essentials(run)
-        except FlrayError as error:
-            bad.append(error)
-            continue
+    for run in runs_in(folders):
         table = Table(title=escape(run.place), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-        for name, text in lines.items():
+        for name, text in essentials(run).items():
             table.add_row(f"[bold]{escape(name)}[/bold]", escape(text))
         console().print(table)
         print_modes(run)
-        shown += 1
-    if bad and not shown:
-        raise bad[0]
-    for problem in bad:
-        print(f"left out: {problem}", file=sys.stderr)
 
 
 def _row(folder: Path) -> dict[str, Any]:

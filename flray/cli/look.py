@@ -9,12 +9,22 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.show import Imports, Overrides, import_modules, markdown, own_modules, print_rows, print_table
+from flray.cli.show import (
+    Imports,
+    Overrides,
+    import_modules,
+    markdown,
+    own_modules,
+    print_left_out,
+    print_rows,
+    print_table,
+    runs_in,
+)
 from flray.core.errors import FlrayError, unknown
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "drifts", "diagnostics", "metrics", "config")
 FORMATS = ("table", "markdown", "csv", "json")
-FIGURES = ("curves", "clients", "tasks", "drift", "decision-regions", "ablation", "sweep")
+FIGURES = ("curves", "clients", "tasks", "drift", "decision-regions", "ablation", "ranks", "sweep")
 
 
 def list_(
@@ -129,21 +139,30 @@ def compare(
     Of runs over tasks ACC, FT, AIA, BWT, FWT and task prediction as well, of runs through a drift the accuracy before,
     at the end of the window and finally, by inference mode; `--metric ACC` (`ACC@MODE`) compares on one of them.
 
-    With --against: the differences to that setting on the same seeds, their intervals, and Holm-corrected p-values
-    (csv, json: only these).
+    With --against: the differences to that setting on the same seeds, their t- and bootstrap intervals, Hedges' g, and
+    Holm-corrected p-values (csv, json: only these).
+
+    Of three methods or more over several settings Friedman's test of their ranks and Nemenyi's critical difference
+    (`flray figure ranks` draws them). At the end what is not comparable, with the keys, and unequal cost; a folder that
+    cannot be read is a line on stderr.
     """
     if format not in FORMATS:
         raise unknown("--format", format, FORMATS)
     from flray.results import by_mode, paired, summary, to_markdown
     from flray.results import compare as compare_runs
-    from flray.results.answers import unequal_cost
+    from flray.results.comparable import caveats
     from flray.results.paired import caption
+    from flray.results.ranks import over_settings
+    from flray.results.readable import FLAWED
     from flray.results.rendering import spelled
-    from flray.rundir.reader import Run
 
-    runs = [Run(place) for place in _expanded(folders)]
+    runs = runs_in(folders)
     frame = compare_runs(runs)
     differences = paired(frame, against, metric) if against is not None else None
+    said, ranked = over_settings(frame, metric)
+    said += caveats(runs, frame, metric, against)
+    for row in frame[frame["status"].str.startswith(FLAWED)].to_dict("records"):
+        print(f"not counted: {row['folder']}: {row['status']}", file=sys.stderr)
     if format == "json":
         print((frame if differences is None else differences).to_json(orient="records", indent=1))
     elif format == "csv":
@@ -153,12 +172,12 @@ def compare(
         if differences is not None:
             print(f"{caption(differences)}:\n")
         print(to_markdown(summary(frame, metric) if differences is None else differences))
-        for title, table in spelled(by_mode(frame)).items() if differences is None else ():
+        for title, table in (spelled(by_mode(frame)) | ranked).items() if differences is None else ():
             print(f"{title}:\n\n{to_markdown(table)}")
     else:
-        print_table(frame, metric, against)
-    if format in ("table", "markdown") and (unequal := unequal_cost(runs, frame)):
-        print(unequal)
+        print_table(frame, metric, against, ranked)
+    for sentence in said:
+        print(f"* {sentence}", file=sys.stderr if format in ("json", "csv") else sys.stdout)
 
 
 def figure(
@@ -168,7 +187,7 @@ def figure(
     ],
     out: Annotated[Path, typer.Option(help="PNG file")] = Path("figure.png"),
     metric: Annotated[
-        str, typer.Option(help="curves: a column of rounds/; ablation: of the table of runs")
+        str, typer.Option(help="curves: a column of rounds/; ablation, ranks: of the table of runs")
     ] = "test/acc",
     axis: Annotated[str | None, typer.Option(help="ablation: the key over which the metric is drawn")] = None,
     x: Annotated[str, typer.Option(help="curves: rounds, steps, bytes, flops or seconds")] = "rounds",
@@ -179,7 +198,8 @@ def figure(
     rounds: Annotated[str, typer.Option(help="decision-regions: rounds to show")] = "1,5,20",
 ) -> None:
     """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric
-    over a key of an ablation or grid; what was known of each task after each task, or of each class through a drift.
+    over a key of an ablation or grid; what was known of each task after each task, or of each class through a drift;
+    methods ranked over many settings, with the critical difference.
     `sweep` writes the table and the figures of sweep folders again.
     """
     if kind not in FIGURES:
@@ -194,7 +214,7 @@ def figure(
         for folder in folders:
             _sweep_report(Path(folder))
         return
-    runs = _expanded(folders)
+    runs = runs_in(folders, whole=True)
     if kind == "curves":
         curves(runs, metric=metric, out=out, x=x)
     elif kind in ("tasks", "drift"):
@@ -203,6 +223,10 @@ def figure(
         clients(runs, out=out)
     elif kind == "decision-regions":
         decision_regions(runs, rounds=[int(r) for r in rounds.split(",")], out=out)
+    elif kind == "ranks":
+        from flray.results.ranks import diagram, ranks
+
+        save(diagram(ranks(compare_runs(runs), metric)), out)
     else:
         ablation(compare_runs(runs), axis, out, metric)
     print(out)
@@ -226,11 +250,15 @@ def report(
 
     A folder that cannot be read is named there with the reason; the good runs are still shown.
     """
-    from flray.results.report_page import FORMATS, report
+    from flray.results.report_page import FORMATS, gather, write
 
     suffix = (out.suffix if out is not None else "").removeprefix(".")
     form = format or (suffix if suffix in FORMATS else "html")
-    print(report(_expanded(folders), out or Path(f"report.{form}"), form, metric, against))
+    if form not in FORMATS:
+        raise unknown("report format", form, FORMATS)
+    page = gather(folders, metric, against, drawn=form == "html")
+    print_left_out(page.broken, page.notes)
+    print(write(page, out or Path(f"report.{form}"), form))
 
 
 def _sweep_report(folder: Path) -> None:
@@ -241,13 +269,6 @@ def _sweep_report(folder: Path) -> None:
     print(*(report.table, *report.figures), sep="\n")
     for reason in report.skipped:
         print(f"left out: {reason}", file=sys.stderr)
-
-
-def _expanded(folders: list[str]) -> list[str | Path]:
-    """Run folders as they are, and the runs of folders that hold them (a grid, the `final` of a sweep)."""
-    from flray.rundir.reader import runs_below
-
-    return [run for folder in folders for run in runs_below(folder) or [folder]]
 
 
 BENCHES = "W1,W2,W3,step,projected,detector,server,startup,sweep"

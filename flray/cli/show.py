@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -181,6 +181,34 @@ def report_grid(frame: Any, root: Path) -> None:
     print(f"         flray resume {frame['folder'].iloc[0]} rounds={2 * max(frame['done'].max(), 1)}")
 
 
+def runs_in(folders: list[str], whole: bool = False) -> list[Run]:
+    """The runs in folders and below them, of a sweep its final ones; what is left out is a line each on stderr.
+
+    With `whole` a run whose tables are damaged or lost is left out as well. Raises `CheckpointError` where none is
+    left.
+    """
+    from flray.core.errors import CheckpointError
+    from flray.results.readable import found, sound
+
+    runs, broken, notes = found(folders)
+    if whole:
+        runs, flawed = sound(runs)
+        broken += flawed
+    if not runs:
+        more = f" (and {len(broken) - 1} more folders)" if len(broken) > 1 else ""
+        raise CheckpointError(f"{broken[0]}{more}")
+    print_left_out(broken, notes)
+    return runs
+
+
+def print_left_out(broken: Iterable[object], notes: Iterable[str] = ()) -> None:
+    """Folders that are not shown and other notes, a line each on stderr."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    for folder in broken:
+        print(f"left out: {folder}", file=sys.stderr)
+
+
 def console() -> Console:
     """Standard output; a file or a job's log is as wide as a table needs, not 80 columns."""
     from rich.console import Console
@@ -204,9 +232,9 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def print_table(frame: Any, metric: str = "test/acc", against: str | None = None) -> None:
+def print_table(frame: Any, metric: str = "test/acc", against: str | None = None, more: Any = ()) -> None:
     """The runs; their mean over seeds where there are several, and the differences to a setting where one is given;
-    what they learned and forgot where they have tasks or a drift."""
+    what they learned and forgot where they have tasks or a drift; `more` tables by title."""
     from flray.results import by_mode, paired, render, summary
     from flray.results.paired import caption
     from flray.results.rendering import spelled
@@ -218,6 +246,8 @@ def print_table(frame: Any, metric: str = "test/acc", against: str | None = None
     elif frame["seed"].nunique() > 1:
         console().print(render(summary(frame, metric)))
     for title, table in spelled(by_mode(frame)).items() if against is None else ():
+        console().print(render(table, title))
+    for title, table in dict(more).items():
         console().print(render(table, title))
 
 

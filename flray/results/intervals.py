@@ -1,4 +1,4 @@
-"""Confidence intervals of a mean over seeds."""
+"""Confidence intervals of a mean over seeds, and the size of an effect."""
 
 from __future__ import annotations
 
@@ -54,6 +54,43 @@ def interval(
     half = float(t.ppf(0.5 + level / 2, len(sample) - 1)) * std / math.sqrt(len(sample))
     low, high = mean - half, mean + half
     return (mean, std, max(low, lowest), min(high, 1.0)) if share else (mean, std, low, high)
+
+
+def bootstrap(values: Iterable[float], level: float = 0.95) -> tuple[float, float]:
+    """The percentile bootstrap's interval (low, high) of the mean at `level`: it assumes no normal distribution.
+
+    Of few seeds it is too narrow: it knows no value beyond those seen, and of five holds the mean in about 85 % of
+    cases. 9,999 resamples with a fixed seed, so the same numbers give the same interval. NaN for fewer than two values,
+    or where one is infinite. (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, section 13.3.)
+    """
+    import numpy as np
+    from scipy import stats
+
+    sample = np.asarray(list(values), dtype=np.float64)
+    if len(sample) < 2 or not np.isfinite(sample).all():
+        return math.nan, math.nan
+    found = stats.bootstrap(
+        (sample,), np.mean, confidence_level=level, method="percentile", vectorized=True, rng=np.random.default_rng(0)
+    )
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def effect(differences: Iterable[float]) -> float:
+    """The standardised size of paired differences `[n]`: Hedges' g, their mean over their standard deviation times J.
+
+    `J = gamma(m / 2) / (sqrt(m / 2) gamma((m - 1) / 2))` with `m = n - 1` takes out the bias of few pairs (Hedges,
+    "Distribution theory for Glass's estimator of effect size", 1981, Eq. 6e). NaN for fewer than three pairs (J is 0
+    for two), for differences that are all the same, and where one is infinite.
+    """
+    import numpy as np
+    from scipy.special import gammaln
+
+    sample = np.asarray(list(differences), dtype=np.float64)
+    if len(sample) < 3 or not np.isfinite(sample).all() or not np.ptp(sample):
+        return math.nan
+    m = len(sample) - 1
+    correction = math.exp(gammaln(m / 2) - gammaln((m - 1) / 2)) / math.sqrt(m / 2)
+    return float(sample.mean() / sample.std(ddof=1)) * correction
 
 
 def interval_words(metric: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flray.core.errors import ConfigError, unknown
-from flray.results.intervals import interval, is_share, lowest
+from flray.results.intervals import bootstrap, effect, interval, is_share, lowest
 from flray.results.tables import about, keys_of, over_seeds
 
 if TYPE_CHECKING:
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 TESTS = ("p_t", "p_wilcoxon", "holm_t", "holm_wilcoxon")
 # columns of `paired`
-PAIRED = ("n", "diverged", "unfinished", "mean", "low", "high", "pairs", "diff", "diff_low", "diff_high", *TESTS)
+PAIRED = (
+    "n", "diverged", "unfinished", "mean", "low", "high", "pairs", "diff", "diff_low", "diff_high", "boot_low",
+    "boot_high", "effect", *TESTS,
+)  # fmt: skip
 DIGITS = 12  # differences that agree to so many decimals are the same: 0.9 - 0.8 and 0.5 - 0.4
 
 
@@ -30,6 +33,7 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
     (`rho=0,algorithm=fedsol`), an algorithm, or the folder of one of its runs. It is the first row, without a
     difference. Columns after the setting's keys: `n`, `diverged`, `unfinished`, `mean`, `low`, `high` as in `summary`;
     `pairs` (seeds); `diff`, `diff_low`, `diff_high`: the mean difference (setting - reference) and its 95 % t-interval;
+    `boot_low`, `boot_high`: its 95 % bootstrap interval; `effect`: Hedges' g of the differences (`intervals.effect`);
     `p_t`, `p_wilcoxon`: two-sided p of the paired t-test and of Wilcoxon's signed-rank test; `holm_t`, `holm_wilcoxon`:
     the same after Holm's correction over the settings. NaN for fewer than two pairs. Wilcoxon's p is exact up to 50
     pairs (13 with ties or zeros) and at least 2 / 2^pairs: 0.0625 for five seeds, which no effect gets below.
@@ -68,15 +72,15 @@ def paired(frame: pandas.DataFrame, reference: str | Mapping[str, Any], metric: 
 
 
 def caption(table: pandas.DataFrame) -> str:
-    """What `paired`'s table compares with, and what its p are."""
+    """What `paired`'s table compares with, and what its effect and its p are."""
     return (
-        f"Against {table.attrs['reference']}, on the same seeds; p of the paired t-test and of Wilcoxon's, "
-        "corrected by Holm"
+        f"Against {table.attrs['reference']}, on the same seeds: t-interval and bootstrap interval of the difference, "
+        "Hedges' g; p of the paired t-test and of Wilcoxon's, corrected by Holm"
     )
 
 
 def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
-    """Mean, interval and p-values of paired differences `[pairs]`; of shares the interval ends at -1 and 1.
+    """Mean, intervals, effect and p-values of paired differences `[pairs]`; of shares the t-interval ends at -1 and 1.
 
     Where one is infinite (a run that never recovered) there is no interval and no test.
     """
@@ -85,7 +89,17 @@ def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
 
     values = values.round(DIGITS)
     mean, _, low, high = interval(values, share=share, lowest=-1.0)
-    found = {"diff": mean, "diff_low": low, "diff_high": high, "p_t": math.nan, "p_wilcoxon": math.nan}
+    boot_low, boot_high = bootstrap(values)
+    found = {
+        "diff": mean,
+        "diff_low": low,
+        "diff_high": high,
+        "boot_low": boot_low,
+        "boot_high": boot_high,
+        "effect": effect(values),
+        "p_t": math.nan,
+        "p_wilcoxon": math.nan,
+    }
     if len(values) < 2 or not np.isfinite(values).all():
         return found
     if not values.any():

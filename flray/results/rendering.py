@@ -20,14 +20,15 @@ _PARTS = {
     "Over tasks": (*OF_TASKS, *OF_KEPT), "Through the drift": OF_DRIFT, "Alarms of latent forgetting": OF_ALARMS,
 }  # fmt: skip
 _VARIANTS = ("ACC_pooled", "FT_std")
-_STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high")  # of the metric that a table is about
+# of the metric that a table is about
+_STATISTICS = ("mean", "std", "low", "high", "diff", "diff_low", "diff_high", "boot_low", "boot_high")
 _HEADS = {
     "test/acc": "test acc %", "test/acc_best": "best %", "test/acc_mean10": f"last {LAST} %", "comm/bytes": "sent",
     "time/s": "time", "client_steps": "local steps", "client_flops": "local FLOPs",
     "comm/up_bytes": "sent up", "comm/down_bytes": "sent down",
     "proxy_examples": "proxy samples", "time/client_s": "clients' time", "time/server_s": "server's time",
     "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "diff.", "diff_low": "95 % from",
-    "diff_high": "to",
+    "diff_high": "to", "boot_low": "boot. from", "boot_high": "to", "effect": "effect g",
     "holm_t": "p (t)", "holm_wilcoxon": "p (W)",
     "task_prediction": "right task %", "drift/acc_before": "before %", "drift/acc_end": "end of window %",
     "drift/acc_missing": "missing classes %", "drift/acc_final": "final %", "drift/recovered_after": "recovered after",
@@ -148,7 +149,7 @@ def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     units = [metric if column in _STATISTICS else column for column in columns]
     rows = []
     for row in frame[columns].itertuples(index=False):
-        shown = [_signed if column.startswith("diff") else shown_value for column in columns]
+        shown = [_signed if column.startswith(("diff", "boot_")) else shown_value for column in columns]
         rows.append([show(unit, value) for show, unit, value in zip(shown, units, row, strict=True)])
     return heads, rows
 
@@ -181,6 +182,8 @@ def shown_value(column: str, value: Any) -> str:
         return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
     if column.startswith("holm_"):
         return f"{value:.2g}"
+    if column in ("effect", "rank"):
+        return f"{value:.2f}"
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value)

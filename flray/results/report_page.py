@@ -6,14 +6,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from flray.core.disk import whole
-from flray.core.errors import ConfigError, FlrayError, unknown
+from flray.core.errors import ConfigError, unknown
 from flray.results import pictures
 from flray.results.answers import at_what_cost, costs_of, labels, verdict, what_was_forgotten
 from flray.results.by_mode import by_mode
 from flray.results.paired import caption, paired
+from flray.results.readable import Broken, found, sound
 from flray.results.rendering import cells, is_number, spelled, to_markdown
 from flray.results.tables import compare, settings, summary
 from flray.rundir.reader import Run
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
     import pandas
 
 FORMATS = ("html", "md", "json")
-
-
-class Broken(NamedTuple):
-    """A folder that could not be read, and why."""
-
-    folder: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -51,6 +45,7 @@ class Report:
     changed: pandas.DataFrame
     pictures: tuple[tuple[str, str, str], ...]
     broken: tuple[Broken, ...]
+    notes: tuple[str, ...]
 
 
 def report(
@@ -68,8 +63,12 @@ def report(
     """
     if format not in FORMATS:
         raise unknown("report format", format, FORMATS)
-    found = gather(folders, metric, against, drawn=format == "html")
-    text = {"html": as_html, "md": as_markdown, "json": as_json}[format](found)
+    return write(gather(folders, metric, against, drawn=format == "html"), out, format)
+
+
+def write(page: Report, out: str | Path, format: str) -> Path:
+    """The page as a file of one of `FORMATS`. Raises `ConfigError` where it cannot be written."""
+    text = {"html": as_html, "md": as_markdown, "json": as_json}[format](page)
     path = Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,9 +83,11 @@ def gather(
     folders: Iterable[str | Path | Run], metric: str = "test/acc", against: str | None = None, drawn: bool = True
 ) -> Report:
     """What a report says of these runs; without `drawn` there are no pictures."""
-    runs, broken = readable(folders)
+    looked = found(folders)
+    runs, flawed = sound(looked.runs)
+    broken = [*looked.broken, *flawed]
     if not runs:
-        why = f": {broken[0].folder}: {broken[0].why}" if broken else "; name at least one"
+        why = f": {broken[0]}" if broken else "; name at least one"
         raise ConfigError(f"report: no run folder that can be read{why}")
     frame = compare(runs)
     names = list(map(labels(frame), frame.to_dict("records")))
@@ -106,24 +107,8 @@ def gather(
         changed=_changed(configs, runs, same),
         pictures=pictures.of(runs, names, metric) if drawn else (),
         broken=tuple(broken),
+        notes=tuple(looked.notes),
     )
-
-
-def readable(folders: Iterable[str | Path | Run]) -> tuple[list[Run], list[Broken]]:
-    """(runs that can be compared, the others with the reason)."""
-    runs, broken = [], []
-    for folder in folders:
-        try:
-            run = folder if isinstance(folder, Run) else Run(folder)
-            status = str(compare([run])["status"].iloc[0])
-        except (FlrayError, OSError) as error:
-            broken.append(Broken(str(folder), " ".join(str(error).split())))
-            continue
-        if status.startswith(("damaged", "incomplete", "edited")):
-            broken.append(Broken(run.place, status))
-        else:
-            runs.append(run)
-    return runs, broken
 
 
 def _changed(configs: Sequence[Mapping[str, Any]], runs: Sequence[Run], same: Mapping[str, Any]) -> pandas.DataFrame:
@@ -136,58 +121,58 @@ def _changed(configs: Sequence[Mapping[str, Any]], runs: Sequence[Run], same: Ma
 
 
 # pages -------------------------------------------------------------------------------------------
-def as_json(found: Report) -> str:
+def as_json(page: Report) -> str:
     """The numbers as one JSON object; NaN becomes null."""
     return json.dumps(
         {
-            "title": found.title,
-            "metric": found.metric,
-            "answers": found.answers,
-            "runs": json.loads(found.frame.to_json(orient="records")),
-            "settings": json.loads(found.table.to_json(orient="records")),
-            "modes": json.loads(found.modes.to_json(orient="records")),
-            "costs": json.loads(found.costs.to_json(orient="records")),
-            "same": found.same,
-            "changed": json.loads(found.changed.to_json(orient="records")),
-            "broken": [broken._asdict() for broken in found.broken],
+            "title": page.title,
+            "metric": page.metric,
+            "answers": page.answers,
+            "runs": json.loads(page.frame.to_json(orient="records")),
+            "settings": json.loads(page.table.to_json(orient="records")),
+            "modes": json.loads(page.modes.to_json(orient="records")),
+            "costs": json.loads(page.costs.to_json(orient="records")),
+            "same": page.same,
+            "changed": json.loads(page.changed.to_json(orient="records")),
+            "broken": [broken._asdict() for broken in page.broken],
         },
         indent=1,
     )
 
 
-def as_markdown(found: Report) -> str:
+def as_markdown(page: Report) -> str:
     """The answers and the tables; no pictures."""
-    parts = [f"# {found.title}\n", "\n".join(f"* {answer}" for answer in found.answers) + "\n"]
-    for title, table, note in _tables(found):
+    parts = [f"# {page.title}\n", "\n".join(f"* {answer}" for answer in page.answers) + "\n"]
+    for title, table, note in _tables(page):
         parts.append(f"## {title}\n\n" + (f"{note}\n\n" if note else "") + to_markdown(table))
-    if found.broken:
-        listed = "\n".join(f"* {broken.folder}: {broken.why}" for broken in found.broken)
+    if page.broken:
+        listed = "\n".join(f"* {broken.folder}: {broken.why}" for broken in page.broken)
         parts.append(f"## Left out\n\n{listed}\n")
     return "\n".join(parts)
 
 
-def as_html(found: Report) -> str:
+def as_html(page: Report) -> str:
     """One page without any other file: style, tables and pictures (SVG) are in it."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("flray.results"), autoescape=True, undefined=StrictUndefined)
     tables = []
-    for title, table, note in _tables(found):
+    for title, table, note in _tables(page):
         heads, rows = cells(table)
         right = [is_number(table, column) for column in table.columns][: len(heads)]
         tables.append({"title": title, "note": note, "heads": heads, "rows": rows, "right": right})
     return environment.get_template("report.html.j2").render(
-        report=found, tables=tables, same={k: v for k, v in found.same.items() if v is not None}
+        report=page, tables=tables, same={k: v for k, v in page.same.items() if v is not None}
     )
 
 
-def _tables(found: Report) -> list[tuple[str, pandas.DataFrame, str]]:
+def _tables(page: Report) -> list[tuple[str, pandas.DataFrame, str]]:
     """(title, table, note) of every table of the page that has rows."""
-    against = caption(found.table) if "diff" in found.table else ""
+    against = caption(page.table) if "diff" in page.table else ""
     listed = [
-        ("Settings", found.table, against),
-        *((title, table, "") for title, table in spelled(found.modes).items()),
-        ("Cost", found.costs, "A whole run, mean over seeds; times are those of this machine."),
-        ("Runs", found.frame, ""),
+        ("Settings", page.table, against),
+        *((title, table, "") for title, table in spelled(page.modes).items()),
+        ("Cost", page.costs, "A whole run, mean over seeds; times are those of this machine."),
+        ("Runs", page.frame, ""),
     ]
     return [(title, table, note) for title, table, note in listed if len(table)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flray.core.errors import CheckpointError, ConfigError
+from flray.core.errors import CheckpointError, ConfigError, nearest
 from flray.metrics.names import LAST
 from flray.results import continual
 from flray.results.intervals import interval, is_share, lowest
@@ -155,14 +155,30 @@ def settings(run: Run) -> dict[str, Any]:
     if not path.exists():
         if (run.folder / "STATUS").exists():  # it is just starting, or failed before it began
             return {}
-        raise CheckpointError(f"{run.folder} is not a run folder: it has neither config.yaml nor STATUS")
+        raise CheckpointError(f"{run.folder} is not a run folder: {_instead(run.folder)}")
     try:
         found = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds no configuration; run it again with --overwrite")
-    return flat(found)
+    config = flat(found)
+    if "algorithm.name" not in config:
+        raise CheckpointError(f"{path} is not a run's of flray: it names no algorithm; leave the folder out")
+    return config
+
+
+def _instead(folder: Path) -> str:
+    """What there is in the place of a run."""
+    if not folder.exists():
+        return f"there is none{nearest(folder.name, _beside(folder))}"
+    if not folder.is_dir():
+        return "it is a file; name the folder"
+    return "it has neither config.yaml nor STATUS" if any(folder.iterdir()) else "it is empty"
+
+
+def _beside(folder: Path) -> list[str]:
+    return [path.parent.name for path in folder.parent.glob("*/config.yaml")] if folder.parent.is_dir() else []
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:

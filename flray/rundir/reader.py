@@ -196,6 +196,10 @@ class Run:
         except ValueError as error:
             raise CheckpointError(f"{error}; go on without its rows: flray resume {self.place}") from error
         frame = pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
+        if name == "rounds" and len(frame) and "done" not in frame:
+            raise CheckpointError(
+                f"{self.folder / name} has no column done: another program wrote it, or another version of flray"
+            )
         lost, least = noted.get("missing_rows", {}).get(name, ""), noted.get("rows", {}).get(name, 0)
         if not lost and (name == "rounds" or (name in ("clients", "tests") and len(frame))):
             done = set(frame["done"]) if "done" in frame else set()

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from flray.cli import app
 from flray.core.errors import ConfigError
 from flray.results import compare, paired, render, to_markdown
+from flray.results.intervals import bootstrap, effect, interval
 from flray.results.paired import difference, holm
 from tests.results.test_tables import config, folder
 
@@ -86,6 +87,26 @@ def test_fewer_than_two_pairs_have_no_test(tmp_path: Path) -> None:
     unknown = ("diff_low", "diff_high", "p_t", "p_wilcoxon", "holm_t", "holm_wilcoxon")
     assert all(math.isnan(table[name][column]) for name in ("fedsol", "moon") for column in unknown)
     assert math.isnan(table["moon"]["diff"])
+
+
+def test_the_bootstrap_by_counting() -> None:
+    """Of two values a resample's mean is the smaller one in 1 of 4 cases and the larger one in 1 of 4, so that the
+    2.5 % and 97.5 % quantiles are these; of 200 it is nearly the t-interval."""
+    assert bootstrap([0.1, 0.3]) == (pytest.approx(0.1), pytest.approx(0.3))
+    assert bootstrap([0.2, 0.2, 0.2]) == (pytest.approx(0.2), pytest.approx(0.2))
+    assert all(map(math.isnan, (*bootstrap([0.1]), *bootstrap([0.1, math.inf]))))
+    sample = np.random.default_rng(3).normal(size=200)
+    assert bootstrap(sample) == pytest.approx(interval(sample)[2:], abs=0.02)
+    assert bootstrap(sample) == bootstrap(sample)
+
+
+def test_the_effect_by_closed_form() -> None:
+    """J for n = 3 pairs (m = 2): gamma(1) / (1 gamma(1/2)) = 1 / sqrt(pi); for n = 4: gamma(3/2) / (sqrt(3/2) gamma(1))
+    = sqrt(pi / 6). 0.02, 0.04, 0.09 have mean 0.05 and standard deviation sqrt(0.0013)."""
+    assert effect([0.02, 0.04, 0.09]) == pytest.approx(0.05 / math.sqrt(0.0013) / math.sqrt(math.pi))
+    assert effect([-1, 1, 2, 2]) == pytest.approx(1 / math.sqrt(2) * math.sqrt(math.pi / 6))
+    assert effect([3.0, 1.0, 2.0]) == -effect([-3.0, -1.0, -2.0])
+    assert all(math.isnan(effect(values)) for values in ([0.1, 0.2], [0.1] * 5, [0.1, 0.2, math.inf]))
 
 
 @pytest.mark.filterwarnings("error")
@@ -188,9 +209,12 @@ def test_shown_in_the_metrics_unit(tmp_path: Path) -> None:
     head, _, first, second = (
         [cell.strip() for cell in line.strip("|").split("|")] for line in to_markdown(table.round(6)).splitlines()[:4]
     )
-    assert head == [*("algorithm", "n", "test acc %", "95 % from", "to", "diff.", "95 % from", "to", "p (t)", "p (W)")]
-    assert first[:3] == ["fedavg", "3", "50.00"] and first[5:] == ["-"] * 5
-    assert second[2] == "55.00" and second[5:] == ["+5.00", "-3.96", "+13.96", "0.14", "0.25"]
+    assert head == ["algorithm", "n", "test acc %", "95 % from", "to", "diff.", "95 % from", "to", "boot. from", "to",
+                    "effect g", "p (t)", "p (W)"]  # fmt: skip
+    assert first[:3] == ["fedavg", "3", "50.00"] and first[5:] == ["-"] * 8
+    # of the 27 resamples one in 27 is three times the smallest, and one three times the largest: 3.7 % > 2.5 %
+    rest = ["+5.00", "-3.96", "+13.96", "+2.00", "+9.00", "0.78", "0.14", "0.25"]
+    assert second[2] == "55.00" and second[5:] == rest
     note = "95 % t-interval of the mean, cut off at 0 and 100 % (of a difference: at -100 and 100)"
     assert to_markdown(table).endswith(f"|\n\n{note}\n")
     bytes_sent = paired(frame, "fedavg", "comm/bytes")  # 250 bytes a round in every run

@@ -1,0 +1,155 @@
+"""What stands in the way of a comparison: settings that differ in more than the algorithm, other data, other seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flray.core.disk import unsealed
+from flray.results.answers import labels, ranked, unequal_cost
+from flray.results.paired import describe, find, missing
+from flray.results.tables import keys_of, over_seeds, settings
+from flray.rundir.reader import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+_VERSIONS = ("flray", "torch")  # packages whose versions may change a result
+_HELD = ("data.", "partition.", "proxy.", "tasks.", "evaluate.")  # sections that say who holds which samples
+_DATA = {"data": "training data", "partition": "partition", "weights": "first weights"}  # fingerprints, in words
+
+
+def caveats(
+    runs: Sequence[Run],
+    frame: pandas.DataFrame,
+    metric: str = "test/acc",
+    reference: str | Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Sentences on what is not comparable among these runs (`frame` is `compare`'s table of them), the gravest first.
+
+    Every setting is held against one of them: `reference` as `paired` reads it, or the best by `metric`. Two settings
+    are comparable where they differ in the algorithm and its hyper-parameters alone, or where it is the same algorithm
+    and a key of the setting is what is studied. Told as well: other training data or clients' shares at the same seed,
+    versions of flray and torch that differ, seeds that only one of two settings has, and unequal cost. Empty where
+    nothing stands in the way. Raises `ConfigError` as `paired` does.
+    """
+    groups = [(setting, values) for setting, values, *_ in over_seeds(frame, metric)]
+    if len(groups) < 2:
+        return _versions(runs)
+    if reference is not None:
+        chosen = find([setting for setting, _ in groups], frame, reference)
+    else:
+        names = [name for name, _ in ranked(frame, metric)]
+        label = labels(frame)
+        chosen = next((i for i, (setting, _) in enumerate(groups) if names and label(setting) == names[0]), 0)
+    base, base_values = groups.pop(chosen)
+    said = _keys(base, [setting for setting, _ in groups], frame)
+    said += _shared_hyper_parameters(base, [setting for setting, _ in groups], frame)
+    said += _fingerprints(runs) + _versions(runs)
+    lacking = [
+        (describe(setting), sorted(set(base_values.index) ^ set(values.index)))
+        for setting, values in groups
+        if len(values) and set(values.index) != set(base_values.index)
+    ]
+    if lacking and len(base_values):
+        name, seeds = lacking[0]
+        said.append(
+            f"{len(lacking)} of {len(groups)} settings have not the seeds of {describe(base)} ({name}: "
+            f"{', '.join(map(str, seeds))} in one of the two only); differences are over the seeds that both have."
+        )
+    unequal = unequal_cost(runs, frame)
+    return said + ([unequal] if unequal else [])
+
+
+def _keys(base: Mapping[str, Any], others: Sequence[Mapping[str, Any]], frame: pandas.DataFrame) -> list[str]:
+    """Settings that differ from `base` in the algorithm and in other keys as well."""
+    outer = [key for key in keys_of(frame) if key not in ("name", "algorithm") and not key.startswith("algorithm.")]
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for setting in others:
+        keys = tuple(key for key in outer if str(setting[key]) != str(base[key]))
+        if keys and (setting["algorithm"] != base["algorithm"] or len(keys) > 1):
+            found.setdefault(keys, []).append(setting)
+    said = []
+    for keys, settings_ in found.items():
+        first = settings_[0]
+        shown = ", ".join(f"{key} ({_text(first[key])} against {_text(base[key])})" for key in keys)
+        also = " as well as in the algorithm" if any(s["algorithm"] != base["algorithm"] for s in settings_) else ""
+        said.append(
+            f"Not comparable: {len(settings_)} of {len(others)} settings differ from {describe(base)} in {shown}"
+            f"{also}: "
+            f"{_listed([describe(setting) for setting in settings_])}."
+        )
+    return said
+
+
+def _shared_hyper_parameters(
+    base: Mapping[str, Any], others: Sequence[Mapping[str, Any]], frame: pandas.DataFrame
+) -> list[str]:
+    """Keys that two algorithms both have and in which they differ, such as the learning rate or local epochs."""
+    inner = [key for key in keys_of(frame) if key.startswith("algorithm.")]
+    found: dict[str, dict[str, None]] = {}
+    for setting in others:
+        if setting["algorithm"] != base["algorithm"]:
+            for key in inner:
+                if str(setting[key]) != str(base[key]) and not missing(setting[key]) and not missing(base[key]):
+                    found.setdefault(key, {})[f"{setting['algorithm']} {_text(setting[key])}"] = None
+    if not found:
+        return []
+    shown = "; ".join(
+        f"{key} ({base['algorithm']} {_text(base[key])}, {_listed(list(values))})" for key, values in found.items()
+    )
+    return [f"Algorithms differ in hyper-parameters that both have: {shown}."]
+
+
+def _fingerprints(runs: Sequence[Run]) -> list[str]:
+    """Runs of one seed and one configured setting of the data whose data or clients' shares are not the same."""
+    seen: dict[tuple[str, str], dict[str, str]] = {}
+    for run in runs:
+        config = settings(run)
+        told = {key: value for key, value in config.items() if key == "seed" or key.startswith(_HELD)}
+        place = json.dumps(told, sort_keys=True, default=str)
+        for name, value in (_noted(run).get("fingerprints") or {}).items():
+            if name in _DATA and value is not None:
+                seen.setdefault((name, place), {}).setdefault(json.dumps(value), run.place)
+    said = {}
+    for (name, _), found in seen.items():
+        if len(found) > 1:
+            first, second = list(found.values())[:2]
+            said[name] = (
+                f"Not comparable: the {_DATA[name]} of {first} and {second} differ, though seed and configuration are "
+                "the same (fingerprints in environment.json)."
+            )
+    return list(said.values())
+
+
+def _versions(runs: Sequence[Run]) -> list[str]:
+    """Packages of which not all runs had the same version."""
+    said = []
+    for package in _VERSIONS:
+        found: dict[str, int] = {}
+        for run in runs:
+            version = (_noted(run).get("packages") or {}).get(package)
+            if version is not None:
+                found[str(version)] = found.get(str(version), 0) + 1
+        if len(found) > 1:
+            counts = ", ".join(f"{version} ({count} runs)" for version, count in found.items())
+            said.append(f"Runs of several versions of {package}: {counts}; their bits need not agree.")
+    return said
+
+
+def _noted(run: Run) -> Mapping[str, Any]:
+    """`environment.json`; {} where it is missing or damaged, which `Run.environment` tells of."""
+    try:
+        return unsealed(run.folder / "environment.json")
+    except (OSError, ValueError):
+        return {}
+
+
+def _text(value: Any) -> str:
+    return "none" if missing(value) else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return "; ".join(names[:most]) + more

@@ -1,0 +1,249 @@
+"""Methods over many settings: Friedman's test on their ranks, and which of them cannot be told apart (Demsar 2006)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flray.core.errors import ConfigError
+from flray.results.blank import blank
+from flray.results.figures import colours_of
+from flray.results.intervals import smaller_is_better
+from flray.results.paired import describe, missing
+from flray.results.tables import keys_of, over_seeds
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+LEVEL = 0.05
+SETTINGS, SEEDS = "settings", "seeds of one setting"  # what a block is
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of k methods over N blocks, 1 for the best of a block; ties share the mean of their places.
+
+    `scores` is a DataFrame `[N, k]` of the metric, `ranks` the mean rank of each method `[k]`, the best first.
+    `chi2`, `p`: Friedman's statistic, corrected for ties, and its p by the chi-squared distribution with k - 1 degrees
+    of freedom; `f`, `p_f`: Iman and Davenport's, less conservative for few blocks. `distance` is Nemenyi's critical
+    difference of two mean ranks at the 5 % level. `groups` are the largest sets of methods, neighbours in `ranks`, no
+    two of which are further apart than that; all methods where Friedman's test (`p_f`) finds no difference.
+    `blocks` says what a block is, `left_out` which blocks have not every method.
+    """
+
+    metric: str
+    scores: pandas.DataFrame
+    ranks: pandas.Series
+    chi2: float
+    p: float
+    f: float
+    p_f: float
+    distance: float
+    groups: tuple[tuple[str, ...], ...]
+    blocks: str
+    left_out: tuple[str, ...]
+
+    @property
+    def differ(self) -> bool:
+        """Whether Friedman's test says that not all methods are the same."""
+        return self.p_f < LEVEL
+
+
+def ranks(frame: pandas.DataFrame, metric: str = "test/acc") -> Ranks:
+    """Friedman's test and Nemenyi's critical difference for the methods of `compare`'s table, over its settings.
+
+    A method is an algorithm with its own hyper-parameters; a block is what the other keys say (data, partition, model),
+    and its value the mean over the seeds that all methods finished there. Where the runs differ in nothing but the
+    algorithm the seeds are the blocks: the test then speaks of this one setting. Blocks that lack a method are left
+    out. Raises `ConfigError` for fewer than three methods or two blocks.
+    """
+    import pandas
+
+    values, several = _values(frame, metric)
+    scores, left_out = {}, []
+    methods = list(dict.fromkeys(method for of in values.values() for method in of))
+    for block, found in values.items():
+        lacking = [method for method in methods if method not in found]
+        seeds = set.intersection(*(set(series.index) for series in found.values()))
+        if lacking or not seeds:
+            left_out.append(f"{block} ({'no run of ' + ', '.join(lacking) if lacking else 'no seed in common'})")
+        elif several:
+            scores[block] = [float(found[method].loc[sorted(seeds)].mean()) for method in methods]
+        else:
+            scores |= {f"seed {seed}": [float(found[m].loc[seed]) for m in methods] for seed in sorted(seeds)}
+    table = pandas.DataFrame.from_dict(scores, orient="index", columns=methods)
+    if len(methods) < 3 or len(table) < 2:
+        why = f"; left out: {'; '.join(left_out)}" if left_out else ""
+        raise ConfigError(
+            f"ranks: Friedman's test takes at least 3 methods and 2 settings (or seeds) that all of them finished; "
+            f"here are {len(methods)} and {len(table)}{why}; two methods: --against"
+        )
+    return of_scores(table, metric, SETTINGS if several else SEEDS, left_out)
+
+
+def of_scores(
+    scores: pandas.DataFrame, metric: str = "test/acc", blocks: str = SETTINGS, left_out: Sequence[str] = ()
+) -> Ranks:
+    """The same of a table `[N, k]` of blocks and methods, k at least 3 and N at least 2.
+
+    `chi2 = 12 N / (k (k + 1)) (sum R_j^2 - k (k + 1)^2 / 4)`, over `1 - sum (t^3 - t) / (N k (k^2 - 1))` for t methods
+    that tie; `f = (N - 1) chi2 / (N (k - 1) - chi2)` with k - 1 and (k - 1)(N - 1) degrees of freedom; critical
+    difference `q sqrt(k (k + 1) / (6 N))`, q the studentised range's 95 % quantile over sqrt 2. (Demsar, "Statistical
+    comparisons of classifiers over multiple data sets", JMLR 7, 2006, section 3.2.2.)
+    """
+    from scipy.stats import chi2, f, friedmanchisquare, studentized_range
+
+    count, k = scores.shape
+    placed = scores.rank(axis=1, ascending=smaller_is_better(metric))
+    mean = placed.mean().sort_values(kind="stable")
+    if (placed.nunique(axis=1) == 1).all():  # everything ties everywhere
+        statistic, p, statistic_f, p_f = 0.0, 1.0, 0.0, 1.0
+    else:
+        statistic = float(friedmanchisquare(*placed.to_numpy().T).statistic)
+        p = float(chi2.sf(statistic, k - 1))
+        rest = count * (k - 1) - statistic
+        statistic_f = (count - 1) * statistic / rest if rest > 1e-9 * statistic else math.inf  # the same order always
+        p_f = float(f.sf(statistic_f, k - 1, (k - 1) * (count - 1)))
+    distance = float(studentized_range.ppf(1 - LEVEL, k, math.inf)) / math.sqrt(2) * math.sqrt(k * (k + 1) / 6 / count)
+    groups = cliques(mean, distance) if p_f < LEVEL else (tuple(map(str, mean.index)),)
+    return Ranks(metric, scores, mean, statistic, p, statistic_f, p_f, distance, groups, blocks, tuple(left_out))
+
+
+def cliques(mean: pandas.Series, distance: float) -> tuple[tuple[str, ...], ...]:
+    """The largest sets of neighbours in ascending mean ranks `[k]` whose ends are within `distance`, of two or more."""
+    values, names = mean.to_numpy(float), list(map(str, mean.index))
+    found: list[tuple[int, int]] = []
+    for first in range(len(values)):
+        last = max(place for place in range(first, len(values)) if values[place] - values[first] <= distance)
+        if last > first and not (found and last <= found[-1][1]):
+            found.append((first, last))
+    return tuple(tuple(names[first : last + 1]) for first, last in found)
+
+
+def words(found: Ranks) -> list[str]:
+    """The test in sentences: whether the methods differ, which is best, and which cannot be told from it."""
+    count, k = found.scores.shape
+    p = f"p {found.p_f:.2g} (Friedman with Iman and Davenport's F {_number(found.f)}; chi-squared {found.chi2:.3g})"
+    said = []
+    if not found.differ:
+        said.append(f"Over {count} {found.blocks} the {k} methods are not told apart: {p}.")
+    else:
+        best = str(found.ranks.index[0])
+        level = next((group for group in found.groups if best in group), (best,))
+        behind = [str(name) for name in found.ranks.index if name not in level]
+        told = f"told apart from {', '.join(behind)}" if behind else "but none is told from it"
+        said.append(
+            f"Over {count} {found.blocks} the {k} methods differ: {p}; {best} has the best mean rank, "
+            f"{found.ranks.iloc[0]:.2f}, {told} (Nemenyi, critical difference {found.distance:.2f})."
+        )
+    if found.distance > k - 1:
+        said.append(
+            f"With {count} {found.blocks} no two of {k} methods can be told apart: the critical difference "
+            f"{found.distance:.2f} is beyond the largest possible one, {k - 1}."
+        )
+    if found.left_out:
+        said.append(f"Left out of the ranks: {'; '.join(found.left_out)}.")
+    return said
+
+
+def over_settings(frame: pandas.DataFrame, metric: str) -> tuple[list[str], dict[str, pandas.DataFrame]]:
+    """(the test in sentences, its table by title) where there are three methods and two settings; else nothing.
+
+    Several seeds of one setting are compared in pairs (`paired`), which says more than their ranks.
+    """
+    try:
+        found = ranks(frame, metric)
+    except ConfigError:
+        return [], {}
+    if found.blocks != SETTINGS:
+        return [], {}
+    return words(found), {f"Mean ranks by {metric} over {len(found.scores)} settings": table(found)}
+
+
+def table(found: Ranks) -> pandas.DataFrame:
+    """One row a method, the best first: `method`, mean `rank`, `first` (blocks in which it is the best or shares it),
+    and the mean of the metric over blocks, which averages numbers that need not be on one scale."""
+    import pandas
+
+    placed = found.scores.rank(axis=1, ascending=smaller_is_better(found.metric), method="min")
+    rows = [
+        {"method": name, "rank": rank, "first": int((placed[name] == 1).sum()), found.metric: found.scores[name].mean()}
+        for name, rank in found.ranks.items()
+    ]
+    return pandas.DataFrame(rows)
+
+
+def diagram(found: Ranks) -> Figure:
+    """The critical-difference diagram: methods on an axis of mean ranks, the best at the left; a bar joins those that
+    are not told apart (Demsar 2006, Figure 1)."""
+    names, values = list(map(str, found.ranks.index)), found.ranks.to_numpy(float)
+    k = len(names)
+    half = (k + 1) // 2  # the better half is written at the left
+    colours = dict(zip(sorted(names), colours_of(sorted(names)), strict=True))
+    top, step = 0.55 + 0.22 * len(found.groups), 0.42
+    figure = blank(7.2, 1.1 + 0.3 * top + 0.34 * half)
+    axis = figure.subplots()
+    axis.set_axis_off()
+    low, high, margin = 1.0, float(k), 0.42 * (k - 1)
+    axis.set_xlim(low - margin, high + margin)
+    axis.set_ylim(-top - step * half, 1.35)
+    axis.plot([low, high], [0, 0], color="#000000", linewidth=1)
+    for place in range(1, k + 1):
+        axis.plot([place, place], [0, 0.12], color="#000000", linewidth=1)
+        axis.text(place, 0.2, str(place), ha="center", va="bottom", fontsize=9)
+    axis.text(low - 0.05 * (k - 1), 0, "better", ha="right", va="center", fontsize=8, style="italic")
+    axis.text(high + 0.05 * (k - 1), 0, "worse", ha="left", va="center", fontsize=8, style="italic")
+    for number, group in enumerate(found.groups):
+        ends = [values[names.index(group[0])], values[names.index(group[-1])]]
+        axis.plot(
+            [ends[0] - 0.02 * (k - 1), ends[1] + 0.02 * (k - 1)], [-0.2 - 0.22 * number] * 2,
+            color="#5b6570", linewidth=4, solid_capstyle="butt",
+        )  # fmt: skip
+    for place, (name, value) in enumerate(zip(names, values, strict=True)):
+        left = place < half
+        down = -top - step * (place if left else k - 1 - place)
+        end = low - 0.04 * (k - 1) if left else high + 0.04 * (k - 1)
+        axis.plot([value, value, end], [0, down, down], color=colours[name], linewidth=1.4)
+        axis.plot([value], [0], "o", color=colours[name], markersize=5)
+        axis.text(
+            end + (-0.01 if left else 0.01) * (k - 1), down, f"{name}  {value:.2f}" if left else f"{value:.2f}  {name}",
+            ha="right" if left else "left", va="center", fontsize=9,
+        )  # fmt: skip
+    reach = min(found.distance, k - 1)
+    axis.plot([low, low + reach], [0.95, 0.95], color="#000000", linewidth=1.5, marker="|", markersize=7)
+    said = f"critical difference {found.distance:.2f}" + ("" if reach == found.distance else " (beyond the axis)")
+    axis.text(low + reach / 2, 1.05, said, ha="center", va="bottom", fontsize=8)
+    bars = "joined: not told apart (Nemenyi, 5 %)" if found.differ else "no difference found (Friedman)"
+    axis.set_title(
+        f"mean rank by {found.metric} over {len(found.scores)} {found.blocks}; {bars}", fontsize=9, loc="left"
+    )
+    return figure
+
+
+def _number(value: float) -> str:
+    return "infinite" if math.isinf(value) else f"{value:.3g}"
+
+
+def _values(frame: pandas.DataFrame, metric: str) -> tuple[dict[str, dict[str, pandas.Series]], bool]:
+    """(the metric by seed, by block and method, in the table's order; whether there are several blocks)."""
+    keys = [key for key in keys_of(frame) if key not in ("name", "algorithm")]
+    outer = [key for key in keys if not key.startswith("algorithm.") and frame[key].map(str).nunique() > 1]
+    own = {name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")}
+    found: dict[str, dict[str, Any]] = {}
+    for setting, values, *_ in over_seeds(frame, metric):
+        if len(values):
+            inner = [key for key in keys if key.startswith("algorithm.") and key in own[setting["algorithm"]]]
+            method = describe({"algorithm": setting["algorithm"]} | {key: setting[key] for key in inner})
+            block = ", ".join(_said(setting, key) for key in outer if not missing(setting[key])) or "one setting"
+            found.setdefault(block, {})[method] = values
+    return found, len(found) > 1
+
+
+def _said(setting: Mapping[Any, Any], key: str) -> str:
+    value = setting[key]
+    section, _, name = key.rpartition(".")
+    shown = f"{value:.6g}" if isinstance(value, float) else value
+    return f"{section.rpartition('.')[2] if name == 'name' else name}={shown}"

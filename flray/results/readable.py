@@ -1,0 +1,90 @@
+"""Which of some folders are runs that can be shown, and of each of the others, in a line, why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from flray.core.errors import CheckpointError, FlrayError
+from flray.results.tables import compare, settings
+from flray.rundir.reader import Run, runs_below
+from flray.rundir.uri import is_uri
+
+FLAWED = ("damaged", "incomplete", "edited")  # how the status of a run begins whose tables are not what it wrote
+
+
+class Broken(NamedTuple):
+    """A folder that is left out, and why."""
+
+    folder: str
+    why: str
+
+    def __str__(self) -> str:
+        return self.why if self.folder in self.why else f"{self.folder}: {self.why}"
+
+
+class Found(NamedTuple):
+    """The runs among some folders, the folders that hold none or one that cannot be read, and what else to know."""
+
+    runs: list[Run]
+    broken: list[Broken]
+    notes: list[str]
+
+
+def found(folders: Iterable[str | Path | Run]) -> Found:
+    """The runs in these folders and below them, whatever their state; of a sweep its final runs.
+
+    A sweep's trials are judged on held-out data and its final runs on the test set, so the two are not mixed: the
+    trials are taken where there are no final runs yet, and a note says which.
+    """
+    runs: list[Run] = []
+    broken: list[Broken] = []
+    notes: list[str] = []
+    for folder in folders:
+        try:
+            below, note = ([folder], []) if isinstance(folder, Run) else _below(folder)
+        except FlrayError as error:
+            broken.append(Broken(str(folder), _line(error)))
+            continue
+        notes += note
+        for place in below:
+            try:
+                run = place if isinstance(place, Run) else Run(place)
+                settings(run)
+            except (FlrayError, OSError) as error:
+                broken.append(Broken(str(place), _line(error)))
+            else:
+                runs.append(run)
+    return Found(runs, broken, notes)
+
+
+def _below(folder: str | Path) -> tuple[Sequence[str | Path | Run], list[str]]:
+    """(the places to look at, what is said of them). Raises `CheckpointError` for a sweep without runs."""
+    if is_uri(folder) or not (Path(folder) / "sweep.yaml").exists():
+        return runs_below(folder) or [folder], []
+    for part, says in (("final", "fresh seeds, test set"), ("trials", "held-out data; there are no final runs yet")):
+        runs = runs_below(Path(folder) / part)
+        if runs:
+            return runs, [f"{folder} is a sweep: {len(runs)} runs of {part}/ are read ({says})"]
+    raise CheckpointError(f"{folder} is a sweep without runs; it did not begin")
+
+
+def sound(runs: Iterable[Run]) -> tuple[list[Run], list[Broken]]:
+    """(runs whose tables are what they wrote, the others with the reason).
+
+    A run that goes on, failed or diverged is sound; one with a torn or lost table, or an edited config.yaml, is not.
+    """
+    good: list[Run] = []
+    broken: list[Broken] = []
+    for run in runs:
+        status = str(compare([run])["status"].iloc[0])
+        if status.startswith(FLAWED):
+            broken.append(Broken(run.place, status))
+        else:
+            good.append(run)
+    return good, broken
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

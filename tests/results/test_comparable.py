@@ -1,0 +1,71 @@
+"""What is not comparable is said, with the keys; what is comparable is left in peace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas
+from typer.testing import CliRunner
+
+from flray.cli import app
+from flray.core.disk import sealed
+from flray.results import compare
+from flray.results.comparable import caveats
+from flray.rundir.reader import Run
+from tests.results.test_tables import config, folder
+
+
+def said(*folders: Path, reference: Any = None) -> list[str]:
+    runs = [Run(path) for path in folders]
+    return caveats(runs, compare(runs), reference=reference)
+
+
+def noted(path: Path, version: str = "1", data: str = "a") -> Path:
+    values = {"packages": {"flray": version, "torch": "2"}, "fingerprints": {"data": data, "partition": "p"}}
+    (path / "environment.json").write_text(sealed(values))
+    return path
+
+
+def test_algorithms_on_one_setting_and_an_ablation_of_one_key_are_comparable(tmp_path: Path) -> None:
+    runs = [folder(tmp_path / name, config(name), [0.5]) for name in ("fedavg", "fedsol")]
+    assert said(*runs) == []
+    runs = [folder(tmp_path / f"r{rounds}", config(rounds=rounds), [0.5]) for rounds in (3, 4)]
+    assert said(*runs) == [] and said(runs[0]) == []
+
+
+def test_another_algorithm_on_another_setting_is_not_and_the_keys_are_named(tmp_path: Path) -> None:
+    runs = [
+        folder(tmp_path / "a", config("fedavg", rounds=5), [0.9]),
+        folder(tmp_path / "b", config("fedsol", model={"name": "mlp", "hidden": [9]}), [0.5]),
+        folder(tmp_path / "c", config("fedprox", rounds=5, lr=0.2), [0.5]),
+    ]
+    first, second = said(*runs)
+    assert first.startswith("Not comparable: 1 of 2 settings differ from fedavg, rounds=5, hidden=[8], lr=0.1 in ")
+    assert "rounds (3 against 5), model.hidden ([9] against [8]) as well as in the algorithm: fedsol, rounds=3" in first
+    assert second == ("Algorithms differ in hyper-parameters that both have: algorithm.lr (fedavg 0.1, fedprox 0.2).")
+    assert "differ from fedsol" in said(*runs, reference="fedsol")[0]
+
+
+def test_data_versions_seeds_and_cost(tmp_path: Path) -> None:
+    runs = [
+        noted(folder(tmp_path / "a", config("fedavg", 0), [0.9])),
+        noted(folder(tmp_path / "b", config("fedsol", 0), [0.5]), "2", "b"),
+        noted(folder(tmp_path / "c", config("fedsol", 1), [0.5])),
+    ]
+    rows = pandas.read_parquet(runs[0] / "rounds")
+    rows.assign(**{"comm/up_bytes": 300}).to_parquet(runs[0] / "rounds" / "part-0000.parquet")
+    data, versions, seeds, cost = said(*runs)
+    assert data.startswith(f"Not comparable: the training data of {runs[0]} and {runs[1]} differ, though seed and")
+    assert versions == "Runs of several versions of flray: 1 (2 runs), 2 (1 runs); their bits need not agree."
+    assert seeds.startswith("1 of 1 settings have not the seeds of fedavg (fedsol: 1 in one of the two only)")
+    assert cost == "A comparison at unequal cost: bytes up up to 3 times (fedavg against fedsol)."
+
+
+def test_the_command_says_so_below_the_table_and_beside_csv(tmp_path: Path) -> None:
+    folder(tmp_path / "a", config("fedavg"), [0.9])
+    folder(tmp_path / "b", config("fedsol", rounds=7), [0.5])
+    shown = CliRunner().invoke(app, ["compare", str(tmp_path)])
+    assert shown.exit_code == 0 and "* Not comparable: 1 of 1 settings" in shown.stdout
+    table = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "csv"])
+    assert "Not comparable" in table.stderr and len(table.stdout.splitlines()) == 3

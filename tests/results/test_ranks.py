@@ -1,0 +1,155 @@
+"""Ranks over settings: Demsar's worked example, SciPy, closed forms of extreme tables, and hand-written runs."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import friedmanchisquare
+from typer.testing import CliRunner
+
+from flray.cli import app
+from flray.core.errors import ConfigError
+from flray.results import compare
+from flray.results.ranks import cliques, diagram, of_scores, ranks, table, words
+from tests.results.test_tables import config, folder
+
+# Demsar 2006, Table 6: AUC on 14 data sets. He ranks "voting" from more digits than he prints: 0.975 (2), 0.975 (3).
+C45 = ("C4.5", "C4.5+m", "C4.5+cf", "C4.5+m+cf")
+AUC = """
+    0.763 0.768 0.771 0.798  0.599 0.591 0.590 0.569  0.954 0.971 0.968 0.967  0.628 0.661 0.654 0.657
+    0.882 0.888 0.886 0.898  0.936 0.931 0.916 0.931  0.661 0.668 0.609 0.685  0.583 0.583 0.563 0.625
+    0.775 0.838 0.866 0.875  1.000 1.000 1.000 1.000  0.940 0.962 0.965 0.962  0.619 0.666 0.614 0.669
+    0.972 0.981 0.9751 0.9749  0.957 0.978 0.946 0.970
+"""
+
+
+def demsar() -> pandas.DataFrame:
+    return pandas.DataFrame(np.array(AUC.split(), float).reshape(14, 4), columns=C45)
+
+
+def test_demsars_worked_example() -> None:
+    """Mean ranks 3.143, 2.000, 2.893, 1.964 (Table 6); chi-squared 9.28 and F 3.69, which he computes without the
+    correction for ties (3.2.2): sizes 2, 2, 4, 2 leave 1 - (3 * 6 + 60) / (14 * 4 * 15) of the variance. The critical
+    difference is 1.25 with q = 2.569 (3.2.3)."""
+    found = of_scores(demsar())
+    assert {name: round(rank, 3) for name, rank in found.ranks.items()} == {
+        "C4.5": 3.143, "C4.5+m": 2.0, "C4.5+cf": 2.893, "C4.5+m+cf": 1.964
+    }  # fmt: skip
+    plain = found.chi2 * (1 - 78 / 840)
+    assert plain == pytest.approx(9.28, abs=0.005)
+    assert 13 * plain / (14 * 3 - plain) == pytest.approx(3.69, abs=0.005)
+    assert found.f == pytest.approx(13 * found.chi2 / (14 * 3 - found.chi2))
+    assert found.distance == pytest.approx(2.569 * math.sqrt(4 * 5 / (6 * 14)), abs=5e-4)
+    assert round(found.distance, 2) == 1.25
+    assert found.differ and found.groups == (tuple(found.ranks.index),)  # 3.143 - 1.964 is below it
+
+
+@pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (4, 2.569), (5, 2.728), (6, 2.850), (10, 3.164)])
+def test_nemenyis_critical_values(k: int, q: float) -> None:
+    """Demsar 2006, Table 5(a), the 5 % level; for two methods q is the normal quantile."""
+    scores = pandas.DataFrame(np.tile(np.arange(k, dtype=float), (6, 1))) if k > 2 else None
+    if scores is None:
+        from scipy.stats import studentized_range
+
+        assert studentized_range.ppf(0.95, 2, math.inf) / math.sqrt(2) == pytest.approx(q, abs=1e-3)
+        return
+    assert of_scores(scores).distance / math.sqrt(k * (k + 1) / 36) == pytest.approx(q, abs=1.1e-3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(3, 5).flatmap(lambda k: st.lists(st.lists(st.integers(0, 4), min_size=k, max_size=k), min_size=2)))
+def test_friedman_is_scipys_and_ranks_sum_up(rows: list[list[int]]) -> None:
+    scores = pandas.DataFrame(np.array(rows, float) / 10)
+    found, k = of_scores(scores), scores.shape[1]
+    assert found.ranks.sum() == pytest.approx(k * (k + 1) / 2)
+    if any(len(set(row)) > 1 for row in rows):
+        expected = friedmanchisquare(*scores.to_numpy().T)
+        assert (found.chi2, found.p) == (pytest.approx(expected.statistic), pytest.approx(expected.pvalue))
+    else:
+        assert (found.chi2, found.p, found.p_f) == (0, 1, 1)
+    joined = {pair for group in found.groups for pair in combinations(group, 2)}
+    near = {
+        pair
+        for pair in combinations(map(str, found.ranks.index), 2)
+        if abs(found.ranks[int(pair[0])] - found.ranks[int(pair[1])]) <= found.distance
+    }
+    assert joined == (near if found.differ else set(combinations(map(str, found.ranks.index), 2)))
+
+
+def test_the_same_order_everywhere_by_closed_form() -> None:
+    """No rank varies: chi-squared is at its largest, N (k - 1), and F infinite. A loss is ranked from below."""
+    scores = pandas.DataFrame(np.tile([0.1, 0.2, 0.3], (30, 1)), columns=["a", "b", "c"])
+    found = of_scores(scores)
+    assert found.chi2 == pytest.approx(60) and math.isinf(found.f) and found.p_f == 0
+    assert list(found.ranks.items()) == [("c", 1.0), ("b", 2.0), ("a", 3.0)]
+    assert found.groups == ()  # 2.343 sqrt(12 / 180) = 0.6 < 1
+    assert list(of_scores(scores, "test/loss").ranks.index) == ["a", "b", "c"]
+    assert "told apart from b, a" in words(found)[0] and "infinite" in words(found)[0]
+    assert table(found)["first"].tolist() == [30, 0, 0]
+
+
+def test_groups_are_the_largest_sets_of_neighbours() -> None:
+    mean = pandas.Series({"a": 1.0, "b": 1.5, "c": 2.4, "d": 2.5, "e": 4.0})
+    assert cliques(mean, 1.0) == (("a", "b"), ("b", "c", "d"))
+    assert cliques(mean, 0.05) == () and cliques(mean, 9) == (tuple("abcde"),)
+
+
+def grid(root: Path, accuracies: dict[str, dict[float, list[float]]]) -> list[Path]:
+    """A run an algorithm, alpha and seed."""
+    return [
+        folder(root / f"{name}-{alpha}-{seed}", config(name, seed, partition={"name": "lda", "alpha": alpha}), [value])
+        for name, of in accuracies.items()
+        for alpha, values in of.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+ACCURACIES = {
+    "fedavg": {0.1: [0.3, 0.4], 0.3: [0.5, 0.6], 1.0: [0.7, 0.8]},
+    "fedprox": {0.1: [0.4, 0.5], 0.3: [0.6, 0.7], 1.0: [0.6, 0.7]},
+    "fedsol": {0.1: [0.5, 0.6], 0.3: [0.7, 0.8]},
+}
+
+
+def test_a_block_is_a_setting_and_one_that_lacks_a_method_is_left_out(tmp_path: Path) -> None:
+    found = ranks(compare(grid(tmp_path, ACCURACIES)))
+    assert found.blocks == "settings" and list(found.scores.index) == ["alpha=0.1", "alpha=0.3"]
+    assert found.scores.to_numpy() == pytest.approx(np.array([[0.35, 0.45, 0.55], [0.55, 0.65, 0.75]]))
+    assert found.left_out == ("alpha=1 (no run of fedsol)",)
+    assert list(found.ranks.items()) == [("fedsol", 1.0), ("fedprox", 2.0), ("fedavg", 3.0)]
+    assert found.distance > 2 and any("no two of 3 methods" in line for line in words(found)[1:])
+
+
+def test_of_one_setting_the_seeds_are_the_blocks_and_hyper_parameters_make_methods(tmp_path: Path) -> None:
+    runs = [
+        folder(tmp_path / f"{lr}-{seed}", config("fedavg", seed, lr), [seed / 10 + lr])
+        for lr in (0.1, 0.2, 0.3)
+        for seed in range(3)
+    ]
+    found = ranks(compare(runs))
+    assert found.blocks == "seeds of one setting" and list(found.scores.index) == ["seed 0", "seed 1", "seed 2"]
+    assert list(found.ranks.index) == ["fedavg, lr=0.3", "fedavg, lr=0.2", "fedavg, lr=0.1"]
+    with pytest.raises(ConfigError, match=r"at least 3 methods and 2 settings .* here are 2 and 3"):
+        ranks(compare(runs[:6]))
+
+
+def test_the_commands_print_the_test_and_draw_the_diagram(tmp_path: Path) -> None:
+    grid(tmp_path, ACCURACIES | {"fedsol": ACCURACIES["fedsol"] | {1.0: [0.9, 0.9]}})
+    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", "markdown"])
+    assert shown.exit_code == 0, shown.output
+    assert "Mean ranks by test/acc over 3 settings" in shown.output
+    # ranks 1 1 1, 2 2 3, 3 3 2: chi-squared 3 (1 + 49/9 + 64/9 - 12) = 14/3, F = 2 (14/3) / (6 - 14/3) = 7
+    assert "* Over 3 settings the 3 methods differ: p 0.049" in shown.output and "F 7; chi-squared 4.67" in shown.output
+    out = tmp_path / "ranks.png"
+    drawn = CliRunner().invoke(app, ["figure", "ranks", str(tmp_path), "--out", str(out)])
+    assert drawn.exit_code == 0 and out.stat().st_size > 10_000
+    axis = diagram(of_scores(demsar())).axes[0]
+    texts = [text.get_text() for text in axis.texts]
+    assert {"C4.5+m+cf  1.96", "3.14  C4.5", "critical difference 1.25"} <= set(texts)

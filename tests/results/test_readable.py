@@ -1,0 +1,138 @@
+"""Folders that are broken, half finished, of another version or no runs at all: a line each, the good runs shown."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas
+import pytest
+from typer.testing import CliRunner, Result
+
+from flray.cli import app
+from flray.core.disk import sealed
+from flray.core.errors import FlrayError
+from tests.results.test_tables import config, folder
+
+RUN, GONE = "the good run", "gone"
+
+
+def no_config(path: Path) -> None:
+    folder(path, None, [0.5, 0.6])
+
+
+def truncated(path: Path) -> None:
+    part = folder(path, config("fedsol"), [0.5]) / "rounds" / "part-0000.parquet"
+    part.write_bytes(part.read_bytes()[:50])
+
+
+def another_program(path: Path) -> None:
+    path.mkdir()
+    (path / "results.csv").write_text("epoch,accuracy\n1,0.5\n")
+
+
+def another_configuration(path: Path) -> None:
+    path.mkdir()
+    (path / "config.yaml").write_text("db: mysql\n")
+
+
+def no_yaml(path: Path) -> None:
+    folder(path, config("fedsol"), [0.5])
+    (path / "config.yaml").write_bytes(b"\x00\xff{")
+
+
+def other_columns(path: Path) -> None:
+    folder(path, config("fedsol"), [0.5])
+    pandas.DataFrame({"round": [1], "accuracy": [0.5]}).to_parquet(path / "rounds" / "part-0000.parquet")
+
+
+def newer(path: Path) -> None:
+    folder(path, config("fedsol", hologram={"name": "a", "depth": [1, {"b": 2}]}), [0.5, 0.6])
+    pandas.DataFrame({"done": [3], "test/acc": [0.9], "hologram/x": [1]}).to_parquet(path / "rounds/part-0001.parquet")
+    (path / "environment.json").write_text(sealed({"packages": {"flray": "99.0"}, "format": 12}))
+
+
+def sweep(path: Path) -> None:
+    path.mkdir()
+    (path / "sweep.yaml").write_text("name: s\nobjective: val/acc\n")
+
+
+# what is made, and how its line on stderr goes on; None: it is shown
+DAMAGE: dict[str, tuple[Callable[[Path], object], str | None]] = {
+    GONE: (lambda path: None, "is not a run folder: there is none"),
+    "file": (lambda path: path.write_text("x"), "is not a run folder: it is a file"),
+    "empty": (lambda path: path.mkdir(), "is not a run folder: it is empty"),
+    "another program": (another_program, "it has neither config.yaml nor STATUS"),
+    "another configuration": (another_configuration, "is not a run's of flray: it names no algorithm"),
+    "no yaml": (no_yaml, "is not valid YAML"),
+    "no configuration": (no_config, "incomplete: config.yaml is missing"),
+    "truncated": (truncated, "is damaged"),
+    "other columns": (other_columns, "has no column done"),
+    "sweep without runs": (sweep, "is a sweep without runs"),
+    "newer version": (newer, None),
+    "no round": (lambda path: folder(path, config("fedsol"), [], "failed: out of memory"), None),
+    "starting": (lambda path: folder(path, None, [], "starting"), None),
+    "going on": (lambda path: folder(path, config("fedsol"), [0.5], "running"), None),
+}
+COMMANDS = {
+    "show": [],
+    "compare": [],
+    "report": ["--out", "page.json"],
+    "figure curves": ["--out", "curves.png"],
+}
+
+
+def invoked(command: str, *paths: Path) -> Result:
+    return CliRunner().invoke(app, [*command.split(), *map(str, paths), *COMMANDS[command]])
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder(tmp_path_factory.mktemp("good") / "good", config("fedavg"), [0.5, 0.75])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_kind_of_damage_is_a_line_and_the_good_run_is_shown(
+    command: str, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, (make, _) in DAMAGE.items():
+        make(tmp_path / name)
+    for name, (_, says) in DAMAGE.items():
+        done = invoked(command, good, tmp_path / name)
+        assert done.exit_code == 0, (name, done.output, done.exception)
+        lines = [line for line in done.stderr.splitlines() if str(tmp_path / name) in line]
+        if says is None or (command == "show" and says.startswith(("is damaged", "incomplete", "has no column"))):
+            assert not [line for line in lines if line.startswith("left out")], (name, done.stderr)
+        else:
+            assert len(lines) == 1 and says in lines[0], (name, done.stderr)
+        assert "Traceback" not in done.output
+        if command == "report":
+            page = json.loads(Path("page.json").read_text())
+            assert "fedavg" in [row["algorithm"] for row in page["runs"]]
+            assert [says in broken["why"] for broken in page["broken"]] == [True] * (says is not None), name
+        elif command.startswith("figure"):
+            assert Path("curves.png").stat().st_size > 5000
+        else:
+            assert "75.00" in done.stdout, name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_where_nothing_is_left_the_command_fails_with_the_reason(command: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = invoked(command, tmp_path / "empty", tmp_path / GONE)
+    assert isinstance(done.exception, FlrayError) and "\n" not in str(done.exception)  # `main` makes exit code 2 of it
+    assert "is not a run folder: it is empty" in str(done.exception)
+
+
+def test_a_sweeps_final_runs_are_read_and_not_its_trials(tmp_path: Path) -> None:
+    sweep(tmp_path / "sweep")
+    folder(tmp_path / "sweep" / "trials" / "0000", config("fedavg"), [0.1])
+    done = invoked("compare", tmp_path / "sweep")
+    assert done.stderr.startswith("note: ")
+    assert "1 runs of trials/ are read (held-out data; there are no final runs yet)" in done.stderr
+    shutil.copytree(tmp_path / "sweep" / "trials" / "0000", tmp_path / "sweep" / "final" / "a")
+    done = invoked("compare", tmp_path / "sweep")
+    assert "1 runs of final/ are read (fresh seeds, test set)" in done.stderr and done.stdout.count("fedavg") == 1
