@@ -34,7 +34,7 @@ LEVELS = (
     ("flray.rundir",),
     ("flray.engine",),
     ("flray.results",),
-    ("flray.api", "flray.doctor"),
+    ("flray.api", "flray.doctor", "flray.reference"),
     ("tuning",),
     ("flray.bench",),
     ("flray.cli",),

@@ -72,3 +72,22 @@ def by_name(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         folders = [p.name for p in root.iterdir() if p.is_dir()] if root is not None and root.is_dir() else []
         what = "set `root` or FLRAY_DATA to the folder that holds it" + nearest(name, {*SOURCES.names(), *folders})
     raise not_found(config, looked, what)
+
+
+def at_hand(config: DataConfig) -> bool:
+    """Whether the files of `config.source` are there; none is read.
+
+    True for what needs none, and for what only the loading can tell (the hub, a source of the user's own).
+    """
+    name, root = config.source, data_root(config)
+    if name.startswith("hf:") or parquet_folder(config) is not None:
+        return True
+    from flray.data.sources.image_sets import MEDMNIST, cinic10_folder, medmnist_file, torchvision_files
+
+    if name in TORCHVISION:
+        return root is not None and bool(torchvision_files(name, root, download=False))
+    if name == "cinic10":
+        return cinic10_folder(config) is not None
+    if name in MEDMNIST:
+        return medmnist_file(config) is not None
+    return name in SOURCES.names()

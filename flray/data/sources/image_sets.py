@@ -65,12 +65,11 @@ def cinic10(config: DataConfig) -> Splits:
             )
         return parquet(config, folder)
     no_columns(config)
-    root = data_root(config)
-    folder = None if root is None else root / "cinic10"
-    if folder is None or not (folder / "train").is_dir():
-        looked = (
-            [] if folder is None else [f"Parquet files in {folder}", f"images {folder}/{{train,test}}/<class>/*.png"]
-        )
+    folder = cinic10_folder(config)
+    if folder is None:
+        root = data_root(config)
+        place = None if root is None else root / "cinic10"
+        looked = [] if place is None else [f"Parquet files in {place}", f"images {place}/{{train,test}}/<class>/*.png"]
         get = "unpack CINIC-10.tar.gz (https://datashare.is.ed.ac.uk/handle/10283/3192) into the folder cinic10"
         raise not_found(config, looked, f"{get} below `root` or FLRAY_DATA")
     names = ["train", "valid", "test"] if options["include_valid"] else ["train", "test"]
@@ -88,6 +87,12 @@ def cinic10(config: DataConfig) -> Splits:
         config.resize,
     )
     return cached(key, lambda: _image_splits(parts, config.resize))
+
+
+def cinic10_folder(config: DataConfig) -> Path | None:
+    """The folder `root/cinic10` with images in `train/`; None where there is none."""
+    root = data_root(config)
+    return root / "cinic10" if root is not None and (root / "cinic10" / "train").is_dir() else None
 
 
 def _listing(folder: Path) -> dict[str, list[str]]:
@@ -145,17 +150,26 @@ def _medmnist(config: DataConfig) -> Splits:
     if folder is not None:
         return parquet(config, folder)
     no_columns(config)
-    name, root = config.source, data_root(config)
-    places = [] if root is None else [root / f"{name}.npz", root / "medmnist" / f"{name}.npz"]
-    path = next((place for place in places if place.is_file()), None)
+    name, root, path = config.source, data_root(config), medmnist_file(config)
     if path is None:
         if config.download:
             path = _download(name, root)
         else:
-            looked = [] if root is None else [f"Parquet files in {root / name}", *map(str, places)]
+            looked = [] if root is None else [f"Parquet files in {root / name}", *map(str, _places(name, root))]
             get = f"put {name}.npz (https://medmnist.com) into the folder that `root` or FLRAY_DATA names"
             raise not_found(config, looked, f"{get}, or set `download: true`")
     return cached(digest("medmnist", name, file_digest([path])), lambda: _archive(name, path))
+
+
+def medmnist_file(config: DataConfig) -> Path | None:
+    """The archive `root/NAME.npz`, or `root/medmnist/NAME.npz`; None where there is none."""
+    root = data_root(config)
+    places = [] if root is None else _places(config.source, root)
+    return next((place for place in places if place.is_file()), None)
+
+
+def _places(name: str, root: Path) -> list[Path]:
+    return [root / f"{name}.npz", root / "medmnist" / f"{name}.npz"]
 
 
 def _download(name: str, root: Path | None) -> Path:

@@ -1,0 +1,169 @@
+"""`flray reproduce`: the papers' tables again, ours beside theirs, with a verdict."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flray.cli.runs import starting
+from flray.cli.show import console, interruptible, kept, own_modules, print_rows
+from flray.core.errors import ConfigError, unknown
+from flray.engine.progress import stage
+
+if TYPE_CHECKING:
+    from flray.reference.plan import Plan
+
+
+def reproduce(
+    table: Annotated[str | None, typer.Argument(help="a paper or one of its tables: fedsol, fedsol/table2")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. data.root=DATA; others change the scale")
+    ] = None,
+    cells: Annotated[
+        list[str] | None, typer.Option(help='"CIFAR-10, LDA 0.1", or a part of a name; several times; default: all')
+    ] = None,
+    methods: Annotated[str, typer.Option(help="of the rows only these, with commas: FedAvg,FedSOL")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="0, 1, ... of every run")] = 3,
+    scale: Annotated[str, typer.Option(help="small: cut down, order only; full: the paper's")] = "small",
+    margin: Annotated[float, typer.Option(min=0.01, help="points within which two numbers are the same")] = 2.0,
+    concurrency: Annotated[str, typer.Option(help="runs at a time: auto, or a number")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="folder of runs and results; default runs/PAPER-TABLE-SCALE")] = None,
+    page: Annotated[Path | None, typer.Option(help="also write the result into this page of several tables")] = None,
+    configs: Annotated[Path | None, typer.Option(help="the folder configs/ of flray's repository")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the runs, run none")] = False,
+) -> None:
+    """The papers' tables again: run their cells, set ours beside the paper's, and say what holds.
+
+    `flray reproduce` lists every table and what can run here. `flray reproduce fedsol/table2 --cells "CIFAR-10, LDA
+    0.1"` runs a cell; the same command goes on where it stopped.
+    """
+    from flray.reference.papers import SCALES, chosen, papers, tables
+
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    if table is None or table in papers():
+        _list(None if table is None else table, scale, configs, overrides or [])
+        return
+    if "=" in table:
+        raise ConfigError(f"{table} stands where a table belongs: the table comes first, then key=value")
+    if table not in tables():
+        raise unknown("table", table, [*tables(), *papers()])
+    if why := tables()[table][1].why_not:
+        raise ConfigError(f"{table} cannot be run: {why}")
+    if concurrency != "auto" and not (concurrency.isdigit() and int(concurrency)):
+        raise ConfigError(f"--concurrency {concurrency}: auto, or a number of at least 1")
+    settings = chosen(table, cells or [])
+    own_modules()
+    from flray.reference.outcome import judge
+    from flray.reference.page import counts, markdown, put_on_page, render, write
+    from flray.reference.plan import altered, configs_folder, plan
+
+    root = kept(out or Path("runs") / f"{table.replace('/', '-')}-{scale}", None)
+    home = configs_folder(configs)
+    with stage("loading torch"):
+        found = plan(settings, scale, seeds, root / "runs", home, _names(methods), overrides or [])
+    changed = altered(overrides or [])
+    another = "another scale" if scale == "small" else ""
+    another = ", ".join(filter(None, [another, f"changed by {' '.join(changed)}" if changed else ""]))
+    if dry_run:
+        _show_plan(found, scale, seeds)
+        return
+    if not found.runs:
+        raise ConfigError(f"nothing of {table} can run here: {'; '.join(dict.fromkeys(why for *_, why in found.left))}")
+    again = _again(table, overrides, cells, methods, seeds, scale, margin)
+    with starting(home / found.runs[0].setting.config, overrides or [], trials=1):
+        from tuning.ablate import run_cells
+    with interruptible(root, "the same command goes on"):
+        run_cells(
+            [run.experiment for run in found.runs],
+            [run.folder for run in found.runs],
+            concurrency if concurrency == "auto" else int(concurrency),
+            label=f"{table} {scale}",
+        )
+    judged = judge(found, another, margin)
+    for each in judged:
+        console().print(render(each))
+    paths = write(root, table, scale, judged, seeds, again, another)
+    print(f"{table}: {counts(judged)}")
+    print(f"results: {', '.join(map(str, paths))}; {len(found.runs)} run folders in {root / 'runs'}")
+    if page is not None:
+        section = markdown(table, scale, judged, seeds, again, another, paths[2].name)
+        print(f"page:    {page}, with {put_on_page(page, table, scale, section, paths[2])}")
+    print(f"next:    flray figure curves {root / 'runs'} --out curves.png")
+    print(f"         flray report {root / 'runs'} --out report.html")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _again(
+    table: str,
+    overrides: list[str] | None,
+    cells: list[str] | None,
+    methods: str,
+    seeds: int,
+    scale: str,
+    margin: float,
+) -> str:
+    """The command that gives the same, without where it was written to."""
+    words = ["flray", "reproduce", table, *(overrides or [])]
+    words += [word for name in cells or [] for word in ("--cells", name)]
+    words += ["--methods", methods] if methods else []
+    words += ["--seeds", str(seeds), "--scale", scale]
+    words += ["--margin", f"{margin:g}"] if margin != 2.0 else []
+    return shlex.join(words)
+
+
+def _show_plan(found: Plan, scale: str, seeds: int) -> None:
+    from flray.grid import cell_status
+
+    rows = [
+        {"cell": run.setting.name, "method": ", ".join(row.shown for row in run.rows), "seed": run.experiment.seed,
+         "is": cell_status(run.experiment, run.folder), "folder": str(run.folder)}
+        for run in found.runs
+    ]  # fmt: skip
+    if rows:
+        print_rows(rows, f"{len(rows)} runs")
+    for setting, part, why in found.left:
+        print(f"not run: {setting.name}, {', '.join(row.shown for row in part.rows)}: {why}")
+    for line in dict.fromkeys(run.setting.command(run.part.line, scale, seeds) for run in found.runs):
+        print(line)
+
+
+def _list(paper: str | None, scale: str, configs: Path | None, overrides: list[str]) -> None:
+    """Every table of the papers, or of one: its cells, and which of them can run here."""
+    from flray.core.errors import FlrayError
+    from flray.reference.papers import papers, settings_of, tables
+
+    rows = []
+    try:
+        from flray.reference.plan import configs_folder, plan
+
+        where = configs_folder(configs)
+    except FlrayError as error:
+        where, problem = None, str(error)
+    for key, (_, table) in tables().items():
+        if paper is not None and key.partition("/")[0] != paper:
+            continue
+        grouped: dict[str, list[str]] = {}
+        for setting in settings_of(key):
+            if where is None:
+                grouped.setdefault("?", []).append(setting.name)
+                continue
+            found = plan([setting], scale, 1, Path("runs"), where, (), overrides)
+            reasons = list(dict.fromkeys(why for *_, why in found.left))
+            part = f"{len(found.left)} of {len(setting.parts)} methods cannot: " if found.runs and found.left else ""
+            grouped.setdefault(part + "; ".join(reasons) if reasons else "yes", []).append(setting.name)
+        if not table.cells:
+            grouped = {f"no: {table.why_not}": [""]}
+        for state, names in grouped.items():
+            rows.append({"table": key, "about": table.title, "cells": "; ".join(names), "can run here": state})
+    total = sum(len(table.cells) for _, table in tables().values())
+    print_rows(rows, f"{len(papers())} papers, {len(tables())} tables, {total} cells ({scale} scale)")
+    if where is None:
+        print(f"note: {problem}")
+    print('next:    flray reproduce fedsol/table2 --cells "CIFAR-10, LDA 0.1" --methods FedAvg,FedSOL --dry-run')

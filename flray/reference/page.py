@@ -1,0 +1,183 @@
+"""What `flray reproduce` shows and writes: tables on the terminal, reproduce.md, a CSV, a figure, a page of several."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flray.core.disk import whole
+from flray.core.errors import ConfigError
+from flray.reference.outcome import Compared, Judged, table_of
+from flray.results.blank import blank
+from flray.results.figures import plain, save
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+OURS, THEIRS = "#0072B2", "#E69F00"  # of Okabe and Ito, as in every figure
+HEADS = ("method", "paper", "ours", "seeds", "difference")
+
+
+def title_of(judged: Judged) -> str:
+    """`fedsol/table2, CIFAR-10, LDA 0.1`, and the measure where it is not the accuracy."""
+    measure = "" if judged.measure == "accuracy" else f": {judged.measure}"
+    return f"{judged.setting.name}{measure}"
+
+
+def lines_of(row: Compared) -> tuple[str, ...]:
+    """A row as text, by `HEADS`: per cent, mean ± standard deviation over seeds."""
+    theirs = f"{row.printed.mean:.2f}" + ("" if row.printed.std is None else f" ± {row.printed.std:.2f}")
+    ours = "-" if not row.ours else f"{row.mean:.2f}" + (f" ± {row.std:.2f}" if len(row.ours) > 1 else "")
+    others = ((row.diverged, "diverged"), (row.unfinished, "to do"))
+    seeds = [str(len(row.ours)), *(f"{number} {what}" for number, what in others if number)]
+    return row.name, theirs, ours, ", ".join(seeds), f"{row.mean - row.printed.mean:+.2f}" if row.ours else "-"
+
+
+def render(judged: Judged) -> Table:
+    """A cell for the terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(
+        title=escape(f"{judged.setting.key}, {title_of(judged)}: {judged.verdict}"),
+        caption=escape(judged.why),
+        title_justify="left",
+        caption_justify="left",
+    )
+    for head in HEADS:
+        table.add_column(head, justify="left" if head == "method" else "right")
+    for row in judged.rows:
+        table.add_row(*map(escape, lines_of(row)))
+    return table
+
+
+def markdown(key: str, scale: str, judged: Sequence[Judged], seeds: int, again: str, another: str, picture: str) -> str:
+    """The section about one table: verdicts, then every cell with its numbers and commands."""
+    setting = judged[0].setting
+    paper = setting.paper
+    known = f"over {paper.seeds} seeds" if paper.seeds else "over seeds it does not count"
+    lines = [
+        f"## {paper.paper}, {table_name(key)}: {setting.table.title} ({scale} scale)",
+        "",
+        f"{paper.source}. Per cent, mean ± standard deviation; the paper's {known}, ours over {seeds}."
+        + (f" Ours is {another}: only the order of the methods can be compared." if another else ""),
+        "",
+        "| cell | verdict | why |",
+        "|---|---|---|",
+        *(f"| {title_of(each)} | {each.verdict} | {each.why} |" for each in judged),
+        "",
+        f"![ours beside the paper's]({picture})",
+        "",
+        f"    {again}",
+        "",
+    ]
+    for each in judged:
+        lines += [f"### {title_of(each)}: {each.verdict}", ""]
+        if each.rows:
+            lines += ["| " + " | ".join(HEADS) + " |", "|---|---:|---:|---:|---:|"]
+            lines += ["| " + " | ".join(lines_of(row)) + " |" for row in each.rows]
+            lines += [""]
+        for name, why in each.left:
+            lines += [f"* {name} was not run: {why}."]
+        if each.left:
+            lines += [""]
+        lines += [f"    {each.setting.command(line, scale, seeds)}" for line in each.setting.lines if _ran(each, line)]
+        lines += [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _ran(judged: Judged, line: Any) -> bool:
+    return any(row.shown == found.name for rows in line.rows for row in rows for found in judged.rows)
+
+
+def table_name(key: str) -> str:
+    """`Table 2` of `fedsol/table2`."""
+    return re.sub(r"^table(\d+)", r"Table \1", key.partition("/")[2])
+
+
+def figure(judged: Sequence[Judged]) -> Any:
+    """Ours and the paper's mean of every method, joined by a line; single seeds as small dots. A panel a cell."""
+    shown = [each for each in judged if each.rows]
+    heights = [len(each.rows) for each in shown] or [1]
+    drawn = blank(7.2, 1.0 + 0.34 * sum(heights) + 0.75 * len(heights))
+    panels = drawn.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axis, each in zip(panels, shown, strict=False):
+        panel(axis, each)
+    if shown:
+        handles = [
+            panels[0].scatter([], [], color=THEIRS, marker="D", s=36, label="paper"),
+            panels[0].scatter([], [], color=OURS, s=40, label="ours: mean, small dots: single seeds"),
+        ]
+        drawn.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+        panels[-1].set_xlabel("accuracy (%)" if all(each.measure == "accuracy" for each in shown) else "%")
+    return drawn
+
+
+def panel(axis: Any, judged: Judged) -> None:
+    """One cell: methods from the paper's best at the top to its worst."""
+    rows = sorted(judged.rows, key=lambda row: row.printed.mean)
+    for y, row in enumerate(rows):
+        if row.ours:
+            axis.plot([row.printed.mean, row.mean], [y, y], color="#9aa5b1", linewidth=1.2, zorder=1)
+            axis.scatter([*row.ours.values()], [y] * len(row.ours), color=OURS, s=9, alpha=0.6, linewidth=0, zorder=2)
+            axis.scatter([row.mean], [y], color=OURS, s=40, zorder=3)
+        axis.scatter([row.printed.mean], [y], color=THEIRS, marker="D", s=36, zorder=3)
+    axis.set_yticks(range(len(rows)), [row.name for row in rows])
+    axis.set_ylim(-0.6, len(rows) - 0.4)
+    axis.set_title(f"{title_of(judged)}: {judged.verdict}", fontsize=10, loc="left")
+    plain(axis)
+
+
+def write(
+    folder: Path, key: str, scale: str, judged: Sequence[Judged], seeds: int, again: str, another: str
+) -> list[Path]:
+    """Writes `reproduce.md`, `.csv` and `.png` into `folder`; returns their paths."""
+    paths = [folder / f"reproduce.{kind}" for kind in ("md", "csv", "png")]
+    folder.mkdir(parents=True, exist_ok=True)
+    section = markdown(key, scale, judged, seeds, again, another, paths[2].name)
+    with whole(paths[0]) as path:
+        path.write_text(f"# Reproduced\n\n{section}", encoding="utf-8")
+    table_of(judged).to_csv(paths[1], index=False)
+    save(figure(judged), paths[2])
+    return paths
+
+
+INTRODUCTION = """# The papers' tables, run here
+
+Written by `flray reproduce TABLE ... --page FILE`: every section is one call, and a second call writes it again.
+Nothing is pasted by hand. What a verdict means: [flray/reference](../flray/reference/README.md).
+"""
+
+
+def put_on_page(page: Path, key: str, scale: str, section: str, picture: Path) -> Path:
+    """Put the section of a table, in the place of an earlier one, on a page of several; its figure lies beside it.
+
+    Returns the figure's path. Raises `ConfigError` where the page cannot be written.
+    """
+    beside = page.with_name(f"{page.stem}_{key.replace('/', '_')}_{scale}.png")
+    begin, end = f"<!-- {key} {scale} -->", f"<!-- end of {key} {scale} -->"
+    block = f"{begin}\n{section.replace(f']({picture.name})', f']({beside.name})')}{end}\n"
+    try:
+        text = page.read_text(encoding="utf-8") if page.exists() else INTRODUCTION
+        if begin in text and end in text:
+            head, _, rest = text.partition(begin)
+            text = head + block + rest.partition(end)[2].lstrip("\n")
+        else:
+            text = f"{text.rstrip()}\n\n{block}"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(picture, beside)
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {page}: {error.strerror or error}") from error
+    return beside
+
+
+def counts(judged: Sequence[Judged]) -> str:
+    """`2 order holds, 1 not comparable`."""
+    found: dict[str, int] = {}
+    for each in judged:
+        found[each.verdict] = found.get(each.verdict, 0) + 1
+    return ", ".join(f"{count} {verdict}" for verdict, count in found.items())

@@ -1,0 +1,249 @@
+"""The tables of the papers as data: what they print, and the command of every cell.
+
+table = find_table("fedsol/table2")
+table.cells["CIFAR-10, LDA 0.1"].commands()  # "flray run configs/fedsol/cifar10_lda01.yaml algorithm=..."
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from flray.core.errors import ConfigError, nearest, shown, unknown
+
+HERE = Path(__file__).parent
+SCALES = ("small", "full")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# what a file says ------------------------------------------------------------------------------
+class Row(_Strict):
+    """A row of the paper's table: which number of the CSV it is, and which of a run's."""
+
+    method: str
+    setting: str | None = None
+    name: str = ""  # as it is shown; default: the method
+    mode: str | None = None  # the inference mode that is read; default: the run's first
+
+    @property
+    def shown(self) -> str:
+        return self.name or self.method
+
+    @property
+    def where(self) -> dict[str, str]:
+        """The columns of the CSV that find it."""
+        return {"method": self.method} | ({} if self.setting is None else {"setting": self.setting})
+
+
+def _rows(entry: Any) -> list[Any]:
+    """One run is one row of the table, or several (what it says in different inference modes)."""
+    entries = entry if isinstance(entry, list) else [entry]
+    return [{"method": each} if isinstance(each, str) else each for each in entries]
+
+
+class Measure(_Strict):
+    """What is compared: columns of the CSV that find the paper's number, and the column of `compare` that is ours."""
+
+    column: str = "test/acc"
+    name: str = "accuracy"
+    where: Mapping[str, str] = {}
+
+
+class Line(_Strict):
+    """What a command of the table adds to a cell's configuration, and the rows that the experiments of its grid are, in
+    the grid's own order."""
+
+    run: str
+    rows: tuple[Annotated[tuple[Row, ...], BeforeValidator(_rows)], ...]
+    measures: tuple[Measure, ...] | None = None
+    note: str = ""
+    full_only: str = ""  # why the small scale cannot have it
+    where: Mapping[str, str] = {}
+
+
+class Cell(_Strict):
+    """One setting of a table in which methods are compared."""
+
+    config: str
+    run: str = ""
+    where: Mapping[str, str] = {}
+    lines: tuple[Line, ...] | None = None
+    not_here: str = ""  # why flray has no command for it
+
+
+class Table(_Strict):
+    """A table of a paper. One without cells says in `why_not` why there is nothing to run."""
+
+    title: str
+    csv: str = ""
+    where: Mapping[str, str] = {}
+    measures: tuple[Measure, ...] = (Measure(),)
+    lines: tuple[Line, ...] = ()
+    cells: Mapping[str, Cell] = {}
+    scales: Mapping[str, str] = {}
+    full_only: str = ""
+    why_not: str = ""
+
+
+class Paper(_Strict):
+    """A paper: the folder of its configurations, what each scale adds to them, over how many seeds its numbers are."""
+
+    paper: str
+    source: str
+    seeds: int | None  # None: not printed
+    configs: str
+    scales: Mapping[str, str]
+    tables: Mapping[str, Table] = Field(min_length=1)
+
+
+# what is asked for -----------------------------------------------------------------------------
+class Printed(NamedTuple):
+    """A number of the paper: mean and standard deviation over `n` seeds, NaN or None where it prints none."""
+
+    mean: float
+    std: float | None
+    n: int | None
+
+
+class Part(NamedTuple):
+    """One run's worth of a cell: the rows it gives and the position of its experiment in the grid of its line."""
+
+    rows: tuple[Row, ...]
+    line: Line
+    place: int
+
+
+class Setting(NamedTuple):
+    """A cell with the table and the paper around it."""
+
+    paper: Paper
+    key: str  # fedsol/table2
+    table: Table
+    name: str  # CIFAR-10, LDA 0.1
+    cell: Cell
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        return self.table.lines if self.cell.lines is None else self.cell.lines
+
+    @property
+    def parts(self) -> list[Part]:
+        return [Part(rows, line, place) for line in self.lines for place, rows in enumerate(line.rows)]
+
+    def measures(self, line: Line) -> tuple[Measure, ...]:
+        return self.table.measures if line.measures is None else line.measures
+
+    @property
+    def config(self) -> str:
+        """The configuration, relative to the folder `configs`."""
+        return f"{self.paper.configs}/{self.cell.config}.yaml"
+
+    def at(self, scale: str) -> str:
+        """What the scale adds to every command."""
+        return self.table.scales.get(scale, self.paper.scales.get(scale, ""))
+
+    def overrides(self, line: Line, scale: str) -> list[str]:
+        return shlex.split(" ".join((self.at(scale), self.cell.run, line.run)))
+
+    def command(self, line: Line, scale: str, seeds: int) -> str:
+        """The command that runs a line of the cell."""
+        seed = "seed=0" if seeds == 1 else f"seed=0..{seeds - 1}"
+        words = (self.at(scale), self.cell.run, line.run, seed)
+        return " ".join(["flray run", f"configs/{self.config}", *filter(None, words)])
+
+    def why_not(self, line: Line, scale: str) -> str:
+        """Why this cannot be run at that scale, whatever the machine; empty where it can."""
+        return self.cell.not_here or (self.table.full_only or line.full_only if scale == "small" else "")
+
+    def printed(self, row: Row, measure: Measure, line: Line) -> Printed | None:
+        """What the paper prints; None where the cell is empty. Raises `ConfigError` for a file that does not fit."""
+        where = {**self.table.where, **self.cell.where, **line.where, **row.where, **measure.where}
+        found = [entry for entry in read_csv(self.table.csv) if all(entry[k] == v for k, v in where.items())]
+        if len(found) > 1:
+            raise ConfigError(f"{self.table.csv}: {len(found)} rows are {where}, say which")
+        if not found or not found[0]["mean"]:
+            return None
+        std = found[0]["std"]
+        return Printed(float(found[0]["mean"]), float(std) if std else None, self.paper.seeds if std else None)
+
+
+@functools.cache
+def papers() -> dict[str, Paper]:
+    """The four papers, by the name that a command takes."""
+    return {path.stem: read_paper(path) for path in sorted((HERE / "papers").glob("*.yaml"))}
+
+
+def read_paper(path: Path) -> Paper:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return Paper.model_validate(yaml.load(path.read_text(encoding="utf-8"), loader))
+
+
+@functools.cache
+def read_csv(name: str) -> tuple[dict[str, str], ...]:
+    with open(HERE / "tables" / name, newline="", encoding="utf-8") as file:
+        return tuple(csv.DictReader(file))
+
+
+def tables() -> dict[str, tuple[Paper, Table]]:
+    """Every table, as `fedsol/table2`."""
+    return {f"{name}/{key}": (paper, table) for name, paper in papers().items() for key, table in paper.tables.items()}
+
+
+def settings_of(key: str) -> list[Setting]:
+    """The cells of a table. Raises `ConfigError`, with the nearest name, for one that there is not."""
+    if key not in tables():
+        raise unknown("table", key, tables(), "flray reproduce")
+    paper, table = tables()[key]
+    return [Setting(paper, key, table, name, cell) for name, cell in table.cells.items()]
+
+
+def chosen(key: str, asked: Sequence[str]) -> list[Setting]:
+    """The cells of a table that `asked` names; all where it is empty.
+
+    A cell is named by its whole name or by parts of it: `CIFAR-10` are all cells of CIFAR-10, `LDA 0.1` all of that
+    partition. Case and blanks do not count. Raises `ConfigError` for a name that is no cell's.
+    """
+    settings = settings_of(key)
+    picked: dict[str, Setting] = {}
+    for name in asked:
+        found = [setting for setting in settings if _parts(name) <= _parts(setting.name)]
+        whole = [setting for setting in found if _parts(name) == _parts(setting.name)]
+        if not found:
+            near = nearest(name, [setting.name for setting in settings])
+            raise ConfigError(
+                f"{key} has no cell {shown(name)}{near}; all of them: flray reproduce {key.split('/')[0]}"
+            )
+        picked |= {setting.name: setting for setting in whole or found}
+    return list(picked.values()) if asked else settings
+
+
+def _parts(name: str) -> frozenset[str]:
+    return frozenset("".join(part.split()).casefold() for part in name.split(","))
+
+
+def with_methods(setting: Setting, asked: Sequence[str]) -> list[Part]:
+    """The parts of a cell whose rows `asked` names; all where it is empty. Raises `ConfigError` for a name that is no
+    row's."""
+    names = {row.shown.casefold(): row.shown for part in setting.parts for row in part.rows}
+    for name in asked:
+        if name.casefold() not in names:
+            raise unknown("method", name, names.values(), f"{setting.key}, {setting.name}")
+    wanted = {name.casefold() for name in asked}
+    return [part for part in setting.parts if not wanted or any(row.shown.casefold() in wanted for row in part.rows)]
+
+
+def every_line() -> Iterator[tuple[Setting, Line]]:
+    for key in tables():
+        for setting in settings_of(key):
+            for line in setting.lines:
+                yield setting, line

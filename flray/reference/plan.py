@@ -1,0 +1,136 @@
+"""From cells of a table to runs: their experiments and folders, and what stands in their way on this machine."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import flray
+from flray.core.errors import ConfigError, FlrayError
+from flray.data.sources import at_hand
+from flray.experiment import RESUMABLE, Experiment
+from flray.loader import load_config
+from flray.overrides import pair
+from flray.reference.papers import Part, Row, Setting, with_methods
+
+# what a user may add without making another experiment of it
+SAME = (
+    *(key for key in RESUMABLE if key != "rounds"),
+    "data.root", "data.download", "proxy.root", "proxy.download",
+)  # fmt: skip
+
+
+class Planned(NamedTuple):
+    """One run of a cell: the rows of the table that it gives."""
+
+    setting: Setting
+    part: Part
+    experiment: Experiment
+    folder: Path
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.part.rows
+
+
+class Plan(NamedTuple):
+    """The runs of some cells; and of those that cannot run here which rows, and why."""
+
+    runs: list[Planned]
+    left: list[tuple[Setting, Part, str]]
+
+
+def configs_folder(given: Path | None = None) -> Path:
+    """The folder `configs` of flray: the one given, the one in the working directory, or that of the checkout which
+    flray is imported from. Raises `ConfigError` where there is none: an installed flray comes without."""
+    places = [given] if given is not None else [Path("configs"), Path(flray.__file__).parents[1] / "configs"]
+    found = next((place for place in places if (place / "fedsol" / "_common.yaml").is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"the papers' configurations are not in {' or '.join(map(str, places))}: an installed flray has none; take "
+            "the folder configs/ of flray's repository and name it with --configs DIR"
+        )
+    return found
+
+
+def plan(
+    settings: Sequence[Setting],
+    scale: str,
+    seeds: int,
+    root: Path,
+    configs: Path,
+    methods: Sequence[str] = (),
+    extra: Sequence[str] = (),
+) -> Plan:
+    """The runs of the cells, each with its own folder below `root`: `ROOT/CELL-METHOD-seedS`.
+
+    Raises `ConfigError` for a method that a cell has not, and for `extra` overrides that do not fit.
+    """
+    found = Plan([], [])
+    for setting in settings:
+        for part in with_methods(setting, methods):
+            why = setting.why_not(part.line, scale)
+            if not why:
+                experiments = of_part(setting, part, scale, seeds, configs, tuple(extra))
+                why = missing(experiments[0])
+            if why:
+                found.left.append((setting, part, why))
+                continue
+            name = f"{slug(setting.name)}-{slug(part.rows[0].shown)}"
+            found.runs.extend(
+                Planned(setting, part, experiment, root / f"{name}-seed{experiment.seed}") for experiment in experiments
+            )
+    return found
+
+
+def of_part(
+    setting: Setting, part: Part, scale: str, seeds: int, configs: Path, extra: tuple[str, ...] = ()
+) -> list[Experiment]:
+    """The experiments of one run of a cell, one a seed."""
+    grid = _of_line(configs / setting.config, tuple(setting.overrides(part.line, scale)), seeds, extra)
+    if len(grid) != seeds * len(part.line.rows):
+        raise ConfigError(
+            f"{setting.key}, {setting.name}: {len(grid)} experiments for {len(part.line.rows)} rows and {seeds} seeds"
+        )
+    return grid[part.place * seeds : (part.place + 1) * seeds]
+
+
+@functools.cache
+def _of_line(config: Path, overrides: tuple[str, ...], seeds: int, extra: tuple[str, ...]) -> list[Experiment]:
+    own = {pair(text)[0]: text for text in (*overrides, *extra)}  # what the user adds goes before the table's own
+    return load_config(config, [*own.values(), "seed=" + ",".join(map(str, range(seeds)))])
+
+
+def missing(experiment: Experiment) -> str:
+    """What of an experiment is not on this machine, in words; empty where nothing is. No data are read."""
+    wanted = [experiment.data]
+    if experiment.proxy is not None and experiment.algorithm.needs_proxy and experiment.proxy.source != "holdout":
+        wanted.append(experiment.proxy)
+    for data in wanted:
+        try:
+            if not at_hand(data):
+                where = f"below {data.root}" if data.root else "below data.root"
+                return f"the data set {data.source} is not {where}"
+        except FlrayError as error:
+            return str(error)
+    weights = experiment.model.options.get("pretrained")
+    if isinstance(weights, str) and not Path(weights).exists():
+        return f"the weights {weights} are not here"
+    return ""
+
+
+def altered(extra: Sequence[str]) -> list[str]:
+    """Those of the user's overrides that make it another experiment than the table's."""
+    return [text for text in extra if not any(_within(pair(text)[0], key) for key in SAME)]
+
+
+def _within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
+
+
+def slug(name: str) -> str:
+    """A name as part of a folder's: `CIFAR-10, LDA 0.1` is `cifar-10-lda-0.1`."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.casefold()).strip("-")
