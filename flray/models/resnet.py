@@ -33,6 +33,9 @@ PoolOut = Annotated[
     tuple[PositiveInt, PositiveInt],
     Field(description="pixels that the last stage is averaged to: features of 512 times so many"),
 ]
+Width = Annotated[
+    int, Field(ge=2, multiple_of=2, description="channels of the first stage; each further one has twice as many")
+]
 GROUPS = 2  # Seo et al. 2024 (FedRCL), CVPR, their ResNet-18
 
 
@@ -58,9 +61,13 @@ def resnet8_3stage(
     stem: Stem = "cifar_pool",
     norm: Norm = "batch",
     projection: Projection = None,
+    width: Width = 64,
 ) -> ResNet:
-    """Three stages of one block, widths 64 to 256: 1,227,594 parameters at C=10. "resnet8" in the TAKFL code."""
-    return ResNet("resnet8_3stage", input_shape, num_classes, (1, 1, 1), stem, norm, projection)
+    """Three stages of one block, widths 64 to 256: 1,227,594 parameters at C=10. "resnet8" in the TAKFL code.
+
+    `width: 16` has the 78,042 of FedDF's, `width: 32` 308,650.
+    """
+    return ResNet("resnet8_3stage", input_shape, num_classes, (1, 1, 1), stem, norm, projection, width=width)
 
 
 def resnet18(
@@ -91,9 +98,9 @@ def resnet18(
 
 
 class ResNet(Classifier):
-    """Stem, stages of `blocks[i]` basic blocks of width `64 * 2**i`, mean over pixels, linear head.
+    """Stem, stages of `blocks[i]` basic blocks of width `width * 2**i`, mean over pixels, linear head.
 
-    `x [B, K, H, W]` -> `z [B, 64 * 2**(stages - 1)]` -> logits `[B, C]`. Every stage but the first halves the side.
+    `x [B, K, H, W]` -> `z [B, width * 2**(stages - 1)]` -> logits `[B, C]`. Every stage but the first halves the side.
     With `pool_out (h, w)` the mean is over h x w parts of the image, and `z` is h w times as wide, channels outermost.
     Convolutions start Kaiming normal (fan-out, ReLU), norms at scale 1 and shift 0, the head at PyTorch's default.
     """
@@ -109,24 +116,25 @@ class ResNet(Classifier):
         projection: Projection,
         pool_out: tuple[int, int] = (1, 1),
         shortcut_eps: float = 1e-5,
+        width: int = 64,
     ) -> None:
         super().__init__()
         channels, _, _ = image_shape(name, input_shape)
         self._pool, self._pool_out, self._counts = stem != "cifar", pool_out, tuple(blocks)
-        self.stem = nn.Conv2d(channels, 64, 7, 2, 3, bias=False) if stem == "imagenet" else _conv3x3(channels, 64)
-        self.stem_norm = _norm(norm, 64)
+        self.stem = nn.Conv2d(channels, width, 7, 2, 3, bias=False) if stem == "imagenet" else _conv3x3(channels, width)
+        self.stem_norm = _norm(norm, width)
         layers: list[nn.Module] = []
-        width = 64
+        before = width
         for stage, count in enumerate(blocks):
             for block in range(count):
-                out = 64 * 2**stage
-                layers.append(BasicBlock(width, out, 2 if stage and not block else 1, norm, shortcut_eps))
-                width = out
+                out = width * 2**stage
+                layers.append(BasicBlock(before, out, 2 if stage and not block else 1, norm, shortcut_eps))
+                before = out
         self.blocks = nn.Sequential(*layers)
         self._stage_ends = {sum(blocks[: i + 1]) - 1 for i in range(len(blocks))}
         self.early = ("stem", "stem_norm", *(f"blocks.{i}" for i in range(sum(blocks[:2]))))
-        self.projection, width = projected(width * pool_out[0] * pool_out[1], projection)
-        self.head = nn.Linear(width, num_classes)
+        self.projection, wide = projected(before * pool_out[0] * pool_out[1], projection)
+        self.head = nn.Linear(wide, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

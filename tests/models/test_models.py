@@ -34,6 +34,7 @@ def make(name, shape=CIFAR, classes=10, seed=0, **options):
         ("resnet8", CIFAR, 10, {"stem": "cifar"}, 4_903_242),
         ("resnet8", CIFAR, 100, {}, 4_903_242 + 90 * 513),
         ("resnet8_3stage", CIFAR, 10, {}, 1_227_594),
+        ("resnet8_3stage", CIFAR, 10, {"width": 16}, 78_042),  # spec 4.2: ResNet-8 of the CIFAR family
         ("resnet18", CIFAR, 10, {}, 11_173_962),
         ("resnet18", CIFAR, 10, {"norm": "none_tracked"}, 11_173_962),
         ("resnet18", CIFAR, 10, {"norm": "group"}, 11_173_962),
