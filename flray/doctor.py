@@ -19,7 +19,7 @@ from flray.engine.workbench import Roll, Workbench
 from flray.experiment import Experiment, algorithm_name
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
-from flray.scenario import Scenario, Stage, drift_figure, partition_figure, partition_table
+from flray.scenario import Scenario, Stage, partition_table
 
 if TYPE_CHECKING:
     import pandas
@@ -99,9 +99,12 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     ]
     text = partition_table(scenario.union(SHOWN), dataset.train.y, dataset.num_classes).to_string()
     if figure is not None:
-        partition_figure(scenario, dataset.train.y, dataset.classes, figure)
+        from flray.results.figures import save
+        from flray.results.partition_figures import drift_figure, partition_figure
+
+        save(partition_figure(scenario, dataset.train.y, dataset.classes), figure)
         if len(table):
-            drift_figure(table, experiment.total_rounds, dataset.classes, beside(figure))
+            save(drift_figure(table, experiment.total_rounds, dataset.classes), beside(figure))
     return [{"check": name, "found": value} for name, value in rows], text + (
         "\n..." if scenario.population > SHOWN else ""
     )

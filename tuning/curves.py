@@ -70,7 +70,8 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     import numpy as np
     from matplotlib import pyplot
 
-    from flray.results.figures import palette, plain
+    from flray.results.colours import colours_of
+    from flray.results.figures import plain
     from tuning.trials import front
 
     finished, best = frame[frame["state"] == "finished"], front(frame, sweep.objectives)
@@ -82,7 +83,7 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
         size, size, figsize=(2.6 + 3.4 * size, 1.8 + 3 * size), squeeze=False, layout="constrained"
     )
     algorithms = sorted(finished["algorithm"].unique())
-    colours = dict(zip(algorithms, palette(len(algorithms)), strict=True))
+    colours = dict(zip(algorithms, colours_of(algorithms), strict=True))
     for row, column in np.ndindex(size, size):
         axis: Any = axes[row, column]
         x, y = names[column], names[row + 1]

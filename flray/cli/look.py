@@ -24,7 +24,7 @@ from flray.core.errors import FlrayError, unknown
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "drifts", "diagnostics", "metrics", "config")
 FORMATS = ("table", "markdown", "csv", "json")
-FIGURES = ("curves", "clients", "tasks", "drift", "decision-regions", "ablation", "ranks", "sweep")
+FIGURES = ("curves", "clients", "tasks", "drift", "regions", "ablation", "ranks", "sweep")
 
 
 def list_(
@@ -185,7 +185,9 @@ def figure(
     folders: Annotated[
         list[str], typer.Argument(help="run folders (or URIs), or folders that hold them; sweep: sweep folders")
     ],
-    out: Annotated[Path, typer.Option(help="PNG file")] = Path("figure.png"),
+    out: Annotated[Path, typer.Option(help="PNG, SVG or PDF file; regions: a GIF is a film of the rounds")] = Path(
+        "figure.png"
+    ),
     metric: Annotated[
         str, typer.Option(help="curves: a column of rounds/; ablation, ranks: of the table of runs")
     ] = "test/acc",
@@ -195,7 +197,12 @@ def figure(
         str | None,
         typer.Option(help="tasks, drift: an inference mode (tasks: several by comma); default: the first"),
     ] = None,
-    rounds: Annotated[str, typer.Option(help="decision-regions: rounds to show")] = "1,5,20",
+    rounds: Annotated[
+        str | None, typer.Option(help="regions: rounds to show; default: first, a quarter on, last; of a GIF all")
+    ] = None,
+    models: Annotated[
+        str, typer.Option(help="regions: of before (the global model), local (the clients'), after (the global one)")
+    ] = "local,after",
 ) -> None:
     """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric
     over a key of an ablation or grid; what was known of each task after each task, or of each class through a drift;
@@ -204,10 +211,9 @@ def figure(
     """
     if kind not in FIGURES:
         raise unknown("figure", kind, FIGURES)
-    if not all(part.strip().isdecimal() and int(part) for part in rounds.split(",")):
+    if rounds is not None and not all(part.strip().isdecimal() and int(part) for part in rounds.split(",")):
         raise FlrayError(f"--rounds {rounds}: give whole numbers from 1, by comma, e.g. 1,5,20")
-    from flray.results import ablation, accuracy_by_task, accuracy_through_drift, clients, curves, decision_regions
-    from flray.results import compare as compare_runs
+    from flray import results
     from flray.results.figures import save
 
     if kind == "sweep":
@@ -216,20 +222,27 @@ def figure(
         return
     runs = runs_in(folders, whole=True)
     if kind == "curves":
-        curves(runs, metric=metric, out=out, x=x)
-    elif kind in ("tasks", "drift"):
-        save((accuracy_by_task if kind == "tasks" else accuracy_through_drift)(runs, mode), out)
+        drawn = results.curves(runs, metric, x)
+    elif kind == "tasks":
+        drawn = results.accuracy_by_task(runs, mode)
+    elif kind == "drift":
+        drawn = results.accuracy_through_drift(runs, mode)
     elif kind == "clients":
-        clients(runs, out=out)
-    elif kind == "decision-regions":
-        decision_regions(runs, rounds=[int(r) for r in rounds.split(",")], out=out)
+        drawn = results.clients(runs)
+    elif kind == "ablation":
+        drawn = results.ablation(results.compare(runs), axis, metric)
     elif kind == "ranks":
         from flray.results.ranks import diagram, ranks
 
-        save(diagram(ranks(compare_runs(runs), metric)), out)
+        drawn = diagram(ranks(results.compare(runs), metric))
     else:
-        ablation(compare_runs(runs), axis, out, metric)
-    print(out)
+        shown = None if rounds is None else [int(r) for r in rounds.split(",")]
+        wanted = [name.strip() for name in models.split(",")]
+        if out.suffix.lower() == ".gif":
+            print(results.film(runs, out, shown, wanted))
+            return
+        drawn = results.decision_regions(runs, shown, wanted)
+    print(save(drawn, out))
 
 
 def report(

@@ -5,7 +5,7 @@ from flray.results.drift_figures import accuracy_through_drift
 from flray.results.figures import ablation, clients
 from flray.results.learning import curves
 from flray.results.paired import paired
-from flray.results.regions import decision_regions
+from flray.results.regions import decision_regions, film
 from flray.results.rendering import render, to_markdown
 from flray.results.report_page import report
 from flray.results.tables import compare, summary
@@ -20,6 +20,7 @@ __all__ = [
     "compare",
     "curves",
     "decision_regions",
+    "film",
     "paired",
     "render",
     "report",

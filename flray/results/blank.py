@@ -1,12 +1,16 @@
-"""An empty figure, drawn without pyplot and shown by a notebook as a picture."""
+"""An empty figure, drawn without pyplot and shown by a notebook as a picture; or the axes that a caller gave."""
 
 from __future__ import annotations
 
 import functools
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from flray.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -16,6 +20,34 @@ def blank(width: float, height: float) -> Figure:
 
     figure = _shown()(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def one_axis(axis: Axes | None, width: float = 7.2, height: float = 4.4) -> tuple[Figure, Any]:
+    """The axis that a caller gave and its figure, or a blank figure of so many inches with one axis."""
+    if axis is not None:
+        return figure_of(axis), axis
+    figure = blank(width, height)
+    return figure, figure.subplots()
+
+
+def given(axes: Axes | Iterable[Any], count: int, what: str) -> list[Any]:
+    """The `count` axes that a figure of several panels needs, of those that a caller gave, in any nesting.
+
+    Raises `ConfigError` where there are fewer, or more; `what` says which panels are drawn.
+    """
+    import numpy as np
+
+    found: list[Any] = np.array(axes, dtype=object).ravel().tolist()
+    if len(found) != count:
+        raise ConfigError(f"{len(found)} axes given, and {count} are drawn ({what}): give so many, or none")
+    return found
+
+
+def figure_of(axis: Axes) -> Figure:
+    """The whole figure that an axis stands in, also one of its parts."""
+    part: Any = axis.figure
+    figure: Figure = part.figure
     return figure
 
 

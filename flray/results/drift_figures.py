@@ -12,9 +12,10 @@ import numpy as np
 from flray.core.errors import ConfigError
 from flray.metrics.classification import per_class
 from flray.results.alarms import alarms, signal
-from flray.results.blank import blank
+from flray.results.blank import blank, figure_of, given
+from flray.results.colours import colours_of
 from flray.results.continual import Window, drift_window, tested_set
-from flray.results.figures import by_setting, colours_of, headline, open_runs, plain, spread_words
+from flray.results.figures import by_setting, headline, open_runs, plain, spread_words
 from flray.results.learning import Curve, lines, over_seeds_of
 from flray.results.tables import settings
 from flray.rundir.by_task import ClassCounts, class_counts
@@ -22,6 +23,7 @@ from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
@@ -33,12 +35,15 @@ SIGNAL: dict[str, dict[str, Any]] = {
 }
 
 
-def accuracy_through_drift(folders: Iterable[str | Path | Run], mode: str | None = None) -> Figure:
+def accuracy_through_drift(
+    folders: Iterable[str | Path | Run], mode: str | None = None, axes: Iterable[Axes] | None = None
+) -> Figure:
     """Accuracy over rounds with the window of missing data shaded; below, for every setting, accuracy by class.
 
     Marks at the top are rounds with an alarm of latent forgetting, where one was looked for; then a panel shows the
     variance of the weight update, the detector's reference and its threshold. `mode` is an inference mode, by default
-    the first. Raises `ConfigError` where no run has a drift, or one has no tests of such a mode.
+    the first. Draws into `axes` where they are given: the curve, the variance where it was looked at, a panel a
+    setting. Raises `ConfigError` where no run has a drift, or one has no tests of such a mode.
     """
     runs = open_runs(folders)
     found = by_setting(runs)
@@ -54,17 +59,22 @@ def accuracy_through_drift(folders: Iterable[str | Path | Run], mode: str | None
     watched = {colour: table for colour, table in watched.items() if table["wv"].notna().any()}
     size = min(3.0, max(1.3, 0.2 * next(iter(counts.values()))[0].total.shape[1]))
     heights = [3.0, *([1.8] if watched else []), *[size] * len(found)]
-    figure = blank(8.4, sum(heights) + 0.3 * len(heights))
-    axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    if axes is None:
+        figure = blank(8.4, sum(heights) + 0.3 * len(heights))
+        places = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights).tolist()
+    else:
+        variance = "the update's variance, " if watched else ""
+        places = given(axes, len(heights), f"accuracy, {variance}and the classes of each setting")
+        figure = figure_of(places[0])
     split = "validation" if all(tested_set(settings(run)) == "val" for run in runs) else "test"
-    curve_panel(axes[0], over_seeds_of(runs, lambda run: _points(run, mode), "test/acc"), windows, split)
-    _mark_alarms(axes[0], found)
+    curve_panel(places[0], over_seeds_of(runs, lambda run: _points(run, mode), "test/acc"), windows, split)
+    _mark_alarms(places[0], found)
     if watched:
-        signal_panel(axes[1], watched, windows)
-    for axis, (label, seeds), window in zip(axes[-len(found) :], counts.items(), windows, strict=True):
+        signal_panel(places[1], watched, windows)
+    for axis, (label, seeds), window in zip(places[-len(found) :], counts.items(), windows, strict=True):
         drawn = class_panel(axis, seeds, window, label)
-    figure.colorbar(drawn, ax=axes.tolist(), label="accuracy of a class (%)", shrink=0.5, aspect=30, anchor=(0, 0))
-    axes[-1].set_xlabel("round")
+    figure.colorbar(drawn, ax=places, label="accuracy of a class (%)", shrink=0.5, aspect=30, anchor=(0, 0))
+    places[-1].set_xlabel("round")
     return figure
 
 

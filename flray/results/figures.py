@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flray.core.errors import ConfigError
-from flray.results.blank import blank
+from flray.results.blank import one_axis
+from flray.results.colours import MARKERS, colours_of, cycle, palette
 from flray.results.intervals import interval, interval_words, is_share, lowest
 from flray.results.paired import key_named, missing
 from flray.results.rendering import is_number
@@ -19,18 +21,8 @@ from flray.rundir.reader import Run, load
 
 if TYPE_CHECKING:
     import pandas
-
-# Okabe and Ito, "Color universal design" (2008): told apart with every common colour vision deficiency
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
-STYLES = ("-", "--", "-.", ":")
-# an algorithm has the same colour in every figure, where no other one of the figure has taken it
-_OWN = {
-    "fedavg": "#0072B2", "fedprox": "#E69F00", "scaffold": "#CC79A7", "fedproj": "#009E73", "fedsol": "#D55E00",
-    "fedprotip": "#D55E00", "fot": "#009E73", "target": "#E69F00", "lander": "#56B4E9", "fedmemo": "#D55E00",
-    "mfcl": "#009E73", "centralized": "#000000",
-}  # fmt: skip
-MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
-
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # seeds from which an interval is drawn; below, the single seeds say more than 12.7 (two) or 4.3 (three) standard errors
 FEW = 5
@@ -38,23 +30,23 @@ FEW = 5
 
 # ablation ------------------------------------------------------------------------------------------
 def ablation(
-    frame: pandas.DataFrame, axis: str | None = None, out: str | Path = "ablation.png", metric: str = "test/acc"
-) -> Path:
-    """A PNG of `metric` of `compare`'s table over one key in which the runs differ: mean over seeds, a point a run, and
-    from 5 seeds on the 95 % t-interval.
+    frame: pandas.DataFrame, key: str | None = None, metric: str = "test/acc", axis: Axes | None = None
+) -> Figure:
+    """`metric` of `compare`'s table over one key in which the runs differ: mean over seeds, a point a run, and from 5
+    seeds on the 95 % t-interval.
 
-    `axis` is the key (`algorithm.rho`, or `rho`); default: the key of numbers with the most values, or else the key
+    `key` is that key (`algorithm.rho`, or `rho`); default: the key of numbers with the most values, or else the key
     with the most. A line for each combination of the other keys. Numbers are an axis (logarithmic from a ratio of 30),
-    other values stand side by side; a setting that has no such key is a dashed level. Returns the path; raises
-    `ConfigError` when the runs differ in nothing, or have no such metric.
+    other values stand side by side; a setting that has no such key is a dashed level. Draws into `axis` where one is
+    given; raises `ConfigError` when the runs differ in nothing, or have no such metric.
     """
-    key, cells, lost = ablation_cells(frame, axis, metric)
+    key, cells, lost = ablation_cells(frame, key, metric)
     numbers, scale = is_number(frame, key), 100 if is_share(metric) else 1
     places = list(dict.fromkeys(value for line in cells.values() for value in line if value is not None))
-    figure = blank(max(6.4, 0 if numbers else 0.35 * len(places) * len(cells)), 4.4)
-    plot = figure.subplots()
+    figure, plot = one_axis(axis, max(6.4, 0 if numbers else 0.35 * len(places) * len(cells)))
+    colours = _colours(frame, key, cells)
     for number, (name, line) in enumerate(cells.items()):
-        colour, marker = palette(len(cells))[number], cycle(MARKERS, number)
+        colour, marker = colours[number], cycle(MARKERS, number)
         if None in line:
             plot.axhline(
                 scale * interval(line[None])[0],
@@ -101,7 +93,15 @@ def ablation(
     plain(plot)
     if len(cells) > 1:
         plot.legend(frameon=False)
-    return save(figure, out)
+    return figure
+
+
+def _colours(frame: pandas.DataFrame, key: str, names: Iterable[str]) -> list[str]:
+    """Of the lines of an ablation: their algorithms' own, where a line is one algorithm."""
+    algorithms = frame["algorithm"].unique()
+    if len(algorithms) == 1:
+        return colours_of(f"{algorithms[0]}, {name}" for name in names)
+    return palette(len(list(names))) if key == "algorithm" else colours_of(names)
 
 
 def _interval(values: Iterable[float], metric: str) -> tuple[float, float, float, float]:
@@ -118,22 +118,21 @@ def _scale(plot: Any, positive: Sequence[float], smallest: float) -> None:
 
 
 def ablation_cells(
-    frame: pandas.DataFrame, axis: str | None, metric: str
+    frame: pandas.DataFrame, key: str | None, metric: str
 ) -> tuple[str, dict[str, dict[Any, list[float]]], str]:
     """What `ablation` draws.
 
     Returns the key, the values of the seeds by line and value of the key (None: the line has none), and words on what
-    is left out. Without `axis` the key is a number with the most values. Raises `ConfigError` where no key varies, or
+    is left out. Without `key` it is a number with the most values. Raises `ConfigError` where no key varies, or
     no run has finished.
     """
     keys = [key for key in keys_of(frame) if frame[key].nunique(dropna=False) > 1]
     if not keys:
         raise ConfigError("ablation: the runs differ in nothing but the seed; name runs of an ablation or a grid")
     key = (
-        key_named(frame, axis)
-        if axis is not None
-        else max(keys, key=lambda k: (is_number(frame, k), frame[k].nunique()))
+        key_named(frame, key) if key is not None else max(keys, key=lambda k: (is_number(frame, k), frame[k].nunique()))
     )
+    keys.sort(key=lambda k: k != "algorithm")  # a line's name begins with its algorithm
     cells: dict[str, dict[Any, list[float]]] = {}
     lost = {"diverged": 0, "unfinished": 0}
     for setting, values, diverged, unfinished in over_seeds(frame, metric):
@@ -150,10 +149,11 @@ def ablation_cells(
 
 
 # clients -------------------------------------------------------------------------------------------
-def clients(folders: Iterable[str | Path | Run], out: str | Path = "clients.png") -> Path:
-    """A PNG of the personalised test: the clients' accuracies on their own test shares, a box and a point a client, for
-    each number of fine-tuning epochs and each run; over tasks that at the end of the last one. Returns the path; raises
-    `ConfigError` when a run has no personalised test.
+def clients(folders: Iterable[str | Path | Run], axis: Axes | None = None) -> Figure:
+    """The personalised test: the clients' accuracies on their own test shares, a box and a point a client, for each
+    number of fine-tuning epochs and each run; over tasks that at the end of the last one.
+
+    Draws into `axis` where one is given; raises `ConfigError` when a run has no personalised test.
     """
     from matplotlib.patches import Patch
 
@@ -162,10 +162,10 @@ def clients(folders: Iterable[str | Path | Run], out: str | Path = "clients.png"
     for run, rows in zip(runs, tested, strict=True):
         if rows.empty:
             raise ConfigError(f"{run.folder} has no personalised test; run it with evaluate.finetune_epochs=[0,1,5]")
-    names, colours = names_of(runs), palette(len(runs))
+    names = names_of(runs)
+    colours = colours_of(names)
     epochs = sorted({int(value) for rows in tested for value in rows["finetune_epochs"]})
-    figure = blank(max(5.0, 1.2 * len(epochs) * len(runs)), 4.4)
-    axis = figure.subplots()
+    figure, axis = one_axis(axis, max(5.0, 1.2 * len(epochs) * len(runs)))
     width = 0.8 / len(runs)
     for number, rows in enumerate(tested):
         for place, count in enumerate(epochs):
@@ -193,7 +193,7 @@ def clients(folders: Iterable[str | Path | Run], out: str | Path = "clients.png"
     axis.spines[["top", "right"]].set_visible(False)
     end_at_all(axis)
     axis.legend(handles=[Patch(color=c, label=n) for c, n in zip(colours, names, strict=True)], frameon=False)
-    return save(figure, out)
+    return figure
 
 
 # shared --------------------------------------------------------------------------------------------
@@ -263,48 +263,20 @@ def plain(axis: Any) -> None:
     axis.set_axisbelow(True)
 
 
-def palette(count: int) -> list[str]:
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    return (
-        list(COLOURS[:count])
-        if count <= len(COLOURS)
-        else [to_hex(colormaps["viridis"](c / (count - 1))) for c in range(count)]
-    )
-
-
-def colours_of(labels: Iterable[str]) -> list[str]:
-    """A colour for each line of a figure, by its label (`names_of`: the algorithm comes first).
-
-    An algorithm keeps its own colour from figure to figure; what has none, or shares it with an earlier line, takes the
-    first that is left. Yellow is left out: a line of it is not seen on white. Past seven lines colours come again, and
-    `styles_of` tells them apart.
-    """
-    names, usable = list(labels), [colour for colour in COLOURS if colour != "#F0E442"]
-    own = [_OWN.get(name.partition(",")[0]) for name in names]
-    found: list[str | None] = [c if c is not None and c not in own[:i] else None for i, c in enumerate(own)]
-    free = [colour for colour in usable if colour not in found]
-    return [
-        colour if colour is not None else free.pop(0) if free else cycle(usable, number)
-        for number, colour in enumerate(found)
-    ]
-
-
-def styles_of(labels: Iterable[str]) -> list[str]:
-    """A line style for each line of a figure, in their order."""
-    return [cycle(STYLES, number) for number, _ in enumerate(labels)]
-
-
-def cycle(values: Sequence[str], number: int) -> str:
-    return values[number % len(values)]
-
-
 def save(figure: Any, out: str | Path) -> Path:
+    """Write the figure at 150 dots an inch; the suffix says in which format. Raises `ConfigError` where that fails."""
+    with writing(out) as path:
+        figure.savefig(path, dpi=150)
+    return path
+
+
+@contextmanager
+def writing(out: str | Path) -> Iterator[Path]:
+    """The path of a picture that is written in this block, in a folder that is there; what fails is a
+    `ConfigError`."""
     path = Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        yield path
     except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib cannot write
         raise ConfigError(f"cannot write the figure {path}: {getattr(error, 'strerror', None) or error}") from error
-    return path

@@ -9,24 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from flray.core.errors import ConfigError, unknown
-from flray.results.blank import blank
-from flray.results.figures import (
-    FEW,
-    by_setting,
-    colours_of,
-    end_at_all,
-    headline,
-    open_runs,
-    plain,
-    save,
-    spread_words,
-    styles_of,
-)
+from flray.results.blank import one_axis
+from flray.results.colours import colours_of, markers_of, styles_of
+from flray.results.figures import FEW, by_setting, end_at_all, headline, open_runs, plain, spread_words
 from flray.results.intervals import interval, is_share
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -67,25 +58,24 @@ class Curve(NamedTuple):
 
 
 def curves(
-    folders: Iterable[str | Path | Run], metric: str = "test/acc", out: str | Path = "curves.png", x: str = "rounds"
-) -> Path:
-    """Draw a column of `rounds/` over `x`, one line a setting: rounds, or steps, bytes, FLOPs, seconds
-    summed from the first.
+    folders: Iterable[str | Path | Run], metric: str = "test/acc", x: str = "rounds", axis: Axes | None = None
+) -> Figure:
+    """Draw a column of `rounds/` over `x`, one line a setting: rounds, or steps, bytes, FLOPs,
+    seconds summed from the first.
 
     Runs that differ in nothing but the seed share a line: the mean over seeds, drawn up to the last round that all of
     them have, with the 95 % t-interval of the mean as a band from 5 seeds on, and each seed as a thin line below that.
-    Over anything but rounds a point of the mean lies at the seeds' mean x. Returns the path; raises `ConfigError` when
-    no run has the metric or the axis.
+    Over anything but rounds a point of the mean lies at the seeds' mean x. Draws into `axis` where one is given;
+    raises `ConfigError` when no run has the metric or the axis.
     """
-    return save(draw(learning_curves(open_runs(folders), metric, x), metric, x), out)
+    return draw(learning_curves(open_runs(folders), metric, x), metric, x, axis)
 
 
-def draw(found: Mapping[str, Curve], metric: str, x: str) -> Figure:
-    """The figure of curves by setting."""
+def draw(found: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = None) -> Figure:
+    """The figure of curves by setting, or the axis that is given with them."""
     from matplotlib.ticker import MaxNLocator
 
-    figure = blank(7.2, 4.4)
-    plot = figure.subplots()
+    figure, plot = one_axis(axis)
     scale = 100 if is_share(metric) else 1
     size, unit = _unit(AXES[x], max(curve.seeds_x.max() for curve in found.values()))
     lines(plot, found, scale, size)
@@ -104,12 +94,16 @@ def draw(found: Mapping[str, Curve], metric: str, x: str) -> Figure:
 def lines(axis: Any, found: Mapping[str, Curve], scale: float = 1.0, unit: float = 1.0) -> None:
     """Draw curves by setting into an axis, `scale` times their values over x / `unit`, with a band from 5 seeds on and
     below that the single seeds as thin lines."""
-    for label, colour, style in zip(found, colours_of(found), styles_of(found), strict=True):
+    looks = zip(found, colours_of(found), styles_of(found), markers_of(found), strict=True)
+    for number, (label, colour, style, marker) in enumerate(looks):
         curve = found[label]
         count = len(curve.seeds)
         name = f"{label} ({count} seed{'s' if count > 1 else ''})"
         x, mean = curve.x / unit, scale * curve.mean
-        axis.plot(x, mean, color=colour, linestyle=style, linewidth=2, label=name)
+        # about ten markers a line, those of the next line a little further on
+        every = 1 if len(x) <= 12 else (0.02 * (number % 5), 0.1)
+        look = {"linestyle": style, "marker": marker, "markersize": 5, "markevery": every}
+        axis.plot(x, mean, color=colour, linewidth=2, label=name, **look)
         if count >= FEW:
             axis.fill_between(x, scale * curve.low, scale * curve.high, color=colour, alpha=0.16, linewidth=0)
         elif count > 1:

@@ -15,6 +15,7 @@ from flray.results.tables import settings
 from flray.rundir import reader
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SHOWN = ("name", "algorithm.name", "data.source", "model.name", "partition.name", "tasks.name", "drift.name", "seed")
@@ -23,12 +24,12 @@ SHOWN = ("name", "algorithm.name", "data.source", "model.name", "partition.name"
 class Run(reader.Run):
     """The results in a run folder, for a notebook: it shows itself as a table, and draws its curves."""
 
-    def plot(self, metric: str = "test/acc", x: str = "rounds") -> Figure:
+    def plot(self, metric: str = "test/acc", x: str = "rounds", axis: Axes | None = None) -> Figure:
         """A column of `rounds` over `rounds`, `steps`, `bytes`, `flops` or `seconds`, as a matplotlib figure.
 
-        Raises `ConfigError` where the run has no such column.
+        Draws into `axis` where one is given. Raises `ConfigError` where the run has no such column.
         """
-        return draw(learning_curves([self], metric, x), metric, x)
+        return draw(learning_curves([self], metric, x), metric, x, axis)
 
     def _repr_html_(self) -> str:
         """What the run is, how far it is, and what it learned and forgot where it has tasks or a drift."""

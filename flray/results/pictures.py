@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from flray.core.errors import ConfigError
-from flray.results.blank import blank
+from flray.results.blank import blank, figure_of, given
+from flray.results.colours import colours_of
 from flray.results.continual import tested_set
 from flray.results.drift_figures import accuracy_through_drift, class_panel
-from flray.results.figures import by_setting, colours_of, plain
+from flray.results.figures import by_setting, plain
 from flray.results.learning import draw, learning_curves
 from flray.results.tables import settings
 from flray.results.task_figures import accuracy_by_task
@@ -22,6 +23,7 @@ from flray.rundir.by_task import ClassCounts, class_counts
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 EQUAL = 1.1  # costs of a round whose ratio is below this are called equal
@@ -59,8 +61,10 @@ def of(runs: Sequence[Run], labels: Sequence[str], metric: str) -> tuple[Picture
     return tuple(found)
 
 
-def by_class(runs: Sequence[Run]) -> Figure | None:
-    """Class x round heat maps of accuracy (mean over seeds), one a setting; None where no run counted by class."""
+def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure | None:
+    """Class x round heat maps of accuracy (mean over seeds), one a setting; None where no run counted by class.
+
+    Draws into `axes` where they are given, one for each of the first six settings."""
     from matplotlib.ticker import MaxNLocator
 
     counted: dict[str, list[ClassCounts]] = {}
@@ -71,13 +75,17 @@ def by_class(runs: Sequence[Run]) -> Figure | None:
             counted[label] = found
     if not counted:
         return None
-    figure = blank(7.2, 1.1 + 1.7 * len(counted))
-    axes = figure.subplots(len(counted), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (label, counts_of_seeds) in zip(axes, counted.items(), strict=True):
+    if axes is None:
+        figure = blank(7.2, 1.1 + 1.7 * len(counted))
+        places = figure.subplots(len(counted), 1, sharex=True, squeeze=False)[:, 0].tolist()
+    else:
+        places = given(axes, len(counted), "the classes of each setting")
+        figure = figure_of(places[0])
+    for axis, (label, counts_of_seeds) in zip(places, counted.items(), strict=True):
         image = class_panel(axis, counts_of_seeds, None, label)
-    axes[-1].set_xlabel("round")
-    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(image, ax=list(axes), label="accuracy (%)", shrink=0.9)
+    places[-1].set_xlabel("round")
+    places[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, ax=places, label="accuracy (%)", shrink=0.9)
     return figure
 
 
@@ -95,9 +103,9 @@ def _drift(runs: Sequence[Run]) -> Figure | None:
         return None
 
 
-def by_local_training(runs: Sequence[Run], labels: Sequence[str]) -> Figure | None:
+def by_local_training(runs: Sequence[Run], labels: Sequence[str], axes: Iterable[Axes] | None = None) -> Figure | None:
     """Mean accuracy in and out of the clients' own distributions, before and after local training, over rounds; None
-    where no run has the diagnostic `local_forgetting`."""
+    where no run has the diagnostic `local_forgetting`. Draws into two `axes` where they are given."""
     import pandas
 
     tables: dict[str, list[pandas.DataFrame]] = {}
@@ -107,8 +115,10 @@ def by_local_training(runs: Sequence[Run], labels: Sequence[str]) -> Figure | No
             tables.setdefault(label, []).append(rows)
     if not tables:
         return None
-    figure = blank(7.2, 3.4)
-    panels = figure.subplots(1, 2, sharey=True)
+    if axes is None:
+        panels = blank(7.2, 3.4).subplots(1, 2, sharey=True).tolist()
+    else:
+        panels = given(axes, 2, "accuracy in and out of the clients' own classes")
     for panel, part, title in zip(panels, ("in", "out"), ("classes they hold", "other classes"), strict=True):
         for colour, (label, found) in zip(colours_of(tables), tables.items(), strict=True):
             mean = pandas.concat(found).groupby("done")[[f"{part}_before", f"{part}_after"]].mean() * 100
@@ -119,7 +129,7 @@ def by_local_training(runs: Sequence[Run], labels: Sequence[str]) -> Figure | No
         plain(panel)
     panels[0].set_ylabel("accuracy (%)")
     panels[1].legend(frameon=False, fontsize=8)
-    return figure
+    return figure_of(panels[0])
 
 
 def svg(figure: Figure, name: str) -> str:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flray.core.errors import ConfigError
-from flray.results.blank import blank
-from flray.results.figures import colours_of
+from flray.results.blank import one_axis
+from flray.results.colours import colours_of
 from flray.results.intervals import smaller_is_better
 from flray.results.paired import describe, missing
 from flray.results.tables import keys_of, over_seeds
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LEVEL = 0.05
@@ -176,16 +177,15 @@ def table(found: Ranks) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def diagram(found: Ranks) -> Figure:
+def diagram(found: Ranks, axis: Axes | None = None) -> Figure:
     """The critical-difference diagram: methods on an axis of mean ranks, the best at the left; a bar joins those that
-    are not told apart (Demsar 2006, Figure 1)."""
+    are not told apart (Demsar 2006, Figure 1). Draws into `axis` where one is given."""
     names, values = list(map(str, found.ranks.index)), found.ranks.to_numpy(float)
     k = len(names)
     half = (k + 1) // 2  # the better half is written at the left
     colours = dict(zip(sorted(names), colours_of(sorted(names)), strict=True))
     top, step = 0.55 + 0.22 * len(found.groups), 0.42
-    figure = blank(7.2, 1.1 + 0.3 * top + 0.34 * half)
-    axis = figure.subplots()
+    figure, axis = one_axis(axis, 7.2, 1.1 + 0.3 * top + 0.34 * half)
     axis.set_axis_off()
     low, high, margin = 1.0, float(k), 0.42 * (k - 1)
     axis.set_xlim(low - margin, high + margin)

@@ -1,28 +1,36 @@
-"""Decision regions of 2-D data: every client's model after local training, and the global model, round by round."""
+"""Decision regions of 2-D data: the global model before a round, every client's after local training, the global model
+after it; as a strip of panels, and as a film."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from flray.core.errors import ConfigError
-from flray.results.blank import blank
-from flray.results.figures import MARKERS, cycle, names_of, open_runs, palette, save
+from flray.results.blank import blank, figure_of, given
+from flray.results.colours import MARKERS, cycle, palette
+from flray.results.figures import names_of, open_runs, writing
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from torch import Tensor
 
     from flray.engine.replay import Replay
 
-RESOLUTION = 150  # grid points along the first feature
+RESOLUTION = 150  # points along each feature
+MODELS = ("before", "local", "after")
+FRAMES = 60  # of a film, where no rounds are named
+SECONDS = 12.0  # that a film takes, at 10 frames a second and at 1 at most
 
 
 class Panel(NamedTuple):
-    """One model: its title, the class it predicts for points `[B, 2]`, the samples to highlight (None: all)."""
+    """One model: its title, the class that it predicts for points `[B, 2]`, the samples to highlight (None: all)."""
 
     title: str
     predict: Callable[[np.ndarray], np.ndarray]
@@ -31,105 +39,135 @@ class Panel(NamedTuple):
 
 def decision_regions(
     folders: Iterable[str | Path | Run],
-    rounds: Sequence[int] = (1, 5, 20),
-    out: str | Path = "decision_regions.png",
+    rounds: Sequence[int] | None = None,
+    models: Sequence[str] = ("local", "after"),
+    clients: Sequence[int] | None = None,
+    axes: Iterable[Axes] | None = None,
+) -> Figure:
+    """A strip of panels for each run: for every round the models `before`, `local` and `after`, those that are named.
+
+    `before` and `after` are the global model, `local` those of clients after local training, as in FedProj's Iris pilot
+    (seed 000; spec 5.9). `rounds` are by default the first, one after a quarter of the run, and the last; `clients` the
+    three lowest numbers of each round's cohort. A client's panel highlights its own samples; titles hold the accuracy
+    over every sample, train and (where there is one) test. The models come from replaying the runs, which is fast with
+    `checkpoint.every=1 checkpoint.keep=0`. Draws into `axes`, run by run, where they are given. Raises `ConfigError`
+    for data without exactly two features, a client outside the cohort, or a round that a run did not reach.
+    """
+    replays, labels, rounds = _opened(folders, rounds)
+    strips = [[_panels(replay, round, models, clients) for round in rounds] for replay in replays]
+    widths = [max(len(strip[i]) for strip in strips) for i in range(len(rounds))]
+    if axes is not None:
+        single = iter(given(axes, len(replays) * sum(widths), "a panel for each run, round and model"))
+        places = [[[next(single) for _ in range(width)] for width in widths] for _ in replays]
+        figure = figure_of(places[0][0][0])
+    else:
+        figure, places = _strip(rounds, widths, labels)
+    for replay, strip, line in zip(replays, strips, places, strict=True):
+        for panels, row in zip(strip, line, strict=True):
+            _fill(row, panels, replay, _limits(replays))
+    return figure
+
+
+def film(
+    folders: Iterable[str | Path | Run],
+    out: str | Path,
+    rounds: Sequence[int] | None = None,
+    models: Sequence[str] = ("local", "after"),
     clients: Sequence[int] | None = None,
 ) -> Path:
-    """Draw one row a run: for each round the local models after local training, then the global model after it.
+    """Write an animated GIF: a frame a round (by default up to 60 of them over the whole run), a row of panels a run.
 
-    As in FedProj's Iris pilot (seed 000; spec 5.9). Needs 2-D tabular data. The models come from replaying the runs,
-    which is fast with `checkpoint.every=1 checkpoint.keep=0`. `clients`: those shown, default the three lowest numbers
-    of each round's cohort; a client's panel highlights its own samples. Titles hold the accuracy over every sample,
-    train and (where there is one) test. Returns the path; raises `ConfigError` for other data, a client outside the
-    cohort, or a round that a run did not reach.
+    Otherwise as :func:`decision_regions`. The last frame stays for a while. Returns the path.
     """
-    from matplotlib.lines import Line2D
+    from matplotlib.animation import PillowWriter
+    from rich.console import Console
+    from rich.progress import track
 
+    replays, labels, rounds = _opened(folders, rounds, FRAMES)
+    first = [_panels(replay, rounds[0], models, clients) for replay in replays]
+    width = max(map(len, first))
+    figure, places = _strip([rounds[0]], [width], labels)
+    writer = PillowWriter(fps=min(10, max(1, round(len(rounds) / SECONDS))))
+    with writing(out) as path, writer.saving(figure, str(path), dpi=100):
+        for number in track(rounds, "decision regions", console=Console(stderr=True)):
+            figure.subfigs[0].suptitle(f"round {number}", fontsize=12, fontweight="bold")
+            for replay, (row,) in zip(replays, places, strict=True):
+                _fill(row, _panels(replay, number, models, clients), replay, _limits(replays))
+            # the last one stays
+            for _ in range(1 + (number == rounds[-1]) * 2 * writer.fps):
+                writer.grab_frame()
+    return path
+
+
+def _opened(
+    folders: Iterable[str | Path | Run], rounds: Sequence[int] | None, most: int | None = None
+) -> tuple[list[Replay], list[str], list[int]]:
+    """Replays of the runs, their names, and the rounds to show, in order.
+
+    Without `rounds` they are `most` over the whole run, or three where that is not given.
+    """
     from flray.engine.replay import Replay
 
     runs = open_runs(folders)
+    done = [int(run.rounds["done"].max()) if len(run.rounds) else 0 for run in runs]
+    if rounds is None:
+        last = max(min(done), 1)
+        some = [1, math.ceil(last / 4), last] if most is None else np.linspace(1, last, min(most, last)).round()
+        rounds = [int(round) for round in some]
     if not rounds or min(rounds) < 1:
         raise ConfigError(f"decision_regions: rounds {tuple(rounds)} must be one or more numbers from 1")
-    for run in runs:
-        _check_reached(run, rounds)
-    rows = []
-    for run in runs:
-        replay = Replay(run.folder)
+    for run, reached in zip(runs, done, strict=True):
+        if max(rounds) > reached:
+            raise ConfigError(
+                f"decision_regions: {run.folder} has {reached} rounds and round {max(rounds)} was asked for; choose "
+                f"rounds up to {reached}"
+            )
+    replays = [Replay(run.folder) for run in runs]
+    for replay in replays:
         _check_planar(replay)
-        rows.append((replay, [_panels(replay, round, clients) for round in sorted(rounds)]))
-    widths = [max(len(groups[i]) for _, groups in rows) for i in range(len(rounds))]
-    limits = _limits([_samples(replay)[0] for replay, _ in rows])
-
-    figure = blank(1.55 * sum(widths) + 0.7, 1.75 * len(rows) + 0.9)
-    blocks = figure.subfigures(1, len(rounds), width_ratios=widths, wspace=0.03, squeeze=False)[0]
-    labels = names_of(runs)
-    for column, (block, round) in enumerate(zip(blocks, sorted(rounds), strict=True)):
-        block.suptitle(f"round {round}", fontsize=12, fontweight="bold")
-        axes = block.subplots(len(rows), widths[column], squeeze=False)
-        for line, (replay, groups) in enumerate(rows):
-            samples = _samples(replay)
-            for place in range(widths[column]):
-                axis = axes[line, place]
-                if place >= len(groups[column]):
-                    axis.set_axis_off()
-                    continue
-                _draw(axis, groups[column][place], samples, len(replay.bench.dataset.classes), limits)
-            if column == 0:
-                axes[line, 0].set_ylabel(labels[line], fontsize=12, fontweight="bold")
-    classes = rows[0][0].bench.dataset.classes
-    handles = [
-        Line2D(
-            [],
-            [],
-            linestyle="",
-            marker=cycle(MARKERS, c),
-            markerfacecolor=colour,
-            markeredgecolor="black",
-            markersize=7,
-            label=name,
-        )
-        for c, (name, colour) in enumerate(zip(classes, palette(len(classes)), strict=True))
-    ]
-    faint = Line2D(
-        [],
-        [],
-        linestyle="",
-        marker="o",
-        markerfacecolor="none",
-        markeredgecolor="#666666",
-        markersize=4,
-        label="other clients' samples",
-    )
-    figure.legend(
-        handles=[*handles, faint], loc="outside lower center", ncols=len(handles) + 1, frameon=False, fontsize=10
-    )
-    return save(figure, out)
+    return replays, names_of(runs), sorted(set(rounds))
 
 
-def _panels(replay: Replay, round: int, clients: Sequence[int] | None) -> list[Panel]:
-    """The local models of round `round` (from 1), then the global model after it."""
+# models -------------------------------------------------------------------------------------------
+def _panels(replay: Replay, round: int, models: Sequence[str], clients: Sequence[int] | None) -> list[Panel]:
+    """The models of round `round` (from 1) that are wanted, in the order of `MODELS`."""
+    wrong = [name for name in models if name not in MODELS]
+    if wrong or not models:
+        raise ConfigError(f"decision_regions: models {', '.join(wrong) or 'none'}: choose of {', '.join(MODELS)}")
+    panels = []
+    clock = replay.goto(round - 1).next_round()
+    if "before" in models:
+        panels.append(_global(replay, clock, "before"))
+    if "local" in models:
+        panels += _locals(replay, clock, clients)
+    if "after" in models:
+        replay.goto(round)
+        panels.append(_global(replay, clock, "global" if len(models) < len(MODELS) else "after"))
+    return panels
+
+
+def _global(replay: Replay, clock: Any, title: str) -> Panel:
     import torch
 
     from flray.core.messages import map_tensors
 
+    bench, ctx = replay.bench, replay.bench.context(clock)
+    published = map_tensors(torch.clone, bench.algorithm.published(ctx, replay.state))
+    return Panel(title, _predictor(replay, lambda x: bench.algorithm.predict(ctx, published, x)), None)
+
+
+def _locals(replay: Replay, clock: Any, clients: Sequence[int] | None) -> Iterator[Panel]:
     bench = replay.bench
-    panels = []
-    clock = replay.goto(round - 1).next_round()
     for client in clients or sorted(replay.cohort().tolist())[:3]:
         _, update, _ = next(replay.clients(client))
         point = bench.algorithm.point(bench.context(clock), update)
         if point is None:
             name = type(bench.algorithm).__name__
-            raise ConfigError(f"decision_regions: {name} sends no local model up in round {round}")
+            raise ConfigError(f"decision_regions: {name} sends no local model up in round {clock.done + 1}")
         # the next client reuses the engine's own buffers
         model = bench.objective.at(point[0].clone(), point[1].clone())
         shares = replay.scenario.shares(clock, np.array([client]))
-        panels.append(Panel(f"client {client}", _predictor(replay, model), shares.indices))
-    replay.goto(round)
-    ctx = bench.context(clock)
-    published = map_tensors(torch.clone, bench.algorithm.published(ctx, replay.state))
-    panels.append(Panel("global", _predictor(replay, lambda x: bench.algorithm.predict(ctx, published, x)), None))
-    return panels
+        yield Panel(f"client {client}", _predictor(replay, model), shares.indices)
 
 
 def _predictor(replay: Replay, logits: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], np.ndarray]:
@@ -143,52 +181,81 @@ def _predictor(replay: Replay, logits: Callable[[Tensor], Tensor]) -> Callable[[
     return predict
 
 
-def _draw(
-    axis: Any, panel: Panel, samples: tuple[np.ndarray, np.ndarray], num_classes: int, limits: np.ndarray
-) -> None:
-    """Draw the regions, the samples `(x [n, 2], y [n])` and the accuracy of one model.
+# drawing ------------------------------------------------------------------------------------------
+def _strip(rounds: Sequence[int], widths: Sequence[int], labels: Sequence[str]) -> tuple[Figure, list[list[list[Any]]]]:
+    """A new figure and its axes by run, round and model: a block a round, `widths` panels wide, a row a run."""
+    figure = blank(max(1.6 * sum(widths) + 0.7, 4.2), 1.75 * len(labels) + 0.9)
+    shares = [widths[0] + 0.18, *widths[1:]]  # the runs' names stand at the first block's left
+    blocks = figure.subfigures(1, len(rounds), width_ratios=shares, wspace=0.03, squeeze=False)[0]
+    places: list[list[list[Any]]] = [[] for _ in labels]
+    for block, round, width in zip(blocks, rounds, widths, strict=True):
+        block.suptitle(f"round {round}", fontsize=12, fontweight="bold")
+        for line, row in zip(places, block.subplots(len(labels), width, squeeze=False), strict=True):
+            line.append(row.tolist())
+    for line, label in zip(places, labels, strict=True):
+        line[0][0].set_ylabel(label, fontsize=12, fontweight="bold")
+    return figure, places
 
-    `limits [2, 2]` are the lower and the upper corner of the plane.
+
+def _fill(row: Sequence[Any], panels: Sequence[Panel], replay: Replay, limits: np.ndarray) -> None:
+    """Draw the models of one run and round, and what the markers mean below the whole figure, where it stands not
+    yet."""
+    from matplotlib.lines import Line2D
+
+    classes = replay.bench.dataset.classes
+    for axis, panel in zip(row, panels, strict=False):
+        draw_regions(axis, panel, _samples(replay), len(classes), limits)
+    for axis in row[len(panels) :]:
+        axis.set_axis_off()
+    figure = figure_of(row[0])
+    if figure.legends:
+        return
+    look: dict[str, Any] = {"linestyle": "", "markeredgecolor": "black", "markersize": 7}
+    handles = [
+        Line2D([], [], marker=cycle(MARKERS, c), markerfacecolor=colour, label=name, **look)
+        for c, (name, colour) in enumerate(zip(classes, palette(len(classes)), strict=True))
+    ]
+    if any(panel.own is not None for panel in panels):
+        look |= {"markeredgecolor": "#666666", "markersize": 4}
+        handles.append(Line2D([], [], marker="o", markerfacecolor="none", label="other clients' samples", **look))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=10)
+
+
+def draw_regions(
+    axis: Any, panel: Panel, samples: tuple[np.ndarray, np.ndarray], num_classes: int, limits: np.ndarray
+) -> Any:
+    """Draw the regions, the samples `(x [n, 2], y [n])` and the accuracy of one model into an axis; returns the axis.
+
+    `limits [2, 2]` are the lower and the upper corner of the plane. What stood in the axis is taken away.
     """
     from matplotlib.colors import ListedColormap, to_rgb
-    from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.inspection import DecisionBoundaryDisplay
-
-    class Fixed(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-        """What scikit-learn asks of a fitted classifier."""
-
-        classes_ = np.arange(num_classes)
-
-        def fit(self, x: Any, y: Any) -> Any:
-            return self
-
-        def predict(self, x: Any) -> np.ndarray:
-            return panel.predict(np.asarray(x))
-
-        def __sklearn_is_fitted__(self) -> bool:
-            return True
 
     x, y = samples
-    colours = palette(num_classes)
+    colours, label = palette(num_classes), axis.get_ylabel()
     pale = [tuple(1 - 0.38 * (1 - v) for v in to_rgb(colour)) for colour in colours]
-    shade = {"cmap": ListedColormap(pale)} if num_classes == 2 else {"multiclass_colors": pale}
-    DecisionBoundaryDisplay.from_estimator(
-        Fixed(), limits, response_method="predict", plot_method="pcolormesh", eps=0, grid_resolution=RESOLUTION,
-        vmin=0, vmax=num_classes - 1, zorder=0, rasterized=True, xlabel="", ylabel="", ax=axis, **shade,
-    )  # fmt: skip
+    for artist in [*axis.images, *axis.collections]:  # of an earlier frame
+        artist.remove()
+    across, up = np.linspace(limits[0], limits[1], RESOLUTION).T
+    grid = np.stack(np.meshgrid(across, up), axis=-1)  # row by row from below
+    region = panel.predict(grid.reshape(-1, 2)).reshape(RESOLUTION, RESOLUTION)
+    shades = ListedColormap(pale)
+    look: dict[str, Any] = {"vmin": -0.5, "vmax": num_classes - 0.5, "interpolation": "nearest", "aspect": "auto"}
+    axis.imshow(region, cmap=shades, extent=limits.T.ravel(), origin="lower", zorder=0, **look)
+    for c in np.unique(region)[1:]:  # a line between regions, for who sees no colours
+        axis.contour(across, up, region == c, levels=[0.5], colors="#444444", linewidths=0.7, zorder=1)
     own = np.isin(np.arange(len(y)), panel.own) if panel.own is not None else np.ones(len(y), dtype=bool)
     for c, colour in enumerate(colours):
         style = {"marker": cycle(MARKERS, c), "zorder": 2}
         there, here = x[(y == c) & ~own], x[(y == c) & own]
         axis.scatter(*there.T, s=5, facecolors="none", edgecolors="#555555", linewidths=0.35, alpha=0.7, **style)
         axis.scatter(*here.T, s=13, color=colour, edgecolors="black", linewidths=0.45, **{**style, "zorder": 3})
-    right = float((panel.predict(x) == y).mean())
-    axis.set_title(
-        f"{panel.title}  {100 * right:.1f} %", fontsize=10, fontweight="bold" if panel.own is None else "normal", pad=3
-    )
-    axis.set(xlim=limits[:, 0], ylim=limits[:, 1], xticks=[], yticks=[])
+    right, whole = float((panel.predict(x) == y).mean()), panel.own is None
+    weight = "bold" if whole else "normal"
+    axis.set_title(f"{panel.title}  {100 * right:.1f} %", fontsize=10, fontweight=weight, pad=3)
+    axis.set(xlim=limits[:, 0], ylim=limits[:, 1], xticks=[], yticks=[], ylabel=label)
     for side in axis.spines.values():
-        side.set_linewidth(1.6 if panel.own is None else 0.6)
+        side.set_linewidth(1.6 if whole else 0.6)
+    return axis
 
 
 def _check_planar(replay: Replay) -> None:
@@ -199,15 +266,6 @@ def _check_planar(replay: Replay) -> None:
         raise ConfigError(f"decision_regions: {replay.folder} has {what} (data set {name!r}) and a plane has 2; {hint}")
 
 
-def _check_reached(run: Run, rounds: Sequence[int]) -> None:
-    done = int(run.rounds["done"].max()) if len(run.rounds) else 0
-    if max(rounds) > done:
-        raise ConfigError(
-            f"decision_regions: {run.folder} has {done} rounds and round {max(rounds)} was asked for; choose rounds up "
-            f"to {done}"
-        )
-
-
 def _samples(replay: Replay) -> tuple[np.ndarray, np.ndarray]:
     """Every sample `(x [n, 2], y [n])`, the train split first: panels index it by train row."""
     train, test = replay.bench.dataset.train, replay.bench.dataset.test
@@ -216,9 +274,10 @@ def _samples(replay: Replay) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
 
 
-def _limits(points: Sequence[np.ndarray]) -> np.ndarray:
-    """Lower and upper corner `[2, 2]` of all points, with a margin of 6 %."""
-    low, high = np.min([x.min(axis=0) for x in points], axis=0), np.max([x.max(axis=0) for x in points], axis=0)
+def _limits(replays: Iterable[Replay]) -> np.ndarray:
+    """Lower and upper corner `[2, 2]` of all samples, with a margin of 6 %."""
+    points = np.concatenate([_samples(replay)[0] for replay in replays])
+    low, high = points.min(axis=0), points.max(axis=0)
     margin = 0.06 * np.maximum(high - low, 1e-6)
     corners: np.ndarray = np.stack([low - margin, high + margin]).astype(np.float64)
     return corners

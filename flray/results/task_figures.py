@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.metrics.forgetting import accuracy_curve, average_accuracy, forgetting
-from flray.results.blank import blank
+from flray.results.blank import blank, figure_of, given
 from flray.results.figures import by_setting, headline, open_runs, plain, spread_words
 from flray.results.learning import Curve, curve_of, lines
 from flray.rundir.by_task import task_tests
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
@@ -24,30 +25,41 @@ SHADE = "#8a94a31c"  # of tasks to come, on a light ground and on a dark one
 NUMBERED = 10  # tasks up to which the cells of a matrix have room for their numbers
 
 
-def accuracy_by_task(folders: Iterable[str | Path | Run], mode: str | None = None) -> Figure:
+def accuracy_by_task(
+    folders: Iterable[str | Path | Run], mode: str | None = None, axes: Iterable[Axes] | None = None
+) -> Figure:
     """The accuracy matrix of every setting (mean over seeds) beside the mean accuracy over the tasks seen so far.
 
     `mode` is an inference mode, or several by comma. Without it one setting is shown in all its modes, and several
-    settings in the first mode of each. Tasks that have not ended in all seeds are left out. Raises `ConfigError` where
-    a run has no tests of single tasks, or no such mode.
+    settings in the first mode of each. Tasks that have not ended in all seeds are left out. Draws into `axes` where
+    they are given: one for each matrix, then one for the curve. Raises `ConfigError` where a run has no tests of single
+    tasks, or no such mode.
     """
     found = task_matrices(open_runs(folders), mode)
-    columns = 1 if len(found) == 1 else 2 if len(found) <= 4 else 3
-    rows = math.ceil(len(found) / columns)
-    figure = blank(2.8 * columns + 5.2, max(3.8, 3.0 * rows + 0.3))
-    parts: Any = figure.subfigures(1, 2, width_ratios=(2.8 * columns, 5.2))
-    left, right = parts
-    axes = np.atleast_1d(left.subplots(rows, columns)).ravel()
-    for axis, (label, matrices) in zip(axes, found.items(), strict=False):
+    if axes is None:
+        squares, curve = _places(len(found))
+    else:
+        *squares, curve = given(axes, len(found) + 1, "an accuracy matrix for each setting, and a curve")
+    for axis, (label, matrices) in zip(squares, found.items(), strict=True):
         numbers = [np.mean([metric(R[:, : len(R)]) for R in matrices]) for metric in (average_accuracy, forgetting)]
         words = "ACC {:.1f} %, FT {:.1f} %".format(*(100 * value for value in numbers))
         matrix_panel(axis, np.mean(matrices, axis=0), f"{label}\n{words}")
-    for axis in axes[len(found) :]:
-        axis.set_axis_off()
     if max(matrices[0].shape[1] for matrices in found.values()) > NUMBERED:
-        left.colorbar(axes[0].images[0], ax=axes.tolist(), shrink=0.7, label="accuracy (%)")
-    task_curves(right.subplots(), found)
-    return figure
+        squares[0].figure.colorbar(squares[0].images[0], ax=squares, shrink=0.7, label="accuracy (%)")
+    task_curves(curve, found)
+    return figure_of(curve)
+
+
+def _places(count: int) -> tuple[list[Any], Any]:
+    """Axes of a new figure for so many matrices, and at their right one for the curve."""
+    columns = 1 if count == 1 else 2 if count <= 4 else 3
+    rows = math.ceil(count / columns)
+    figure = blank(2.8 * columns + 5.2, max(3.8, 3.0 * rows + 0.3))
+    parts: Any = figure.subfigures(1, 2, width_ratios=(2.8 * columns, 5.2))
+    axes = np.atleast_1d(parts[0].subplots(rows, columns)).ravel().tolist()
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    return axes[:count], parts[1].subplots()
 
 
 def task_matrices(runs: Sequence[Run], mode: str | None = None) -> dict[str, list[NDArray[np.float64]]]:

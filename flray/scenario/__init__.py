@@ -17,7 +17,6 @@ from flray.scenario.partition import (
     partition_table,
 )
 from flray.scenario.partition_config import PARTITIONS, PartitionConfig
-from flray.scenario.picture import drift_figure, partition_figure
 from flray.scenario.scenario import Scenario, Shares, clients_at
 from flray.scenario.stage import Stage, TestSet, meanings, num_outputs, relabelled
 from flray.scenario.tasks import TasksConfig
@@ -39,7 +38,6 @@ __all__ = [
     "ValidationConfig",
     "build",
     "clients_at",
-    "drift_figure",
     "drift_table",
     "load_partition",
     "local_test",
@@ -47,7 +45,6 @@ __all__ = [
     "meanings",
     "num_outputs",
     "partition_csv",
-    "partition_figure",
     "partition_table",
     "relabelled",
 ]

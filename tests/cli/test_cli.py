@@ -130,11 +130,11 @@ def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
         (["compare", "/nowhere", "--format", "xml"], "unknown --format 'xml' (valid: csv, json, markdown, table)"),
         (["figure", "curvse", "/nowhere"], "unknown figure 'curvse' (did you mean 'curves'?)"),
         (
-            ["figure", "decision-regions", "/nowhere", "--rounds", "abc"],
+            ["figure", "regions", "/nowhere", "--rounds", "abc"],
             "--rounds abc: give whole numbers from 1, by comma, e.g. 1,5,20",
         ),
         (
-            ["figure", "decision-regions", "/nowhere", "--rounds", "0,1"],
+            ["figure", "regions", "/nowhere", "--rounds", "0,1"],
             "--rounds 0,1: give whole numbers from 1, by comma, e.g. 1,5,20",
         ),
         (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas
 import pytest
-from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 from flray.cli import app
@@ -13,7 +12,6 @@ from flray.core.errors import ConfigError
 from flray.results import accuracy_by_task, accuracy_through_drift
 from flray.results.alarms import alarms
 from flray.results.drift_figures import class_accuracies
-from flray.results.figures import COLOURS, colours_of, styles_of
 from flray.results.task_figures import task_matrices
 from flray.rundir.by_task import class_counts
 from flray.rundir.reader import Run
@@ -127,13 +125,3 @@ def test_the_commands_draw_them(tmp_path):
         app, ["figure", "drift", str(tmp_path / "d"), "--mode", "none", "--out", str(tmp_path / "x")]
     )
     assert "no inference mode 'none'; choose one of global" in str(wrong.exception)
-
-
-def test_an_algorithm_keeps_its_colour():
-    """Blue is FedAvg's wherever it stands; what has no colour of its own takes one that is left, and never yellow."""
-    assert colours_of(["fedsol", "fedavg"]) == [colours_of(["fedsol"])[0], colours_of(["fedavg"])[0]]
-    names = ["fedavg, lr=0.1", "fedavg, lr=0.2", "moon", "fedsol", "fedprotip", "ditto", "local", "fednova", "feddyn"]
-    found = colours_of(names)
-    assert found[0] == to_hex("#0072B2").upper() and len(set(found[:7])) == 7 and COLOURS[6] not in found
-    pairs = list(zip(found, styles_of(names), strict=True))
-    assert len(set(pairs)) == len(names)

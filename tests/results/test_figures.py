@@ -9,6 +9,8 @@ import matplotlib.image
 import numpy as np
 import pandas
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import flray
@@ -17,7 +19,8 @@ from flray.core.errors import ConfigError
 from flray.engine.replay import Replay
 from flray.loader import load_config
 from flray.results import compare
-from flray.results.figures import ablation, ablation_cells, clients
+from flray.results.colours import colour_of, colours_of
+from flray.results.figures import ablation, ablation_cells, clients, save
 from flray.results.learning import curves, draw, learning_curves
 from flray.results.regions import _panels, _samples, decision_regions
 from flray.rundir.reader import Run, load
@@ -60,9 +63,11 @@ def test_panels_are_the_recorded_models(pilots: list[Run]) -> None:
     run = pilots[2]  # fedproj
     replay = Replay(run.folder)
     for number in (3, 1):
-        panels = _panels(replay, number, None)
+        before, *panels = _panels(replay, number, ("after", "local", "before"), None)
         x, y = _samples(replay)
-        assert [panel.title for panel in panels] == ["client 0", "client 1", "client 2", "global"]
+        assert [panel.title for panel in panels] == ["client 0", "client 1", "client 2", "after"]
+        if number > 1:
+            assert (before.predict(x) == y).mean() == pytest.approx(run.rounds["test/acc"][number - 2])
         assert (panels[3].predict(x) == y).mean() == pytest.approx(run.rounds["test/acc"][number - 1])
         rows = run.clients[run.clients["round"] == number].set_index("client")
         for client, panel in enumerate(panels[:3]):
@@ -71,34 +76,56 @@ def test_panels_are_the_recorded_models(pilots: list[Run]) -> None:
 
 
 def test_decision_regions_png(pilots: list[Run], tmp_path: Path) -> None:
-    path = decision_regions([pilots[0].folder, pilots[2]], rounds=(1, 3), out=tmp_path / "new" / "regions.png")
+    path = save(decision_regions([pilots[0].folder, pilots[2]], rounds=(1, 3)), tmp_path / "new" / "regions.png")
     image = matplotlib.image.imread(path)
     assert image.shape[0] > 500 and image.shape[1] > 1500  # 2 rows, 8 columns at 150 dpi
     assert len(np.unique((image[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50
     assert path.stat().st_size > 30_000
 
 
+def test_a_strip_of_global_models_and_a_film(pilots: list[Run], tmp_path: Path) -> None:
+    """A panel a round in the order of rounds; a film has a frame a round, and its last one once more for a while."""
+    from PIL import Image
+
+    strip = decision_regions(pilots[:1], rounds=(3, 1), models=("after",))
+    assert [block.get_suptitle() for block in strip.subfigs] == ["round 1", "round 3"]
+    found = [f"{100 * pilots[0].rounds['test/acc'][number - 1]:.1f} %" for number in (1, 3)]
+    assert [axis.get_title() for axis in strip.axes] == [f"global  {accuracy}" for accuracy in found]
+    out = tmp_path / "film.gif"
+    command = ["figure", "regions", str(pilots[2].folder), "--out", str(out), "--models", "before,local,after"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    with Image.open(out) as image:
+        durations = []
+        for frame in range(image.n_frames):
+            image.seek(frame)
+            durations.append(image.info["duration"])
+        assert image.is_animated and image.n_frames == 3 and durations == [1000, 1000, 3000]
+
+
 def test_decision_regions_says_what_is_wrong(pilots: list[Run], tmp_path: Path) -> None:
-    out = tmp_path / "no.png"
     with pytest.raises(ConfigError, match=r"has 3 rounds and round 20 was asked for"):
-        decision_regions([pilots[0]], rounds=(20,), out=out)
+        decision_regions([pilots[0]], rounds=(20,))
     with pytest.raises(ConfigError, match=r"client 7 is not in the cohort"):
-        decision_regions([pilots[0]], rounds=(1,), out=out, clients=[7])
+        decision_regions([pilots[0]], rounds=(1,), clients=[7])
     wide = flray.run(load_config(PILOT, [*SHORT, "algorithm=fedavg", "data.pca=null"])[0], out=tmp_path / "wide")
     with pytest.raises(ConfigError, match=r"4 features \(data set 'iris'\).*data\.pca=2"):
-        decision_regions([wide], rounds=(1,), out=out)
+        decision_regions([wide], rounds=(1,))
     with pytest.raises(ConfigError, match="no run folder"):
-        decision_regions([], out=out)
-    assert not out.exists()
+        decision_regions([])
+    with pytest.raises(ConfigError, match=r"models middle: choose of before, local, after"):
+        decision_regions(pilots[:1], models=("middle",))
+    with pytest.raises(ConfigError, match=r"3 axes given, and 4 are drawn \(a panel for each run, round and model"):
+        decision_regions(pilots[:1], rounds=(1,), axes=list(Figure().subplots(1, 3)))
 
 
 def test_curves_png(pilots: list[Run], tmp_path: Path) -> None:
-    path = curves([run.folder for run in pilots], out=tmp_path / "curves.png")
+    path = save(curves([run.folder for run in pilots]), tmp_path / "curves.png")
     assert matplotlib.image.imread(path).shape == (660, 1080, 4)
     with pytest.raises(ConfigError, match=r"unknown metric 'test/ac'.*did you mean 'test/acc'"):
-        curves(pilots, "test/ac", tmp_path / "no.png")
+        curves(pilots, "test/ac")
     with pytest.raises(ConfigError, match=r"cannot write the figure"):
-        curves(pilots, out=tmp_path / "curves.tex-that-is-not")
+        save(curves(pilots), tmp_path / "curves.tex-that-is-not")
 
 
 def test_bands_by_hand(tmp_path: Path) -> None:
@@ -165,13 +192,12 @@ def test_clients_png(pilots: list[Run], tmp_path: Path) -> None:
     for run in runs:
         (run / "personal").mkdir()
         pandas.DataFrame(tables).to_parquet(run / "personal" / "part-0000.parquet")
-    path = clients(runs, tmp_path / "clients.png")
-    image = matplotlib.image.imread(path)
-    assert image.shape[0] == 660
-    for colour in ((0, 0x72, 0xB2), (0xE6, 0x9F, 0)):  # both runs are drawn
-        assert (np.abs(255 * image[..., :3] - colour).max(axis=2) < 3).sum() > 50
+    (axis,) = clients(runs).axes
+    points = axis.collections
+    assert {to_hex(of.get_facecolor()[0]).upper() for of in points} == set(colours_of(["fedavg", "fedavg"]))
+    assert [of.get_offsets()[:, 1].tolist() for of in points] == [[20, 40], [90]] * 2
     with pytest.raises(ConfigError, match=r"no personalised test.*finetune_epochs"):
-        clients(pilots[:1], tmp_path / "no.png")
+        clients(pilots[:1])
 
 
 def test_ablation_cells_and_png(tmp_path: Path) -> None:
@@ -189,27 +215,24 @@ def test_ablation_cells_and_png(tmp_path: Path) -> None:
     assert cells["fedsol"] == cells["fedavg"] == {0.01: [0.5, 0.7], 1.0: [0.2, 0.4], 0.0: [0.1]}
     by_algorithm = ablation_cells(frame, "algorithm", "test/acc")[1]
     assert by_algorithm["lr=0.01"] == {"fedavg": [0.5, 0.7], "fedsol": [0.5, 0.7]}
-    for name, axis in (("numbers", "lr"), ("names", "algorithm")):
-        image = matplotlib.image.imread(ablation(frame, axis, tmp_path / f"{name}.png"))
-        for colour in ((0, 0x72, 0xB2), (0xE6, 0x9F, 0)):
-            assert (np.abs(255 * image[..., :3] - colour).max(axis=2) < 3).sum() > 50
+    lines = {line.get_label(): line for line in ablation(frame, "lr").axes[0].lines}
+    for name in ("fedavg", "fedsol"):
+        np.testing.assert_allclose(lines[name].get_xydata(), [[0, 10], [0.01, 60], [1, 30]])
+        assert lines[name].get_color() == colour_of(name)
+    (axis,) = ablation(frame, "algorithm").axes
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["fedavg", "fedsol"]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["lr=0.01", "lr=1.0", "lr=0.0"]
     result = CliRunner().invoke(
         app, ["figure", "ablation", str(tmp_path), "--axis", "lr", "--out", str(tmp_path / "cli.png")]
     )
     assert result.exit_code == 0, result.output
-    assert (
-        matplotlib.image.imread(tmp_path / "cli.png").shape == matplotlib.image.imread(tmp_path / "numbers.png").shape
-    )
+    assert matplotlib.image.imread(tmp_path / "cli.png").shape == (660, 960, 4)
     with pytest.raises(ConfigError, match="differ in nothing but the seed"):
-        ablation(compare(runs[:2]), None, tmp_path / "no.png")
+        ablation(compare(runs[:2]))
     with pytest.raises(ConfigError, match=r"unknown key 'rho'"):
-        ablation(frame, "rho", tmp_path / "no.png")
+        ablation(frame, "rho")
     with pytest.raises(ConfigError, match=r"no finished run has 'test/acc'"):
-        ablation(
-            compare([folder(tmp_path / f"x{lr}", config(lr=lr), [0.1], "running") for lr in (2.0, 3.0)]),
-            None,
-            tmp_path / "no.png",
-        )
+        ablation(compare([folder(tmp_path / f"x{lr}", config(lr=lr), [0.1], "running") for lr in (2.0, 3.0)]))
 
 
 def test_a_setting_without_the_key_is_a_level(tmp_path: Path) -> None:
@@ -221,4 +244,4 @@ def test_a_setting_without_the_key_is_a_level(tmp_path: Path) -> None:
     key, cells, lost = ablation_cells(compare(runs), "rho", "test/acc")
     assert (key, lost) == ("algorithm.rho", "")
     assert cells == {"fedsol": {1: [0.1], 2: [0.2]}, "fedavg": {None: [0.05]}}
-    assert ablation(compare(runs), "rho", tmp_path / "level.png").stat().st_size > 5000
+    assert len(ablation(compare(runs), "rho").axes[0].lines) == 2

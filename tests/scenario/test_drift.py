@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError, DataError
 from flray.loader import load_config
-from flray.scenario import DRIFTS, Scenario, drift_figure, drift_table
+from flray.scenario import DRIFTS, Scenario, drift_table
 from flray.scenario.drift import Drift
 from flray.scenario.drifting import Drifting, vanished
 from flray.scenario.partition import from_lists
@@ -259,14 +259,6 @@ def test_the_table_says_what_is_left_of_every_cohort():
         count = len(of_class(row["client"], row["class"]))
         assert (row["of"], row["kept"]) == (count, 0 if row["class"] == 1 else count)
     assert not len(drift_table(found.drifting(None), [at(1)]))
-
-
-def test_a_drift_has_a_picture(tmp_path):
-    found = scenario(GRADUAL)
-    drift_figure(
-        drift_table(found, [at(round) for round in range(90, 121)]), 120, list("abcdef"), tmp_path / "drift.png"
-    )
-    assert (tmp_path / "drift.png").stat().st_size > 5000
 
 
 # configurations ----------------------------------------------------------------------------------

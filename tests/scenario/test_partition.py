@@ -14,11 +14,9 @@ from flray.scenario import (
     Partition,
     PartitionConfig,
     PartitionWarning,
-    Scenario,
     load_partition,
     make_partition,
     partition_csv,
-    partition_figure,
     partition_table,
 )
 from flray.scenario.partitioners import _at_least
@@ -448,10 +446,8 @@ def test_own_partition():
     assert part.sizes.tolist() == [1500, 1500]
 
 
-def test_table_and_figure(tmp_path):
+def test_table():
     part = Partition(np.array([0, 1, 2, 3]), np.array([0, 3, 4]))
     frame = partition_table(part, np.array([1, 1, 0, 2]), 3)
     assert frame.to_numpy().tolist() == [[1, 2, 0], [0, 0, 1]]
     assert partition_csv(part, np.array([1, 1, 0, 2]), 3) == frame.to_csv()
-    partition_figure(Scenario.ordinary(part, 3), np.array([1, 1, 0, 2]), ["a", "b", "c"], tmp_path / "p.png")
-    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"

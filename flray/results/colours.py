@@ -1,0 +1,88 @@
+"""What a method looks like in every figure: its colour; and line styles and markers for who reads in grey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from zlib import crc32
+
+import numpy as np
+
+# Okabe and Ito, "Color universal design" (2008): told apart with every common colour vision deficiency
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
+STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
+
+# Okabe and Ito without their yellow, of which a line is not seen on white, and Paul Tol's "muted" (2021) for the rest
+_BLUE, _ORANGE, _GREEN, _PINK, _VERMILLION, _SKY, _BLACK = (c for c in COLOURS if c != "#F0E442")
+_INDIGO, _WINE, _OLIVE, _TEAL, _PURPLE, _BROWN, _GREY = (
+    "#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#8C5A2B", "#777777",
+)  # fmt: skip
+# The colour of a method, the same in every figure, notebook and report. There are more methods than colours that can be
+# told apart, so two share one where no paper compares them.
+METHODS = {
+    "fedavg": _BLUE, "centralized": _BLACK,
+    # FedSOL's and FedProj's tables
+    "fedprox": _ORANGE, "scaffold": _PINK, "fednova": _SKY, "feddyn": _OLIVE, "moon": _WINE, "fedntd": _INDIGO,
+    "fedsam": _PURPLE, "fedasam": _BROWN, "fedsol": _VERMILLION, "feddf": _TEAL, "fedet": _GREY, "fedrcl": _PURPLE,
+    "fedproj": _GREEN,
+    # FedSOL's personalised table
+    "perfedavg": _PINK, "fedbabu": _GREEN, "knnper": _OLIVE, "ditto": _WINE, "local": _GREY,
+    # optimisers at the server
+    "fedavgm": _SKY, "fedadam": _VERMILLION, "fedyogi": _GREEN, "fedadagrad": _PINK,
+    # FedProTIP's and FedMemo's tables
+    "fot": _GREEN, "target": _SKY, "lander": _PINK, "mfcl": _OLIVE, "glfc": _TEAL, "lga": _BROWN, "fedpec": _PURPLE,
+    "fedscr": _GREY, "fedprotip": _VERMILLION, "fedmemo": _INDIGO,
+    # inference modes of one method beside each other
+    "global": _BLUE, "task_aware": _BLACK, "tip_sample": _SKY, "tip_batch": _VERMILLION, "tip_window": _GREEN,
+}  # fmt: skip
+# of what the table does not name (a user's own algorithm), by its name alone; none of the most usual baselines has one
+OTHERS = (_PURPLE, _TEAL, _WINE, _OLIVE, _INDIGO, _BROWN)
+
+
+def colour_of(name: str) -> str:
+    """The colour of a method by its name, in upper-case hex; that of an unknown name follows from its letters."""
+    return METHODS.get(name) or OTHERS[crc32(name.encode()) % len(OTHERS)]
+
+
+def colours_of(labels: Iterable[str]) -> list[str]:
+    """A colour for each line of a figure, by its label (`names_of`: the algorithm comes first).
+
+    A method has its own colour in every figure. Lines of one method (or of two that share a colour) are shades of it,
+    from dark to light where there are three or more; of two the first is the colour itself.
+    """
+    own = [colour_of(label.partition(",")[0]) for label in labels]
+    shades = {colour: iter(_shades(colour, own.count(colour))) for colour in own}
+    return [next(shades[colour]) for colour in own]
+
+
+def _shades(colour: str, count: int) -> list[str]:
+    from matplotlib.colors import to_hex, to_rgb
+
+    rgb = np.array(to_rgb(colour))
+    # towards black below 0, towards white above
+    steps = np.linspace(-0.5, 0.6, count) if count > 2 else np.linspace(0, 0.5, count)
+    return [to_hex(rgb * (1 + s) if s < 0 else rgb + s * (1 - rgb)).upper() if s else colour for s in steps]
+
+
+def styles_of(labels: Iterable[str]) -> list[str]:
+    """A line style for each line of a figure, in their order."""
+    return [cycle(STYLES, number) for number, _ in enumerate(labels)]
+
+
+def markers_of(labels: Iterable[str]) -> list[str]:
+    """A marker for each line of a figure, in their order: what is printed in grey is told apart by them."""
+    return [cycle(MARKERS, number) for number, _ in enumerate(labels)]
+
+
+def palette(count: int) -> list[str]:
+    """Colours of things that are no methods (the classes of a data set): Okabe and Ito's, or steps of viridis."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    return [to_hex(colormaps["viridis"](c / (count - 1))) for c in range(count)]
+
+
+def cycle(values: Sequence[str], number: int) -> str:
+    return values[number % len(values)]
