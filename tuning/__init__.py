@@ -2,3 +2,5 @@
 
 The only home of both.
 """
+
+import flray.engine.ray  # noqa: F401  # before Ray Tune: it keeps Ray's imports quiet in a notebook

@@ -1,4 +1,4 @@
-"""What a user sees while trials run: one bar, the best trial so far, a line for each that ends."""
+"""What a user sees while trials run: one bar, the best trial so far, a line for each that ends (in a notebook none)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from ray.tune import Callback
+
+from flray.engine.progress import Cell, in_notebook
 
 LINE_EVERY_S = 10.0
 
@@ -23,11 +25,14 @@ class Show(Callback):
         self._rounds: dict[str, tuple[int, int]] = {}
         self._best: tuple[float, str] | None = None
         self._bar: Any = None
+        self._cell: Cell | None = None  # what a notebook displays
         self._task: Any = None
         self._line_at = time.monotonic()
 
     def __enter__(self) -> Self:
-        if self.enabled and sys.stderr.isatty():
+        if self.enabled and in_notebook():
+            self._cell = Cell(self.done, self.total, f"{self.label}: starting")
+        elif self.enabled and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -49,7 +54,7 @@ class Show(Callback):
             self._bar.stop()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bar": None, "_task": None}  # Ray Tune pickles its callbacks
+        return {**self.__dict__, "_bar": None, "_cell": None, "_task": None}  # Ray Tune pickles its callbacks
 
     # Ray Tune calls these
     def on_trial_result(
@@ -97,6 +102,9 @@ class Show(Callback):
         facts = "  ".join(filter(None, [self._best[1] if self._best else "", f"rounds: {running}" if running else ""]))
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, facts=facts)
+        elif self._cell is not None:
+            words = f"{self.label}: {self.done} of {self.total} done"
+            self._cell.show(self.done, self.total, "  ".join(filter(None, [words, facts])))
         elif self.enabled and time.monotonic() - self._line_at > LINE_EVERY_S:
             self._print(f"{self.label}  {self.done}/{self.total}  {facts}")
 
@@ -104,5 +112,5 @@ class Show(Callback):
         self._line_at = time.monotonic()
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
-        elif self.enabled:
+        elif self._cell is None and self.enabled:
             print(text, file=sys.stderr, flush=True)

@@ -20,7 +20,16 @@ os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_
 
 import ray
 from ray import tune
-from ray.tune import Callback, CheckpointConfig, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig, Tuner
+from ray.tune import (
+    Callback,
+    CheckpointConfig,
+    FailureConfig,
+    PlacementGroupFactory,
+    ProgressReporter,
+    RunConfig,
+    TuneConfig,
+    Tuner,
+)
 from ray.tune.execution import class_cache
 from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Searcher
@@ -138,6 +147,13 @@ def _take(node: dict[str, float], gpus: list[float], bundle: dict[str, float]) -
     return True
 
 
+class Silent(ProgressReporter):
+    """Reports nothing: `display.Show` does. Ray Tune's own for notebooks clears what a cell has shown."""
+
+    def should_report(self, trials: list[Any], done: bool = False) -> bool:
+        return False
+
+
 class Stop(tune.Stopper):
     """Ends all trials when `reached()` is true: a budget is spent, or an error concerns every trial."""
 
@@ -186,6 +202,7 @@ def drive(
                     name="tune",
                     storage_path=str(scratch),
                     verbose=0,
+                    progress_reporter=Silent(),
                     stop=Stop(stopping),
                     callbacks=[callback],
                     failure_config=FailureConfig(max_failures=LOST),

@@ -42,22 +42,43 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
+class Cell:
+    """A bar below a notebook's cell, which changes in place, at most every `CELL_EVERY_S`."""
+
+    def __init__(self, done: int, total: int, text: str) -> None:
+        from IPython.display import HTML, display
+
+        self._at = 0.0
+        self._handle = display(HTML(bar(done, total, text)), display_id=True)
+
+    def show(self, done: int, total: int, text: str, now: bool = False) -> None:
+        """`now`: it is shown even if the last change is not old."""
+        from IPython.display import HTML
+
+        if now or done == total or time.monotonic() - self._at > CELL_EVERY_S:
+            self._at = time.monotonic()
+            self._handle.update(HTML(bar(done, total, text)))
+
+
+def bar(done: int, total: int, text: str) -> str:
+    """A bar and the facts beside it, as HTML."""
+    return f'<progress value="{done}" max="{total}"></progress> {html.escape(text)}'
+
+
 class Progress:
     """`with Progress(total) as show: show(row)`; does nothing when `enabled` is false."""
 
     def __init__(self, label: str, total: int, done: int = 0, enabled: bool = True) -> None:
         self.label, self.total, self.done, self.enabled = label, total, done, enabled
         self._bar: Any = None
-        self._cell: Any = None  # what a notebook displays
+        self._cell: Cell | None = None  # what a notebook displays
         self._task: Any = None
         self._line_at = 0.0
         self._started, self._first = time.monotonic(), done
 
     def __enter__(self) -> Self:
         if self.enabled and in_notebook():
-            from IPython.display import HTML, display
-
-            self._cell = display(HTML(self._html("starting")), display_id=True)
+            self._cell = Cell(self.done, self.total, self._facts("starting"))
         elif self.enabled and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -77,7 +98,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, facts=text)
         elif self._cell is not None:
-            self._show(text)
+            self._cell.show(self.done, self.total, self._facts(text), now=True)
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         self.done += 1
@@ -88,23 +109,16 @@ class Progress:
             self._bar.update(self._task, completed=self.done, facts=facts)
             return
         now = time.monotonic()
-        if now - self._line_at > (LINE_EVERY_S if self._cell is None else CELL_EVERY_S) or self.done == self.total:
+        left = (now - self._started) / max(self.done - self._first, 1) * (self.total - self.done)
+        if self._cell is not None:
+            text = self._facts(f"{facts}  {left:.0f} s left" if self.done < self.total else facts)
+            self._cell.show(self.done, self.total, text)
+        elif now - self._line_at > LINE_EVERY_S or self.done == self.total:
             self._line_at = now
-            left = (now - self._started) / max(self.done - self._first, 1) * (self.total - self.done)
-            if self._cell is not None:
-                self._show(f"{facts}  {left:.0f} s left" if self.done < self.total else facts)
-            else:
-                line(f"{self.label}  round {self.done}/{self.total}  {facts}  {left:.0f} s left")
+            line(f"{self.label}  round {self.done}/{self.total}  {facts}  {left:.0f} s left")
 
-    def _show(self, facts: str) -> None:
-        from IPython.display import HTML
-
-        self._cell.update(HTML(self._html(facts)))
-
-    def _html(self, facts: str) -> str:
-        """A bar and the facts beside it, which a notebook shows."""
-        bar = f'<progress value="{self.done}" max="{self.total}"></progress>'
-        return f"{bar} {html.escape(self.label)}, round {self.done} of {self.total}: {html.escape(facts)}"
+    def _facts(self, facts: str) -> str:
+        return f"{self.label}, round {self.done} of {self.total}: {facts}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

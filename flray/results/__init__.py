@@ -4,6 +4,7 @@ from flray.results.by_mode import by_mode
 from flray.results.drift_figures import accuracy_through_drift
 from flray.results.figures import ablation, clients
 from flray.results.learning import curves
+from flray.results.notebook import Table
 from flray.results.paired import paired
 from flray.results.regions import decision_regions, film
 from flray.results.rendering import render, to_markdown
@@ -12,6 +13,7 @@ from flray.results.tables import compare, summary
 from flray.results.task_figures import accuracy_by_task
 
 __all__ = [
+    "Table",
     "ablation",
     "accuracy_by_task",
     "accuracy_through_drift",

@@ -1,4 +1,4 @@
-"""A run as a notebook shows it: a table of what it is and how far, and its curves by `run.plot()`."""
+"""What a notebook shows: a run as a table of what it is and how far, its curves by `run.plot()`, and tables of runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from flray.core.errors import FlrayError
 from flray.results.by_mode import modes_of
 from flray.results.learning import draw, learning_curves
-from flray.results.rendering import cells, spelled
+from flray.results.rendering import caption_of, cells, is_number, shown_columns, spelled, to_markdown
 from flray.results.tables import settings
 from flray.rundir import reader
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -43,11 +44,29 @@ class Run(reader.Run):
             if name in rounds and rounds[name].notna().any():
                 rows.append((name, f"{100 * rounds[name].dropna().iloc[-1]:.2f} %"))
         found = _table([[html.escape(str(cell)) for cell in row] for row in rows])
-        for table in spelled(modes).values():
-            heads, body = cells(table)
-            bold = [f"<b>{html.escape(head)}</b>" for head in heads]
-            found += _table([bold, *([html.escape(cell) for cell in row] for row in body)])
-        return found
+        return found + "".join(Table(table)._repr_html_() for table in spelled(modes).values())
+
+
+class Table:
+    """A table of `compare`, `summary`, `paired` or `spelled` as `flray compare` shows it: accuracies in per cent, bytes
+    and seconds in units, what all rows share left out, and below it how its intervals were made.
+
+    `frame` is the table itself, in plain numbers.
+    """
+
+    def __init__(self, frame: pandas.DataFrame) -> None:
+        self.frame = frame
+
+    def _repr_html_(self) -> str:
+        heads, body = cells(self.frame)
+        right = [is_number(self.frame, column) for column in shown_columns(self.frame)]
+        bold = [f"<b>{html.escape(head)}</b>" for head in heads]
+        found = _table([bold, *([html.escape(cell) for cell in row] for row in body)], right)
+        note = caption_of(self.frame)
+        return found + (f"<p><small>{html.escape(note)}</small></p>" if note else "")
+
+    def __repr__(self) -> str:
+        return to_markdown(self.frame)
 
 
 def load(folder: str | Path) -> Run:
@@ -58,7 +77,12 @@ def load(folder: str | Path) -> Run:
     return Run(reader.load(folder).place)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells that are HTML already."""
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+def _table(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
+    """Rows of cells that are HTML already; `right`: the columns that end at the right, as numbers do."""
+    styles = [f' style="text-align: {"right" if number else "left"}"' for number in right]
+    body = ""
+    for row in rows:
+        body += (
+            "<tr>" + "".join(f"<td{styles[i] if styles else ''}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
+        )
     return f"<table>{body}</table>"

@@ -45,8 +45,8 @@ def render(frame: pandas.DataFrame, title: str = "") -> Table:
     from rich.table import Table
 
     heads, rows = cells(frame)
-    table = Table(title=escape(title or _common_name(frame)), caption=_caption(frame), caption_justify="left")
-    for head, column in zip(heads, _shown(frame), strict=True):
+    table = Table(title=escape(title or _common_name(frame)), caption=caption_of(frame), caption_justify="left")
+    for head, column in zip(heads, shown_columns(frame), strict=True):
         table.add_column(head, justify="right" if is_number(frame, column) else "left")
     for row in rows:
         table.add_row(*map(escape, row))
@@ -93,17 +93,17 @@ def to_markdown(frame: pandas.DataFrame) -> str:
     heads, rows = cells(frame)
     texts = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
     widths = [max(3, *(len(row[i]) for row in texts)) for i in range(len(heads))]
-    right = [is_number(frame, column) for column in _shown(frame)]
+    right = [is_number(frame, column) for column in shown_columns(frame)]
     lines = [
         "| " + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)) + " |"
         for row in texts
     ]
     rule = "| " + " | ".join("-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)) + " |"
-    note = _caption(frame)
+    note = caption_of(frame)
     return "\n".join([lines[0], rule, *lines[1:], *(["", note] if note else [])]) + "\n"
 
 
-def _caption(frame: pandas.DataFrame) -> str | None:
+def caption_of(frame: pandas.DataFrame) -> str | None:
     """How the intervals of a table were made, where it has some."""
     if "caption" in frame.attrs:
         return frame.attrs["caption"]  # type: ignore[no-any-return]
@@ -122,7 +122,8 @@ def _common_name(frame: pandas.DataFrame) -> str:
     return str(names.pop()) if len(names) == 1 else ""
 
 
-def _shown(frame: pandas.DataFrame) -> list[str]:
+def shown_columns(frame: pandas.DataFrame) -> list[str]:
+    """The columns that `cells` shows, in their order: those that say something."""
     hidden = {"folder", "p_t", "p_wilcoxon"} | ({"name"} if _common_name(frame) else set())
     hidden |= {column for column in ("diverged", "unfinished") if column in frame and not frame[column].any()}
     # where every run was tested once the best and the mean of the last are that test again
@@ -138,7 +139,7 @@ def _shown(frame: pandas.DataFrame) -> list[str]:
 
 def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     """(headings, rows of text) of a table as it is shown: without columns that say nothing."""
-    columns, metric = _shown(frame), frame.attrs.get("metric", "test/acc")
+    columns, metric = shown_columns(frame), frame.attrs.get("metric", "test/acc")
     last = Counter(column.rpartition(".")[2] for column in columns)
     # `rho` for `algorithm.rho`
     short = {column: name for column in columns if last[name := column.rpartition(".")[2]] == 1}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from flray.core.errors import CheckpointError, ConfigError
-from flray.results.notebook import Run, load
+from flray.results import compare, summary
+from flray.results.notebook import Run, Table, load
 from tests.results.test_tables import config, folder
 
 
@@ -29,3 +30,13 @@ def test_a_damaged_run_is_one_line_and_none_is_an_error(tmp_path: Path) -> None:
     assert "damaged" in Run(path)._repr_html_()
     with pytest.raises(CheckpointError, match="is not a run folder"):
         load(tmp_path / "nothing")
+
+
+def test_a_table_shows_itself_as_flray_compare_does(tmp_path: Path) -> None:
+    runs = [folder(tmp_path / str(seed), config(seed=seed), [value]) for seed, value in enumerate([0.5, 0.75, 1.0])]
+    table = Table(summary(compare(runs)))
+    shown = table._repr_html_()
+    assert '<td style="text-align: right"><b>test acc %</b></td>' in shown
+    assert '<td style="text-align: left">fedavg</td>' in shown and '<td style="text-align: right">75.00</td>' in shown
+    assert "95 % t-interval" in shown and "test acc %" in repr(table)
+    assert table.frame["mean"].tolist() == [0.75]
