@@ -24,7 +24,10 @@ from flray.core.errors import FlrayError, unknown
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "drifts", "diagnostics", "metrics", "config")
 FORMATS = ("table", "markdown", "csv", "json")
-FIGURES = ("curves", "clients", "tasks", "drift", "regions", "ablation", "ranks", "sweep")
+DIAGNOSED = (
+    "local_forgetting", "conflict", "memory", "divergence", "heterogeneity", "layers", "propositions",
+)  # fmt: skip
+FIGURES = ("curves", "clients", "tasks", "drift", "regions", "ablation", "ranks", "sweep", *DIAGNOSED)
 
 
 def list_(
@@ -206,7 +209,7 @@ def figure(
 ) -> None:
     """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric
     over a key of an ablation or grid; what was known of each task after each task, or of each class through a drift;
-    methods ranked over many settings, with the critical difference.
+    methods ranked over many settings, with the critical difference; what a diagnostic says, by its name.
     `sweep` writes the table and the figures of sweep folders again.
     """
     if kind not in FIGURES:
@@ -235,6 +238,10 @@ def figure(
         from flray.results.ranks import diagram, ranks
 
         drawn = diagram(ranks(results.compare(runs), metric))
+    elif kind in DIAGNOSED:
+        from flray.results import diagnosis_figures
+
+        drawn = diagnosis_figures.FIGURES[kind](runs)
     else:
         shown = None if rounds is None else [int(r) for r in rounds.split(",")]
         wanted = [name.strip() for name in models.split(",")]

@@ -13,6 +13,7 @@ from torch.nn.functional import cosine_similarity
 from flray.core.context import Context
 from flray.core.probe import ClientView, Place, Probe, Reads, Row
 from flray.metrics.reading import Sample, due
+from flray.metrics.theory import agreement
 from flray.ops.losses import cross_entropy, kl
 
 Against = Literal["proximal", "memory", "global"]
@@ -20,17 +21,25 @@ Against = Literal["proximal", "memory", "global"]
 
 class Conflict(Probe, frozen=True):
     """A row for every local step that is looked at: cosines of the local gradient with other gradients at the point
-    that the step led to, all on models in train mode without moving their statistics.
+    that the step began from, all on models in train mode without moving their statistics. The first step is not looked
+    at: it begins at the received model, from which nothing pulls back.
 
     The local gradient is that of the cross-entropy on the step's batch. `proximal`: of the KL divergence from the
     received model on the same batch (`loss_proximal`); `memory`: of the same on a batch of public data (`loss_memory`,
-    needs the `proxy` section); `global`: of the cross-entropy on test samples, for analysis. A negative cosine is a
-    conflict; NaN: one of the gradients is 0. The share of projected steps of FedProj itself is `project/share`.
+    needs the `proxy` section); `global`: of the cross-entropy on test samples, for analysis. `cos_...` is of the local
+    gradient, `move_...` of the step really taken, w before - w after, with whatever the algorithm and its optimiser
+    made of it (FedSOL's g_u). A negative cosine is a conflict; NaN: one of the two is 0.
+
+    With `global` also FedProj's `zeta` and `kappa` of the step's batch (`theory.Agreement`), and with `memory` besides
+    `kappa_projected`, what is left of kappa where the batch's gradient is projected off the memory gradient.
+
+    The share of steps that FedProj projects is its `project/share`; of other algorithms, the share of rows whose
+    `cos_memory` is negative is what it would project (`flray.results.conflict`).
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "step"})
 
-    every: int = Field(10, ge=1, description="look at every so many local steps, from the first on")
+    every: int = Field(10, ge=1, description="look at every so many local steps, from the second on")
     rounds: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
     against: tuple[Against, ...] = Field(("proximal", "global"), min_length=1, description="which gradients")
     samples: int = Field(256, ge=1, description="test samples of the global gradient, public samples of the memory's")
@@ -44,20 +53,31 @@ class Conflict(Probe, frozen=True):
         if not due(ctx, self.rounds):
             return [], memory
         if view.place == "start":
-            return [], view.point(view.down)
-        here = view.point(view.carry)
-        if memory is None or here is None or (view.steps - 1) % self.every:
+            points = view.point(view.down), view.point(view.carry)
+            return [], None if None in points else points
+        there = view.point(view.carry)
+        if memory is None or there is None:
+            return [], memory
+        received, here = memory  # the second: where this step began
+        memory = received, there
+        if view.steps < 2 or (view.steps - 2) % self.every:
             return [], memory
         batch = view.batch
         classes = None if ctx.classes is None else ctx.classes.of(batch.y)
         _, local = ctx.objective.value_and_grad(
-            lambda f: cross_entropy(f(batch.x), batch.y, classes), *here, "train_frozen"
+            lambda f: cross_entropy(f(batch.x), batch.y, classes), here[0], here[1], "train_frozen"
         )
         row: dict[str, Any] = {"step": view.steps}
+        others: dict[str, Tensor] = {}
         for kind in self.against:
-            loss, other = self._other(ctx, kind, here, memory, batch)
-            row[f"cos_{kind}"] = cosine(local, other)
+            loss, other = self._other(ctx, kind, here, received, batch)
+            others[kind] = other
+            row[f"cos_{kind}"], row[f"move_{kind}"] = cosine(local, other), cosine(here[0] - there[0], other)
             row[f"loss_{kind}"] = float(loss)
+        if "global" in others:
+            row["zeta"], row["kappa"], _ = agreement(local, others["global"])
+            if "memory" in others:
+                row["kappa_projected"] = agreement(local, others["global"], others["memory"]).kappa
         return [row], memory
 
     def _other(

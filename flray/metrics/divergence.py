@@ -1,27 +1,55 @@
-"""How far local models move from the global one: weight divergence ||w_k - w_g|| (FedSOL, Figure 6)."""
+"""How far local models move from the global one and from each other: weight divergence (FedSOL, Figure 6)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from flray.core.context import Context
-from flray.core.probe import ClientView, Place, Probe, Row
+from flray.core.probe import ClientView, FinishView, Place, Probe, Row
+from flray.metrics.reading import average
 
 
 class Divergence(Probe, frozen=True):
-    """A row for each client: `distance` ||w_k - w_g||, `norm` ||w_g||, and `relative`, their ratio.
+    """A row for each client: `distance` ||w_k - w_g||, `norm` ||w_g||, `relative`, their ratio, and its aggregation
+    `weight`; a row a round (place `finish`): `moved` ||w - w_g|| of the clients' aggregate w.
 
-    Where the broadcast or the update carries no model (`Algorithm.point`) there is no row.
+    The distance between clients follows from both: `flray.results.divergence`. Where the broadcast or the update
+    carries no model (`Algorithm.point`) there is no row.
     """
 
-    at: ClassVar[frozenset[Place]] = frozenset({"start", "end"})
+    at: ClassVar[frozenset[Place]] = frozenset({"start", "end", "finish"})
 
-    def observe(self, ctx: Context, view: ClientView, memory: Any) -> tuple[Sequence[Row], Any]:
+    def observe(self, ctx: Context, view: ClientView | FinishView, memory: Any) -> tuple[Sequence[Row], Any]:
+        if isinstance(view, FinishView):
+            before, after = view.point(view.before), average(view)
+            first = ctx.clock.phase == "round" and ctx.clock.exchange == 0
+            if not first or before is None or after is None:
+                return [], memory
+            return [{"client": ctx.client, "moved": float((after[0] - before[0]).double().norm())}], memory
         if view.place == "start":
             return [], view.point(view.down)
-        after = view.point(view.update)
-        if memory is None or after is None:
+        local = view.point(view.update)
+        if memory is None or local is None:
             return [], memory
-        distance, norm = float((after[0] - memory[0]).norm()), float(memory[0].norm())
-        return [{"distance": distance, "norm": norm, "relative": distance / norm if norm else float("nan")}], memory
+        distance, norm = (float(v.double().norm()) for v in (local[0] - memory[0], memory[0]))
+        relative = distance / norm if norm else float("nan")
+        return [{"distance": distance, "norm": norm, "relative": relative, "weight": ctx.weight}], memory
+
+
+def between(distances: ArrayLike, weights: ArrayLike, moved: float) -> float:
+    """Root mean square of ||w_j - w_k|| over pairs of different clients, a pair with the weight p_j p_k.
+
+    From the clients' `distances [K]` ||w_k - w_g||, their aggregation weights `[K]` (scaled to sum 1) and `moved`
+    ||sum_k p_k w_k - w_g||: sum_jk p_j p_k ||w_j - w_k||^2 = 2 (sum_k p_k ||w_k - w_g||^2 - moved^2), which no server
+    that sees only sums could know otherwise. NaN for fewer than two clients.
+    """
+    d, p = np.asarray(distances, np.float64), np.asarray(weights, np.float64)
+    p = p / p.sum() if p.sum() else p
+    pairs = 1 - float(p @ p)
+    if len(d) < 2 or pairs <= 0:
+        return float("nan")
+    return float(np.sqrt(max(0.0, 2 * (float(p @ d**2) - moved**2)) / pairs))

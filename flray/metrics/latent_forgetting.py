@@ -14,11 +14,9 @@ from pydantic import Field
 from torch import Tensor
 
 from flray.core.context import Context
-from flray.core.messages import Published
 from flray.core.probe import FinishView, Place, Probe, Reads, Row
 from flray.metrics.gradients import FisherLabels, fisher_trace, gradient_variance, pseudo_gradient_cosine
-from flray.metrics.reading import Sample, due
-from flray.ops.average import tree_mean
+from flray.metrics.reading import Sample, average, due
 from flray.ops.detect import Detector, Signal
 from flray.ops.proxy_step import full_gradient
 
@@ -46,15 +44,15 @@ class LatentForgetting(Probe, Signal, Detector, frozen=True):
         return frozenset({"proxy", "tests"}) if self.gradients_every else frozenset()
 
     def observe(self, ctx: Context, view: FinishView, memory: Any) -> tuple[Sequence[Row], Any]:
-        before, after = view.point(view.before), aggregate(view)
+        before, after = view.point(view.before), average(view) or view.point(view.after)
         if ctx.clock.phase != "round" or ctx.clock.exchange or before is None or after is None:
             return [], memory
         state = self.nothing_seen() if memory is None else memory
-        reading = self.read(state, self.measure(ctx.objective, before[0], after))
+        reading = self.read(state, self.measure(ctx.objective, before[0], after[0]))
         state, alarm = self.detect(state, reading.wv)
         row: dict[str, Any] = {**reading.row, "alarm": alarm}
         if self.gradients_every and due(ctx, self.gradients_every):
-            row |= self._gradients(ctx, *before, after)
+            row |= self._gradients(ctx, *before, after[0])
         return [row], state
 
     def _gradients(self, ctx: Context, w: Tensor, b: Tensor, after: Tensor) -> dict[str, float]:
@@ -70,15 +68,3 @@ class LatentForgetting(Probe, Signal, Detector, frozen=True):
             "cosine": pseudo_gradient_cosine(g, w, after),
             "fisher_trace": trace,
         }
-
-
-def aggregate(view: FinishView) -> Tensor | None:
-    """The clients' aggregated parameters `[P]`, from updates pooled by mean or one by one; else the server's own after
-    the exchange, None without any."""
-    found: Any = view.point(view.updates) or view.point(view.after)
-    if found is None:
-        return None
-    if isinstance(found[0], Tensor):
-        return found[0]
-    models = [Published(w, b) for w, b in zip(*found, strict=True)]
-    return tree_mean(models, view.cohort.weights).w  # type: ignore[no-any-return]

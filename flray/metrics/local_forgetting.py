@@ -1,5 +1,5 @@
-"""What local training forgets: the received model and the one that training made of it, on the global test set (FedSOL
-Figure 7, FedNTD section 3)."""
+"""What local training forgets and aggregation wins back: the received model, the one that training made of it, and the
+aggregate, on the global test set (FedSOL Figure 7, FedNTD section 3)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
+from torch import Tensor
 
 from flray.core.context import Context
-from flray.core.probe import ClientView, Place, Probe, Reads, Row
+from flray.core.probe import ClientView, FinishView, Place, Probe, Reads, Row
 from flray.metrics.classification import accuracy, per_class
-from flray.metrics.reading import Sample, due, predicted
+from flray.metrics.reading import Sample, average, due, predicted
 
 
 class LocalForgetting(Probe, frozen=True):
     """A row for each client: accuracy on the test set (`acc`), on what is in and out of the client's own distribution
-    (`in`, `out`) and by class, each before and after its local training.
+    (`in`, `out`) and by class, each before and after its local training; `held`: its samples by class.
+
+    A row a round (place `finish`): the same samples under the clients' aggregate (`acc_average`, `class_average`) and
+    under the new global model, which a server that distils or repairs makes of it (`acc_global`, `class_global`).
+    `flray.results.recovery` puts both together.
 
     `in` weighs the accuracy of class c by the client's share p(c) of it, `out` by (1 - p(c)) / (C - 1), C classes of
     the task; a class without test samples does not count. While a sweep tunes, the validation split is read instead.
     Where the broadcast or the update carries no model (`Algorithm.point`) there is no row.
     """
 
-    at: ClassVar[frozenset[Place]] = frozenset({"start", "end"})
+    at: ClassVar[frozenset[Place]] = frozenset({"start", "end", "finish"})
 
     every: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
     samples: int | None = Field(1000, ge=1, description="test samples that are read, drawn once a run; none: all")
@@ -34,23 +39,43 @@ class LocalForgetting(Probe, frozen=True):
     def reads(self) -> Reads:
         return frozenset({"tests"})
 
-    def observe(self, ctx: Context, view: ClientView, memory: Any) -> tuple[Sequence[Row], Any]:
-        point = view.point(view.down if view.place == "start" else view.update) if due(ctx, self.every) else None
+    def observe(self, ctx: Context, view: ClientView | FinishView, memory: Any) -> tuple[Sequence[Row], Any]:
+        if not due(ctx, self.every):
+            return [], memory
+        if isinstance(view, FinishView):
+            return self._aggregate(ctx, view), memory
+        point = view.point(view.down if view.place == "start" else view.update)
         if point is None or (view.place == "end" and memory is None):
             return [], memory
-        sample = Sample.of(ctx, self.samples, "local forgetting")
-        size = ctx.objective.at(*point)(sample.x[:1]).shape[1]
-        right = np.bincount(sample.y[predicted(ctx, *point, sample) == sample.y], minlength=size)
+        right, total = self._right(ctx, *point)
         if view.place == "start":
             return [], right
-        total = np.bincount(sample.y, minlength=size)
+        size = len(total)
         held = sum(np.bincount(batch.y.cpu().numpy(), minlength=size) for batch in view.data.plain)
-        row: dict[str, Any] = {}
+        row: dict[str, Any] = {"held": np.asarray(held).tolist()}
         for when, found in (("before", memory), ("after", right)):
             inside, outside = in_and_out(found, total, held)
             row |= {f"acc_{when}": accuracy(found, total), f"in_{when}": inside, f"out_{when}": outside}
             row[f"class_{when}"] = per_class(found, total).tolist()
         return [row], memory
+
+    def _right(self, ctx: Context, w: Tensor, b: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(right predictions, samples) of each class `[C]`."""
+        sample = Sample.of(ctx, self.samples, "local forgetting")
+        size = ctx.objective.at(w, b)(sample.x[:1]).shape[1]
+        right = sample.y[predicted(ctx, w, b, sample) == sample.y]
+        return np.bincount(right, minlength=size), np.bincount(sample.y, minlength=size)
+
+    def _aggregate(self, ctx: Context, view: FinishView) -> list[Row]:
+        """The row of the server half; none in other phases, further exchanges, or without models."""
+        pooled, after = average(view), view.point(view.after)
+        if ctx.clock.phase != "round" or ctx.clock.exchange or pooled is None or after is None:
+            return []
+        row: dict[str, Any] = {"client": ctx.client}
+        for name, point in (("average", pooled), ("global", after)):
+            right, total = self._right(ctx, *point)
+            row |= {f"acc_{name}": accuracy(right, total), f"class_{name}": per_class(right, total).tolist()}
+        return [row]
 
 
 def in_and_out(right: ArrayLike, total: ArrayLike, held: ArrayLike) -> tuple[float, float]:
@@ -60,10 +85,15 @@ def in_and_out(right: ArrayLike, total: ArrayLike, held: ArrayLike) -> tuple[flo
     sum_c q(c) acc(c) with q(c) = (1 - p(c)) / (C - 1) (Lee et al., NeurIPS 2022, section 3). Classes that are not
     tested are left out and the weights scaled; NaN where nothing is left.
     """
-    found, have = per_class(right, total), np.asarray(held, np.float64)
-    tested = ~np.isnan(found)
+    return shares_in_and_out(per_class(right, total), held)
+
+
+def shares_in_and_out(found: ArrayLike, held: ArrayLike) -> tuple[float, float]:
+    """:func:`in_and_out` of accuracies by class `[C]`, NaN where a class is not tested."""
+    values, have = np.asarray(found, np.float64), np.asarray(held, np.float64)
+    tested = ~np.isnan(values)
     share = have / have.sum() if have.sum() else have
-    return _weighted(found[tested], share[tested]), _weighted(found[tested], (1 - share)[tested])
+    return _weighted(values[tested], share[tested]), _weighted(values[tested], (1 - share)[tested])
 
 
 def _weighted(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:

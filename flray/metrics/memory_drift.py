@@ -1,29 +1,46 @@
-"""What local training does to the model's answers on public data: memory drift and label flips (FedProj C.4, Definition
-5.2, Proposition 5.3)."""
+"""What training does to the model's answers on public data: memory drift and label flips (FedProj C.4, Definition 5.2,
+Proposition 5.3)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from flray.core.context import Context
-from flray.core.probe import ClientView, Place, Probe, Reads, Row
-from flray.metrics.reading import due, logits
+from flray.core.probe import ClientView, FinishView, Place, Probe, Reads, Row
+from flray.metrics.reading import client_models, due, logits
+from flray.metrics.theory import flip_bound, flip_threshold
+from flray.ops.losses import kl
+
+
+class Remembered(NamedTuple):
+    """What a client's answers are held against: the public samples `numbers [n]`, the received model's logits on them
+    `[n, c]`, and the `teacher`'s `[n, c]`."""
+
+    numbers: NDArray[np.int64]
+    received: Tensor
+    teacher: Tensor
 
 
 class MemoryDrift(Probe, frozen=True):
-    """A row for each client: `drift`, the mean KL divergence of the local model's answers from the received model's on
-    the public data (the `proxy` section), and how many answers changed.
+    """A row for each client: L_mem on the public data (the `proxy` section) `loss_before` and `loss_after` its local
+    training, against the ensemble's answers where the broadcast brings them (FedProj), else the received model's;
+    `drift`, the mean KL divergence of the local model's answers from the received model's, and how many of them changed
+    (:func:`flips`).
 
-    `flips`: share of the samples whose top label changed. `gap`: mean gap between the received model's two largest
-    probabilities. `safe`: share of the samples whose own KL is below gap^2 / 8; by Proposition 5.3 none of them flips,
-    and `flips_safe` counts those that did. It looks at any algorithm, also at those that do not project.
+    A row a round (place `finish`) for the new global model: `global_drift` and `global_flips` against the model that
+    the round began with, and `ensemble_drift`, L_mem against the mean logits of the round's client models, which
+    FedProj C.4 sets beside the accuracy; NaN where the server sees only their sum. `flray.results.memory` has the
+    correlation. It looks at any algorithm, also at those that do not project.
     """
 
-    at: ClassVar[frozenset[Place]] = frozenset({"start", "end"})
+    at: ClassVar[frozenset[Place]] = frozenset({"start", "end", "finish"})
 
     every: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
     samples: int | None = Field(None, ge=1, description="public samples that are read, the first ones; none: all")
@@ -32,34 +49,79 @@ class MemoryDrift(Probe, frozen=True):
     def reads(self) -> Reads:
         return frozenset({"proxy"})
 
-    def observe(self, ctx: Context, view: ClientView, memory: Any) -> tuple[Sequence[Row], Any]:
+    def observe(self, ctx: Context, view: ClientView | FinishView, memory: Any) -> tuple[Sequence[Row], Any]:
         if not due(ctx, self.every):
             return [], memory
+        if isinstance(view, FinishView):
+            return self._server(ctx, view), memory
         if view.place == "start":
-            return [], view.point(view.down)
+            return [], self._remembered(ctx, view)
         after = view.point(view.update)
         if memory is None or after is None:
             return [], memory
-        teacher, student = (logits(ctx, w, b, ctx.require_proxy(), self.samples) for w, b in (memory, after))
-        return [flips(teacher, student)], memory
+        local = logits(ctx, *after, ctx.require_proxy(), memory.numbers)
+        losses = {"loss_before": kl(memory.teacher, memory.received), "loss_after": kl(memory.teacher, local)}
+        return [{**{name: float(loss) for name, loss in losses.items()}, **flips(memory.received, local)}], memory
+
+    def _remembered(self, ctx: Context, view: ClientView) -> Remembered | None:
+        point, proxy, down = view.point(view.down), ctx.require_proxy(), view.down
+        if point is None:
+            return None
+        numbers, teacher = self._numbers(proxy.size), None
+        if hasattr(down, "memory") and len(down.logits):  # Z_t on a buffer: that of `algorithms.fedproj`
+            numbers = numbers if down.memory is None else down.memory.cpu().numpy()[: self.samples]
+            teacher = ctx.seen(down.logits[: self.samples])
+        received = logits(ctx, *point, proxy, numbers)
+        return Remembered(numbers, received, received if teacher is None else teacher)
+
+    def _server(self, ctx: Context, view: FinishView) -> list[Row]:
+        """The row of the server half; none in other phases, further exchanges, or without models."""
+        before, after = view.point(view.before), view.point(view.after)
+        if ctx.clock.phase != "round" or ctx.clock.exchange or before is None or after is None:
+            return []
+        proxy = ctx.require_proxy()
+        numbers = self._numbers(proxy.size)
+        old, new = (logits(ctx, *point, proxy, numbers) for point in (before, after))
+        moved, models = flips(old, new), client_models(view)
+        row = {
+            "client": ctx.client,
+            "global_drift": moved["drift"],
+            "global_flips": moved["flips"],
+            "ensemble_drift": float("nan"),
+        }
+        if models:
+            answers = [logits(ctx, *point, proxy, numbers) for point in models]
+            row["ensemble_drift"] = float(kl(torch.stack(answers).mean(dim=0), new))
+        return [row]
+
+    def _numbers(self, size: int) -> NDArray[np.int64]:
+        return np.arange(size if self.samples is None else min(size, self.samples))
 
 
 def flips(teacher: Tensor, student: Tensor) -> dict[str, float]:
-    """`drift`, `flips`, `gap`, `safe`, `flips_safe` of the answers `student [n, C]` (logits) against `teacher [n, C]`.
+    """How the answers `student [n, C]` differ from `teacher [n, C]`, both logits, in float64; KL_x is the divergence of
+    sample x.
 
-    In float64. With KL_x the divergence of sample x and gap_x = p1 - p2 of the teacher: Pinsker's inequality gives
-    ||p - q||_1 <= sqrt(2 KL_x), and the top label stays where that is below gap_x / 2, i.e. KL_x < gap_x^2 / 8.
+    `drift`: mean KL_x. `flips`: share of the samples whose top label changed. `gap`: mean gap between the teacher's two
+    largest probabilities; `gap_least`, `drift_most`: its minimum, and the largest KL_x. `safe`: share of the samples
+    with KL_x < gap_x^2 / 8; by Proposition 5.3 none of them flips, and `flips_safe` counts those that did.
+    `safe_exact`: share below the exact threshold (`theory.flip_threshold`). `tight`: the smallest KL_x / (gap_x^2 / 8)
+    of a sample that flipped, so 1 would be a bound that is met; NaN where none flipped.
     """
     log_p, log_q = teacher.double().log_softmax(dim=1), student.double().log_softmax(dim=1)
     p = log_p.exp()
     divergence = (p * (log_p - log_q)).sum(dim=1)
-    top = p.topk(min(2, p.shape[1]), dim=1).values
-    gap = top[:, 0] - (top[:, 1] if p.shape[1] > 1 else 0.0)
-    changed, safe = log_p.argmax(dim=1) != log_q.argmax(dim=1), divergence < gap**2 / 8
+    changed, bound = log_p.argmax(dim=1) != log_q.argmax(dim=1), flip_bound(p)
+    gap, safe = (8 * bound).sqrt(), divergence < bound
+    flipped = changed & (bound > 0)
     return {
         "drift": float(divergence.mean()),
         "flips": float(changed.double().mean()),
         "gap": float(gap.mean()),
+        "gap_least": float(gap.min()),
+        "drift_most": float(divergence.max()),
         "safe": float(safe.double().mean()),
         "flips_safe": int((changed & safe).sum()),
+        "safe_exact": float((divergence < flip_threshold(p)).double().mean()),
+        "tight": float((divergence / bound)[flipped].min()) if flipped.any() else float("nan"),
     }

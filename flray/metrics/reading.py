@@ -1,9 +1,10 @@
-"""How probes read data: a fixed sample of the test set, and what a model says about it, block by block."""
+"""How probes read data and models: a fixed sample of the test set, what a model says about samples block by block, and
+the models that clients sent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +13,11 @@ from torch import Tensor
 
 from flray.core.context import Context
 from flray.core.errors import ConfigError
+from flray.core.messages import Published
+from flray.core.probe import FinishView
 from flray.core.samples import Proxy
 from flray.core.seeding import rng
+from flray.ops.average import tree_mean
 
 BLOCK = 256  # samples in one forward pass
 
@@ -44,12 +48,16 @@ def due(ctx: Context, every: int) -> bool:
     return ctx.clock.done % every == 0
 
 
-def logits(ctx: Context, w: Tensor, b: Tensor, data: Sample | Proxy, size: int | None = None) -> Tensor:
-    """What the model at `(w, b)`, in eval mode, says about the (first `size`) samples: logits `[n, c]` of all classes
-    seen so far."""
+def logits(
+    ctx: Context, w: Tensor, b: Tensor, data: Sample | Proxy, numbers: NDArray[np.int64] | None = None
+) -> Tensor:
+    """What the model at `(w, b)`, in eval mode, says about the samples: logits `[n, c]` of all classes seen so far.
+
+    `numbers [n]`: of which samples; None: all.
+    """
     model = ctx.objective.at(w, b)
     with torch.no_grad():
-        return torch.cat([ctx.seen(model(x)) for x in _blocks(data, size)])
+        return torch.cat([ctx.seen(model(x)) for x in _blocks(data, numbers)])
 
 
 def predicted(ctx: Context, w: Tensor, b: Tensor, data: Sample) -> NDArray[np.int64]:
@@ -58,10 +66,27 @@ def predicted(ctx: Context, w: Tensor, b: Tensor, data: Sample) -> NDArray[np.in
     return (found if ctx.classes is None else ctx.classes.seen.index.cpu()[found]).numpy()
 
 
-def _blocks(data: Sample | Proxy, size: int | None) -> Iterator[Tensor]:
+def client_models(view: FinishView) -> list[tuple[Tensor, Tensor]]:
+    """The clients' own models `(w [P], b [Q])` in the cohort's order, where their updates come one by one (the fields
+    are declared `each()`); else none."""
+    found: Any = view.point(view.updates)
+    return [] if found is None or isinstance(found[0], Tensor) else list(zip(*found, strict=True))
+
+
+def average(view: FinishView) -> tuple[Tensor, Tensor] | None:
+    """The clients' aggregated model `(w [P], b [Q])`, from updates pooled by mean or one by one; None: they carry no
+    model."""
+    models = client_models(view)
+    if not models:
+        return view.point(view.updates)
+    pooled = tree_mean([Published(w, b) for w, b in models], view.cohort.weights)
+    return pooled.w, pooled.b
+
+
+def _blocks(data: Sample | Proxy, numbers: NDArray[np.int64] | None) -> Iterator[Tensor]:
     if isinstance(data, Sample):
-        yield from torch.split(data.x[:size], BLOCK)
+        yield from torch.split(data.x if numbers is None else data.x[torch.from_numpy(numbers)], BLOCK)
         return
-    size = data.size if size is None else min(size, data.size)
-    for start in range(0, size, BLOCK):
-        yield data.inputs(np.arange(start, min(start + BLOCK, size)))
+    numbers = np.arange(data.size) if numbers is None else numbers
+    for start in range(0, len(numbers), BLOCK):
+        yield data.inputs(numbers[start : start + BLOCK])

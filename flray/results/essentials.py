@@ -14,6 +14,7 @@ from flray.metrics.fairness import spread
 from flray.results.alarms import alarms
 from flray.results.answers import COSTS, spent
 from flray.results.continual import tested_set
+from flray.results.diagnoses import asked_for, in_words
 from flray.results.rendering import shown_value
 from flray.results.tables import settings
 from flray.rundir.by_task import class_counts
@@ -166,6 +167,10 @@ def _diagnostics(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     if run.diagnostics:
         found["diagnostics"] = ", ".join(f"{name} ({len(table)} rows)" for name, table in run.diagnostics.items())
+        found |= in_words(run)
+    silent = [name for name in asked_for(run) if name not in run.diagnostics] if len(run.rounds) else []
+    if silent:
+        found["no rows of"] = f"{', '.join(silent)}: not due yet, or the algorithm's messages carry no model"
     told = alarms(run)
     if told is not None:
         found["alarms"] = f"in rounds {_spans(told.tolist())}" if len(told) else "none"

@@ -46,9 +46,12 @@ def test_what_a_run_says_about_forgetting_is_what_its_test_says(tmp_path: Path) 
         out=tmp_path / "run",
         progress=False,
     )
-    rows = run.diagnostics["local_forgetting"]
+    found = run.diagnostics["local_forgetting"]
+    rows, server = (found[found["place"] == place] for place in ("end", "finish"))
     tests = run.tests.set_index("done")["acc"]
-    assert len(rows) == 9
+    assert len(rows) == 9 and len(server) == 3 and (server["client"] == -1).all()
+    assert server["acc_average"].tolist() == server["acc_global"].tolist() == pytest.approx(tests[1:].tolist())
+    assert sorted(map(tuple, rows["held"][:3])) == sorted(map(tuple, 40 * np.eye(3, dtype=int)))
     for done, acc in zip(rows["done"], rows["acc_before"], strict=True):
         assert acc == pytest.approx(tests[done - 1])
     by_class = np.stack(rows["class_after"].to_numpy())

@@ -1,0 +1,73 @@
+"""How far the clients' gradients are from the global one where a round begins: zeta and kappa (FedProj, Assumption 5.5
+and Theorem 5.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flray.core.context import Context
+from flray.core.messages import Batch
+from flray.core.probe import ClientView, Place, Probe, Reads, Row
+from flray.metrics.conflict import cosine
+from flray.metrics.reading import Sample, due
+from flray.metrics.theory import agreement
+from flray.ops.losses import cross_entropy
+
+
+class Heterogeneity(Probe, frozen=True):
+    """A row for each client, at the model it received: `zeta` ||g_k - g|| and `kappa` <g_k, g> / ||g||^2 of the full
+    gradient g_k of its own samples and g of the test samples (for analysis), both of the cross-entropy in eval mode;
+    `local` ||g_k||, `global` ||g||, their `cosine`, and its aggregation `weight`.
+
+    `flray.results.heterogeneity` has the constants of rounds and of a run: sum_k p_k ||g_k - g||^2 = zeta^2, and
+    <sum_k p_k g_k, g> = kappa ||g||^2. What a projection leaves of kappa along local training is in `conflict`.
+    """
+
+    at: ClassVar[frozenset[Place]] = frozenset({"start"})
+
+    every: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
+    samples: int | None = Field(
+        500, ge=1, description="test samples of the global gradient, drawn once a run; none: all"
+    )
+
+    @property
+    def reads(self) -> Reads:
+        return frozenset({"tests"})
+
+    def observe(self, ctx: Context, view: ClientView, memory: Any) -> tuple[Sequence[Row], Any]:
+        point = view.point(view.down) if due(ctx, self.every) else None
+        if point is None:
+            return [], memory
+        sample = Sample.of(ctx, self.samples, "heterogeneity")
+        labels = torch.from_numpy(sample.y).to(sample.x.device)
+        g_k, g = mean_gradient(ctx, *point, view.data.plain), mean_gradient(ctx, *point, [Batch(sample.x, labels)])
+        found = agreement(g_k, g)
+        return [
+            {
+                "zeta": found.zeta,
+                "kappa": found.kappa,
+                "local": float(g_k.double().norm()),
+                "global": float(g.double().norm()),
+                "cosine": cosine(g_k, g),
+                "weight": ctx.weight,
+            }
+        ], memory
+
+
+def mean_gradient(ctx: Context, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> Tensor:
+    """Gradient `[P]` at `(w, b)`, in eval mode, of the mean cross-entropy over all samples of the batches."""
+    total, count = torch.zeros_like(w), 0
+    for batch in batches:
+        classes = None if ctx.classes is None else ctx.classes.of(batch.y)
+
+        def loss(f: Any, batch: Batch = batch, classes: Any = classes) -> Tensor:
+            return cross_entropy(f(batch.x), batch.y, classes)
+
+        total.add_(ctx.objective.value_and_grad(loss, w, b, "eval")[1], alpha=len(batch.y))
+        count += len(batch.y)
+    return total / max(count, 1)

@@ -1,0 +1,64 @@
+"""How far each layer moves in local training, and FedSOL's Lambda of it (FedSOL, Eq. 7 and Figure 5b)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flray.core.context import Context
+from flray.core.objective import Objective
+from flray.core.probe import ClientView, Place, Probe, Row
+from flray.metrics.reading import due
+from flray.ops.perturb import Adaptive, distance, groups, part
+
+
+class LayerDistance(Probe, frozen=True):
+    """A row for each client and layer, in the network's order: `distance` ||w_k - w_g|| of the layer's tensors,
+    `relative` to ||w_g|| of them, and the mean of Lambda over their elements (`lambda_mean`), with which FedSOL scales
+    its perturbation.
+
+    A weight and a bias are one layer; a tensor of the network itself is one too. It looks at any algorithm.
+    """
+
+    at: ClassVar[frozenset[Place]] = frozenset({"start", "end"})
+
+    every: int = Field(1, ge=1, description="look in every so many rounds, from the first on")
+    adaptive: Adaptive = Field("columnwise", description="Lambda: |w_k - w_g| normalised per column, tensor or layer")
+
+    def observe(self, ctx: Context, view: ClientView, memory: Any) -> tuple[Sequence[Row], Any]:
+        if not due(ctx, self.every):
+            return [], memory
+        if view.place == "start":
+            return [], view.point(view.down)
+        local = view.point(view.update)
+        if memory is None or local is None:
+            return [], memory
+        return by_layer(ctx.objective, local[0], memory[0], self.adaptive), memory
+
+
+def by_layer(objective: Objective, w: Tensor, anchor: Tensor, adaptive: Adaptive) -> list[dict[str, Any]]:
+    """`layer`, `distance`, `relative`, `lambda_mean` of every layer between two points `[P]`; under `none` Lambda
+    is 1."""
+    everything = part(objective, "all")
+    if adaptive == "none":
+        scale = torch.ones_like(w)
+    else:
+        scale = distance(w, anchor, everything, adaptive, torch.zeros_like(w))
+    moved, rows = (w - anchor).double(), []
+    for numbers in groups(everything.entries, "layer"):
+        entries = [everything.entries[i] for i in numbers]
+        places = torch.cat([torch.arange(e.offset, e.offset + e.numel, device=w.device) for e in entries])
+        far, size = float(moved[places].norm()), float(anchor[places].double().norm())
+        rows.append(
+            {
+                "layer": entries[0].name.rpartition(".")[0] or entries[0].name,
+                "distance": far,
+                "relative": far / size if size else float("nan"),
+                "lambda_mean": float(scale[places].double().mean()),
+            }
+        )
+    return rows

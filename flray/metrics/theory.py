@@ -1,0 +1,149 @@
+"""What the papers prove, as functions of gradients and probabilities: FedSOL's Propositions 1 and 2, FedProj's
+Proposition 5.3 with the exact threshold behind it, and the constants of its Assumption 5.5.
+
+Nothing here knows a run: the probes `propositions`, `memory` and `heterogeneity` apply them there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from flray.ops.project import project
+
+
+class Loss(Protocol):
+    """A twice differentiable function of the parameters `w [P]`."""
+
+    def value(self, w: Tensor) -> float:
+        """The loss at `w`."""
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """Its gradient `[P]` at `w`."""
+
+    def product(self, w: Tensor, v: Tensor) -> Tensor:
+        """Its Hessian at `w`, times `v [P]`."""
+
+
+class Kept(NamedTuple):
+    """Proposition 1 of FedSOL at a point w: how a step of length gamma changes the proximal loss L_p.
+
+    `avg`, `sol`: to first order, -gamma <g_p, u>, with FedAvg's u = g_l(w) and FedSOL's u = g_l(w + rho ghat);
+    `predicted`: what Eq. 11 says `sol` is, avg - gamma rho ||g_p|| curvature; `avg_real`, `sol_real`:
+    L_p(w - gamma u) - L_p(w); `curvature`: ghat' H_l ghat of the local loss. ghat = g_p / ||g_p||.
+    """
+
+    avg: float
+    sol: float
+    predicted: float
+    avg_real: float
+    sol_real: float
+    curvature: float
+
+
+class Learned(NamedTuple):
+    """Proposition 2 of FedSOL at a point w: how FedSOL's step changes the local loss L_l.
+
+    `sol`: to first order at w, -gamma <g_l(w), g_l(w + rho ghat)>; `shifted`: Eq. 12's right side, FedAvg's
+    -gamma ||g_l||^2 at w + (rho / 2) ghat; their difference is O(rho^2), and gamma rho^2 ||H ghat||^2 / 4 for a
+    quadratic loss. `sol_real`, `shifted_real`: what L_l really changes by in these two steps.
+    """
+
+    sol: float
+    shifted: float
+    sol_real: float
+    shifted_real: float
+
+
+def proposition_1(local: Loss, proximal: Loss, w: Tensor, rho: float, gamma: float) -> Kept | None:
+    """FedSOL's Proposition 1 (Eq. 11) at `w [P]`, with the same rho for all parameters (Eq. 5); None where g_p is 0."""
+    g_p = proximal.gradient(w)
+    along = _unit(g_p)
+    if along is None:
+        return None
+    directions = local.gradient(w), local.gradient(w + rho * along)
+    curvature, size = dot(along, local.product(w, along)), float(g_p.double().norm())
+    avg, sol = (-gamma * dot(g_p, u) for u in directions)
+    base = proximal.value(w)
+    avg_real, sol_real = (proximal.value(w - gamma * u) - base for u in directions)
+    return Kept(avg, sol, avg - gamma * rho * size * curvature, avg_real, sol_real, curvature)
+
+
+def proposition_2(local: Loss, proximal: Loss, w: Tensor, rho: float, gamma: float) -> Learned | None:
+    """FedSOL's Proposition 2 (Eq. 12) at `w [P]`; None where g_p is 0."""
+    along = _unit(proximal.gradient(w))
+    if along is None:
+        return None
+    there = w + rho / 2 * along
+    here, u, half = local.gradient(w), local.gradient(w + rho * along), local.gradient(there)
+    sol_real = local.value(w - gamma * u) - local.value(w)
+    shifted_real = local.value(there - gamma * half) - local.value(there)
+    return Learned(-gamma * dot(here, u), -gamma * dot(half, half), sol_real, shifted_real)
+
+
+def flip_bound(p: Tensor) -> Tensor:
+    """gap^2 / 8 `[n]` of the probabilities `p [n, C]`: below it no KL(p || q) changes the top label (Proposition 5.3).
+
+    With gap = p1 - p2 of the two largest: Pinsker's inequality gives ||p - q||_1 <= sqrt(2 KL), and the top label stays
+    where that is below gap / 2.
+    """
+    top = _two(p)
+    return (top[:, 0] - top[:, 1]) ** 2 / 8
+
+
+def flip_threshold(p: Tensor) -> Tensor:
+    """The smallest KL(p || q) `[n]` at which the top label of q can differ from that of `p [n, C]`.
+
+    Of all q whose two labels are level, q1 = q2 = (p1 + p2) / 2 and q_i = p_i otherwise is the nearest, so it is
+    p1 ln(2 p1 / (p1 + p2)) + p2 ln(2 p2 / (p1 + p2)), which is at least gap^2 / 2: four times :func:`flip_bound`.
+    """
+    top = _two(p)
+    middle = top.mean(dim=1, keepdim=True)
+    return (torch.xlogy(top, top) - torch.xlogy(top, middle)).sum(dim=1)
+
+
+class Agreement(NamedTuple):
+    """Of a client's gradient g_k with the gradient g of the global loss, at one point.
+
+    `zeta`: ||g_k - g||, heterogeneity; `kappa`: <d_k, g> / ||g||^2, how much of a descent of the global loss is left in
+    the client's direction d_k, which is g_k, or its projection off the memory gradient; `projected`: whether that
+    changed it. `kappa` is NaN where g is 0.
+    """
+
+    zeta: float
+    kappa: float
+    projected: bool
+
+
+def agreement(g_k: Tensor, g: Tensor, g_mem: Tensor | None = None) -> Agreement:
+    """FedProj's zeta and kappa for one client, of gradients `[P]`.
+
+    The wording of Assumption 5.5 and Theorem 5.6 is not in the specification (spec 5.10 names their gaps), so these
+    are the constants that such a proof reads: sum_k p_k ||g_k - g||^2 <= zeta^2, and <sum_k p_k d_k, g> >= kappa
+    ||g||^2. Both sums follow from the clients' own numbers. `g_mem`: None projects nothing.
+    """
+    direction, projected = g_k, False
+    if g_mem is not None:
+        direction, conflict = project(g_k, g_mem)
+        projected = bool(conflict.projected)
+    square = dot(g, g)
+    kappa = dot(direction, g) / square if square else float("nan")
+    return Agreement(float((g_k - g).double().norm()), kappa, projected)
+
+
+def dot(left: Tensor, right: Tensor) -> float:
+    """<left, right> of vectors `[P]`, in float64."""
+    return float(left.double() @ right.double())
+
+
+def _unit(g: Tensor) -> Tensor | None:
+    norm = g.norm()
+    return g / norm if norm else None
+
+
+def _two(p: Tensor) -> Tensor:
+    """The two largest `[n, 2]` of the probabilities `p [n, C]`; of a single class, 1 and 0."""
+    top = p.topk(min(2, p.shape[1]), dim=1).values
+    return top if top.shape[1] == 2 else torch.cat([top, torch.zeros_like(top)], dim=1)

@@ -1,0 +1,260 @@
+"""What the diagnostics of a run say, round by round: one table for each of them, and a line for the terminal.
+
+A probe writes what one client or the server sees; what only both together tell is made here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from flray.core.errors import ConfigError
+from flray.metrics.divergence import between
+from flray.metrics.local_forgetting import shares_in_and_out
+from flray.results.tables import settings
+from flray.rundir.reader import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+STAGES = ("before", "after", "average", "global")  # a round's models: received, local ones, their aggregate, the next
+DRIFTS = ("drift", "loss_after", "global_drift", "ensemble_drift")  # columns of `memory` that may go with the accuracy
+AGAINST = ("proximal", "memory", "global")
+
+
+def recovery(run: Run) -> pandas.DataFrame:
+    """What local training forgot and aggregation won back, a row a round (`local_forgetting`).
+
+    `acc_STAGE`, `in_STAGE`, `out_STAGE` of the received model (`before`), the clients' local models (`after`, the mean
+    over clients), their aggregate (`average`) and the model that the server made of it (`global`), all on the global
+    test set, in and out as each client holds its classes; `forgotten` acc_before - acc_after, `won_back`
+    acc_average - acc_after. Raises `ConfigError` where the run has no such diagnostic.
+    """
+    import pandas
+
+    clients, server = _parts(run, "local_forgetting")
+    found = []
+    for done, rows in clients.groupby("done"):
+        own = server[server["done"] == done]
+        row = {"done": done} | {
+            f"{what}_{stage}": rows[f"{what}_{stage}"].mean()
+            for what in ("acc", "in", "out")
+            for stage in ("before", "after")
+        }
+        for stage in ("average", "global") if len(own) else ():
+            classes = np.asarray(own[f"class_{stage}"].iloc[0], np.float64)
+            parts = np.array([shares_in_and_out(classes, held) for held in rows["held"]])
+            row |= {f"acc_{stage}": own[f"acc_{stage}"].iloc[0]}
+            row |= dict(zip((f"in_{stage}", f"out_{stage}"), parts.mean(axis=0), strict=True))
+        found.append(row)
+    columns = [f"{what}_{stage}" for what in ("acc", "in", "out") for stage in STAGES]
+    table = pandas.DataFrame(found).reindex(columns=["done", *columns])
+    return table.assign(
+        forgotten=table["acc_before"] - table["acc_after"], won_back=table["acc_average"] - table["acc_after"]
+    )
+
+
+def divergence(run: Run) -> pandas.DataFrame:
+    """Weight divergence, a row a round (`divergence`): `distance` and `relative`, means over clients; `between`, the
+    root mean square distance of two clients (`metrics.divergence.between`); `moved`, how far their aggregate moved."""
+    import pandas
+
+    clients, server = _parts(run, "divergence")
+    found = []
+    for done, rows in clients.groupby("done"):
+        own = server.loc[server["done"] == done, "moved"] if len(server) else server
+        moved = float(own.to_numpy()[0]) if len(own) else math.nan
+        apart = between(rows["distance"], rows["weight"], moved) if not math.isnan(moved) else math.nan
+        means = rows[["distance", "relative"]].mean().to_dict()
+        found.append({"done": done, **means, "between": apart, "moved": moved})
+    return pandas.DataFrame(found)
+
+
+def memory(run: Run, metric: str = "test/acc") -> pandas.DataFrame:
+    """Memory drift, a row a round (`memory`): what clients report, as means over them, what the server does, and the
+    round's `metric`; `flips_safe` is a sum, `tight` and `gap_least` are minima, `drift_most` a maximum."""
+    clients, server = _parts(run, "memory")
+    how = {"flips_safe": "sum", "tight": "min", "gap_least": "min", "drift_most": "max"}
+    means = ("loss_before", "loss_after", "drift", "flips", "gap", "safe", "safe_exact")
+    table = clients.groupby("done").agg({**dict.fromkeys(means, "mean"), **how})
+    if len(server):
+        table = table.join(server.set_index("done")[["global_drift", "global_flips", "ensemble_drift"]])
+    if metric in run.rounds:
+        table = table.join(run.rounds.set_index("done")[metric])
+    return table.reset_index()
+
+
+class Correlation(NamedTuple):
+    """Pearson's `r` over so many `rounds`, and `p` of its two-sided test; NaN below three rounds or where nothing
+    varies. Rounds of a run follow from each other, so p is smaller than it would be for independent ones."""
+
+    r: float
+    p: float
+    rounds: int
+
+
+def correlations(run: Run, metric: str = "test/acc") -> dict[str, Correlation]:
+    """Of each of `DRIFTS` that the run has with the rounds' `metric` (FedProj C.4); {} where nothing was tested."""
+    from scipy.stats import pearsonr
+
+    table, found = memory(run, metric), {}
+    for name in DRIFTS if metric in table else ():
+        pairs = table[[name, metric]].dropna() if name in table else table[:0]
+        if not len(pairs):
+            continue
+        if len(pairs) < 3 or pairs.nunique().min() < 2:
+            found[name] = Correlation(math.nan, math.nan, len(pairs))
+        else:
+            r, p = pearsonr(pairs[name], pairs[metric])
+            found[name] = Correlation(float(r), float(p), len(pairs))
+    return found
+
+
+def conflict(run: Run, over: str = "done") -> pandas.DataFrame:
+    """Cosines along local training, a row a round, or `over="step"` a row a local step (`conflict`).
+
+    Means over the steps that were looked at of `cos_KIND`, `move_KIND`, `zeta`, `kappa` and `kappa_projected`, and
+    `share_KIND`, the share of them whose local gradient works against the other: for `memory` the share that FedProj
+    would project.
+    """
+    rows = rows_of(run, "conflict")
+    kinds = [kind for kind in AGAINST if f"cos_{kind}" in rows]
+    parts = [f"{what}_{kind}" for kind in kinds for what in ("cos", "move") if f"{what}_{kind}" in rows]
+    parts += [name for name in ("zeta", "kappa", "kappa_projected") if name in rows]
+    shares = {f"share_{kind}": (rows[f"cos_{kind}"] < 0).where(rows[f"cos_{kind}"].notna()) for kind in kinds}
+    table = rows.assign(**{name: share.astype(float) for name, share in shares.items()})
+    return table.groupby(over)[[*parts, *shares]].mean().reset_index()
+
+
+def heterogeneity(run: Run) -> pandas.DataFrame:
+    """zeta and kappa of each round (`heterogeneity`): zeta^2 = sum_k p_k ||g_k - g||^2 and kappa = sum_k p_k <g_k, g> /
+    ||g||^2, with p_k scaled to sum 1; the run's constants are the largest zeta and the smallest kappa."""
+    rows = rows_of(run, "heterogeneity")
+    shares = rows["weight"] / rows.groupby("done")["weight"].transform("sum")
+    parts = rows.assign(zeta=shares * rows["zeta"] ** 2, kappa=shares * rows["kappa"], cosine=shares * rows["cosine"])
+    table = parts.groupby("done")[["zeta", "kappa", "cosine"]].sum(min_count=1).reset_index()
+    return table.assign(zeta=table["zeta"] ** 0.5)
+
+
+def layers(run: Run) -> pandas.DataFrame:
+    """Means over clients and rounds of `distance`, `relative` and `lambda_mean`, a row a layer, in the network's
+    order."""
+    rows = rows_of(run, "layers")
+    return rows.groupby("layer", sort=False)[["distance", "relative", "lambda_mean"]].mean().reset_index()
+
+
+def propositions(run: Run) -> pandas.DataFrame:
+    """Whether FedSOL's propositions hold, a row a round (`propositions`), over the steps that were looked at.
+
+    Proposition 1: `curved`, the share with ghat' H ghat > 0, where FedSOL is to protect L_p; `protects`, the share in
+    which L_p really rises less, or falls more, than by FedAvg's step; `error_1`, the median of |predicted - sol| /
+    |sol - avg|, the part of the promised difference that Eq. 11 misses. Proposition 2: `error_2`, the median of |sol -
+    shifted| / |sol|, and `error_2_real` of the real changes.
+    """
+    rows = rows_of(run, "propositions")
+    table = rows[["done"]].assign(
+        steps=1.0,
+        curved=rows["prop1_curvature"] > 0,
+        protects=rows["prop1_sol_real"] < rows["prop1_avg_real"],
+        error_1=(rows["prop1_predicted"] - rows["prop1_sol"]).abs() / (rows["prop1_sol"] - rows["prop1_avg"]).abs(),
+        error_2=(rows["prop2_sol"] - rows["prop2_shifted"]).abs() / rows["prop2_sol"].abs(),
+        error_2_real=(rows["prop2_sol_real"] - rows["prop2_shifted_real"]).abs() / rows["prop2_sol_real"].abs(),
+    )
+    medians = dict.fromkeys(("error_1", "error_2", "error_2_real"), "median")
+    return table.groupby("done").agg({"steps": "sum", "curved": "mean", "protects": "mean", **medians}).reset_index()
+
+
+TABLES: Mapping[str, Callable[[Run], pandas.DataFrame]] = {
+    "local_forgetting": recovery,
+    "conflict": conflict,
+    "memory": memory,
+    "divergence": divergence,
+    "heterogeneity": heterogeneity,
+    "layers": layers,
+    "propositions": propositions,
+}
+
+
+def asked_for(run: Run) -> list[str]:
+    """Names of the diagnostics in the run's configuration."""
+    entries = json.loads(settings(run).get("diagnostics") or "[]")
+    return [entry if isinstance(entry, str) else str(entry.get("name")) for entry in entries]
+
+
+def in_words(run: Run) -> dict[str, str]:
+    """A line for each diagnostic that the run has rows of: its means over the rounds that were looked at."""
+    found = {}
+    for name in TABLES:
+        rows = run.diagnostics.get(name)
+        if rows is not None and len(rows) and name in _SAYS:
+            found[name.replace("_", " ")] = _SAYS[name](run)
+    return found
+
+
+def _forgetting_words(run: Run) -> str:
+    means = 100 * recovery(run).mean()
+    words = f"local training {'loses' if means['forgotten'] >= 0 else 'gains'} {abs(means['forgotten']):.1f} points"
+    words += f" ({means['acc_before']:.1f} to {means['acc_after']:.1f} %)"
+    return words + (f", aggregation wins back {means['won_back']:.1f}" if not math.isnan(means["won_back"]) else "")
+
+
+def _conflict_words(run: Run) -> str:
+    means = conflict(run).mean()
+    kinds = [kind for kind in AGAINST if f"cos_{kind}" in means]
+    return "; ".join(
+        f"{kind} cosine {means[f'cos_{kind}']:.2f}, negative in {100 * means[f'share_{kind}']:.0f} % of the steps"
+        for kind in kinds
+    )
+
+
+def _memory_words(run: Run) -> str:
+    table = memory(run)
+    words = f"drift {table['drift'].mean():.3g}, {100 * table['flips'].mean():.0f} % of the answers flip"
+    for name, found in correlations(run).items():
+        if name in ("loss_after", "ensemble_drift") and not math.isnan(found.r):
+            words += f"; {name}: r {found.r:.2f} with test/acc (p {found.p:.2g}, {found.rounds} rounds)"
+    return words
+
+
+def _divergence_words(run: Run) -> str:
+    means = divergence(run).mean()
+    apart = "" if math.isnan(means["between"]) else f", {means['between']:.3g} between clients"
+    return f"{means['distance']:.3g} from the global model ({100 * means['relative']:.0f} % of its norm){apart}"
+
+
+def _heterogeneity_words(run: Run) -> str:
+    table = heterogeneity(run)
+    return f"zeta {table['zeta'].max():.3g} at most, kappa {table['kappa'].min():.3g} at least"
+
+
+def _proposition_words(run: Run) -> str:
+    means = propositions(run).mean()
+    return f"FedSOL's step protects L_p in {100 * means['protects']:.0f} % of {means['steps']:.0f} steps a round"
+
+
+_SAYS: Mapping[str, Callable[[Run], str]] = {
+    "local_forgetting": _forgetting_words,
+    "conflict": _conflict_words,
+    "memory": _memory_words,
+    "divergence": _divergence_words,
+    "heterogeneity": _heterogeneity_words,
+    "propositions": _proposition_words,
+}
+
+
+def _parts(run: Run, name: str) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """(the clients' rows, the server's)."""
+    rows = rows_of(run, name)
+    return rows[rows["place"] != "finish"], rows[rows["place"] == "finish"]
+
+
+def rows_of(run: Run, name: str) -> pandas.DataFrame:
+    """What a diagnostic wrote down; raises `ConfigError` where there is nothing."""
+    rows = run.diagnostics.get(name)
+    if rows is None or not len(rows):
+        raise ConfigError(f"{run.place} has no rows of the diagnostic {name}; run it with diagnostics=[{name}]")
+    return rows

@@ -1,0 +1,111 @@
+"""What the diagnostics say round by round: tables written by hand, summed up by NumPy and scipy; every figure drawn."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from scipy import stats
+
+import flray
+from flray.core.errors import ConfigError
+from flray.metrics.probes import PROBES
+from flray.results import diagnoses
+from flray.results.diagnosis_figures import FIGURES
+from flray.results.essentials import essentials
+from flray.rundir.reader import Run
+from tests.results.test_tables import config, folder
+
+DATA = {"source": "synthetic", "options": {"shape": 4, "num_classes": 4, "num_train": 120, "num_test": 40}}
+CLIENTS, SERVER = {"place": "end"}, {"place": "finish", "client": -1}
+
+
+def wrote(path: Path, accuracies: list[float], **tables: list[dict]) -> Run:
+    """A run with these test accuracies whose probes wrote these rows."""
+    home = folder(path, config(), accuracies)
+    for name, rows in tables.items():
+        (home / "diagnostics" / name).mkdir(parents=True)
+        pandas.DataFrame(rows).to_parquet(home / "diagnostics" / name / "part-0000.parquet")
+    return Run(home)
+
+
+def test_what_aggregation_wins_back_by_hand(tmp_path: Path) -> None:
+    """Two clients, each with one of two classes: each forgets the other's, and their mean knows both again."""
+    before, rows = {"acc_before": 0.8, "in_before": 0.8, "out_before": 0.8}, []
+    for client, held, classes in ((0, [4, 0], [1.0, 0.2]), (1, [0, 6], [0.0, 0.8])):
+        inside, outside = classes[client], classes[1 - client]
+        after = {"acc_after": np.mean(classes), "in_after": inside, "out_after": outside, "class_after": classes}
+        rows.append({"done": 1, "client": client, **CLIENTS, **before, **after, "held": held})
+    server = {"acc_average": 0.75, "class_average": [0.9, 0.6], "acc_global": 0.7, "class_global": [0.5, 0.9]}
+    run = wrote(tmp_path / "run", [0.75], local_forgetting=[*rows, {"done": 1, **SERVER, **server}])
+    row = diagnoses.recovery(run).iloc[0]
+    known = {
+        "acc_before": 0.8, "acc_after": 0.5, "acc_average": 0.75, "acc_global": 0.7, "in_after": 0.9, "out_after": 0.1,
+        "in_average": 0.75, "out_average": 0.75, "in_global": 0.7, "forgotten": 0.3, "won_back": 0.25,
+    }  # fmt: skip
+    assert {name: row[name] for name in known} == pytest.approx(known)
+    words = "local training loses 30.0 points (80.0 to 50.0 %), aggregation wins back 25.0"
+    assert essentials(run)["local forgetting"] == words
+
+
+def test_memory_drift_and_its_correlation_by_scipy(tmp_path: Path) -> None:
+    after, accuracies = np.array([[1.0, 3.0], [0.5, 0.7], [0.2, 0.2], [0.9, 0.1]]), [0.2, 0.5, 0.4, 0.6]
+    rows = [
+        {"done": done, "client": k, **CLIENTS, "loss_after": value, "drift": value / 2, "flips_safe": 0, "tight": 4 + k,
+         **dict.fromkeys(("loss_before", "flips", "gap", "safe", "safe_exact", "gap_least", "drift_most"), 0.1)}
+        for done, values in enumerate(after, 1) for k, value in enumerate(values)
+    ]  # fmt: skip
+    server = [
+        {"done": done, **SERVER, "global_drift": 1.0, "global_flips": 0.5, "ensemble_drift": math.nan}
+        for done in (1, 2, 3, 4)
+    ]
+    run = wrote(tmp_path / "run", accuracies, memory=[*rows, *server])
+    found, known = diagnoses.correlations(run), stats.pearsonr(after.mean(axis=1), accuracies)
+    assert found["loss_after"] == pytest.approx((known.statistic, known.pvalue, 4))
+    assert found["drift"].r == pytest.approx(known.statistic), "r does not change with the scale"
+    assert math.isnan(found["global_drift"].r) and found["global_drift"].rounds == 4, "nothing varies"
+    assert "ensemble_drift" not in found
+    table = diagnoses.memory(run)
+    assert table["tight"].tolist() == [4.0] * 4 and table["flips_safe"].tolist() == [0] * 4
+    assert f"loss_after: r {known.statistic:.2f} with test/acc" in essentials(run)["memory"]
+
+
+def test_constants_of_a_round_are_sums_over_its_clients(tmp_path: Path) -> None:
+    rows = [
+        {"done": 1, "client": 0, "place": "start", "zeta": 3.0, "kappa": 1.0, "cosine": 0.5, "weight": 0.25},
+        {"done": 1, "client": 1, "place": "start", "zeta": 1.0, "kappa": -0.2, "cosine": 0.1, "weight": 0.75},
+    ]
+    row = diagnoses.heterogeneity(wrote(tmp_path / "run", [0.5], heterogeneity=rows)).iloc[0]
+    assert row["zeta"] == pytest.approx(math.sqrt(0.25 * 9 + 0.75)) and row["kappa"] == pytest.approx(0.1)
+
+
+def test_a_run_without_the_diagnostic_is_one_line(tmp_path: Path) -> None:
+    run = wrote(tmp_path / "run", [0.5])
+    for name, table in diagnoses.TABLES.items():
+        with pytest.raises(ConfigError, match=rf"no rows of the diagnostic {name}; run it with diagnostics=\[{name}\]"):
+            table(run)
+
+
+def test_a_figure_of_every_diagnostic(tmp_path: Path) -> None:
+    """Of a run over tasks with all of them; and a line of each in what `flray show` prints."""
+    every = [name for name in PROBES.names() if name not in ("landscape", "toy_movement")]
+    run = flray.run(
+        {
+            "rounds": 2, "data": DATA, "proxy": {"source": "holdout", "size": 20}, "tasks": {"num_tasks": 2},
+            "partition": {"name": "iid", "clients": 2}, "model": {"name": "mlp", "hidden": [4]},
+            "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 2, "batch_size": 8},
+            "resources": {"executor": "local"}, "diagnostics": every,
+        },
+        out=tmp_path / "run",
+        progress=False,
+    )  # fmt: skip
+    assert set(diagnoses.TABLES) == set(FIGURES) and set(run.diagnostics) == set(every)
+    for name, draw in FIGURES.items():
+        figure = draw([run.folder])
+        assert all(axis.has_data() for axis in figure.axes), name
+    told = essentials(run)
+    assert {name.replace("_", " ") for name in FIGURES if name != "layers"} <= set(told) and "no rows of" not in told
+    assert len(diagnoses.divergence(run)) == 4 and diagnoses.conflict(run, "step")["step"].iloc[0] == 2
