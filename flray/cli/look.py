@@ -154,15 +154,18 @@ def compare(
     from flray.results import by_mode, paired, summary, to_markdown
     from flray.results import compare as compare_runs
     from flray.results.comparable import caveats
+    from flray.results.fair import NOTE, NUMBERS, fairness
     from flray.results.paired import caption
     from flray.results.ranks import over_settings
     from flray.results.readable import FLAWED
-    from flray.results.rendering import spelled
+    from flray.results.rendering import spelled, spelled_numbers
 
     runs = runs_in(folders)
     frame = compare_runs(runs)
     differences = paired(frame, against, metric) if against is not None else None
-    said, ranked = over_settings(frame, metric)
+    said, more = over_settings(frame, metric)
+    if len(evenly := fairness(frame)):
+        more = {"Over clients and classes": spelled_numbers(evenly, NUMBERS, NOTE)} | more
     said += caveats(runs, frame, metric, against)
     for row in frame[frame["status"].str.startswith(FLAWED)].to_dict("records"):
         print(f"not counted: {row['folder']}: {row['status']}", file=sys.stderr)
@@ -175,10 +178,10 @@ def compare(
         if differences is not None:
             print(f"{caption(differences)}:\n")
         print(to_markdown(summary(frame, metric) if differences is None else differences))
-        for title, table in (spelled(by_mode(frame)) | ranked).items() if differences is None else ():
+        for title, table in (spelled(by_mode(frame)) | more).items() if differences is None else ():
             print(f"{title}:\n\n{to_markdown(table)}")
     else:
-        print_table(frame, metric, against, ranked)
+        print_table(frame, metric, against, more)
     for sentence in said:
         print(f"* {sentence}", file=sys.stderr if format in ("json", "csv") else sys.stdout)
 

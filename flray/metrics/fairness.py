@@ -1,4 +1,4 @@
-"""How evenly a model serves its clients: the spread of their accuracies.
+"""How evenly a model serves its clients: the spread of their accuracies, and which clients are a minority.
 
 The worst class of a test is `classification.worst_class`.
 """
@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 
 class Spread(NamedTuple):
@@ -56,3 +56,24 @@ def gini(values: ArrayLike) -> float:
         return 0.0
     ranks = np.arange(1, count + 1)
     return max(0.0, float(2 * (ranks * ordered).sum() / (count * total) - (count + 1) / count))
+
+
+def minority(counts: ArrayLike, share: float = 0.1) -> NDArray[np.int64]:
+    """The clients whose classes are least like those of all clients together: their numbers, ascending.
+
+    `counts [K, C]` are samples by client and class. A client's distance is the total variation between its distribution
+    of classes and that of all samples, `1/2 sum_c |n_kc / n_k - n_c / n|`; the minority are the `share` of the clients
+    with samples, at least one, that are furthest, of equals those of the lowest numbers. Empty without samples, and
+    where all clients have the same distribution.
+    """
+    held = np.asarray(counts, np.float64)
+    sizes = held.sum(axis=1)
+    if not sizes.sum():
+        return np.zeros(0, np.int64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        apart = np.abs(held / sizes[:, None] - held.sum(axis=0) / sizes.sum()).sum(axis=1) / 2
+    apart = np.where(sizes > 0, apart.round(12), -1.0)
+    if apart.max() <= 0:
+        return np.zeros(0, np.int64)
+    count = max(1, math.floor(share * int((sizes > 0).sum())))
+    return np.sort(np.argsort(-apart, kind="stable")[:count])

@@ -146,9 +146,7 @@ def labels(frame: pandas.DataFrame) -> Callable[[Mapping[Any, Any]], str]:
     A key of the algorithm is said only where runs of this algorithm differ in it, as in `figures.names_of`.
     """
     keys = [key for key in keys_of(frame) if key not in ("name", "algorithm")]
-    own = {
-        name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")
-    }
+    own = {name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")}
 
     def label(setting: Mapping[Any, Any]) -> str:
         name = setting["algorithm"]

@@ -10,11 +10,11 @@ import numpy as np
 
 from flray.core.errors import CheckpointError
 from flray.metrics.classification import worst_class
-from flray.metrics.fairness import spread
 from flray.results.alarms import alarms
 from flray.results.answers import COSTS, spent
 from flray.results.continual import tested_set
 from flray.results.diagnoses import asked_for, in_words
+from flray.results.fair import TRAINED, over_clients
 from flray.results.rendering import shown_value
 from flray.results.tables import settings
 from flray.rundir.by_task import class_counts
@@ -33,7 +33,7 @@ def essentials(run: Run) -> dict[str, str]:
     config = settings(run)
     found = {"run": about(config) or run.place, "status": run.status}
     problems = []
-    for part in (_rounds, _curves, _costs, _classes, _clients, _personal, _diagnostics):
+    for part in (_rounds, _curves, _costs, _classes, _clients, _diagnostics):
         try:
             found |= part(run, config)
         except CheckpointError as error:
@@ -138,29 +138,21 @@ def _classes(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _clients(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
-    rows = run.clients
-    if "client/acc_after" not in rows or not rows["client/acc_after"].notna().any():
-        return {}
-    last = rows[rows["done"] == rows.loc[rows["client/acc_after"].notna(), "done"].max()]
-    words = _over_clients(last["client/acc_after"])
-    return {"clients": f"{words}: own training data, after local training in round {int(last['done'].iloc[0])}"}
-
-
-def _personal(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
-    rows = run.personal
-    if not len(rows):
-        return {}
-    last = rows[rows["done"] == rows["done"].max()]
     return {
-        f"own tests, {int(epochs)} epochs": _over_clients(last.loc[last["finetune_epochs"] == epochs, "test/acc"])
-        for epochs in last["finetune_epochs"].unique()
+        ("clients" if what == TRAINED else what): _over_clients(what, row) for what, row in over_clients(run).items()
     }
 
 
-def _over_clients(values: Iterable[float]) -> str:
-    found = spread(list(values))
-    mean, p10, worst = (_number("/acc", value) for value in (found.mean, found.p10, found.worst))
-    return f"mean {mean}, p10 {p10}, worst {worst}, Gini {found.gini:.3f} over {found.clients} clients"
+def _over_clients(what: str, row: Mapping[str, float]) -> str:
+    mean, p10, worst = (_number("/acc", row[f"client/acc_{name}"]) for name in ("mean", "p10", "worst"))
+    said = f"mean {mean}, p10 {p10}, worst {worst}, Gini {row['client/gini']:.3f} over {_count(row['clients'])}"
+    if "client/acc_minority" in row:
+        said += f"; minority {_number('/acc', row['client/acc_minority'])} ({_count(row['minority'])})"
+    return f"{said}: {what}, after local training in round {row['done']:.0f}" if what == TRAINED else said
+
+
+def _count(clients: float) -> str:
+    return "1 client" if clients == 1 else f"{clients:.0f} clients"
 
 
 def _diagnostics(run: Run, _: Mapping[str, Any]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_KEPT, OF_TASKS
@@ -27,6 +27,8 @@ _HEADS = {
     "time/s": "time", "client_steps": "local steps", "client_flops": "local FLOPs",
     "comm/up_bytes": "sent up", "comm/down_bytes": "sent down",
     "proxy_examples": "proxy samples", "time/client_s": "clients' time", "time/server_s": "server's time",
+    "client/acc_mean": "clients' mean %", "client/acc_p10": "p10 %", "client/acc_worst": "worst client %",
+    "client/gini": "Gini", "client/acc_minority": "minority %", "class/acc_worst": "worst class %",
     "val/acc": "val acc %", "low": "95 % from", "high": "to", "diff": "diff.", "diff_low": "95 % from",
     "diff_high": "to", "boot_low": "boot. from", "boot_high": "to", "effect": "effect g",
     "holm_t": "p (t)", "holm_wilcoxon": "p (W)",
@@ -79,6 +81,22 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
         shown.attrs["caption"] = "; ".join(notes) or None
         found[title] = shown
     return found
+
+
+def spelled_numbers(frame: pandas.DataFrame, names: Sequence[str], note: str = "") -> pandas.DataFrame:
+    """A table of settings for `render` and `to_markdown`: `names`, each with its `low` and `high`, as one cell each,
+    mean ± half its interval; names that no row has are left out."""
+    import pandas
+
+    rows, there = frame.to_dict("records"), [name for name in names if frame[name].notna().any()]
+    ends = {f"{name}{end}" for name in names for end in ("", "_low", "_high")}
+    texts = {_HEADS.get(name, name): [_spelled(name, row) for row in rows] for name in there}
+    lead = {column: frame[column].tolist() for column in map(str, frame) if column not in ends}
+    shown = pandas.DataFrame({**lead, **texts})
+    intervals = any(frame[f"{name}_low"].notna().any() for name in there)
+    half = "±: half the 95 % t-interval of the mean over seeds" if intervals else ""
+    shown.attrs["caption"] = "; ".join(part for part in (half, note) if part) or None
+    return shown
 
 
 def _spelled(name: str, row: Mapping[Any, Any]) -> str:
@@ -183,6 +201,8 @@ def shown_value(column: str, value: Any) -> str:
         return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
     if column.startswith("holm_"):
         return f"{value:.2g}"
+    if column == "client/gini":
+        return f"{value:.3f}"
     if column in ("effect", "rank"):
         return f"{value:.2f}"
     if isinstance(value, float):

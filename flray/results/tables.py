@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")
 OWN = ("name", "algorithm", "seed", "folder")
 SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # columns of `summary`
-_OPTIONAL = ("personal/", "val/")  # columns that only some runs have: the personalised test, the validation split
+# columns that only some runs have: the personalised test, the validation split, what clients and classes get
+_OPTIONAL = ("personal/", "val/", "client/", "class/")
 # keys that do not change what a run finds
 _ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports", "diagnostics")
 

@@ -167,6 +167,23 @@ class Run:
         rows = self.personal
         return rows[rows["done"] == rows["done"].max()] if len(rows) else rows
 
+    @cached_property
+    def held(self) -> pandas.DataFrame:
+        """Samples by client (index) and class (columns) in the partition, over all tasks.
+
+        Empty where the run wrote no table: it has not begun, has more than 10,000 clients, or lies in a storage.
+        """
+        import pandas
+
+        found = pandas.DataFrame()
+        for path in sorted((self.folder / "partition").glob("**/table.csv")):
+            try:
+                table = pandas.read_csv(path, index_col="client")
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+            found = table if found.empty else found.add(table, fill_value=0)
+        return found.astype(int)
+
     def missing(self, name: str) -> str:
         """Which rows of a table were lost ("rounds 1-100"), as far as that is known from the folder; empty: none."""
         return self._rows(name)[1]

@@ -51,9 +51,10 @@ def test_what_a_real_run_says(tmp_path):
     assert found["test/acc"].endswith(f"best {100 * rounds['test/acc'][best]:.2f} % in round {best + 1}")
     assert found["test/loss"].endswith(f"in round {least + 1}")
     assert f"{int(rounds['client_steps'].sum())} local steps" in found["cost"]
-    assert found["clients"].endswith("over 3 clients: own training data, after local training in round 4")
+    assert "over 3 clients; minority " in found["clients"]
+    assert found["clients"].endswith("(1 client): own training data, after local training in round 4")
     assert [name for name in found if name.startswith("own tests")] == ["own tests, 0 epochs", "own tests, 1 epochs"]
-    assert "Gini" in found["own tests, 1 epochs"] and found["own tests, 1 epochs"].endswith("over 4 clients")
+    assert "Gini" in found["own tests, 1 epochs"] and "over 4 clients; minority " in found["own tests, 1 epochs"]
     last = run.tests.iloc[-1]
     shares = [right / total for right, total in zip(last["class_right"], last["class_total"], strict=True)]
     worst = shares.index(min(shares))

@@ -28,7 +28,7 @@ def test_a_run_shows_where_it_stands_also_while_it_goes_on(tmp_path):
     (folder / "STATUS").write_text("running\n")
     run = Run(folder)
     assert repr(run) == f"Run('{folder}', running, 0 rounds)"
-    rows = pandas.DataFrame({"round": [1, 2, 3], "test/acc": [0.5, 0.76321, None]})
+    rows = pandas.DataFrame({"done": [1, 2, 3], "test/acc": [0.5, 0.76321, None]})
     rows.to_parquet(folder / "rounds" / "part-0000.parquet")
     (folder / "STATUS").write_text("finished\n")
     assert repr(run) == f"Run('{folder}', finished, 3 rounds, test/acc 0.7632)"
