@@ -256,10 +256,8 @@ class Experiment(Section):
             raise ConfigError(f"{readers[0]} needs public data: add a `proxy` section, {example}")
         if self.num_tasks > 1 and not self.rounds:
             raise ConfigError("rounds: 0 in each of several tasks trains nothing; set 1 or more, or leave tasks out")
-        by_domain = self.tasks is not None and self.tasks.name == "domain_incremental"
-        if by_domain and self.algorithm.needs_new_classes:
-            name = algorithm_name(self.algorithm)
-            raise ConfigError(f"tasks.name: {name} needs new classes in every task, domains bring none; choose another")
+        if self.tasks is not None:
+            self.tasks.check_algorithm(self.algorithm, algorithm_name(self.algorithm))
         if self.evaluate.validation is not None and (self.evaluate.finetune_epochs or not self.algorithm.global_model):
             what = (
                 "evaluate.finetune_epochs"

@@ -46,12 +46,19 @@ class NetworkParts:
             self._declared_head(part)
             chosen = {name for name in self._tensors if (name in self._in_head) == (part == "head")}
         else:
-            places = self._declared_early() if part == "early" else [part]
-            inside = tuple(place + "." for place in places)
-            chosen = {name for name in self._tensors if part == "all" or name in places or name.startswith(inside)}
+            chosen = self._inside(part, self._tensors)
         if not chosen:
             raise ConfigError(f"model {type(self._module).__name__} has no trainable part {part!r}")
         return chosen
+
+    def statistics(self, part: str) -> set[str]:
+        """The statistics of a part that is neither head nor body; none where it has no norm that keeps any."""
+        return self._inside(part, self._statistics)
+
+    def _inside(self, part: str, names: Iterable[str]) -> set[str]:
+        places = self._declared_early() if part == "early" else [part]
+        inside = tuple(place + "." for place in places)
+        return {name for name in names if part == "all" or name in places or name.startswith(inside)}
 
     def modules(self, part: str) -> list[nn.Module]:
         """The modules of a part. Raises `ConfigError` where the network does not have it."""

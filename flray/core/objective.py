@@ -231,17 +231,15 @@ class Objective:
 
         model, product = self.at(w, b, mode, grad=True), torch.zeros(self.layout.size, device=self.device)
         with sdpa_kernel(SDPBackend.MATH):
-            first = torch.autograd.grad(loss(model), model.leaves, create_graph=True, allow_unused=True)
+            pairs = zip(model.leaves, self.layout.entries, strict=True)
+            leaves, entries = zip(*((leaf, entry) for leaf, entry in pairs if leaf.requires_grad), strict=True)
+            first = torch.autograd.grad(loss(model), leaves, create_graph=True, allow_unused=True)
         along = [
-            (g * e.view(v)).sum()
-            for g, e in zip(first, self.layout.entries, strict=True)
-            if g is not None and g.requires_grad
+            (g * e.view(v)).sum() for g, e in zip(first, entries, strict=True) if g is not None and g.requires_grad
         ]
         if along:
-            second = torch.autograd.grad(
-                torch.stack(along).sum(), model.leaves, allow_unused=True, materialize_grads=True
-            )
-            torch._foreach_copy_([entry.view(product) for entry in self.layout.entries], second)
+            second = torch.autograd.grad(torch.stack(along).sum(), leaves, allow_unused=True, materialize_grads=True)
+            torch._foreach_copy_([entry.view(product) for entry in entries], second)
         return product
 
     def layer_inputs(self, w: Tensor, b: Tensor, x: Tensor, mode: ModuleModes = "eval") -> dict[str, LayerInputs]:

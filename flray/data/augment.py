@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +56,8 @@ def boxes(rng: np.random.Generator, n: int, h: int, w: int, scale: tuple[float, 
     does: a share of the area in `scale` and the logarithm of the ratio of the sides are uniform, the first of ten such
     sizes that fits is taken, at a uniform place; where none fits, the largest part of an allowed ratio in the middle.
     """
-    area = h * w * rng.uniform(*scale, (n, TRIES))
-    ratio = np.exp(rng.uniform(*np.log(RATIO), (n, TRIES)))
+    area = h * w * rng.uniform(scale[0], scale[1], (n, TRIES))
+    ratio = np.exp(rng.uniform(log(RATIO[0]), log(RATIO[1]), (n, TRIES)))
     widths, heights = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
     fits = (widths > 0) & (widths <= w) & (heights > 0) & (heights <= h)
     taken = np.arange(n), fits.argmax(axis=1)
@@ -109,7 +110,9 @@ def apply_resized_crop(x: Tensor, drawn: Drawn) -> Tensor:
     if drawn.box is None or not len(x):
         return x
     together = max(1, AT_ONCE // x[0].numel())
-    return torch.cat([_stretched(*part) for part in zip(x.split(together), drawn.box.split(together), strict=True)])
+    return torch.cat(
+        [_stretched(*part) for part in zip(torch.split(x, together), torch.split(drawn.box, together), strict=True)]
+    )
 
 
 def _stretched(x: Tensor, box: Tensor) -> Tensor:

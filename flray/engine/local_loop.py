@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from flray.core.algorithm import Algorithm
 from flray.core.context import Context
+from flray.core.frozen import Held
 from flray.core.messages import Metrics
 from flray.core.probe import ClientView, Looking, Place
 from flray.core.samples import ClientData
@@ -40,9 +41,12 @@ def train(
 
     steps = examples = 0
     carry = algorithm.begin(ctx, down, client, data)
+    held = Held(ctx.objective, algorithm.point(ctx, carry))
     look("start", carry)
     for batch in algorithm.batches(ctx, down, client, carry, data):
         carry = algorithm.step(ctx, down, client, carry, batch)
+        if held:
+            held.put_back_(algorithm.point(ctx, carry)[0])  # type: ignore[index]
         steps += 1
         examples += len(batch.y)
         look("step", carry, batch=batch)

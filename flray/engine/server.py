@@ -23,6 +23,7 @@ from flray.core.context import Context
 from flray.core.disk import array_checksum
 from flray.core.errors import AlgorithmError, FlrayError
 from flray.core.exchange import Exchange
+from flray.core.frozen import unmoved
 from flray.core.messages import Cohort, is_none, map_tensors, nbytes_by_field, to_numpy, to_torch
 from flray.core.probe import FinishView, Looking, RoundView
 from flray.core.shared import join, received, split
@@ -146,7 +147,7 @@ class Server(Keeper):
                 cohort = cohort.replace(weights=cohort.weights / share)
             with self._half(getattr(exchange.finish, "__name__", "server half"), clock):
                 state, extra = exchange.finish(ctx, self.state, updates, cohort)
-                state = map_tensors(torch.Tensor.detach, state)
+                state = unmoved(ctx.objective, self.state, map_tensors(torch.Tensor.detach, state))
                 metrics.update(reported(extra))
             point = functools.partial(self.algorithm.point, ctx)
             self._look(ctx, FinishView("finish", point, self.state, updates, state, cohort), metrics)

@@ -17,6 +17,7 @@ from flray.core.classes import Classes
 from flray.core.clock import Clock
 from flray.core.context import Context
 from flray.core.errors import ConfigError, DataError
+from flray.core.frozen import Frozen
 from flray.core.inputs import Inputs
 from flray.core.messages import to_torch
 from flray.core.networks import objectives
@@ -110,6 +111,10 @@ class Workbench:
             torch.manual_seed(seeding.torch_seed(experiment.seed, "networks"))
             module, networks = (make(module, self.inputs) for make in (self.algorithm.module, self.algorithm.networks))
         self.objective, self.net = objectives(module, networks, device, experiment.precision)
+        self._later = self.objective  # from the second task on
+        if experiment.tasks is not None and experiment.tasks.freeze != "none":
+            tasks = experiment.tasks
+            self._later = Frozen(self.objective, tasks.freeze, tasks.frozen_bn_stats == "freeze")
         outputs = [stage.outputs.tolist() for stage in roll.stages]  # the labels are outputs by now
         whole = len(outputs) == 1 and outputs[0] == list(range(self.dataset.num_classes))
         tasks = [] if whole else range(1, len(outputs) + 1)
@@ -134,7 +139,7 @@ class Workbench:
     def context(self, clock: Clock, **client: Any) -> Context:
         """What a method may read at this moment; without more it is the server's, `client` facts make it a client's."""
         return Context(
-            self.objective,
+            self._later if clock.task else self.objective,
             self.experiment.seed,
             clock,
             population=self.roll.members[clock.task],

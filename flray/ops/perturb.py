@@ -46,10 +46,12 @@ def part(objective: Objective, name: PartName) -> Part:
 def part_gradient(value: Tensor, model: Model, part: Part, out: Tensor) -> Tensor:
     """Gradient of the scalar `value` with respect to a model's tensors of a part, in the flat `out [P]`; the rest of it
     stays."""
-    gradients = torch.autograd.grad(value, [model.leaves[i] for i in part.numbers], materialize_grads=True)
+    pairs = zip(part.entries, (model.leaves[i] for i in part.numbers), strict=True)
+    wanted = [(entry, leaf) for entry, leaf in pairs if leaf.requires_grad]  # the others are frozen
+    gradients = torch.autograd.grad(value, [leaf for _, leaf in wanted], materialize_grads=True)
     for span in part.spans:
         out[span].zero_()  # the gaps between tensors
-    for entry, gradient in zip(part.entries, gradients, strict=True):
+    for (entry, _), gradient in zip(wanted, gradients, strict=True):
         entry.view(out).copy_(gradient)
     return out
 

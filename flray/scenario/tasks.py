@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
+from flray.core.algorithm import Algorithm
 from flray.core.errors import ConfigError, DataError, nearest
 from flray.core.section import Section
 from flray.core.seeding import rng
@@ -66,6 +67,13 @@ class TasksConfig(Section, frozen=True):
         description="each task's samples are shared out anew, or all samples once, of which a task shows its own",
     )
 
+    freeze: Literal["none", "early"] = Field(
+        "none", description="after task 1, whatever the algorithm: the layers that the model declares as early, or none"
+    )
+    frozen_bn_stats: Literal["freeze", "update"] = Field(
+        "freeze", description="batch norm of frozen layers: stays as it is, or its statistics move on"
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _of_its_name(cls, data: Any) -> Any:
@@ -100,6 +108,13 @@ class TasksConfig(Section, frozen=True):
                 "tasks.class_order: write every class number from 0 once, or random, or natural, or pycil"
             )
         return self
+
+    def check_algorithm(self, algorithm: Algorithm, name: str) -> None:
+        """Raises `ConfigError` where the algorithm of this name cannot work on these tasks."""
+        if self.name == "domain_incremental" and algorithm.needs_new_classes:
+            raise ConfigError(f"tasks.name: {name} needs new classes in every task, domains bring none; choose another")
+        if self.freeze != "none" and getattr(algorithm, "freeze", self.freeze) == "none":
+            raise ConfigError(f"tasks.freeze: {name} has to know which layers stay; set algorithm.freeze: early too")
 
     @property
     def scores_classes(self) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from flray.core import seeding
 from flray.core.clock import Clock
 from flray.core.context import Context
+from flray.core.frozen import Held
 from flray.core.messages import Batch, Metrics, Record
 from flray.data import Batches
 from flray.data.cache import Array
@@ -76,11 +77,14 @@ class Learner:
         batches = self._batches(clock)
         ctx = self.context(clock, len(batches))
         carry = self.algorithm.begin(ctx, None, state, None)
+        held = Held(ctx.objective, self.algorithm.point(ctx, carry))
         for step, batch in enumerate(batches):
             left = len(self.held(clock)) - step % (len(batches) // self.epochs) * self.batch_size
             mean = self._mean(ctx, state, carry, batch, step, min(self.batch_size, left))
             carry.b.copy_(mean.b)
             carry = self.algorithm.descend(ctx, None, carry, mean.loss[0], mean.g)
+            if held:
+                held.put_back_(carry.w)
             if self.world == 1:
                 self._spare.append(mean)
         _, state = self.algorithm.end(ctx, None, state, carry, None)
