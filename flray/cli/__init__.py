@@ -1,5 +1,5 @@
 """The command line: `flray init | run | pretrain | resume | sweep | ablate | runs | list | doctor | replay | figure |
-compare | show | report | reproduce | bench`."""
+compare | show | watch | report | reproduce | bench`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from flray.cli import begin, look, reproduce, runs, sweeps
+from flray.cli import begin, look, reproduce, runs, sweeps, watch
 from flray.core.errors import FlrayError
 
 app = typer.Typer(
@@ -25,9 +25,8 @@ app = typer.Typer(
 )
 
 for command in (
-    begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate,
-    begin.runs, begin.show, look.doctor, look.replay, look.compare, look.figure, look.report, look.bench,
-    reproduce.reproduce,
+    begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate, begin.runs, begin.show, watch.watch,
+    look.doctor, look.replay, look.compare, look.figure, look.report, look.bench, reproduce.reproduce,
 ):  # fmt: skip
     app.command()(command)
 app.command("list")(look.list_)

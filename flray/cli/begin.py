@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flray.cli.show import console, print_modes, print_rows, runs_in
+from flray.cli.show import console, print_rows, runs_in, sheet_of
 from flray.core.errors import ConfigError
 
 TEMPLATES = Path(__file__).parent / "init"
@@ -53,17 +53,8 @@ def show(
     folders: Annotated[list[str], typer.Argument(help="run folders (or URIs), or folders that hold them")],
 ) -> None:
     """The essentials of runs: how far, how good, curves, costs, the worst class and client, what was forgotten."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from flray.results.essentials import essentials
-
     for run in runs_in(folders):
-        table = Table(title=escape(run.place), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-        for name, text in essentials(run).items():
-            table.add_row(f"[bold]{escape(name)}[/bold]", escape(text))
-        console().print(table)
-        print_modes(run)
+        console().print(sheet_of(run))
 
 
 def _row(folder: Path) -> dict[str, Any]:

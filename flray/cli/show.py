@@ -16,7 +16,8 @@ import typer
 import yaml
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
+    from rich.table import Table
 
     from flray.rundir.reader import Run
 
@@ -253,12 +254,31 @@ def print_table(frame: Any, metric: str = "test/acc", against: str | None = None
 
 def print_modes(run: Run) -> None:
     """Of a run over tasks or through a drift: what it learned and forgot, a row an inference mode; its alarms."""
+    for table in _modes(run):
+        console().print(table)
+
+
+def _modes(run: Run) -> list[Table]:
     from flray.results import render
     from flray.results.by_mode import modes_of
     from flray.results.rendering import spelled
 
-    for title, table in spelled(modes_of(run)).items():
-        console().print(render(table, title))
+    return [render(table, title) for title, table in spelled(modes_of(run)).items()]
+
+
+def sheet_of(run: Run) -> Group:
+    """The essentials of a run, as `flray show` and `flray watch` print them. Raises `CheckpointError` for a folder that
+    is no run."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+
+    from flray.results.essentials import essentials
+
+    table = Table(title=escape(run.place), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, text in essentials(run).items():
+        table.add_row(f"[bold]{escape(name)}[/bold]", escape(text))
+    return Group(table, *_modes(run))
 
 
 def markdown(text: str) -> None:

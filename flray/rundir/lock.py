@@ -132,6 +132,21 @@ def holder(folder: Path) -> Owner | None:
     return found if found is not None and _alive(found, folder) else None
 
 
+class Pulse(NamedTuple):
+    """What can be told of a folder's owner by reading alone: whether its process lives (None: it is another machine's),
+    and when it touched its lock last, by the clock of the file system."""
+
+    owner: Owner
+    alive: bool | None
+    beaten: float
+
+
+def pulse(folder: Path) -> Pulse | None:
+    """The pulse of who holds the folder; None when nobody does. Nothing is written there."""
+    found = owner(folder)
+    return None if found is None else Pulse(found, _alive_here(found), _beaten(folder))
+
+
 def _refuse(folder: Path, but: Owner | None = None) -> None:
     """Raises `CheckpointError` when a process that lives, other than `but`, holds the folder.
 
@@ -190,9 +205,17 @@ def owner(folder: Path) -> Owner | None:
     return None
 
 
+def _alive_here(found: Owner) -> bool | None:
+    """Whether it is a process of this machine that lives; None: it is one of another machine."""
+    if not found.machine or found.machine != _machine():
+        return None
+    return _state(found.pid) not in (None, "Z", "X") and _started(found.pid) == found.started
+
+
 def _alive(found: Owner, folder: Path) -> bool:
-    if found.machine and found.machine == _machine():
-        return _state(found.pid) not in (None, "Z", "X") and _started(found.pid) == found.started
+    here = _alive_here(found)
+    if here is not None:
+        return here
     probe = folder / f"{NAME}.{secrets.token_hex(4)}"  # the file server's clock, not this machine's
     try:
         probe.touch()

@@ -1,0 +1,106 @@
+"""A run while it goes on, as `flray watch` shows it: in a folder, also of another machine's, or in a storage.
+
+It only reads. What it cannot know from files (whether a process of another machine lives) it says, and watches on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from flray.core.errors import CheckpointError
+from flray.rundir import mirrored
+from flray.rundir.download import READ
+from flray.rundir.lock import STALE_S, pulse
+from flray.rundir.reader import Run, load, runs_below
+from flray.rundir.uri import is_uri
+
+ENDED = ("finished", "diverged", "failed", "interrupted", "paused")  # what a STATUS begins with that nobody follows
+GOOD = ("finished", "diverged")
+
+
+class Glance(NamedTuple):
+    """A run at one moment: None while it has not begun. `news`: its files changed since the last glance; `note`: what
+    its files do not say; `over`: nothing more will come."""
+
+    run: Run | None
+    news: bool
+    note: str
+    over: bool
+
+    @property
+    def good(self) -> bool:
+        """Whether the run came to its end, and was not stopped, lost or failed."""
+        return self.run is not None and self.run.status.startswith(GOOD)
+
+
+def glances(
+    place: str, every: float, wait: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Glance]:
+    """The run at `place` (a folder, or the URI of a storage) every so many seconds, until it has ended.
+
+    Raises `CheckpointError` where runs lie inside of `place`, `ConfigError` for a URI that names no place.
+    """
+    watcher = _Watcher(place, clock)
+    while True:
+        found = watcher.look()
+        yield found
+        if found.over:
+            return
+        wait(every)
+
+
+class _Watcher:
+    """What was seen last, and when that changed by this machine's own clock."""
+
+    def __init__(self, place: str, clock: Callable[[], float]) -> None:
+        self.place, self.clock = place, clock
+        self._files: tuple[object, ...] | None = None
+        self._run: Run | None = None
+        self._changed = self._beat_seen = clock()
+        self._beat = 0.0
+
+    def look(self) -> Glance:
+        try:
+            run = Run(self.place)  # of a storage: brought up to date
+        except CheckpointError as error:
+            return Glance(self._run, False, f"waiting: {error}", False)
+        if not (run.folder / "config.yaml").exists() and not (run.folder / "STATUS").exists():
+            if runs_below(run.folder):
+                load(self.place)  # says which
+            return Glance(None, False, f"waiting for {self.place} to begin", False)
+        files = tuple(sorted(found for kind in READ for found in mirrored.files(run.folder, kind)))
+        news = files != self._files
+        if news:
+            self._files, self._run, self._changed = files, run, self.clock()
+        assert self._run is not None
+        return Glance(self._run, news, *self._judged(run))
+
+    def _judged(self, run: Run) -> tuple[str, bool]:
+        """(what there is to say, whether the run is over)."""
+        ended, silent = run.status.startswith(ENDED), self.clock() - self._changed
+        quiet = f"nothing new for {_spoken(silent)}" if silent > STALE_S else ""
+        if is_uri(self.place):
+            return ("" if ended or not quiet else f"{quiet}; a storage is brought up to date at checkpoints"), ended
+        coming = pulse(run.folder.with_name(f"{run.folder.name}.new"))
+        if ended and coming is not None and coming.alive:
+            return "another run is about to take its place", False
+        found = pulse(run.folder)
+        if ended:  # one that goes on is held before its STATUS says so
+            goes_on = found is not None and found.alive is True
+            return ("", False) if goes_on else ("", True)
+        if found is None:
+            return "no process holds the folder: the run was lost, or this is a copy of its folder", False
+        if found.alive is False:
+            return f"lost: {found.owner} is gone; go on with: flray resume {self.place}", True
+        if found.beaten != self._beat:
+            self._beat, self._beat_seen = found.beaten, self.clock()
+        without = self.clock() - self._beat_seen
+        if found.alive is None and without > STALE_S:
+            return f"stalled: no sign of life of {found.owner} for {_spoken(without)}", False
+        return quiet, False
+
+
+def _spoken(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

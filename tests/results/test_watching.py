@@ -1,0 +1,158 @@
+"""`flray watch`: runs that have not begun, go on, end, are lost or stall, in folders and in a storage."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flray.cli import app
+from flray.core.errors import CheckpointError
+from flray.results.watching import Glance, glances
+from flray.rundir.lock import NAME, FolderLock, Owner
+from tests.results.test_tables import config, folder
+
+RUN = """
+import sys, time, flray.api
+from pathlib import Path
+from flray.loader import load_config
+values = {
+    "rounds": 4, "data": {"source": "iris"}, "partition": {"name": "iid", "clients": 3}, "model": {"name": "mlp"},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8}, "resources": {"executor": "local"},
+}
+for row in flray.api.play(load_config(values)[0], Path(sys.argv[1])):
+    time.sleep(1.1)
+"""
+
+
+def watched(place: Path | str, changes: list[Callable[[], object]], seconds: float = 1.0) -> Iterator[Glance]:
+    """Glances between which one change after the other happens, `seconds` apart by the watcher's clock."""
+    now, left = [0.0], iter(changes)
+
+    def wait(_: float) -> None:
+        next(left)()
+        now[0] += seconds
+
+    return glances(str(place), 1.0, wait, lambda: now[0])
+
+
+def owner(pid: int, **other: object) -> Owner:
+    return Owner.here()._replace(pid=pid, **other)  # type: ignore[arg-type]
+
+
+def held_by(path: Path, who: Owner) -> None:
+    (path / NAME).write_text(json.dumps(who._asdict()))
+
+
+def test_a_run_is_waited_for_watched_and_left_at_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    lock: list[FolderLock] = []
+
+    def begin() -> None:
+        folder(path, config(), [0.2], "running")
+        lock.append(FolderLock.acquire(path))
+
+    def end() -> None:
+        (path / "STATUS").write_text("finished\n")
+        lock[0].release()
+
+    before, running, still, ended = watched(path, [begin, lambda: None, end])
+    assert (before.run, before.over, before.note) == (None, False, f"waiting for {path} to begin")
+    assert running.news and running.run is not None and running.run.rounds["test/acc"].tolist() == [0.2]
+    assert (running.note, running.over, still.news, still.over) == ("", False, False, False)
+    assert ended.news and ended.over and ended.good and not ended.note
+
+
+def test_a_run_that_goes_on_is_not_over(tmp_path: Path) -> None:
+    """Its STATUS still says that it was interrupted when its process has the folder already."""
+    path = folder(tmp_path / "run", config(), [0.2], "interrupted after round 1; continue with: flray resume run")
+    lock = FolderLock.acquire(path)
+    first, second = watched(path, [lock.release])
+    assert not first.over and second.over and not second.good
+
+
+def test_a_dead_process_is_lost_and_a_silent_one_elsewhere_stalls(tmp_path: Path) -> None:
+    path = folder(tmp_path / "run", config(), [0.2], "running")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    held_by(path, owner(dead.pid, started=1))
+    (lost,) = watched(path, [])
+    assert lost.over and not lost.good and lost.note.startswith(f"lost: process {dead.pid} on ")
+    assert lost.note.endswith(f"is gone; go on with: flray resume {path}")
+    held_by(path, owner(7, machine="another", host="node7"))
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    beat = (path / NAME).stat().st_mtime
+    seen = watched(path, [lambda: None, lambda: None, lambda: os.utime(path / NAME, (beat + 5, beat + 5))], 40.0)
+    notes = [next(seen).note for _ in range(3)]
+    assert notes == ["", "", "stalled: no sign of life of process 7 on node7 for 80 s"]
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before  # looking leaves no trace
+    again = next(seen)
+    assert again.note == "nothing new for 2 min" and not again.over
+    (path / NAME).unlink()
+    assert "no process holds the folder" in next(watched(path, [])).note
+
+
+def test_a_run_in_a_storage(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/bucket/run"
+
+    def begin() -> None:
+        folder(tmp_path / "bucket" / "run", config(), [0.2, 0.3], "running")
+
+    def fail() -> None:
+        (tmp_path / "bucket" / "run" / "STATUS").write_text("failed: the disk is full\n")
+
+    before, running, quiet, ended = watched(uri, [begin, lambda: None, fail], 50.0)
+    assert before.run is None and "it has no config.yaml" in before.note
+    assert running.run is not None and len(running.run.rounds) == 2 and not running.note
+    assert quiet.note == "nothing new for 50 s; a storage is brought up to date at checkpoints"
+    assert ended.over and not ended.good
+
+
+def test_a_folder_of_runs_is_no_run(tmp_path: Path) -> None:
+    folder(tmp_path / "grid" / "a", config(), [0.2])
+    with pytest.raises(CheckpointError, match=r"it holds 1 runs, for example .*grid/a"):
+        list(watched(tmp_path / "grid", []))
+
+
+def test_the_command_prints_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+    path = folder(tmp_path / "run", config(), [0.2, 0.4])
+    done = CliRunner().invoke(app, ["watch", str(path)])
+    assert done.exit_code == 0 and done.stdout.startswith("round 2: test/acc 0.4000\n")
+    assert "fedavg" in done.stdout and "40.00 %  ▁█  best 40.00 % in round 2" in done.stdout
+    (path / "STATUS").write_text("failed: why\n")
+    assert CliRunner().invoke(app, ["watch", str(path)]).exit_code == 1
+
+
+@pytest.mark.slow
+def test_a_real_run_on_a_terminal(tmp_path: Path) -> None:
+    """Watched from before it begins to its end; a second one is left by Ctrl-C, and neither touches the run."""
+    path = tmp_path / "run"
+    screen, theirs = pty.openpty()
+    command = [sys.executable, "-m", "flray", "watch", str(path), "--every", "0.2"]
+    watching = subprocess.Popen(command, stdout=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "150"})
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None and other.stdout.readline().startswith(f"waiting for {path}")
+    run = subprocess.Popen([sys.executable, "-c", RUN, str(path)])
+    lines = iter(other.stdout.readline, "")
+    assert any(line.startswith("round 1:") for line in lines)
+    other.send_signal(signal.SIGINT)
+    assert other.wait(60) == 130
+    seen, until = b"", time.monotonic() + 120
+    os.set_blocking(screen, False)
+    while watching.poll() is None and time.monotonic() < until:
+        try:
+            seen += os.read(screen, 2**16)
+        except BlockingIOError:
+            time.sleep(0.1)
+    assert run.wait(60) == 0 and watching.wait(60) == 0
+    text = seen.decode()
+    assert "waiting for" in text and "1 of 4 in" in text and "4 of 4 in" in text
