@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from flray.cli import begin, look, reproduce, runs, sweeps, watch
+from flray.cli import begin, draw, look, reproduce, runs, sweeps, watch
 from flray.core.errors import FlrayError
 
 app = typer.Typer(
@@ -26,7 +26,7 @@ app = typer.Typer(
 
 for command in (
     begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate, begin.runs, begin.show, watch.watch,
-    look.doctor, look.replay, look.compare, look.figure, look.report, look.bench, reproduce.reproduce,
+    look.doctor, look.replay, look.compare, draw.figure, look.report, look.bench, reproduce.reproduce,
 ):  # fmt: skip
     app.command()(command)
 app.command("list")(look.list_)

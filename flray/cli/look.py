@@ -1,4 +1,4 @@
-"""Commands that look and train nothing new: `flray list | doctor | replay | compare | figure | report | bench`."""
+"""Commands that look and train nothing new: `flray list | doctor | replay | compare | report | bench`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ from flray.core.errors import FlrayError, unknown
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "drifts", "diagnostics", "metrics", "config")
 FORMATS = ("table", "markdown", "csv", "json")
-DIAGNOSED = (
-    "local_forgetting", "conflict", "memory", "divergence", "heterogeneity", "layers", "propositions",
-)  # fmt: skip
-FIGURES = ("curves", "clients", "tasks", "drift", "regions", "ablation", "ranks", "sweep", *DIAGNOSED)
 
 
 def list_(
@@ -186,75 +182,6 @@ def compare(
         print(f"* {sentence}", file=sys.stderr if format in ("json", "csv") else sys.stdout)
 
 
-def figure(
-    kind: Annotated[str, typer.Argument(metavar="|".join(FIGURES), autocompletion=lambda: list(FIGURES))],
-    folders: Annotated[
-        list[str], typer.Argument(help="run folders (or URIs), or folders that hold them; sweep: sweep folders")
-    ],
-    out: Annotated[Path, typer.Option(help="PNG, SVG or PDF file; regions: a GIF is a film of the rounds")] = Path(
-        "figure.png"
-    ),
-    metric: Annotated[
-        str, typer.Option(help="curves: a column of rounds/; ablation, ranks: of the table of runs")
-    ] = "test/acc",
-    axis: Annotated[str | None, typer.Option(help="ablation: the key over which the metric is drawn")] = None,
-    x: Annotated[str, typer.Option(help="curves: rounds, steps, bytes, flops or seconds")] = "rounds",
-    mode: Annotated[
-        str | None,
-        typer.Option(help="tasks, drift: an inference mode (tasks: several by comma); default: the first"),
-    ] = None,
-    rounds: Annotated[
-        str | None, typer.Option(help="regions: rounds to show; default: first, a quarter on, last; of a GIF all")
-    ] = None,
-    models: Annotated[
-        str, typer.Option(help="regions: of before (the global model), local (the clients'), after (the global one)")
-    ] = "local,after",
-) -> None:
-    """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric
-    over a key of an ablation or grid; what was known of each task after each task, or of each class through a drift;
-    methods ranked over many settings, with the critical difference; what a diagnostic says, by its name.
-    `sweep` writes the table and the figures of sweep folders again.
-    """
-    if kind not in FIGURES:
-        raise unknown("figure", kind, FIGURES)
-    if rounds is not None and not all(part.strip().isdecimal() and int(part) for part in rounds.split(",")):
-        raise FlrayError(f"--rounds {rounds}: give whole numbers from 1, by comma, e.g. 1,5,20")
-    from flray import results
-    from flray.results.figures import save
-
-    if kind == "sweep":
-        for folder in folders:
-            _sweep_report(Path(folder))
-        return
-    runs = runs_in(folders, whole=True)
-    if kind == "curves":
-        drawn = results.curves(runs, metric, x)
-    elif kind == "tasks":
-        drawn = results.accuracy_by_task(runs, mode)
-    elif kind == "drift":
-        drawn = results.accuracy_through_drift(runs, mode)
-    elif kind == "clients":
-        drawn = results.clients(runs)
-    elif kind == "ablation":
-        drawn = results.ablation(results.compare(runs), axis, metric)
-    elif kind == "ranks":
-        from flray.results.ranks import diagram, ranks
-
-        drawn = diagram(ranks(results.compare(runs), metric))
-    elif kind in DIAGNOSED:
-        from flray.results import diagnosis_figures
-
-        drawn = diagnosis_figures.FIGURES[kind](runs)
-    else:
-        shown = None if rounds is None else [int(r) for r in rounds.split(",")]
-        wanted = [name.strip() for name in models.split(",")]
-        if out.suffix.lower() == ".gif":
-            print(results.film(runs, out, shown, wanted))
-            return
-        drawn = results.decision_regions(runs, shown, wanted)
-    print(save(drawn, out))
-
-
 def report(
     folders: Annotated[
         list[str], typer.Argument(help="run folders (or URIs), or folders that hold them: a grid, an ablation, a sweep")
@@ -282,16 +209,6 @@ def report(
     page = gather(folders, metric, against, drawn=form == "html")
     print_left_out(page.broken, page.notes)
     print(write(page, out or Path(f"report.{form}"), form))
-
-
-def _sweep_report(folder: Path) -> None:
-    """The sweep's table and figures again; what could not be drawn goes to stderr."""
-    from tuning.report import write_report
-
-    report = write_report(folder)
-    print(*(report.table, *report.figures), sep="\n")
-    for reason in report.skipped:
-        print(f"left out: {reason}", file=sys.stderr)
 
 
 BENCHES = "W1,W2,W3,step,projected,detector,server,startup,sweep"

@@ -13,7 +13,8 @@ import numpy as np
 
 from flray.results import diagnoses
 from flray.results.blank import blank
-from flray.results.figures import by_setting, colours_of, end_at_all, open_runs, plain
+from flray.results.colours import colours_of
+from flray.results.figures import by_setting, end_at_all, open_runs, plain
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 import flray
+from flray.cli.draw import DIAGNOSED
 from flray.core.errors import ConfigError
 from flray.metrics.probes import PROBES
 from flray.results import diagnoses
@@ -102,7 +103,7 @@ def test_a_figure_of_every_diagnostic(tmp_path: Path) -> None:
         out=tmp_path / "run",
         progress=False,
     )  # fmt: skip
-    assert set(diagnoses.TABLES) == set(FIGURES) and set(run.diagnostics) == set(every)
+    assert set(diagnoses.TABLES) == set(FIGURES) == set(DIAGNOSED) and set(run.diagnostics) == set(every)
     for name, draw in FIGURES.items():
         figure = draw([run.folder])
         assert all(axis.has_data() for axis in figure.axes), name

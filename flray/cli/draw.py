@@ -1,0 +1,96 @@
+"""`flray figure`: a picture of runs, by the name of what is to be seen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flray.cli.show import runs_in
+from flray.core.errors import FlrayError, unknown
+
+DIAGNOSED = (
+    "local_forgetting", "conflict", "memory", "divergence", "heterogeneity", "layers", "propositions",
+)  # fmt: skip
+FIGURES = ("curves", "clients", "tasks", "drift", "regions", "ablation", "ranks", "sweep", *DIAGNOSED)
+
+
+def figure(
+    kind: Annotated[str, typer.Argument(metavar="|".join(FIGURES), autocompletion=lambda: list(FIGURES))],
+    folders: Annotated[
+        list[str], typer.Argument(help="run folders (or URIs), or folders that hold them; sweep: sweep folders")
+    ],
+    out: Annotated[Path, typer.Option(help="PNG, SVG or PDF file; regions: a GIF is a film of the rounds")] = Path(
+        "figure.png"
+    ),
+    metric: Annotated[
+        str, typer.Option(help="curves: a column of rounds/; ablation, ranks: of the table of runs")
+    ] = "test/acc",
+    axis: Annotated[str | None, typer.Option(help="ablation: the key over which the metric is drawn")] = None,
+    x: Annotated[str, typer.Option(help="curves: rounds, steps, bytes, flops or seconds")] = "rounds",
+    mode: Annotated[
+        str | None,
+        typer.Option(help="tasks, drift: an inference mode (tasks: several by comma); default: the first"),
+    ] = None,
+    rounds: Annotated[
+        str | None, typer.Option(help="regions: rounds to show; default: first, a quarter on, last; of a GIF all")
+    ] = None,
+    models: Annotated[
+        str, typer.Option(help="regions: of before (the global model), local (the clients'), after (the global one)")
+    ] = "local,after",
+) -> None:
+    """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric
+    over a key of an ablation or grid; what was known of each task after each task, or of each class through a drift;
+    methods ranked over many settings, with the critical difference; what a diagnostic says, by its name.
+    `sweep` writes the table and the figures of sweep folders again.
+    """
+    if kind not in FIGURES:
+        raise unknown("figure", kind, FIGURES)
+    if rounds is not None and not all(part.strip().isdecimal() and int(part) for part in rounds.split(",")):
+        raise FlrayError(f"--rounds {rounds}: give whole numbers from 1, by comma, e.g. 1,5,20")
+    from flray import results
+    from flray.results.figures import save
+
+    if kind == "sweep":
+        for folder in folders:
+            _sweep_report(Path(folder))
+        return
+    runs = runs_in(folders, whole=True)
+    if kind == "curves":
+        drawn = results.curves(runs, metric, x)
+    elif kind == "tasks":
+        drawn = results.accuracy_by_task(runs, mode)
+    elif kind == "drift":
+        drawn = results.accuracy_through_drift(runs, mode)
+    elif kind == "clients":
+        drawn = results.clients(runs)
+    elif kind == "ablation":
+        drawn = results.ablation(results.compare(runs), axis, metric)
+    elif kind == "ranks":
+        from flray.results.ranks import diagram, ranks
+
+        drawn = diagram(ranks(results.compare(runs), metric))
+    elif kind in DIAGNOSED:
+        from flray.results import diagnosis_figures
+
+        drawn = diagnosis_figures.FIGURES[kind](runs)
+    else:
+        shown = None if rounds is None else [int(r) for r in rounds.split(",")]
+        wanted = [name.strip() for name in models.split(",")]
+        if out.suffix.lower() == ".gif":
+            print(results.film(runs, out, shown, wanted))
+            return
+        drawn = results.decision_regions(runs, shown, wanted)
+    print(save(drawn, out))
+
+
+def _sweep_report(folder: Path) -> None:
+    """The sweep's table and figures again; what could not be drawn goes to stderr."""
+    from tuning.report import write_report
+
+    report = write_report(folder)
+    print(*(report.table, *report.figures), sep="\n")
+    for reason in report.skipped:
+        print(f"left out: {reason}", file=sys.stderr)
