@@ -14,7 +14,7 @@ from flray.core.errors import FlrayError, unknown
 DIAGNOSED = (
     "local_forgetting", "conflict", "memory", "divergence", "heterogeneity", "layers", "propositions",
 )  # fmt: skip
-FIGURES = ("curves", "clients", "tasks", "drift", "regions", "ablation", "ranks", "sweep", *DIAGNOSED)
+FIGURES = ("curves", "clients", "tasks", "drift", "regions", "landscape", "ablation", "ranks", "sweep", *DIAGNOSED)
 
 
 def figure(
@@ -40,10 +40,19 @@ def figure(
     models: Annotated[
         str, typer.Option(help="regions: of before (the global model), local (the clients'), after (the global one)")
     ] = "local,after",
+    round: Annotated[
+        int | None, typer.Option(min=0, help="landscape: the model after so many rounds; default: the final one")
+    ] = None,
+    directions: Annotated[
+        str, typer.Option(help="landscape: eigen (the Hessian's two sharpest) or random (filter-normalised)")
+    ] = "eigen",
+    points: Annotated[int, typer.Option(help="landscape: points along each direction")] = 21,
+    span: Annotated[float, typer.Option(help="landscape: how far it goes to either side")] = 1.0,
 ) -> None:
     """A picture of runs: learning curves, the clients' personalised accuracies, decision regions (2-D data), a metric
     over a key of an ablation or grid; what was known of each task after each task, or of each class through a drift;
-    methods ranked over many settings, with the critical difference; what a diagnostic says, by its name.
+    methods ranked over many settings, with the critical difference; the loss around the global model; what a diagnostic
+    says, by its name.
     `sweep` writes the table and the figures of sweep folders again.
     """
     if kind not in FIGURES:
@@ -72,6 +81,9 @@ def figure(
         from flray.results.ranks import diagram, ranks
 
         drawn = diagram(ranks(results.compare(runs), metric))
+    elif kind == "landscape":
+        # the numbers lie beside the picture, which is drawn again at once
+        drawn = results.landscape(runs, round, directions, points, span, kept=out.with_suffix(".parquet"))
     elif kind in DIAGNOSED:
         from flray.results import diagnosis_figures
 

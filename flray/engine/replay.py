@@ -32,7 +32,7 @@ from flray.engine.rounds import transact
 from flray.engine.server import Server
 from flray.engine.workbench import Roll, Workbench
 from flray.rundir import checkpoint
-from flray.rundir.reader import load
+from flray.rundir.reader import Run, load
 from flray.scenario import Scenario
 from flray.whereabouts import started_in
 
@@ -50,14 +50,9 @@ class Replay:
             )
         self.folder, self.experiment = run.folder, run.experiment
         facts = run.environment["actors"]
-        device = "cuda" if facts["device"] == "cuda" and torch.cuda.is_available() else "cpu"
         # client states of the replay; the run folder stays as it is
         self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")
-        with started_in(run.folder):  # for relative paths to data
-            dataset = load_dataset(self.experiment.data)
-            scenario = Scenario.load(run.folder / "partition", dataset.num_classes)
-            self.scenario = with_drift(self.experiment, dataset, scenario)
-            self.bench = Workbench(self.experiment, Roll.of(self.scenario), device)
+        self.scenario, self.bench = workbench_of(run)
         self.server = Server(self.bench, run.folder.absolute(), Path(self._scratch.name))
         self.executor = Local(self.server, facts["client_threads"], facts["threads"])
         data, before = self.bench.dataset.fingerprint, run.environment["fingerprints"]["data"]
@@ -142,7 +137,7 @@ class Replay:
 
         There is no state before it and no memory. Raises `ConfigError` for a probe that looks elsewhere only.
         """
-        looking, ctx = Looking({"asked": probe}, self.bench.reveal), self.bench.context(self._here())
+        looking, ctx = Looking({"asked": probe}, self.bench.reveal), self.bench.context(self.here())
         if not looking.wants("round"):
             where = ", ".join(sorted(probe.at))
             raise ConfigError(f"{type(probe).__name__} looks at {where} only; name it in diagnostics of a run")
@@ -150,7 +145,8 @@ class Replay:
         looking.look(ctx, RoundView("round", point, None, self.state))
         return [row for _, row in looking.rows]
 
-    def _here(self) -> Clock:
+    def here(self) -> Clock:
+        """The moment of the present state: its last round."""
         return Clock(self.position.task, max(self.position.round - 1, 0), done=max(self.round - 1, 0))
 
     def _schedule(self) -> Iterator[Clock]:
@@ -173,6 +169,16 @@ class Replay:
             pass
         self.position = clock.complete
         self.server.commit(self.position)
+
+
+def workbench_of(run: Run) -> tuple[Scenario, Workbench]:
+    """Who holds what in a stored run, and its data, model and algorithm, on the kind of device that it had."""
+    device = "cuda" if run.environment["actors"]["device"] == "cuda" and torch.cuda.is_available() else "cpu"
+    with started_in(run.folder):  # for relative paths to data
+        dataset = load_dataset(run.experiment.data)
+        stored = Scenario.load(run.folder / "partition", dataset.num_classes)
+        scenario = with_drift(run.experiment, dataset, stored)
+        return scenario, Workbench(run.experiment, Roll.of(scenario), device)
 
 
 def at_failure(folder: str | Path) -> int:

@@ -51,23 +51,29 @@ def sharpest(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The `count` largest eigenvalues (descending) and eigenvectors `[P, count]` of the Hessian at `w` of the mean
     cross-entropy on the sample, over all classes seen so far."""
-    labels = torch.from_numpy(sample.y).to(sample.x.device)
-    seen = None if ctx.classes is None else ctx.classes.seen
-    pieces = list(zip(torch.split(sample.x, BLOCK), torch.split(labels, BLOCK), strict=True))
+    parts = losses(ctx, sample)
 
     def product(v: NDArray[np.float64]) -> NDArray[np.float64]:
         direction = torch.from_numpy(v.astype(np.float32).reshape(-1)).to(w.device)
         total = torch.zeros_like(w, dtype=torch.float64)
-        for x, y in pieces:
-
-            def loss(f: Model, x: Tensor = x, y: Tensor = y) -> Tensor:
-                return cross_entropy(f(x), y, seen) * (len(y) / len(labels))
-
+        for loss in parts:
             total += ctx.objective.hvp(loss, w, b, direction)
         return total.cpu().numpy()
 
     start = ctx.rng("probe landscape").standard_normal(len(w))
     return top_eigenpairs(product, len(w), count, start)
+
+
+def losses(ctx: Context, sample: Sample) -> list[Callable[[Model], Tensor]]:
+    """The mean cross-entropy on the sample, over all classes seen so far, in parts that add up to it: one for each
+    block that is read at once."""
+    labels = torch.from_numpy(sample.y).to(sample.x.device)
+    seen = None if ctx.classes is None else ctx.classes.seen
+
+    def part(x: Tensor, y: Tensor) -> Callable[[Model], Tensor]:
+        return lambda model: cross_entropy(model(x), y, seen) * (len(y) / len(labels))
+
+    return list(map(part, torch.split(sample.x, BLOCK), torch.split(labels, BLOCK)))
 
 
 def top_eigenpairs(

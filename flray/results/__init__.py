@@ -4,6 +4,7 @@ from flray.results.by_mode import by_mode
 from flray.results.drift_figures import accuracy_through_drift
 from flray.results.figures import ablation, clients
 from flray.results.learning import curves
+from flray.results.loss_surface import landscape
 from flray.results.notebook import Table
 from flray.results.paired import paired
 from flray.results.regions import decision_regions, film
@@ -23,6 +24,7 @@ __all__ = [
     "curves",
     "decision_regions",
     "film",
+    "landscape",
     "paired",
     "render",
     "report",

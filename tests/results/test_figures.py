@@ -22,6 +22,7 @@ from flray.results import compare
 from flray.results.colours import colour_of, colours_of
 from flray.results.figures import ablation, ablation_cells, clients, save
 from flray.results.learning import curves, draw, learning_curves
+from flray.results.loss_surface import landscape
 from flray.results.regions import _panels, _samples, decision_regions
 from flray.rundir.reader import Run, load
 from tests.results.test_tables import config, folder
@@ -117,6 +118,45 @@ def test_decision_regions_says_what_is_wrong(pilots: list[Run], tmp_path: Path) 
         decision_regions(pilots[:1], models=("middle",))
     with pytest.raises(ConfigError, match=r"3 axes given, and 4 are drawn \(a panel for each run, round and model"):
         decision_regions(pilots[:1], rounds=(1,), axes=list(Figure().subplots(1, 3)))
+
+
+def test_the_loss_around_a_model_is_computed_once(pilots: list[Run], tmp_path: Path) -> None:
+    """At the cross it is `test/loss` (train is test here); the last round's model is the final one; numbers that lie
+    beside the picture are drawn as they are, and computed again where something else is asked."""
+    runs, kept = [pilots[0], pilots[2]], tmp_path / "loss.parquet"
+    figure = landscape(runs, points=3, span=0.5, kept=kept)
+    table = pandas.read_parquet(kept)
+    assert len(table) == 18 and table["samples"].unique().tolist() == [150]
+    middle = table[(table["x"] == 0) & (table["y"] == 0)].set_index("run")
+    for number, run in enumerate(runs):
+        assert middle["loss"][number] == pytest.approx(run.rounds["test/loss"].iloc[-1], rel=1e-5)
+    assert (middle["lambda_1"] > middle["lambda_5"]).all()
+    titles = [axis.get_title(loc="left") for axis in figure.axes[:2]]
+    assert titles[0].startswith("fedavg\n") and f"= {middle['lambda_1'][1]:.3g}," in titles[1]
+    again = landscape(runs, 3, points=3, span=0.5)
+    same = [axis.collections[0].get_array() for axis in again.axes[:2]]
+    np.testing.assert_allclose(np.ravel(same), table["loss"], rtol=1e-5)
+    table.assign(loss=table["loss"] + 1).to_parquet(kept)
+    out = tmp_path / "loss.png"
+    command = [
+        "figure",
+        "landscape",
+        *[str(run.folder) for run in runs],
+        "--span",
+        "0.5",
+        "--out",
+        str(out),
+        "--points",
+    ]
+    assert CliRunner().invoke(app, [*command, "3"]).exit_code == 0 and out.stat().st_size > 10_000
+    np.testing.assert_allclose(pandas.read_parquet(kept)["loss"], table["loss"] + 1)
+    assert CliRunner().invoke(app, [*command, "5", "--directions", "random"]).exit_code == 0
+    assert len(pandas.read_parquet(kept)) == 50
+    for wrong, words in (("--points=2", "at least 3 points"), ("--directions=up", "unknown directions 'up'")):
+        assert words in str(CliRunner().invoke(app, ["figure", "landscape", str(runs[0].folder), wrong]).exception)
+    kept.write_bytes(b"no table")
+    with pytest.raises(ConfigError, match=r"loss.parquet cannot be read"):
+        landscape(runs, points=3, kept=kept)
 
 
 def test_curves_png(pilots: list[Run], tmp_path: Path) -> None:

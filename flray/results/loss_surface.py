@@ -1,0 +1,243 @@
+"""The loss around the global model of runs, on a plane through it: side by side, on one colour scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flray.core.disk import checksum, file_checksum
+from flray.core.errors import ConfigError, unknown
+from flray.results.blank import blank, figure_of, given
+from flray.results.figures import names_of, open_runs, writing
+from flray.rundir.reader import Run
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from flray.core.context import Context
+    from flray.metrics.loss_plane import Watch
+
+# what the axes of a plane are
+DIRECTIONS = {
+    "eigen": ("along the sharpest direction", "along the second sharpest"),
+    "random": ("along a random direction", "along another one"),
+}
+VALUES = 5  # eigenvalues: lambda_1 to lambda_5
+
+
+class Surface(NamedTuple):
+    """The loss `[n, n]` of one model at the coefficients `at [n]` along two directions (row: second, column: first);
+    the largest eigenvalues of its Hessian, descending, none for random directions; how many samples were read."""
+
+    at: NDArray[np.float64]
+    loss: NDArray[np.float64]
+    eigenvalues: NDArray[np.float64]
+    samples: int
+
+
+def landscape(
+    folders: Iterable[str | Path | Run],
+    round: int | None = None,
+    directions: str = "eigen",
+    points: int = 21,
+    span: float = 1.0,
+    samples: int = 500,
+    kept: str | Path | None = None,
+    axes: Iterable[Axes] | None = None,
+) -> Figure:
+    """The mean cross-entropy on test samples around each run's global model, one panel a run (FedSOL Figure 8).
+
+    The model is the final one, or that after `round` rounds, by replaying the run from its nearest checkpoint. The
+    plane goes through it along the unit eigenvectors of its Hessian's two largest eigenvalues (`directions="eigen"`,
+    with lambda_1 and lambda_1 / lambda_5 in the title), or along two filter-normalised Gaussian directions (`"random"`,
+    Li et al. 2018), from -`span` to `span` in `points` steps each. `samples` are drawn once a run. Batch norm keeps its
+    statistics. `kept` is a Parquet file: surfaces that it holds are not computed again, and those that are shown are
+    written to it. Draws into `axes` where they are given, one for each run. Raises `ConfigError` for other directions,
+    fewer than 3 points, no span, and a run that has no such model.
+    """
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    if directions not in DIRECTIONS:
+        raise unknown("directions", directions, DIRECTIONS)
+    if points < 3 or not 0 < span < math.inf:
+        raise ConfigError(f"landscape: points {points}, span {span:g}: give at least 3 points and a span above 0")
+    runs = open_runs(folders)
+    table = surfaces(runs, round, directions, points, span, samples, kept)
+    found = [_surface(rows) for _, rows in table.groupby("run", sort=False)]
+    if axes is not None:
+        places = given(axes, len(runs), "a surface for each run")
+    else:
+        columns = min(len(runs), 4)
+        rows = math.ceil(len(runs) / columns)
+        grid = blank(2.9 * columns + 1.3, 3.1 * rows + 0.4).subplots(rows, columns, squeeze=False)
+        places = grid.ravel().tolist()
+        for axis in places[len(runs) :]:
+            axis.set_axis_off()
+    scale, levels = _scale([surface.loss for surface in found])
+    for axis, surface, name in zip(places, found, names_of(runs), strict=False):
+        drawn = surface_panel(axis, surface, scale, levels, name)
+        axis.set_xlabel(DIRECTIONS[directions][0])
+    for axis in places[: len(runs) : 4] if axes is None else places[:1]:
+        axis.set_ylabel(DIRECTIONS[directions][1])
+    used = places[: len(runs)]
+    ticks: dict[str, Any] = {"ticks": LogLocator(subs=(1, 2, 5)), "format": StrMethodFormatter("{x:g}")}
+    words = f"mean loss on {table['samples'].max()} test samples (cross: the model)"
+    bar = figure_of(used[0]).colorbar(drawn, ax=used, label=words, shrink=0.9, **ticks)
+    bar.ax.minorticks_off()
+    return figure_of(used[0])
+
+
+def surface_panel(axis: Any, surface: Surface, scale: Any, levels: Sequence[float], title: str = "") -> Any:
+    """Draw one surface into an axis: colours on the norm `scale`, contours at `levels`, a cross at the model itself.
+
+    Returns what a colour bar is made of. Points whose loss is not finite are grey.
+    """
+    from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
+
+    at = surface.at
+    shades = colormaps["viridis"].with_extremes(bad="#c9c9c9")
+    drawn = axis.pcolormesh(at, at, surface.loss, cmap=shades, norm=scale, shading="gouraud", rasterized=True)
+    axis.contour(at, at, surface.loss, levels=levels, colors="white", linewidths=0.7, alpha=0.8)
+    axis.plot([0], [0], marker="P", color="white", markeredgecolor="black", markersize=9)
+    if len(surface.eigenvalues) == VALUES:
+        first, last = surface.eigenvalues[[0, -1]]
+        title += f"\n$\\lambda_1$ = {first:.3g},  $\\lambda_1/\\lambda_{VALUES}$ = {first / last:.3g}" if last else ""
+    axis.set_title(title, fontsize=10, loc="left")
+    axis.set_aspect("equal")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    return drawn
+
+
+def _scale(losses: Sequence[NDArray[np.float64]]) -> tuple[Any, list[float]]:
+    """A logarithmic norm that all surfaces share, and levels of contours, four a decade where there are decades."""
+    from matplotlib.colors import LogNorm
+
+    values = np.concatenate([loss[np.isfinite(loss)].ravel() for loss in losses])
+    if not len(values):
+        raise ConfigError("landscape: no loss is finite around any of the models; take a smaller --span")
+    low, high = max(float(values.min()), 1e-6), max(float(values.max()), 2e-6)
+    count = max(8, round(4 * math.log10(high / low)))
+    return LogNorm(low, high), np.geomspace(low, high, count + 2)[1:-1].tolist()
+
+
+# numbers ------------------------------------------------------------------------------------------
+def surfaces(
+    runs: Sequence[Run],
+    round: int | None,
+    directions: str,
+    points: int,
+    span: float,
+    samples: int,
+    kept: str | Path | None = None,
+) -> pandas.DataFrame:
+    """What `landscape` draws: a row for each run and point with `x`, `y`, `loss`, `lambda_1` to `lambda_5`
+    (not for random directions), and `run`, `folder`, `round` (None: the final model), `directions`, `samples`; `key` is
+    made of what the numbers follow from."""
+    import pandas
+
+    before = _kept(kept)
+    tables = []
+    for number, run in enumerate(runs):
+        key = _key(run, round, directions, points, span, samples)
+        table = before[before["key"] == key] if len(before) else before
+        if not len(table):
+            found = surface_of(run, round, directions, points, span, samples)
+            y, x = np.meshgrid(found.at, found.at, indexing="ij")
+            columns = {"key": key, "x": x.ravel(), "y": y.ravel(), "loss": found.loss.ravel()}
+            values = {f"lambda_{i}": value for i, value in enumerate(found.eigenvalues, 1)}
+            what = {"directions": directions, "round": round, "samples": found.samples}
+            table = pandas.DataFrame({**columns, **values, **what})
+        tables.append(table.assign(run=number, folder=str(run.place)))
+    whole = pandas.concat(tables, ignore_index=True)
+    if kept is not None and not whole.equals(before):
+        with writing(kept) as path:
+            whole.to_parquet(path)
+    return whole
+
+
+def surface_of(run: Run, round: int | None, directions: str, points: int, span: float, samples: int) -> Surface:
+    """The surface of one run's model, with a progress bar. Raises `ConfigError` where there is no such model."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from flray.metrics.loss_plane import loss_on_plane, mean_loss, random_plane, sharpest_plane
+    from flray.metrics.reading import Sample
+
+    def watch(todo: Sequence[Any]) -> Iterable[Any]:
+        return track(todo, f"loss around {run.place}", console=Console(stderr=True))
+
+    ctx, w, b = _model(run, round)
+    sample = Sample.of(ctx, samples, "landscape")
+    if directions == "eigen":
+        x, y, eigenvalues = sharpest_plane(ctx, w, b, sample, VALUES)
+    else:
+        (x, y), eigenvalues = random_plane(w, ctx.objective.layout, ctx.seed), np.empty(0)
+    at = np.linspace(-span, span, points)
+    progress: Watch = watch
+    return Surface(at, loss_on_plane(mean_loss(ctx, b, sample), w, x, y, at, progress), eigenvalues, len(sample.y))
+
+
+def _model(run: Run, round: int | None) -> tuple[Context, Tensor, Tensor]:
+    """The context of a moment with the test set in it, and the model `(w [P], b [Q])` at that moment."""
+    from flray.core.clock import Clock
+    from flray.engine.replay import Replay, workbench_of
+    from flray.models.weights import read_weights
+
+    if round is None:
+        if not (run.folder / "model.safetensors").is_file():
+            raise ConfigError(f"{run.place} has no final model (it is {run.status}); ask for a round that it has done")
+        scenario, bench = workbench_of(run)
+        last = len(scenario.stages) - 1
+        clock = Clock(last, run.experiment.rounds - 1, done=run.experiment.rounds * (last + 1) - 1)
+        point = bench.objective.from_state_dict(read_weights(str(run.folder)))
+    else:
+        replay = Replay(run.folder).goto(round)
+        bench, clock = replay.bench, replay.here()
+        there = bench.algorithm.point(bench.context(clock), replay.state)
+        if there is None:
+            raise ConfigError(f"{run.place}: {type(bench.algorithm).__name__} has no global model to look around")
+        point = there[0].clone(), there[1].clone()
+    ctx = bench.reveal(bench.context(clock), frozenset({"tests"}))
+    return ctx, *point
+
+
+def _key(run: Run, round: int | None, *asked: Any) -> str:
+    """What a surface follows from: the final model's file, or what the run began with and the round; and what was
+    asked."""
+    files = ("model.safetensors",) if round is None else ("config.yaml", "environment.json")
+    parts = [file_checksum(run.folder / name) for name in files if (run.folder / name).is_file()]
+    return checksum(repr((parts, round, asked)).encode())
+
+
+def _kept(path: str | Path | None) -> pandas.DataFrame:
+    """What the file holds; nothing where it is not there yet. Raises `ConfigError` for a file of something else."""
+    import pandas
+
+    if path is None or not Path(path).exists():
+        return pandas.DataFrame()
+    try:
+        found = pandas.read_parquet(path)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise ConfigError(
+            f"landscape: {path} cannot be read ({error}); take it away, or choose another --out"
+        ) from None
+    if "key" not in found:
+        raise ConfigError(f"landscape: {path} holds something else; choose another --out")
+    return found
+
+
+def _surface(rows: pandas.DataFrame) -> Surface:
+    at = np.unique(rows["x"])
+    values = rows.filter(like="lambda_").iloc[0].to_numpy(float)
+    loss = rows["loss"].to_numpy(float).reshape(len(at), len(at))
+    return Surface(at, loss, values, int(rows["samples"].iloc[0]))
