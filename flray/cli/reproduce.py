@@ -59,15 +59,12 @@ def reproduce(
     own_modules()
     from flray.reference.outcome import judge
     from flray.reference.page import counts, markdown, put_on_page, render, write
-    from flray.reference.plan import altered, configs_folder, plan
+    from flray.reference.plan import configs_folder, plan
 
     root = kept(out or Path("runs") / f"{table.replace('/', '-')}-{scale}", None)
     home = configs_folder(configs)
     with stage("loading torch"):
         found = plan(settings, scale, seeds, root / "runs", home, _names(methods), overrides or [])
-    changed = altered(overrides or [])
-    another = "another scale" if scale == "small" else ""
-    another = ", ".join(filter(None, [another, f"changed by {' '.join(changed)}" if changed else ""]))
     if dry_run:
         _show_plan(found, scale, seeds)
         return
@@ -83,14 +80,14 @@ def reproduce(
             concurrency if concurrency == "auto" else int(concurrency),
             label=f"{table} {scale}",
         )
-    judged = judge(found, another, margin)
+    judged = judge(found, scale, overrides or [], margin)
     for each in judged:
         console().print(render(each))
-    paths = write(root, table, scale, judged, seeds, again, another)
+    paths = write(root, table, scale, judged, seeds, again)
     print(f"{table}: {counts(judged)}")
     print(f"results: {', '.join(map(str, paths))}; {len(found.runs)} run folders in {root / 'runs'}")
     if page is not None:
-        section = markdown(table, scale, judged, seeds, again, another, paths[2].name)
+        section = markdown(table, scale, judged, seeds, again, paths[2].name)
         print(f"page:    {page}, with {put_on_page(page, table, scale, section, paths[2])}")
     print(f"next:    flray figure curves {root / 'runs'} --out curves.png")
     print(f"         flray report {root / 'runs'} --out report.html")

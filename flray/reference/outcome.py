@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from flray.reference.papers import Measure, Printed, Row, Setting
-from flray.reference.plan import Plan, Planned
+from flray.reference.plan import Plan, Planned, another
 from flray.reference.verdict import (
     GAP,
     LEVEL,
@@ -55,28 +55,30 @@ class Judged(NamedTuple):
     claims: list[Claim]
     verdict: str
     why: str
+    another: str  # why ours is not the paper's experiment; empty where it is
     left: list[tuple[str, str]]  # rows that could not run here, and why
 
 
-def judge(plan: Plan, another: str, margin: float) -> list[Judged]:
+def judge(plan: Plan, scale: str, extra: Sequence[str], margin: float) -> list[Judged]:
     """The verdicts on the cells of a plan, in its order, from what is in the run folders by now.
 
-    `another` says in words why ours is not the paper's experiment (another scale, altered keys), empty where it is: the
-    order is judged alone then. `margin` in points.
+    Where the scale, or the user's `extra` overrides, make another experiment of a cell than the paper's, its order is
+    judged alone. `margin` in points.
     """
     frame = _measured(plan.runs)
     found = []
     cells = {(run.setting.key, run.setting.name): run.setting for run in plan.runs}
     cells |= {(setting.key, setting.name): setting for setting, *_ in plan.left}
     for place, setting in cells.items():
+        other = another(setting, scale, extra)
         own = [run for run in plan.runs if (run.setting.key, run.setting.name) == place]
         left = [(part, why) for of, part, why in plan.left if (of.key, of.name) == place]
         lines = [run.part.line for run in own] + [part.line for part, _ in left]
         names = dict.fromkeys(measure.name for line in lines for measure in setting.measures(line))
         for name in names:
-            rows, columns = _rows(setting, name, own, frame, margin, not another)
+            rows, columns = _rows(setting, name, own, frame, margin, not other)
             told = [(row.shown, why) for part, why in left for row in part.rows]
-            found.append(_judged(setting, name, rows, told, another, margin, columns))
+            found.append(_judged(setting, name, rows, told, other, margin, columns))
     return found
 
 
@@ -112,7 +114,7 @@ def _rows(
         }
         ours = {seed: value for seed, value in ours.items() if math.isfinite(value)}
         diverged = sum(state.startswith("diverged") for state in states)
-        p = equivalence(list(ours.values()), *printed, margin) if tested else math.nan
+        p = equivalence([*ours.values()], printed.mean, printed.std, printed.n, margin) if tested else math.nan
         found.append(Compared(shown, printed, ours, diverged, len(entries) - len(ours) - diverged, p))
     return found, columns
 
@@ -122,23 +124,22 @@ def _judged(
     name: str,
     rows: list[Compared],
     left: list[tuple[str, str]],
-    another: str,
+    other: str,
     margin: float,
     columns: set[str],
 ) -> Judged:
     done = [row for row in rows if row.ours]
     lower = any(smaller_is_better(column) for column in columns)
     found = claims({row.name: row.printed.mean for row in done}, {row.name: row.ours for row in done}, lower)
-    told = verdict(not another, [row.p for row in rows], found) if done else NOT_COMPARABLE
-    return Judged(setting, name, rows, found, told, _why(told, rows, found, left, another, margin), left)
+    told = verdict(not other, [row.p for row in rows], found) if done else NOT_COMPARABLE
+    return Judged(setting, name, rows, found, told, _why(rows, found, left, other, margin), other, left)
 
 
 def _why(
-    told: str,
     rows: Sequence[Compared],
     found: Sequence[Claim],
     left: Sequence[tuple[str, str]],
-    another: str,
+    other: str,
     margin: float,
 ) -> str:
     """The reason for a verdict, in words."""
@@ -146,7 +147,7 @@ def _why(
     if not done:
         reasons = list(dict.fromkeys(why for _, why in left))
         return "; ".join(reasons) if reasons else "the paper has no number" if not rows else "no run has finished"
-    parts = [another] if another else [f"{sum(row.p < LEVEL for row in rows)} of {len(rows)} within {margin:g} points"]
+    parts = [other] if other else [f"{sum(row.p < LEVEL for row in rows)} of {len(rows)} within {margin:g} points"]
     if not found:
         alone = len(done) < 2
         parts.append("one method has no order" if alone else f"the paper has none {GAP:g} points above another")
@@ -186,6 +187,7 @@ def table_of(judged: Sequence[Judged]) -> pandas.DataFrame:
             "p_equivalence": row.p,
             "verdict": each.verdict,
             "because": each.why,
+            "note": row.printed.note,
         }
         for each in judged
         for row in each.rows

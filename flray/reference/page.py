@@ -54,16 +54,17 @@ def render(judged: Judged) -> Table:
     return table
 
 
-def markdown(key: str, scale: str, judged: Sequence[Judged], seeds: int, again: str, another: str, picture: str) -> str:
+def markdown(key: str, scale: str, judged: Sequence[Judged], seeds: int, again: str, picture: str) -> str:
     """The section about one table: verdicts, then every cell with its numbers and commands."""
-    setting = judged[0].setting
-    paper = setting.paper
-    known = f"over {paper.seeds} seeds" if paper.seeds else "over seeds it does not count"
+    paper, table = judged[0].setting.paper, judged[0].setting.table
+    counted = table.seeds or paper.seeds
+    printed = f"over {counted} seeds" if counted and counted > 1 else "of one run"
+    others = list(dict.fromkeys(each.another for each in judged if each.another))
+    only = f" Ours is {'; '.join(others)}: only the order of methods can be compared." if others else ""
     lines = [
-        f"## {paper.paper}, {table_name(key)}: {setting.table.title} ({scale} scale)",
+        f"## {paper.paper}, {table_name(key)}: {table.title} ({scale} scale)",
         "",
-        f"{paper.source}. Per cent, mean ± standard deviation; the paper's {known}, ours over {seeds}."
-        + (f" Ours is {another}: only the order of the methods can be compared." if another else ""),
+        f"{paper.source}. Per cent, mean ± standard deviation; the paper's {printed}, ours over {seeds}.{only}",
         "",
         "| cell | verdict | why |",
         "|---|---|---|",
@@ -78,15 +79,21 @@ def markdown(key: str, scale: str, judged: Sequence[Judged], seeds: int, again: 
         lines += [f"### {title_of(each)}: {each.verdict}", ""]
         if each.rows:
             lines += ["| " + " | ".join(HEADS) + " |", "|---|---:|---:|---:|---:|"]
-            lines += ["| " + " | ".join(lines_of(row)) + " |" for row in each.rows]
-            lines += [""]
-        for name, why in each.left:
-            lines += [f"* {name} was not run: {why}."]
-        if each.left:
-            lines += [""]
+            lines += ["| " + " | ".join(lines_of(row)) + " |" for row in each.rows] + [""]
+        notes: dict[str, list[str]] = {}
+        for row in each.rows:
+            notes.setdefault(row.printed.note, []).append(row.name)
+        remarks = [f"* {_some(names, each)}: {note}." for note, names in notes.items() if note]
+        reasons = [f"* {name} was not run: {why}." for name, why in each.left]
+        lines += [*remarks, *reasons, ""] if remarks or reasons else []
         lines += [f"    {each.setting.command(line, scale, seeds)}" for line in each.setting.lines if _ran(each, line)]
         lines += [""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _some(names: Sequence[str], judged: Judged) -> str:
+    """Rows by name, or all of them."""
+    return "The paper" if len(names) == len(judged.rows) else ", ".join(names)
 
 
 def _ran(judged: Judged, line: Any) -> bool:
@@ -95,7 +102,7 @@ def _ran(judged: Judged, line: Any) -> bool:
 
 def table_name(key: str) -> str:
     """`Table 2` of `fedsol/table2`."""
-    return re.sub(r"^table(\d+)", r"Table \1", key.partition("/")[2])
+    return re.sub(r"^(table|figure)(\d+)", r"\1 \2", key.partition("/")[2]).capitalize()
 
 
 def figure(judged: Sequence[Judged]) -> Any:
@@ -131,13 +138,11 @@ def panel(axis: Any, judged: Judged) -> None:
     plain(axis)
 
 
-def write(
-    folder: Path, key: str, scale: str, judged: Sequence[Judged], seeds: int, again: str, another: str
-) -> list[Path]:
+def write(folder: Path, key: str, scale: str, judged: Sequence[Judged], seeds: int, again: str) -> list[Path]:
     """Writes `reproduce.md`, `.csv` and `.png` into `folder`; returns their paths."""
     paths = [folder / f"reproduce.{kind}" for kind in ("md", "csv", "png")]
     folder.mkdir(parents=True, exist_ok=True)
-    section = markdown(key, scale, judged, seeds, again, another, paths[2].name)
+    section = markdown(key, scale, judged, seeds, again, paths[2].name)
     with whole(paths[0]) as path:
         path.write_text(f"# Reproduced\n\n{section}", encoding="utf-8")
     table_of(judged).to_csv(paths[1], index=False)

@@ -68,7 +68,7 @@ class Line(_Strict):
     measures: tuple[Measure, ...] | None = None
     note: str = ""
     full_only: str = ""  # why the small scale cannot have it
-    where: Mapping[str, str] = {}
+    as_in: str = ""  # the table whose command runs these as well
 
 
 class Cell(_Strict):
@@ -78,7 +78,7 @@ class Cell(_Strict):
     run: str = ""
     where: Mapping[str, str] = {}
     lines: tuple[Line, ...] | None = None
-    not_here: str = ""  # why flray has no command for it
+    scales: Mapping[str, str] = {}
 
 
 class Table(_Strict):
@@ -91,6 +91,7 @@ class Table(_Strict):
     lines: tuple[Line, ...] = ()
     cells: Mapping[str, Cell] = {}
     scales: Mapping[str, str] = {}
+    seeds: int | None = None  # default: the paper's
     full_only: str = ""
     why_not: str = ""
 
@@ -113,6 +114,7 @@ class Printed(NamedTuple):
     mean: float
     std: float | None
     n: int | None
+    note: str = ""  # what is odd about it
 
 
 class Part(NamedTuple):
@@ -150,7 +152,8 @@ class Setting(NamedTuple):
 
     def at(self, scale: str) -> str:
         """What the scale adds to every command."""
-        return self.table.scales.get(scale, self.paper.scales.get(scale, ""))
+        scales = {**self.paper.scales, **self.table.scales, **self.cell.scales}
+        return scales.get(scale, "")
 
     def overrides(self, line: Line, scale: str) -> list[str]:
         return shlex.split(" ".join((self.at(scale), self.cell.run, line.run)))
@@ -163,18 +166,20 @@ class Setting(NamedTuple):
 
     def why_not(self, line: Line, scale: str) -> str:
         """Why this cannot be run at that scale, whatever the machine; empty where it can."""
-        return self.cell.not_here or (self.table.full_only or line.full_only if scale == "small" else "")
+        return self.table.full_only or line.full_only if scale == "small" else ""
 
     def printed(self, row: Row, measure: Measure, line: Line) -> Printed | None:
         """What the paper prints; None where the cell is empty. Raises `ConfigError` for a file that does not fit."""
-        where = {**self.table.where, **self.cell.where, **line.where, **row.where, **measure.where}
+        where = {**self.table.where, **self.cell.where, **row.where, **measure.where}
         found = [entry for entry in read_csv(self.table.csv) if all(entry[k] == v for k, v in where.items())]
         if len(found) > 1:
             raise ConfigError(f"{self.table.csv}: {len(found)} rows are {where}, say which")
         if not found or not found[0]["mean"]:
             return None
-        std = found[0]["std"]
-        return Printed(float(found[0]["mean"]), float(std) if std else None, self.paper.seeds if std else None)
+        unit = 100.0 if measure.column == "task_prediction" else 1.0  # printed as a share
+        std = unit * float(found[0]["std"]) if found[0]["std"] else None
+        n = None if std is None else self.table.seeds or self.paper.seeds
+        return Printed(unit * float(found[0]["mean"]), std, n, found[0]["note"].strip())
 
 
 @functools.cache

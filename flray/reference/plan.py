@@ -117,14 +117,30 @@ def missing(experiment: Experiment) -> str:
         except FlrayError as error:
             return str(error)
     weights = experiment.model.options.get("pretrained")
-    if isinstance(weights, str) and not Path(weights).exists():
+    if isinstance(weights, str) and not (Path(weights).exists() or _in_hub_cache(weights)):
         return f"the weights {weights} are not here"
+    if getattr(experiment.algorithm, "lte", "") is None:
+        return "label embeddings are not given: algorithm.lte=FILE"
     return ""
 
 
-def altered(extra: Sequence[str]) -> list[str]:
-    """Those of the user's overrides that make it another experiment than the table's."""
-    return [text for text in extra if not any(_within(pair(text)[0], key) for key in SAME)]
+def _in_hub_cache(name: str) -> bool:
+    """Whether the local cache of the Hugging Face hub has a model of this name."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:  # no name on the hub: a file
+        return False
+
+
+def another(setting: Setting, scale: str, extra: Sequence[str]) -> str:
+    """Why a run of the cell is not the paper's experiment: a smaller scale, overrides of the user's; empty where it
+    is."""
+    changed = [text for text in extra if not any(_within(pair(text)[0], key) for key in SAME)]
+    parts = ["another scale"] if setting.at(scale) != setting.at("full") else []
+    return ", ".join([*parts, f"changed by {' '.join(changed)}"] if changed else parts)
 
 
 def _within(key: str, section: str) -> bool:

@@ -1,0 +1,131 @@
+"""The papers' tables as data: every command loads, every row finds its number, every number has a row."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from flray.core.errors import ConfigError
+from flray.reference.papers import SCALES, chosen, papers, read_csv, settings_of, tables, with_methods
+from flray.reference.plan import another, configs_folder, missing, of_part, plan, slug
+from tests.reference.readme_commands import pages, written
+
+KEYS = [key for key, (_, table) in tables().items() if table.cells]
+# empty in the paper: no task-aware number of Fed+SCR, and FedProTIP with its prediction is not task-aware
+NONE = {
+    ("fedprotip/table4", "Fed+SCR"), ("fedprotip/table5", "FedProTIP"), ("fedprotip/table6", "FedProTIP"),
+    ("fedprotip/table13", "FedProTIP"),
+}  # fmt: skip
+# numbers that no cell has: task prediction before the last task, and the first window without a drop
+UNUSED = {"fedprotip/table7": 51, "fedmemo/table3": 4}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_cell_has_a_command_for_each_row_and_scale(key):
+    """A line has as many rows as its grid has experiments, and each row is the algorithm that the order says."""
+    for setting in settings_of(key):
+        for part in setting.parts:
+            for scale in SCALES:
+                if not setting.why_not(part.line, scale):
+                    (experiment,) = of_part(setting, part, scale, 1, configs_folder())
+                    assert experiment.seed == 0
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_row_finds_its_number_and_every_number_has_a_row(key):
+    used: Counter[int] = Counter()
+    entries = {}
+    for setting in settings_of(key):
+        entries |= {id(entry): entry for entry in read_csv(setting.table.csv)}
+        for part in setting.parts:
+            for row in part.rows:
+                for measure in setting.measures(part.line):
+                    printed = setting.printed(row, measure, part.line)
+                    assert printed is not None or (key, row.shown) in NONE
+                    where = {**setting.table.where, **setting.cell.where, **row.where, **measure.where}
+                    used.update(n for n, e in entries.items() if all(e[k] == value for k, value in where.items()))
+    of_table = [number for number, e in entries.items() if all(e[k] == v for k, v in setting.table.where.items())]
+    assert len([number for number in of_table if number not in used]) == UNUSED.get(key, 0)
+
+
+def test_a_row_of_a_grid_is_the_experiment_at_its_place():
+    (setting,) = chosen("fedsol/table5", [])
+    names = {}
+    for part in setting.parts:
+        (experiment,) = of_part(setting, part, "full", 1, configs_folder())
+        names[part.rows[0].shown] = (experiment.algorithm.perturb, experiment.algorithm.rho)
+    assert names["body, 1.5"] == ("body", 1.5) and names["head, 0.5"] == ("head", 0.5) and names["rho 0"][1] == 0
+    (setting,) = chosen("fedsol/table2", ["CIFAR-10, LDA 0.1"])
+    part = with_methods(setting, ["fedsol"])[0]
+    assert [e.seed for e in of_part(setting, part, "small", 3, configs_folder())] == [0, 1, 2]
+    assert setting.printed(part.rows[0], setting.table.measures[0], part.line).mean == 64.13
+
+
+def test_one_run_is_two_rows_in_two_inference_modes():
+    setting = chosen("fedprotip/table1", ["CIFAR-100, Dirichlet 0.5"])[0]
+    (part,) = with_methods(setting, ["FedProTIP"])
+    assert [(row.shown, row.mode) for row in part.rows] == [("FedProTIP (-t)", None), ("FedProTIP", "tip_batch")]
+
+
+def test_a_cell_is_named_by_its_parts():
+    def names(*asked):
+        return [setting.name for setting in chosen("fedsol/table2", asked)]
+
+    assert names("CIFAR-10,lda 0.1") == ["CIFAR-10, LDA 0.1"]
+    assert names("mnist", "LDA 0.3") == ["MNIST, sharding", "MNIST, LDA", "CIFAR-10, LDA 0.3"]
+    assert names("MNIST, LDA", "MNIST") == ["MNIST, LDA", "MNIST, sharding"]  # each once
+    assert len(names()) == 18
+    with pytest.raises(ConfigError, match=r"no cell 'CIFAR-10, LDA 0.2' \(did you mean 'CIFAR-10, LDA 0.\d'\?\)"):
+        names("CIFAR-10, LDA 0.2")
+    with pytest.raises(ConfigError, match=r"unknown method 'FedSOLL' in fedsol/table2, .* mean 'FedSOL'"):
+        with_methods(settings_of("fedsol/table2")[0], ["FedSOLL"])
+    with pytest.raises(ConfigError, match=r"unknown table 'fedsol/tabel2'.*mean 'fedsol/table2'"):
+        settings_of("fedsol/tabel2")
+
+
+def test_what_is_missing_is_said(tmp_path):
+    """Of CIFAR-100 in FedProj's Table 1 only the methods with public data lack ImageNet-100."""
+    (tmp_path / "cifar100").mkdir()
+    (tmp_path / "cifar100" / "train.parquet").touch()
+    settings = chosen("fedproj/table1", ["CIFAR-100, beta 0.3"])
+    found = plan(settings, "full", 1, tmp_path, configs_folder(), (), [f"data.root={tmp_path}"])
+    assert [run.rows[0].shown for run in found.runs] == ["FedAvg", "FedProx", "FedNova", "FedDyn", "MOON", "FedRCL"]
+    assert {why for *_, why in found.left} == {f"the data set imagenet100 is not below {tmp_path}"}
+    assert len({run.folder for run in found.runs}) == 6
+    vit = chosen("fedprotip/table6", [])
+    (experiment,) = of_part(vit[0], vit[0].parts[0], "full", 1, configs_folder(), (f"data.root={tmp_path}",))
+    assert missing(experiment).startswith("the weights vit_base_patch16_224")
+    assert plan(vit, "small", 1, tmp_path, configs_folder()).left[0][2] == "the small preset has another network"
+
+
+def test_an_installed_flray_says_where_its_configurations_are(tmp_path):
+    with pytest.raises(ConfigError, match="--configs DIR"):
+        configs_folder(tmp_path)
+
+
+def test_only_some_overrides_leave_it_the_papers_experiment():
+    setting, iris = settings_of("fedsol/table2")[0], settings_of("fedproj/figure1")[0]
+    assert another(setting, "full", ["data.root=x", "resources.client_actors=2"]) == ""
+    assert another(setting, "full", ["rounds=3"]) == "changed by rounds=3"
+    assert another(setting, "small", ["rounds=3"]) == "another scale, changed by rounds=3"
+    assert another(iris, "small", []) == ""  # it takes seconds: the same at both
+
+
+def test_folders_and_names_of_the_papers():
+    assert slug("CIFAR-10, LDA 0.1") == "cifar-10-lda-0.1"
+    assert set(papers()) == {"fedsol", "fedproj", "fedprotip", "fedmemo"}
+    for key in KEYS:
+        names = [slug(f"{s.name}-{part.rows[0].shown}") for s in settings_of(key) for part in s.parts]
+        assert len(set(names)) == len(names), key
+
+
+def test_the_pages_of_the_configurations_have_these_commands():
+    """`python -m tests.reference.readme_commands --write` writes them again."""
+    assert [page.parent.name for page in pages()] == ["fedproj", "fedsol"]
+    for page in pages():
+        assert page.read_text() == written(page.read_text())
+
+
+def test_what_is_read_is_in_the_wheel():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert '"reference/papers/*"' in text and '"reference/tables/*"' in text
