@@ -61,8 +61,8 @@ def resume(
     progress: bool = True,
     **values: Any,
 ) -> Run:
-    """Continue a run from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint`, `storage` may
-    change.
+    """Continue a run from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint`, `storage`,
+    `track` may change.
 
     What else changed since the run began (an edited config.yaml, data, starting weights, the source of your own
     modules) is an error, unless `accept` names it; `environment.json` then says so for ever.
@@ -122,9 +122,11 @@ def play(
     from flray.engine.prepare import build_data, build_scenario
     from flray.engine.progress import stage
     from flray.engine.simulation import Simulation
+    from flray.rundir import trackers
     from flray.rundir.provenance import Origin
     from flray.rundir.storage import Storage
 
+    trackers.check(experiment)
     home = RunFolder.claim(folder, resume=resume, overwrite=overwrite)
     try:
         storage = Storage.of(experiment.storage, home.path, home.target.name)

@@ -14,13 +14,15 @@ from flray.core.errors import ConfigError
 from flray.core.objective import Precision
 from flray.core.probe import Probe
 from flray.core.registry import Registry
-from flray.core.section import Section, one_line, spelled_out
+from flray.core.section import Section, built, named_entries, one_line, spelled_out
 from flray.data import DataConfig, ProxyConfig
 from flray.metrics.probes import PROBES
 from flray.models import ModelConfig
 from flray.scenario import DRIFTS, Drift, PartitionConfig, TasksConfig, ValidationConfig
+from flray.tracking import TRACKERS
 
-RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage")  # what may change when a run is resumed
+# what may change when a run is resumed
+RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage", "track")
 
 
 def _folder_name(value: str) -> str:
@@ -197,6 +199,9 @@ class Experiment(Section):
     diagnostics: tuple[str | dict[str, Any], ...] = Field(
         (), description="probes that look into training: names, or {name: ..., option: ...}"
     )
+    track: tuple[str | dict[str, Any], ...] = Field(
+        (), description="trackers that get every round as well, mlflow or wandb: names, or {name: ..., option: ...}"
+    )
     on_nonfinite: Literal["stop", "skip", "fail"] = Field(
         "stop",
         description="a NaN or an infinity: the run ends as diverged, the client is left out, or the run fails with an "
@@ -214,28 +219,20 @@ class Experiment(Section):
     @field_validator("diagnostics", mode="before")
     @classmethod
     def _diagnostics(cls, value: Any) -> Any:
-        found: dict[str, dict[str, Any]] = {}
-        entries = (value,) if isinstance(value, str | dict) else () if value is None else value
-        if not isinstance(entries, list | tuple) or not all(isinstance(entry, str | dict) for entry in entries):
-            raise ValueError("must be a list of names, or of {name: ..., option: ...}")
-        for entry in entries:
-            values = {"name": entry} if isinstance(entry, str) else dict(entry)
-            name = values.pop("name", None)
-            kind = PROBES.get(name)
-            if name in found:
-                raise ConfigError(f"diagnostics: {name} is there twice; leave one of them out")
-            with one_line(f"diagnostics.{name}", kind):
-                found[name] = {"name": name, **kind(**values).model_dump(mode="json")}
-        return tuple(values["name"] if len(values) == 1 else values for values in found.values())
+        return named_entries("diagnostics", value, PROBES)
 
     def probes(self) -> dict[str, Probe]:
         """The diagnostics by name, in their order."""
-        found = {}
-        for entry in self.diagnostics:
-            values = {"name": entry} if isinstance(entry, str) else dict(entry)
-            name = values.pop("name")
-            found[name] = PROBES.get(name)(**values)
-        return found
+        return built(self.diagnostics, PROBES)
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _track(cls, value: Any) -> Any:
+        return named_entries("track", value, TRACKERS)
+
+    def trackers(self) -> dict[str, Section]:
+        """The trackers' options by name, in their order."""
+        return built(self.track, TRACKERS)
 
     @field_validator("algorithm", mode="before")
     @classmethod

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # from the bottom up: a unit imports itself and what stands in a line above it, nothing beside it and nothing below
 LEVELS = (
     ("flray.core",),
-    ("flray.ops", "flray.models", "flray.data"),
+    ("flray.ops", "flray.models", "flray.data", "flray.tracking"),
     ("flray.metrics",),  # probes compute with the losses of ops
     # no algorithm knows data, models or scenario, and none of these an algorithm
     ("flray.algorithms", "flray.scenario"),

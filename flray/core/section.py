@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError, model_validator
 
 from flray.core.errors import ConfigError, nearest, shown
+from flray.core.registry import Registry
 
 
 class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -70,6 +71,34 @@ def spelled_out(value: Any, section: type[BaseModel] | None) -> Any:
     fields: Mapping[type, str] = getattr(section, "shorthand", {})
     meant = fields.get(type(value)) or (fields.get(float) if type(value) is int else None)
     return value if meant is None else {**dict.fromkeys(fields.values()), meant: value}
+
+
+def named_entries(key: str, value: Any, table: Registry) -> tuple[str | dict[str, Any], ...]:
+    """The value of a key such as `diagnostics`: names of a table, each alone or with options, as `[NAME, {name: NAME,
+    option: ...}]`, with every option written out. Raises `ConfigError`."""
+    found: dict[str, dict[str, Any]] = {}
+    entries = (value,) if isinstance(value, str | dict) else () if value is None else value
+    if not isinstance(entries, list | tuple) or not all(isinstance(entry, str | dict) for entry in entries):
+        raise ValueError("must be a list of names, or of {name: ..., option: ...}")
+    for entry in entries:
+        values = {"name": entry} if isinstance(entry, str) else dict(entry)
+        name = values.pop("name", None)
+        kind = table.get(name)
+        if name in found:
+            raise ConfigError(f"{key}: {name} is there twice; leave one of them out")
+        with one_line(f"{key}.{name}", kind):
+            found[name] = {"name": name, **kind(**values).model_dump(mode="json")}
+    return tuple(values["name"] if len(values) == 1 else values for values in found.values())
+
+
+def built(entries: Iterable[str | dict[str, Any]], table: Registry) -> dict[str, Any]:
+    """The sections of checked entries by name, in their order."""
+    found = {}
+    for entry in entries:
+        values = {"name": entry} if isinstance(entry, str) else dict(entry)
+        name = values.pop("name")
+        found[name] = table.get(name)(**values)
+    return found
 
 
 class one_line:

@@ -30,6 +30,7 @@ from flray.rundir.provenance import Origin
 from flray.rundir.reader import Run
 from flray.rundir.recorder import Recorder, write_text
 from flray.rundir.storage import Storage
+from flray.rundir.trackers import Trackers
 from flray.scenario import Scenario
 
 RESTARTS = 3  # of the server actor in one run
@@ -64,6 +65,7 @@ class Simulation(Transactions):
         origin.compare(self.fingerprints)
         self.recorder: Recorder | None = None
         self._flops = {}
+        self.trackers = Trackers(experiment, home.path, home.check)
         self._looks_at_rounds = any("round" in probe.at for probe in experiment.probes().values())
 
     @property
@@ -147,7 +149,7 @@ class Simulation(Transactions):
             )
         if self.recorder is not None:
             self.recorder.close()
-        self.recorder = Recorder(self.folder, self.home.check)
+        self.recorder = Recorder(self.folder, self.home.check, self.trackers)
         if wanted and position == START:
             # as it was: `every` may change now
             before, rows = Run(self.folder), max(self.recorder.rounds.kept, default=0)
@@ -277,6 +279,7 @@ class Simulation(Transactions):
             assert self.recorder is not None
             self.home.settle()
             self.recorder.moved(self.folder)
+            self.trackers.moved(self.folder)
             self.executor.call("moved", self.folder.absolute())
             if self.storage is not None:
                 self.storage.moved(self.folder)

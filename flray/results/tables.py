@@ -28,7 +28,10 @@ SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # colum
 # columns that only some runs have: the personalised test, the validation split, what clients and classes get
 _OPTIONAL = ("personal/", "val/", "client/", "class/")
 # keys that do not change what a run finds
-_ASIDE = ("name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports", "diagnostics")
+_ASIDE = (
+    "name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports", "diagnostics",
+    "track",
+)  # fmt: skip
 
 
 # tables ------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from flray.core.clock import PHASES, Position
 from flray.core.disk import whole
 from flray.core.errors import CheckpointError
 from flray.rundir.parts import RowsMissingWarning, gaps, read_part, untested, without_clients, write_part
+from flray.rundir.trackers import Trackers
 
 PART = 100  # rounds in one Parquet file
 FLUSH_S = 1.0  # longest time that finished rounds stay in memory
@@ -135,12 +136,15 @@ class Table:
 class Recorder:
     """Writes one run's rows; flushed at most once a second, and always at a checkpoint and at the end."""
 
-    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
-        """`check` raises when the folder may no longer be written: it is another's, or gone.
+    def __init__(
+        self, folder: Path, check: Callable[[], None] = lambda: None, trackers: Trackers | None = None
+    ) -> None:
+        """`check` raises when the folder may no longer be written: it is another's, or gone. `trackers` get what
+        TensorBoard gets.
 
         Raises `CheckpointError` when what is there can neither be read nor moved aside.
         """
-        self.folder, self.check = folder, check
+        self.folder, self.check, self._trackers = folder, check, trackers
         with _one_line(folder):
             self.rounds, self.clients = Table(folder / "rounds"), Table(folder / "clients")
             self.tasks, self.personal = Table(folder / "tasks"), Table(folder / "personal")
@@ -213,6 +217,8 @@ class Recorder:
             for name, value in row.items():
                 if name not in ("done", "task", "round") and isinstance(value, int | float) and value is not None:
                     self._tensorboard.add_scalar(name, value, done)
+        if self._trackers is not None:
+            self._trackers.rounds(self._pending)
         self._pending = []
         if self._tensorboard is not None:
             self._tensorboard.flush()
@@ -253,6 +259,8 @@ class Recorder:
     def status(self, text: str) -> None:
         self.check()
         write_status(self.folder, text)
+        if self._trackers is not None:
+            self._trackers.status(text)
 
     def close(self) -> None:
         self.flush()

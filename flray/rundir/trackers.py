@@ -1,0 +1,290 @@
+"""`track: [mlflow, wandb]`: what the recorder writes into `rounds/` goes to experiment trackers as well.
+
+Each tracker works on a thread of its own and is never waited for but at the end. One that fails is told of once, and
+the run goes on without it; what it missed it gets when the run is resumed, from the tables. `track/NAME.json` in the
+run folder keeps which of the tracker's runs this is and the last round that it has.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import queue
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import pyarrow.parquet as pq
+
+from flray.core.disk import whole
+from flray.core.errors import CheckpointError, ConfigError
+from flray.experiment import Experiment, algorithm_name
+from flray.grid import dotted
+from flray.tracking import Mlflow, Wandb
+
+FOLDER = "track"
+WAIT_S = 60.0  # for a tracker to take the rest, at the end
+MOVED_S = 1.0  # a run that replaces another one gets its name after its first round
+AT_START, AT_END = ("config.yaml",), ("environment.json", "model.safetensors")  # artifacts
+ASIDE = ("done", "task", "round")
+Row = Mapping[str, Any]
+
+
+class Backend(Protocol):
+    """One tracker's own run."""
+
+    package: ClassVar[str]
+
+    def begin(self, id: str | None, name: str, experiment: Experiment) -> str:
+        """Begin a run of this name, or go on with the one of this id. Returns its id."""
+
+    def log(self, done: int, numbers: Mapping[str, float]) -> None:
+        """The numbers of the round after which `done` are done."""
+
+    def keep(self, files: Sequence[Path]) -> None:
+        """Files as artifacts."""
+
+    def end(self, status: str) -> None:
+        """The run is over, with this line in its STATUS."""
+
+
+class Trackers:
+    """All trackers of a run; without any, every method does nothing."""
+
+    def __init__(self, experiment: Experiment, folder: Path, check: Callable[[], None]) -> None:
+        """`check` raises where the folder is no longer this run's."""
+        self._workers = [
+            _Worker(name, BACKENDS[name](options), experiment, folder, check)
+            for name, options in experiment.trackers().items()
+        ]
+
+    def rounds(self, rows: Iterable[tuple[int, Row]]) -> None:
+        """The rows of rounds that are on disk now, with the rounds done after each."""
+        rows = list(rows)
+        for worker in self._workers:
+            worker.ask(functools.partial(worker.log, rows))
+
+    def status(self, text: str) -> None:
+        """What STATUS says now: `running` begins or goes on, anything else ends."""
+        if text == "running":
+            for worker in self._workers:
+                worker.start()
+            return
+        until = time.monotonic() + WAIT_S
+        for worker in self._workers:
+            worker.ask(functools.partial(worker.end, text))
+        for worker in self._workers:
+            worker.wait(until)
+
+    def moved(self, folder: Path) -> None:
+        """The run folder has another name now."""
+        for worker in self._workers:
+            worker.folder = folder
+
+
+def check(experiment: Experiment) -> None:
+    """Raises `ConfigError` where the package of a tracker that the experiment names is not installed."""
+    for name in experiment.trackers():
+        package = BACKENDS[name].package
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"track: {name} is not installed; pip install 'flray[{name}]', or leave it out of track")
+
+
+class _Worker:
+    """A tracker and the thread that it works on."""
+
+    def __init__(
+        self, name: str, backend: Backend, experiment: Experiment, folder: Path, check: Callable[[], None]
+    ) -> None:
+        self.name, self.backend, self.experiment, self.folder, self.check = name, backend, experiment, folder, check
+        self._asked: queue.Queue[Callable[[], Any]] = queue.Queue()
+        self._broken = self._begun = self._ended = False
+        self._id: str | None = None
+        self._last = -1  # rounds done that it has; 0: the initial model's
+        threading.Thread(target=self._work, daemon=True, name=f"flray-track-{name}").start()
+
+    def start(self) -> None:
+        """Begin, or go on: with what is on disk of the run so far."""
+        tables = [pq.read_table(path) for path in sorted((self.folder / "rounds").glob("part-*.parquet"))]
+        rows = [(row["done"], row) for table in tables for row in table.to_pylist()]
+        self.ask(functools.partial(self.begin, rows))
+
+    def ask(self, what: Callable[[], Any]) -> None:
+        self._asked.put(what)
+
+    def wait(self, until: float) -> None:
+        """Until all is done that was asked; a tracker that takes longer is left, aloud."""
+        asked, left = self._asked, max(until - time.monotonic(), 0.0)
+        with asked.all_tasks_done:
+            done = asked.all_tasks_done.wait_for(lambda: not asked.unfinished_tasks, left)
+        if not done:
+            self._fail(f"no answer within {WAIT_S:.0f} s")
+
+    def _work(self) -> None:
+        while True:
+            what = self._asked.get()
+            try:
+                if not self._broken:
+                    what()
+            except Exception as error:  # every tracker has errors of its own
+                self._fail(" ".join(str(error).split())[:300] or type(error).__name__)
+            finally:
+                self._asked.task_done()
+
+    def _fail(self, why: str) -> None:
+        if not self._broken:
+            self._broken = True
+            warnings.warn(f"track: {self.name} failed ({why}); the run goes on without it", stacklevel=2)
+
+    # on its own thread --------------------------------------------------------------------------
+    def begin(self, before: Sequence[tuple[int, Row]]) -> None:
+        """Once a process: a server that was started again changes nothing. `before`: the rounds of a run that goes on,
+        of which it gets those that it missed."""
+        if self._begun:
+            return
+        self._begun = True
+        try:
+            kept = json.loads((self.folder / FOLDER / f"{self.name}.json").read_text())
+        except (OSError, ValueError):
+            kept = {"run": None, "last": -1}
+        self._last = kept["last"]
+        self._id = self.backend.begin(kept["run"], self.folder.absolute().name.removesuffix(".new"), self.experiment)
+        self._note()
+        self.backend.keep(self._there(AT_START))
+        self.log(before)
+
+    def log(self, rows: Iterable[tuple[int, Row]]) -> None:
+        """Rounds that it does not have yet: those that a resume repeats have the same numbers."""
+        try:
+            for done, row in rows:
+                if done > self._last:
+                    self.backend.log(done, numbers(row))
+                    self._last = done
+        finally:
+            self._note()
+
+    def end(self, status: str) -> None:
+        if self._begun and not self._ended:
+            self._ended = True
+            self.backend.keep(self._there(AT_END))
+            self.backend.end(status)
+
+    def _note(self) -> None:
+        for left in (2, 1, 0):
+            try:
+                self.check()
+                path = self.folder / FOLDER / f"{self.name}.json"
+                path.parent.mkdir(exist_ok=True)
+                with whole(path) as aside:
+                    aside.write_text(json.dumps({"run": self._id, "last": self._last}))
+                return
+            except (OSError, CheckpointError):
+                if not left:
+                    raise
+                time.sleep(MOVED_S)
+
+    def _there(self, names: Iterable[str]) -> list[Path]:
+        return [path for name in names if (path := self.folder / name).exists()]
+
+
+def numbers(row: Row) -> dict[str, float]:
+    """The columns of a row that are one number; vectors and texts are in the run folder alone."""
+    return {
+        name: float(value) for name, value in row.items() if name not in ASIDE and isinstance(value, int | float)
+    }
+
+
+class MlflowRun:
+    """A run of MLflow's tracking API."""
+
+    package = "mlflow"
+
+    def __init__(self, options: Mlflow) -> None:
+        self.options = options
+
+    def begin(self, id: str | None, name: str, experiment: Experiment) -> str:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self.client = MlflowClient(tracking_uri=self.options.uri)
+        if id is not None:
+            self.client.update_run(id, status="RUNNING")
+            self.id = id
+            return id
+        title = self.options.experiment or experiment.name
+        found = self.client.get_experiment_by_name(title)
+        home = self.client.create_experiment(title) if found is None else found.experiment_id
+        tags = {"algorithm": algorithm_name(experiment.algorithm)}
+        self.id = str(self.client.create_run(home, run_name=name, tags=tags).info.run_id)
+        values = [Param(key, str(value)[:500]) for key, value in dotted(experiment.dump()).items()]
+        for first in range(0, len(values), 100):  # the most that one request may have
+            self.client.log_batch(self.id, params=values[first : first + 100])
+        return self.id
+
+    def log(self, done: int, numbers: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self.client.log_batch(self.id, metrics=[Metric(_name(key), value, now, done) for key, value in numbers.items()])
+
+    def keep(self, files: Sequence[Path]) -> None:
+        for path in files:
+            self.client.log_artifact(self.id, str(path))
+
+    def end(self, status: str) -> None:
+        self.client.set_tag(self.id, "status", status)
+        good, bad = status.startswith(("finished", "diverged")), status.startswith("failed")
+        self.client.set_terminated(self.id, "FINISHED" if good else "FAILED" if bad else "KILLED")
+
+
+def _name(key: str) -> str:
+    """A column as MLflow takes it: letters, digits, and `_-. /`."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_-. /") else "_" for c in key)
+
+
+class WandbRun:
+    """A run of Weights & Biases."""
+
+    package = "wandb"
+
+    def __init__(self, options: Wandb) -> None:
+        self.options = options
+
+    def begin(self, id: str | None, name: str, experiment: Experiment) -> str:
+        import wandb
+
+        self.run = wandb.init(
+            project=self.options.project or experiment.name,
+            entity=self.options.entity,
+            mode=self.options.mode,
+            name=name,
+            id=id or secrets.token_hex(4),
+            resume="allow",
+            reinit="create_new",  # a sweep has several runs in one process
+            config=experiment.dump(),
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        return str(self.run.id)
+
+    def log(self, done: int, numbers: Mapping[str, float]) -> None:
+        self.run.log(dict(numbers), step=done)
+
+    def keep(self, files: Sequence[Path]) -> None:
+        import wandb
+
+        for path in files:
+            artifact = wandb.Artifact(f"{self.run.id}-{path.name}", type="flray")
+            artifact.add_file(str(path))
+            self.run.log_artifact(artifact)
+
+    def end(self, status: str) -> None:
+        self.run.summary["status"] = status
+        self.run.finish(exit_code=0 if status.startswith(("finished", "diverged")) else 1)
+
+
+BACKENDS: dict[str, Any] = {"mlflow": MlflowRun, "wandb": WandbRun}  # one for each name of `tracking.TRACKERS`

@@ -1,0 +1,198 @@
+"""`track:`: names and options, what a tracker gets and when, trackers that fail or hang, MLflow and wandb for real."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flray
+from flray.core.errors import ConfigError
+from flray.loader import load_config
+from flray.rundir import trackers
+from flray.tracking import TRACKERS, Mlflow
+
+BASE = {
+    "rounds": 3, "data": {"source": "iris"}, "partition": {"name": "iid", "clients": 3}, "model": {"name": "mlp"},
+    "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8}, "resources": {"executor": "local"},
+}  # fmt: skip
+
+
+class Notebook:
+    """A tracker that writes down what it is asked for, in the order in which it is asked."""
+
+    package = "json"
+    asked: list[tuple[Any, ...]]
+    fails_at, hangs = -1, False
+
+    def __init__(self, options: Mlflow) -> None:
+        self.options = options
+
+    def begin(self, id: str | None, name: str, experiment: Any) -> str:
+        if self.hangs:
+            time.sleep(1.0)
+        self.asked.append(("begin", id, name))
+        return id or "one"
+
+    def log(self, done: int, numbers: dict[str, float]) -> None:
+        if done == self.fails_at:
+            raise RuntimeError("the server\nis down")
+        self.asked.append(("log", done, numbers))
+
+    def keep(self, files: list[Path]) -> None:
+        self.asked.append(("keep", *(path.name for path in files)))
+
+    def end(self, status: str) -> None:
+        self.asked.append(("end", status.partition(";")[0]))
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Notebook]]:
+    kind = type("Notebook", (Notebook,), {"asked": []})
+    monkeypatch.setitem(TRACKERS._table, "notebook", "flray.tracking:Mlflow")
+    monkeypatch.setitem(trackers.BACKENDS, "notebook", kind)
+    yield kind
+
+
+def test_names_and_options_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = load_config({**BASE, "track": ["mlflow", {"name": "wandb", "mode": "offline"}]})[0]
+    assert list(found.trackers()) == ["mlflow", "wandb"] and found.trackers()["wandb"].mode == "offline"  # type: ignore[attr-defined]
+    assert load_config(found.dump())[0] == found and load_config(BASE)[0].track == ()
+    for wrong, line in (
+        ("mlfow", "unknown tracker 'mlfow' (did you mean 'mlflow'?)"),
+        ({"name": "wandb", "mod": "offline"}, "track.wandb.mod: unknown key (did you mean 'mode'?)"),
+        (["wandb", "wandb"], "track: wandb is there twice; leave one of them out"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            load_config({**BASE, "track": wrong})
+        assert str(error.value) == line
+
+
+def test_a_package_that_is_absent_is_one_line_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers.MlflowRun, "package", "no_such_package")
+    with pytest.raises(ConfigError) as error:
+        flray.run({**BASE, "track": "mlflow"}, out=tmp_path / "run", progress=False)
+    assert str(error.value) == "track: mlflow is not installed; pip install 'flray[mlflow]', or leave it out of track"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_gets_what_the_tables_hold_and_a_resume_goes_on(tmp_path: Path, notebook: type[Notebook]) -> None:
+    run = flray.run({**BASE, "track": "notebook"}, out=tmp_path / "run", progress=False)
+    names = [what[0] for what in notebook.asked]
+    assert notebook.asked[0] == ("begin", None, "run") and notebook.asked[1] == ("keep", "config.yaml")
+    assert names == ["begin", "keep", "log", "log", "log", "log", "keep", "end"]
+    assert notebook.asked[-2:] == [("keep", "environment.json", "model.safetensors"), ("end", "finished")]
+    logged = [what for what in notebook.asked if what[0] == "log"]
+    assert [done for _, done, _ in logged] == [0, 1, 2, 3] and list(logged[0][2]) == ["test/acc"]
+    for (_, _, numbers), (_, row) in zip(logged[1:], run.rounds.iterrows(), strict=True):
+        assert all(numbers[name] == row[name] for name in numbers) and "comm/up_bytes" in numbers
+    notebook.asked.clear()
+    flray.resume(tmp_path / "run", rounds=5, progress=False)
+    assert notebook.asked[0] == ("begin", "one", "run")
+    assert [what[1] for what in notebook.asked if what[0] == "log"] == [4, 5]
+    assert json.loads((tmp_path / "run" / "track" / "notebook.json").read_text()) == {"run": "one", "last": 5}
+
+
+def test_one_that_fails_is_told_of_once_and_gets_the_rest_with_a_resume(
+    tmp_path: Path, notebook: type[Notebook]
+) -> None:
+    notebook.fails_at = 2
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run = flray.run({**BASE, "track": "notebook"}, out=tmp_path / "run", progress=False)
+    said = [str(warning.message) for warning in told if "track" in str(warning.message)]
+    assert said == ["track: notebook failed (the server is down); the run goes on without it"]
+    assert run.status == "finished" and len(run.rounds) == 3
+    notebook.fails_at, _ = -1, notebook.asked.clear()
+    flray.resume(tmp_path / "run", rounds=4, progress=False)
+    assert [what[1] for what in notebook.asked if what[0] == "log"] == [2, 3, 4]
+
+
+def test_one_that_hangs_is_left(tmp_path: Path, notebook: type[Notebook], monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook.hangs = True
+    monkeypatch.setattr(trackers, "WAIT_S", 0.01)
+    experiment = load_config({**BASE, "track": "notebook"})[0]
+    found = trackers.Trackers(experiment, tmp_path, lambda: None)
+    found.status("running")
+    with pytest.warns(UserWarning, match="notebook failed \\(no answer within 0 s\\); the run goes on without it"):
+        found.status("finished")
+
+
+def test_only_single_numbers_are_sent() -> None:
+    row = {"done": 3, "task": 0, "round": 3, "test/acc": 0.5, "diverged": False, "who": "1 2", "v": [1.0], "no": None}
+    assert trackers.numbers(row) == {"test/acc": 0.5, "diverged": 0.0}
+
+
+@pytest.mark.slow
+def test_mlflow_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its local database: parameters, a metric's history over a resume, artifacts, and how the run ended."""
+    mlflow = pytest.importorskip("mlflow", reason="pip install 'flray[mlflow]'")
+    monkeypatch.setattr(trackers, "WAIT_S", 250.0)  # importing it may take long
+    monkeypatch.chdir(tmp_path)  # artifacts go below mlruns/
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    values = {**BASE, "name": "iris", "track": [{"name": "mlflow", "uri": uri}]}
+    flray.run(values, out=tmp_path / "run", progress=False)
+    run = flray.resume(tmp_path / "run", rounds=5, progress=False)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("iris").experiment_id])
+    id = found.info.run_id
+    assert (found.info.status, found.info.run_name, found.data.tags["algorithm"]) == ("FINISHED", "run", "fedavg")
+    assert found.data.params["algorithm.lr"] == "0.1" and found.data.params["data.source"] == "iris"
+    history = {metric.step: metric.value for metric in client.get_metric_history(id, "test/acc")}
+    assert history == dict(zip(range(6), [run.initial("test/acc"), *run.rounds["test/acc"]], strict=True))
+    assert len(client.get_metric_history(id, "train/loss")) == 5
+    names = {file.path for file in client.list_artifacts(id)}
+    assert names == {"config.yaml", "environment.json", "model.safetensors"}
+
+
+def records(file: bytes) -> Iterator[bytes]:
+    """What wandb wrote, LevelDB's log format: blocks of 32 KiB, in which a part has 4 bytes of checksum, 2 of length, 1
+    of kind (1 whole, 2 first, 3 middle, 4 last); the first block begins with 7 bytes of wandb's own."""
+    place, found = 7, b""
+    while place + 7 <= len(file):
+        if 2**15 - place % 2**15 < 7:  # too little for a part
+            place += 2**15 - place % 2**15
+            continue
+        size, kind = struct.unpack("<HB", file[place + 4 : place + 7])
+        found += file[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):
+            yield found
+            found = b""
+
+
+@pytest.mark.slow
+def test_wandb_offline_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own files, read back: two parts of one run, the configuration, every round once."""
+    pytest.importorskip("wandb", reason="pip install 'flray[wandb]'")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setattr(trackers, "WAIT_S", 250.0)  # importing it may take long
+    monkeypatch.chdir(tmp_path)
+    flray.run({**BASE, "track": [{"name": "wandb", "mode": "offline"}]}, out=tmp_path / "run", progress=False)
+    run = flray.resume(tmp_path / "run", rounds=5, progress=False)
+    steps: dict[int, float] = {}
+    ids, config = set(), {}
+    for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")):
+        for data in records(path.read_bytes()):
+            record = Record()
+            record.ParseFromString(data)
+            if record.HasField("run"):
+                ids.add(record.run.run_id)
+                config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            for item in record.history.item:
+                if "/".join([item.key, *item.nested_key]).strip("/") == "test/acc":
+                    assert record.history.step.num not in steps
+                    steps[record.history.step.num] = json.loads(item.value_json)
+    assert len(ids) == 1 and config["algorithm"]["lr"] == 0.1
+    assert steps == pytest.approx(
+        dict(zip(range(6), [run.initial("test/acc"), *run.rounds["test/acc"]], strict=True))
+    )
