@@ -21,6 +21,7 @@ SAME = (
     *(key for key in RESUMABLE if key != "rounds"),
     "data.root", "data.download", "proxy.root", "proxy.download",
 )  # fmt: skip
+DRAWN = ("holdout", "uniform_box")  # public data that are made of the data set itself
 
 
 class Planned(NamedTuple):
@@ -107,7 +108,7 @@ def _of_line(config: Path, overrides: tuple[str, ...], seeds: int, extra: tuple[
 def missing(experiment: Experiment) -> str:
     """What of an experiment is not on this machine, in words; empty where nothing is. No data are read."""
     wanted = [experiment.data]
-    if experiment.proxy is not None and experiment.algorithm.needs_proxy and experiment.proxy.source != "holdout":
+    if experiment.proxy is not None and experiment.algorithm.needs_proxy and experiment.proxy.source not in DRAWN:
         wanted.append(experiment.proxy)
     for data in wanted:
         try:

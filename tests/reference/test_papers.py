@@ -92,6 +92,7 @@ def test_what_is_missing_is_said(tmp_path):
     assert [run.rows[0].shown for run in found.runs] == ["FedAvg", "FedProx", "FedNova", "FedDyn", "MOON", "FedRCL"]
     assert {why for *_, why in found.left} == {f"the data set imagenet100 is not below {tmp_path}"}
     assert len({run.folder for run in found.runs}) == 6
+    assert len(plan(settings_of("fedproj/figure1"), "full", 2, tmp_path, configs_folder()).runs) == 6  # needs no file
     vit = chosen("fedprotip/table6", [])
     (experiment,) = of_part(vit[0], vit[0].parts[0], "full", 1, configs_folder(), (f"data.root={tmp_path}",))
     assert missing(experiment).startswith("the weights vit_base_patch16_224")

@@ -1,0 +1,161 @@
+"""From runs to verdicts and pages: real runs of one and two rounds, and cases by hand."""
+
+import math
+import re
+from pathlib import Path
+
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+from flray.api import simulate
+from flray.cli import app
+from flray.loader import load_config
+from flray.reference.outcome import Compared, Judged, judge, table_of
+from flray.reference.page import figure, lines_of, markdown, put_on_page, render, table_name, write
+from flray.reference.papers import Printed, chosen, with_methods
+from flray.reference.plan import Plan, Planned
+from flray.reference.verdict import HOLDS, NOT_COMPARABLE, claims
+
+QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+SMALL = ["resources.executor=local", "rounds=1", "evaluate.clients=false", "partition.clients=4", "cohort.size=2"]
+
+
+def flray(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """FedAvg and FedProx of FedSOL's Table 2, CIFAR-10, LDA 0.1, as runs of digits; FedSOL cannot run."""
+    root = tmp_path_factory.mktemp("runs")
+    setting = chosen("fedsol/table2", ["CIFAR-10, LDA 0.1"])[0]
+    found = Plan([], [])
+    for part in with_methods(setting, ["FedAvg", "FedProx"]):
+        name = part.rows[0].shown.casefold()
+        for experiment in load_config(QUICK, [*SMALL, f"algorithm={name}", "seed=0,1"]):
+            found.runs.append(Planned(setting, part, experiment, root / f"{name}-seed{experiment.seed}"))
+    for run in found.runs[:3]:  # the last is still to do
+        simulate(run.experiment, run.folder)
+    found.left.append((setting, with_methods(setting, ["FedSOL"])[0], "the data set is not below data.root"))
+    return found
+
+
+def test_ours_is_what_the_runs_have_in_per_cent(planned):
+    (judged,) = judge(planned, "small", [], 2.0)
+    fedavg, fedprox = judged.rows
+    rounds = pandas.read_parquet(planned.runs[0].folder / "rounds")
+    assert fedavg.ours[0] == pytest.approx(100 * rounds["test/acc"].iloc[-1]) and len(fedavg.ours) == 2
+    assert (fedprox.unfinished, fedprox.diverged, len(fedprox.ours)) == (1, 0, 1)
+    assert (fedavg.printed.mean, fedprox.printed.mean, fedavg.printed.std) == (56.13, 59.80, None)
+    assert judged.left == [("FedSOL", "the data set is not below data.root")]
+    (claim,) = judged.claims
+    assert (claim.better, claim.worse, claim.printed) == ("FedProx", "FedAvg", pytest.approx(3.67))
+    assert claim.ours == pytest.approx(fedprox.ours[0] - fedavg.ours[0])  # on the seed that both have
+    assert math.isnan(fedavg.p) and judged.why.startswith("another scale; ")
+    assert not math.isnan(judge(planned, "full", [], 2.0)[0].rows[0].p)
+    assert judge(planned, "full", ["rounds=1"], 2.0)[0].another == "changed by rounds=1"
+
+
+def test_what_is_written_is_found_again(planned, tmp_path):
+    judged = judge(planned, "small", [], 2.0)
+    paths = write(tmp_path, "fedsol/table2", "small", judged, 2, "flray reproduce fedsol/table2")
+    assert [path.name for path in paths] == ["reproduce.md", "reproduce.csv", "reproduce.png"]
+    frame = pandas.read_csv(paths[1])
+    assert frame["paper"].tolist() == [56.13, 59.80] and set(frame["verdict"]) == {judged[0].verdict}
+    text = paths[0].read_text()
+    assert "| FedAvg | 56.13 |" in text and "* FedSOL was not run: the data set is not below data.root." in text
+    assert "flray run configs/fedsol/cifar10_lda01.yaml preset=tiny algorithm=fedavg,fedprox" in text
+    assert len(figure(judged).axes[0].collections) >= 4
+
+
+def test_a_cell_of_which_nothing_ran_says_why(planned):
+    (judged,) = judge(Plan([], planned.left), "small", [], 2.0)
+    assert (judged.verdict, judged.why, judged.rows) == (NOT_COMPARABLE, "the data set is not below data.root", [])
+    assert table_of([judged]).empty and figure([judged]).axes
+    assert "not comparable" in render(judged).title
+    (judged,) = judge(Plan([run._replace(folder=Path("nowhere")) for run in planned.runs], []), "small", [], 2.0)
+    assert judged.why == "no run has finished" and [row.unfinished for row in judged.rows] == [2, 2]
+
+
+def section(verdict, ours=61.0):
+    setting = chosen("fedsol/table2", ["MNIST, LDA"])[0]
+    rows = [
+        Compared("FedAvg", Printed(60.0, 1.5, 3, "odd"), {0: 50.0, 1: 52.0}, 0, 0, math.nan),
+        Compared("FedSOL", Printed(64.0, None, None), {0: ours}, 1, 0, math.nan),
+    ]
+    found = claims({"FedAvg": 60.0, "FedSOL": 64.0}, {row.name: row.ours for row in rows})
+    return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [])
+
+
+def test_a_page_keeps_the_other_sections_and_writes_its_own_again(tmp_path):
+    page, picture = tmp_path / "reproduced.md", tmp_path / "reproduce.png"
+    picture.write_bytes(b"png")
+    for key, scale, verdict in (("fedsol/table2", "small", "stale"), ("fedproj/table1", "small", "kept")):
+        text = markdown(key, scale, [section(verdict)], 2, "again", picture.name)
+        put_on_page(page, key, scale, text, picture)
+    put_on_page(
+        page,
+        "fedsol/table2",
+        "small",
+        markdown("fedsol/table2", "small", [section(HOLDS)], 2, "again", picture.name),
+        picture,
+    )
+    text = page.read_text()
+    assert "stale" not in text and text.index(HOLDS) < text.index("kept") and text.count("<!-- fedsol") == 1
+    for target in re.findall(r"!\[[^]]*\]\((.*?)\)", text):
+        assert (tmp_path / target).read_bytes() == b"png"
+    assert "| FedSOL | 64.00 | 61.00 | 1, 1 diverged | -3.00 |" in text and "* FedAvg: odd." in text
+
+
+def test_numbers_as_text():
+    row = section(HOLDS).rows[0]
+    assert lines_of(row) == ("FedAvg", "60.00 ± 1.50", "51.00 ± 1.41", "2", "-9.00")
+    assert (table_name("fedsol/table2"), table_name("fedproj/figure1")) == ("Table 2", "Figure 1")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["fedsol/tabel2"], "unknown table 'fedsol/tabel2' (did you mean 'fedsol/table2'?)"),
+        (["fedsol/table2", "--cells", "CIFAR-11, LDA 0.1"], "has no cell 'CIFAR-11, LDA 0.1' (did you mean"),
+        (["fedsol/table2", "--methods", "FedSOLL"], "unknown method 'FedSOLL'"),
+        (["fedsol/table2", "--scale", "medium"], "unknown scale 'medium'"),
+        (["fedproj/table5"], "fedproj/table5 cannot be run: the paper computes it"),
+        (["rounds=3"], "the table comes first, then key=value"),
+        (["fedsol/table2", "--configs", "nowhere"], "--configs DIR"),
+        (["fedsol/table2", "--concurrency", "0"], "auto, or a number of at least 1"),
+        (
+            ["fedsol/table2", "data.root=nowhere", "--cells", "SVHN"],
+            "nothing of fedsol/table2 can run here: the data set",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(words, told):
+    done = flray("reproduce", *words)
+    assert told in str(done.exception) and "\n" not in str(done.exception)
+
+
+def test_the_list_says_what_can_run_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    done = flray("reproduce")
+    assert done.exit_code == 0, done.output
+    assert "4 papers, 36 tables" in done.output and "fedproj/figure1" in done.output
+    assert "the data set cifar10" in done.output.replace("\n", " ")
+    assert "T5 and no" in flray("reproduce", "fedmemo").output
+
+
+@pytest.mark.slow
+def test_a_table_that_needs_no_data_set(ray_cluster, tmp_path):
+    """The Iris pilot: run, run again (nothing is left to do), and one seed more."""
+    words = ["reproduce", "fedproj/figure1", "resources.client_actors=1", "--out", tmp_path, "--scale", "full"]
+    done = flray(*words, "--seeds", 1)
+    assert done.exit_code == 0, done.output
+    marks = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/STATUS")}
+    assert len(marks) == 3
+    assert flray(*words, "--seeds", 2, "--page", tmp_path / "page.md").exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in marks} == marks
+    assert (
+        len(pandas.read_csv(tmp_path / "reproduce.csv")) == 3
+        and "FedProj, Figure 1" in (tmp_path / "page.md").read_text()
+    )
