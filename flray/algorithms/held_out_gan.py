@@ -74,6 +74,7 @@ class HeldOutGAN(ProxyTraining, frozen=True):
         x, y = pixels(ctx, proxy.inputs(everything)), proxy.labels(everything)
         C = len(ctx.inputs.classes)
         how: dict[str, Any] = {"epochs": self.gan_epochs, "batch_size": self.gan_batch_size, "lr": self.gan_lr}
+        how["tell"] = ctx.progress("FedMemo trains its GAN")
         nets = ctx.net["generator"], ctx.net["discriminator"]
         if self.proxy_labels == "per_class":
             made = [

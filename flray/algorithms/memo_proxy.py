@@ -51,6 +51,7 @@ class ProxySource(HeldOutGAN, frozen=True):
         classes = None if ctx.classes is None else ctx.classes.seen
         objective, draws = ctx.net["generator"], ctx.rng("generator")
         how: dict[str, Any] = {"steps": self.generator_steps, "lr": self.generator_lr}
+        how["tell"] = ctx.progress("FedMemo trains its generator")
         teacher = Teacher(ctx.objective, w, b, classes)
         g, s, _ = fit_mfcl_generator(objective, *objective.initial(), teacher, draws, **how)
         return Maker(g[None], s[None], w, b)

@@ -68,7 +68,9 @@ class Target(DataFreePool, frozen=True):
         student = Student.of(*reinitialised(ctx.objective, ctx.rng("student")))
         average: Moved = ()
         made, pool, metrics = list[Tensor](), state.pool[:0], dict[str, float | Tensor]()
-        for number in range(1, self.warmup + self.syn_round + 1):
+        tell, last = ctx.progress("TARGET makes inputs"), self.warmup + self.syn_round
+        for number in range(1, last + 1):
+            tell(number, last)
             draws, after = ctx.rng("synthesis", number), number - self.warmup
             if after == self.reset_round:
                 self.reset(ctx, g, draws)

@@ -66,7 +66,7 @@ def _plain(found: Any, screen: Console) -> bool:
     for glance in found:
         texts = [_last(glance.run)] if glance.run is not None and glance.news else []
         for text in [*texts, glance.note]:
-            same = re.sub(r"for \d+ (s|min)", "", text)  # how long it is stalled is no news
+            same = re.sub(r"for \d+ (s|min)|\d+/\d+$", "", text)  # how long it is stalled, or how far, is no news
             if text and same not in said:
                 said.add(same)
                 print(text, flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from flray.core.inputs import Inputs
 from flray.core.objective import Objective
 from flray.core.samples import Proxy
 from flray.core.seeding import Address, rng
+from flray.core.telling import Tell, Teller, nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Context:
     and end also one that has not begun; -1: several, or not testing. `net`: the networks that
     :meth:`Algorithm.networks` declares, by name. `inputs`: shape and scale of what the network reads. `tests`: for a
     probe that declares to read them, the test sets (while a sweep tunes, the validation splits) by name; an algorithm
-    never has them.
+    never has them. `tell`: who hears of :meth:`progress`, on the server.
     """
 
     objective: Objective
@@ -48,6 +50,7 @@ class Context:
     net: Mapping[str, Objective] = field(default_factory=dict)
     inputs: Inputs = field(default_factory=lambda: Inputs(()))
     tests: Mapping[str, Proxy] = field(default_factory=dict)
+    tell: Teller = nobody
 
     @property
     def device(self) -> torch.device:
@@ -74,6 +77,11 @@ class Context:
     def rng(self, *purpose: Address) -> np.random.Generator:
         """The generator addressed by (seed, clock, client, purpose); see :attr:`Clock.address`."""
         return rng(self.seed, *self.clock.address, self.client, *purpose)
+
+    def progress(self, what: str) -> Tell:
+        """For a server half that takes minutes: `progress("TARGET makes inputs")(12, 40)` may show 12/40 to whoever
+        waits. It may be called in every step, and changes nothing."""
+        return partial(self.tell, what)
 
     def narrow(self, logits: Tensor) -> Tensor:
         """The logits `[B, c]` of the classes in use out of the whole head's `[B, C]`; `logits` itself when all are."""

@@ -22,6 +22,7 @@ from flray.engine.workbench import Workbench
 from flray.models.weights import save_weights
 from flray.rundir import checkpoint
 from flray.rundir import lock as locks
+from flray.rundir.doing import Doing
 from flray.rundir.mirrored import SERVER, STATE
 from flray.rundir.storage import Storage
 
@@ -48,6 +49,9 @@ class Keeper:
         self.store: ClientStore = (
             FileStore(folder / "client_state", scratch) if experiment.resources.store == "files" else MemoryStore()
         )
+        self.doing = Doing(lambda: self.folder)
+        if scratch is None:
+            bench.listener = self.doing
         self.algorithm = experiment.algorithm
         self.state = self.algorithm.init_server(self.bench.context(Clock()), *self.bench.objective.initial())
         self.memory: dict[str, Any] = {}  # of the probes that look at the server, by name

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import html
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 LINE_EVERY_S = 10.0
 CELL_EVERY_S = 0.3  # between two changes of what a notebook shows
+ASK_EVERY_S = 1.0  # what a server does that works for minutes
 SLOW_S = 1.0  # a stage that took longer says how long
 
 
@@ -68,13 +70,23 @@ def bar(done: int, total: int, text: str) -> str:
 class Progress:
     """`with Progress(total) as show: show(row)`; does nothing when `enabled` is false."""
 
-    def __init__(self, label: str, total: int, done: int = 0, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        done: int = 0,
+        enabled: bool = True,
+        doing: Callable[[], str] | None = None,
+    ) -> None:
+        """`doing`: what goes on just now, where that takes long, else ""; it is asked every second."""
         self.label, self.total, self.done, self.enabled = label, total, done, enabled
         self._bar: Any = None
         self._cell: Cell | None = None  # what a notebook displays
         self._task: Any = None
         self._line_at = 0.0
         self._started, self._first = time.monotonic(), done
+        self._doing, self._ended = doing, threading.Event()
+        self._follower: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         if self.enabled and in_notebook():
@@ -91,14 +103,33 @@ class Progress:
             )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, facts="starting")
+        if self.enabled and self._doing is not None:
+            self._follower = threading.Thread(target=self._follow, args=(self._doing,), daemon=True)
+            self._follower.start()
         return self
 
+    def _follow(self, doing: Callable[[], str]) -> None:
+        """While a server works for minutes nobody calls: a thread asks what it does."""
+        told = ""
+        while not self._ended.wait(ASK_EVERY_S):
+            text = doing()
+            if text and text != told:
+                told = text
+                self._long(text)
+
     def note(self, text: str) -> None:
-        """What happens before the first round."""
+        """What happens between two rounds."""
         if self._bar is not None:
             self._bar.update(self._task, facts=text)
         elif self._cell is not None:
             self._cell.show(self.done, self.total, self._facts(text), now=True)
+
+    def _long(self, text: str) -> None:
+        """What takes long, in a round or between two."""
+        self.note(text)
+        if self._bar is None and self._cell is None and time.monotonic() - self._line_at > LINE_EVERY_S:
+            self._line_at = time.monotonic()
+            line(f"{self.label}  {text}")
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         self.done += 1
@@ -123,6 +154,9 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
+        if self._follower is not None:
+            self._follower.join()
         if self._bar is not None:
             self._bar.stop()
 

@@ -199,3 +199,5 @@ class Server(Keeper):
             where = f"{type(self.algorithm).__name__}.{method} failed in {clock}"
             text = f"{where}: {type(error).__name__}: {error}\n{traceback.format_exc()}"
             raise AlgorithmError(text.rstrip()) from None
+        finally:
+            self.doing.over()

@@ -21,7 +21,7 @@ from flray.engine.summary import collapsed, judged, untrained
 from flray.engine.transactions import Transactions
 from flray.experiment import Experiment, algorithm_name
 from flray.models.weights import weights_fingerprint
-from flray.rundir import checkpoint
+from flray.rundir import checkpoint, doing
 from flray.rundir.environment import environment, write_environment
 from flray.rundir.folder import RunFolder
 from flray.rundir.lock import FolderLostError
@@ -89,9 +89,9 @@ class Simulation(Transactions):
             if attempt == 0 and self.storage is not None:
                 self.executor.call("probe_storage")  # its node may lack what this one has
             position = self._restore(resume or attempt > 0)
-            with Progress(
-                label, self.experiment.rounds * len(self.scenario.stages), position.done, enabled=progress
-            ) as show:
+            total = self.experiment.rounds * len(self.scenario.stages)
+            doing.clear(self.folder)
+            with Progress(label, total, position.done, progress, lambda: doing.doing(self.folder)) as show:
                 try:
                     with self.executor.told(self.home.target):
                         for row in self._run(position, show):

@@ -5,7 +5,9 @@ Nothing about a client stays here between two calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,6 +113,7 @@ class Workbench:
             torch.manual_seed(seeding.torch_seed(experiment.seed, "networks"))
             module, networks = (make(module, self.inputs) for make in (self.algorithm.module, self.algorithm.networks))
         self.objective, self.net = objectives(module, networks, device, experiment.precision)
+        self.listener: Callable[[Clock, str, int, int], None] | None = None  # to the server's progress in a moment
         self._later = self.objective  # from the second task on
         if experiment.tasks is not None and experiment.tasks.freeze != "none":
             tasks = experiment.tasks
@@ -149,7 +152,7 @@ class Workbench:
             classes=self._classes[clock.task] if self._classes else None,
             net=self.net,
             inputs=self.inputs,
-            **client,
+            **({"tell": partial(self.listener, clock)} if self.listener is not None and not client else client),
         )
 
     def client_data(self, ctx: Context, numbers: np.ndarray, previous: np.ndarray | None = None) -> ClientSamples:

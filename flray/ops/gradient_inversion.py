@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from flray.core.objective import Objective
+from flray.core.telling import Tell, to_nobody
 from flray.core.torch_threads import threads
 from flray.ops.lbfgs import BatchedLBFGS
 
@@ -42,6 +43,7 @@ def reconstructed(
     lr: float,
     iterations: int,
     keep: int = 20,
+    tell: Tell = to_nobody,
 ) -> Tensor:
     """The last `keep` iterates `[keep, n, ...]` (all, where there are fewer) on the way from `x [n, ...]` to inputs
     whose gradients are `target`; each input and its gradients are a problem of their own.
@@ -60,7 +62,8 @@ def reconstructed(
         return distance.detach(), slope.reshape(flat.shape)
 
     search, kept = BatchedLBFGS(evaluate, x.detach().reshape(len(x), -1), lr), []
-    for _ in range(iterations):
+    for iteration in range(iterations):
+        tell(iteration, iterations)
         before = search.x
         search.step()
         finite = torch.isfinite(search.x).all(dim=1, keepdim=True)
@@ -76,7 +79,13 @@ def encoder_gradient(encoder: Objective, x: Tensor, y: Tensor) -> Tensor:
 
 
 def decoded(
-    encoder: Objective, pool: Tensor, start: Tensor, lr: float, iterations: int, keep: int
+    encoder: Objective,
+    pool: Tensor,
+    start: Tensor,
+    lr: float,
+    iterations: int,
+    keep: int,
+    tell: Tell = to_nobody,
 ) -> tuple[Tensor, Tensor]:
     """(inputs `[keep n, ...]`, labels `[keep n]`) of gradients `pool [n, P]` of the encoder, one input each.
 
@@ -101,6 +110,6 @@ def decoded(
 
         wanted = [part[rows] for part in target]
         with threads(1):
-            found.append(reconstructed(gradients, wanted, start[rows], lr, iterations, keep))
+            found.append(reconstructed(gradients, wanted, start[rows], lr, iterations, keep, tell))
     images = torch.cat(found, dim=1)
     return images.flatten(0, 1), labels.repeat(len(images))

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from flray.core.classes import ClassSet
 from flray.core.objective import Objective
 from flray.core.point import Model
+from flray.core.telling import Tell, to_nobody
 from flray.ops.generate import (
     PUBLISHED,
     MFCLWeights,
@@ -89,6 +90,7 @@ def fit_mfcl_generator(
     batch_size: int = 128,
     lr: float = 1e-3,
     weights: MFCLWeights = PUBLISHED,
+    tell: Tell = to_nobody,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """MFCL's generator after `steps` steps of Adam from `(w, b)`: (w, b, losses `[steps]`).
 
@@ -99,6 +101,7 @@ def fit_mfcl_generator(
     moments = Moments(torch.zeros_like(w), torch.zeros_like(w), 0)
     gradient, losses = torch.zeros_like(w), []
     for step in range(steps):
+        tell(step, steps)
         z = noise(draws, batch_size, generator.module.noise, device=w.device)  # type: ignore[arg-type]
 
         def value_of(made_by: Model, z: Tensor = z) -> Tensor:

@@ -1,8 +1,12 @@
-"""What a user sees of a run: stages before the first round."""
+"""What a user sees of a run: stages before the first round, and what a server does that works for minutes."""
+
+import threading
 
 import pytest
 
 from flray.engine import progress
+from tests.contracts.inprocess import Local
+from tests.contracts.table import TABLE, experiment
 
 
 @pytest.mark.parametrize(("slow", "lines"), [(-1.0, 2), (1e9, 1)])
@@ -19,3 +23,40 @@ def test_a_silent_stage(capsys):
     with progress.stage("reading data", enabled=False):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_what_takes_long_is_told_once_each_time_that_it_changes(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "ASK_EVERY_S", 0.001)
+    monkeypatch.setattr(progress, "LINE_EVERY_S", -1.0)
+    texts, over = iter(["", "GAN 1/9", "GAN 1/9", "", "GAN 2/9"]), threading.Event()
+
+    def doing():
+        text = next(texts, None)
+        if text is None:
+            over.set()
+        return text or ""
+
+    with progress.Progress("fedmemo on digits", 3, doing=doing):
+        assert over.wait(60)
+    assert capsys.readouterr().err == "fedmemo on digits  GAN 1/9\nfedmemo on digits  GAN 2/9\n"
+    with progress.Progress("fedmemo on digits", 3, enabled=False, doing=doing) as show:
+        assert show._follower is None
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "what"),
+    [
+        ("target", {}, "TARGET makes inputs"),
+        ("lander", {}, "LANDER makes inputs"),
+        ("mfcl", {}, "MFCL trains its generator"),
+        pytest.param("glfc", {}, "GLFC finds images of gradients", marks=pytest.mark.slow),
+        ("fedmemo", {"trigger": "scheduled"}, "FedMemo trains its GAN"),
+        ("fedmemo", {"trigger": "scheduled", "mode": "client"}, "FedMemo trains its generator"),
+    ],
+)
+def test_every_server_that_may_work_for_minutes_says_how_far_it_is(tmp_path, name, options, what):
+    run, heard = Local(experiment(name, options, **TABLE[name].sections), tmp_path), []
+    run.server.bench.listener = lambda *told: heard.append(told)
+    run.play(3)
+    steps = [(done, total) for _, about, done, total in heard if about == what]
+    assert steps and all(0 <= done <= total for done, total in steps)
