@@ -95,7 +95,7 @@ def column(e: Experiment) -> tuple[str, str]:
     return e.data.source, f"{'a' if p.variant == 'fedml' else 'b'}{p.alpha}"
 
 
-def has(e: Experiment, expected: dict[str, object]) -> None:
+def assert_has(e: Experiment, expected: dict[str, object]) -> None:
     """The algorithm's fields have the expected values."""
     assert {key: getattr(e.algorithm, key) for key in expected} == expected, (name(e), column(e))
 
@@ -167,11 +167,11 @@ def test_fedsol_table_2_main_with_the_hyper_parameters_of_table_8():
     same_cells([(*column(e), name(e)) for e in found], [(*c, m) for c, m in product(COLUMNS, methods)])
     assert len(found) == 144 * 3
     for e in found:
-        has(
+        assert_has(
             e,
             {"lr": 0.01, "lr_decay": 0.99, "momentum": 0.9, "weight_decay": 1e-5, "local_epochs": 5, "batch_size": 50},
         )
-        has(e, TABLE_8.get(name(e), {}))
+        assert_has(e, TABLE_8.get(name(e), {}))
         assert (e.model.name, e.partition.seed, e.cohort.sampling) == ("fedavg_cnn", 19940817, "numpy_round_seed")
         assert e.data.augment.cutout == (16 if e.data.source in ("cifar10", "mnist") else 0)
 
@@ -202,9 +202,9 @@ def test_fedsol_table_4_proximal_losses():
         [(d, "a0.1", m) for d, m in product(data, methods)],
     )
     for e in base:
-        has(e, TABLE_8.get(name(e), {}))
+        assert_has(e, TABLE_8.get(name(e), {}))
     for e in combined:
-        has(e, {"perturb": "all", "rho": 1.0, "strategy": "S1"})
+        assert_has(e, {"perturb": "all", "rho": 1.0, "strategy": "S1"})
         assert getattr(e.algorithm.base, "alpha", 0.1) == 0.1 and getattr(e.algorithm.base, "tau", 0.5) == 0.5
 
 
@@ -217,7 +217,7 @@ def test_fedsol_table_5_partial_perturbation():
     )
     assert {column(e) for e in found} == {("cifar10", "a0.1")}
     for e in found:
-        has(e, {"strategy": "S1", "proximal": "kl"})
+        assert_has(e, {"strategy": "S1", "proximal": "kl"})
 
 
 def test_fedsol_table_9_personalised():
@@ -227,20 +227,20 @@ def test_fedsol_table_9_personalised():
     methods = ("local", "fedavg", "perfedavg", "fedbabu", "knnper", "fedsol")
     same_cells([(*column(e), name(e)) for e in found], [(d, "a0.1", m) for d, m in product(data, methods)])
     for e in found:
-        has(e, TABLE_8.get(name(e), {}))
+        assert_has(e, TABLE_8.get(name(e), {}))
         if name(e) != "local":
             assert e.evaluate.finetune_epochs == (1, 5)
             continue
         clients = {"cifar10": 100, "svhn": 100, "tissuemnist": 200}[e.data.source]
         assert (e.evaluate.finetune_epochs, e.rounds, e.cohort.count(e.partition.clients)) == ((0,), 200, clients)
-        has(e, {"local_epochs": 1, "lr": 0.01, "lr_decay": 0.99, "momentum": 0.9, "weight_decay": 1e-5})
+        assert_has(e, {"local_epochs": 1, "lr": 0.01, "lr_decay": 0.99, "momentum": 0.9, "weight_decay": 1e-5})
 
 
 def test_fedsol_table_10_strategies():
     found = cells("fedsol", "Table 10")
     same_cells([(*column(e), e.algorithm.strategy) for e in found], [("cifar10", "a0.1", f"S{i}") for i in range(7)])
     for e in found:
-        has(e, {"rho": 1.5, "perturb": "head", "beta": 1.0, "proximal": "kl"})
+        assert_has(e, {"rho": 1.5, "perturb": "head", "beta": 1.0, "proximal": "kl"})
 
 
 # FedProj --------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_fedproj_table_1_vision_of_both_versions():
     same_cells([(*column(e), name(e)) for e in journal], [(*c, m) for c, m in product(CELLS, methods)])
     same_cells([(*column(e), name(e)) for e in preprint], [(*c, "fedproj") for c in CELLS])
     for e in found:
-        has(
+        assert_has(
             e,
             {
                 "optimizer": "adam",
@@ -263,13 +263,13 @@ def test_fedproj_table_1_vision_of_both_versions():
                 "batch_size": 256,
             },
         )
-        has(e, BASELINES.get(name(e), {}))
+        assert_has(e, BASELINES.get(name(e), {}))
         assert (
             e.model.name == ("resnet8" if e.data.source == "cifar10" else "resnet18")
             and e.model.options["stem"] == "cifar_pool"
         )
         if name(e) in ("feddf", "fedet", "fedproj"):
-            has(
+            assert_has(
                 e,
                 {
                     "distill_lr": 1e-5,
@@ -277,9 +277,9 @@ def test_fedproj_table_1_vision_of_both_versions():
                     "distill_epochs": 3 if e.data.source == "cifar100" else 1,
                 },
             )
-            has(e, {"student_bn": "train", "distill_weight_decay": 0.0})
+            assert_has(e, {"student_bn": "train", "distill_weight_decay": 0.0})
         if name(e) == "fedproj":
-            has(
+            assert_has(
                 e,
                 {
                     "alpha": BEST[column(e)],
@@ -342,7 +342,7 @@ def test_fedproj_table_2_text():
     expected = [(d, b, data[d], m) for d, b, m in product(data, ("b0.3", "b0.5"), methods)]
     same_cells([(*column(e), e.proxy.source, name(e)) for e in found], expected)
     for e in found:
-        has(e, {"lr": 3e-5, "local_epochs": 1, "batch_size": 128} | BASELINES.get(name(e), {}))
+        assert_has(e, {"lr": 3e-5, "local_epochs": 1, "batch_size": 128} | BASELINES.get(name(e), {}))
         assert e.model.options["pretrained"] == "prajjwal1/bert-tiny" and (e.proxy.size, e.proxy.same_labels) == (
             30_000,
             True,
@@ -367,7 +367,7 @@ def test_fedproj_table_4_public_size():
         [("cifar10", b, size) for b, size in product(("b0.3", "b0.5"), sizes)],
     )
     for e in found:
-        has(e, {"alpha": BEST[column(e)], "projection_rate": 1.0})
+        assert_has(e, {"alpha": BEST[column(e)], "projection_rate": 1.0})
 
 
 def test_fedproj_table_5_overhead():
@@ -389,5 +389,5 @@ def test_fedproj_figures():
     pilot = [e for e in found if e.data.source == "iris"]
     assert {(name(e), e.seed) for e in pilot} == set(product(("fedavg", "feddf", "fedproj"), range(10)))
     for e in pilot:
-        has(e, {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "local_epochs": 5})
+        assert_has(e, {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "local_epochs": 5})
         assert (e.rounds, e.data.pca, e.data.test_fraction) == (20, 2, 0)

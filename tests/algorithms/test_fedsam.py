@@ -94,7 +94,7 @@ def loop(kind, data, rounds, perturb, both, lr, momentum, weight_decay, epochs, 
     return server, sum(first) / len(first)
 
 
-def compare(algorithm, kind, perturb, both):
+def assert_equal_to_a_loop(algorithm, kind, perturb, both):
     objective = Objective(build(kind))
     x, y = inputs(kind, 20)
     data = [(x[:8], y[:8]), (2 * x[8:], y[8:])]  # whole batches: two samples make batch norm blow rounding up
@@ -116,13 +116,15 @@ def compare(algorithm, kind, perturb, both):
 @pytest.mark.parametrize(("rho", "eps", "both"), [(0.1, 1e-12, False), (0.5, 1e-16, True), (0.5, 1.0, False)])
 def test_two_rounds_against_a_loop_over_modules(kind, rho, eps, both):
     algorithm = FedSAM(rho=rho, eps=eps, bn_passes="both" if both else "first")
-    compare(algorithm, kind, lambda named: perturb_sam(named, rho, eps), both)
+    assert_equal_to_a_loop(algorithm, kind, lambda named: perturb_sam(named, rho, eps), both)
 
 
 @pytest.mark.parametrize("kind", [Mlp, Norm])
 @pytest.mark.parametrize("part", ["head", "body"])
 def test_a_part_alone_is_perturbed(kind, part):
-    compare(FedSAM(rho=0.5, eps=1e-12, perturb=part), kind, lambda named: perturb_sam(named, 0.5, 1e-12, part), True)
+    assert_equal_to_a_loop(
+        FedSAM(rho=0.5, eps=1e-12, perturb=part), kind, lambda named: perturb_sam(named, 0.5, 1e-12, part), True
+    )
 
 
 def test_a_part_of_a_network_without_a_head_is_refused():

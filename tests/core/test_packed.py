@@ -180,7 +180,7 @@ assert type(back) is Mine and back.twice() == 1.3
 """
     sent = subprocess.run([sys.executable, "-c", sender], check=True, capture_output=True).stdout
     (tmp_path / "sent").write_bytes(sent)
-    subprocess.run([sys.executable, "-c", receiver], check=True)
+    assert subprocess.run([sys.executable, "-c", receiver]).returncode == 0
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):

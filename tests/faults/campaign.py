@@ -28,7 +28,9 @@ def attempt(make: Callable[[], list[Experiment]]) -> None:
         assert message and message.isprintable() and len(message) < 5000, message
 
 
-def campaign(cases: int, strategy: SearchStrategy[Any], make: Callable[[Any], list[Experiment]]) -> None:
+def assert_all_are_told_in_one_line(
+    cases: int, strategy: SearchStrategy[Any], make: Callable[[Any], list[Experiment]]
+) -> None:
     """:func:`attempt` on so many cases of a strategy, always the same ones."""
 
     @settings(

@@ -14,7 +14,7 @@ import pytest
 from flray.experiment import Experiment
 from flray.loader import load_config
 from tests.faults import junk, tables
-from tests.faults.campaign import campaign, counts
+from tests.faults.campaign import assert_all_are_told_in_one_line, counts
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,12 +27,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.parametrize("cases", counts(300, 4000))
 def test_overrides(cases: int) -> None:
-    campaign(cases, junk.overrides(), lambda case: load_config(junk.BASE, case))
+    assert_all_are_told_in_one_line(cases, junk.overrides(), lambda case: load_config(junk.BASE, case))
 
 
 @pytest.mark.parametrize("cases", counts(300, 4000))
 def test_mappings(cases: int) -> None:
-    campaign(cases, junk.mappings(), load_config)
+    assert_all_are_told_in_one_line(cases, junk.mappings(), load_config)
 
 
 @pytest.mark.parametrize("cases", counts(300, 4000))
@@ -42,7 +42,7 @@ def test_documents(cases: int, tmp_path: Path) -> None:
         file.write_bytes(text.encode("utf-8", "surrogatepass"))
         return load_config(file)
 
-    campaign(cases, junk.documents(), make)
+    assert_all_are_told_in_one_line(cases, junk.documents(), make)
 
 
 @pytest.mark.parametrize("cases", counts(100, 2000))
@@ -57,5 +57,5 @@ def test_data_sets(cases: int, tmp_path: Path) -> None:
         data = {"source": folder.name, "root": str(tmp_path), **write(folder)}
         return load_config({**small, "data": data, "model": bert if "tokenizer" in data else "mlp"})
 
-    campaign(cases, tables.damage(), make)
+    assert_all_are_told_in_one_line(cases, tables.damage(), make)
     shutil.rmtree(tmp_path)

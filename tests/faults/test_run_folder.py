@@ -139,7 +139,7 @@ def outcome(ask):
     return found, "; ".join(lines)
 
 
-def check_readers(original, folder):
+def assert_readers_are_told(original, folder):
     for (name, ask), there in zip(reads(folder).items(), reads(original).values(), strict=True):
         expected, _ = outcome(there)
         if name == "figures":
@@ -158,7 +158,7 @@ def test_who_reads_a_damaged_run_is_told(whole, tmp_path, name, way):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     damage(folder, name, way)
-    check_readers(whole, folder)
+    assert_readers_are_told(whole, folder)
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_every_file_has_the_users_umask(whole):
     } == {}
 
 
-def check_resume(original, whole, folder, name, way):
+def assert_resumes_or_says_why_not(original, whole, folder, name, way):
     """An error in one line, or the bits of the run that nobody stopped; then its tables are whole, or their gaps are
     told of."""
     shutil.copytree(original, folder)
@@ -209,10 +209,10 @@ def check_resume(original, whole, folder, name, way):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "way"), all_of(INTERRUPTED))
 def test_a_damaged_run_resumes_to_the_same_bits_or_says_why_not(ray_cluster, stopped, whole, tmp_path, name, way):
-    check_resume(stopped, whole, tmp_path / "run", name, way)
+    assert_resumes_or_says_why_not(stopped, whole, tmp_path / "run", name, way)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "way"), some(FINISHED))
 def test_a_damaged_finished_run_resumes_to_the_same_bits_or_says_why_not(ray_cluster, whole, tmp_path, name, way):
-    check_resume(whole, whole, tmp_path / "run", name, way)
+    assert_resumes_or_says_why_not(whole, whole, tmp_path / "run", name, way)
