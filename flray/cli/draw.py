@@ -28,7 +28,9 @@ def figure(
     metric: Annotated[
         str, typer.Option(help="curves: a column of rounds/; ablation, ranks: of the table of runs")
     ] = "test/acc",
-    axis: Annotated[str | None, typer.Option(help="ablation: the key over which the metric is drawn")] = None,
+    axis: Annotated[
+        str | None, typer.Option(help="ablation: the key over which the metric is drawn; two by comma: a heat map")
+    ] = None,
     x: Annotated[str, typer.Option(help="curves: rounds, steps, bytes, flops or seconds")] = "rounds",
     mode: Annotated[
         str | None,

@@ -1,8 +1,9 @@
 """What came out of runs: tables of several, paired differences, figures."""
 
+from flray.results.ablation_figures import ablation
 from flray.results.by_mode import by_mode
 from flray.results.drift_figures import accuracy_through_drift
-from flray.results.figures import ablation, clients
+from flray.results.figures import clients
 from flray.results.learning import curves
 from flray.results.loss_surface import landscape
 from flray.results.notebook import Table

@@ -1,4 +1,4 @@
-"""Figures of runs: a metric over a key of an ablation, personalised accuracy over clients; what all figures share."""
+"""Personalised accuracy over clients; what all figures share: opening runs, names of settings, axes, saving."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ import numpy as np
 
 from flray.core.errors import ConfigError
 from flray.results.blank import one_axis
-from flray.results.colours import MARKERS, colours_of, cycle, palette
-from flray.results.intervals import interval, interval_words, is_share, lowest
-from flray.results.paired import key_named, missing
-from flray.results.rendering import is_number
-from flray.results.tables import differing, keys_of, over_seeds, settings
+from flray.results.colours import colours_of
+from flray.results.intervals import interval_words, is_share
+from flray.results.tables import differing, settings
 from flray.rundir.reader import Run, load
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -28,171 +25,48 @@ if TYPE_CHECKING:
 FEW = 5
 
 
-# ablation ------------------------------------------------------------------------------------------
-def ablation(
-    frame: pandas.DataFrame, key: str | None = None, metric: str = "test/acc", axis: Axes | None = None
-) -> Figure:
-    """`metric` of `compare`'s table over one key in which the runs differ: mean over seeds, a point a run, and from 5
-    seeds on the 95 % t-interval.
-
-    `key` is that key (`algorithm.rho`, or `rho`); default: the key of numbers with the most values, or else the key
-    with the most. A line for each combination of the other keys. Numbers are an axis (logarithmic from a ratio of 30),
-    other values stand side by side; a setting that has no such key is a dashed level. Draws into `axis` where one is
-    given; raises `ConfigError` when the runs differ in nothing, or have no such metric.
-    """
-    key, cells, lost = ablation_cells(frame, key, metric)
-    numbers, scale = is_number(frame, key), 100 if is_share(metric) else 1
-    places = list(dict.fromkeys(value for line in cells.values() for value in line if value is not None))
-    figure, plot = one_axis(axis, max(6.4, 0 if numbers else 0.35 * len(places) * len(cells)))
-    colours = _colours(frame, key, cells)
-    for number, (name, line) in enumerate(cells.items()):
-        colour, marker = colours[number], cycle(MARKERS, number)
-        if None in line:
-            plot.axhline(
-                scale * interval(line[None])[0],
-                color=colour,
-                linestyle="--",
-                label=f"{name} (no {key.rpartition('.')[2]})",
-            )
-        offset = 0.6 * ((number + 0.5) / len(cells) - 0.5)  # of values side by side
-        points = {
-            value if numbers else places.index(value) + offset: scale * np.array(line[value])
-            for value in places
-            if value in line
-        }
-        if not points:
-            continue
-        x = np.array(sorted(points), dtype=float)
-        mean, _, low, high = scale * np.array([_interval(points[place] / scale, metric) for place in x]).T
-        low, high = (np.where([len(points[place]) >= FEW for place in x], bound, np.nan) for bound in (low, high))
-        if numbers:
-            plot.plot(x, mean, color=colour, marker=marker, linewidth=2, label=name)
-            plot.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
-        else:
-            plot.errorbar(x, mean, [mean - low, high - mean], fmt=marker, color=colour, capsize=4, label=name)
-        for place in x:
-            beside = place + (0 if numbers else 0.04)
-            plot.scatter(
-                np.full(len(points[place]), beside), points[place], s=10, color=colour, alpha=0.5, linewidth=0, zorder=3
-            )
-    if numbers:
-        _scale(plot, [value for value in places if value > 0], min(places))
-    else:
-        plot.set_xticks(range(len(places)), [str(value) for value in places])
-    plot.set_xlabel(key)
-    plot.set_ylabel(f"{metric} (%)" if scale == 100 else metric)
-    words = spread_words(
-        [len(values) for line in cells.values() for values in line.values()],
-        metric,
-        "points",
-        "band" if numbers else "bars",
-    )
-    headline(plot, words + (f"; {lost}" if lost else ""))
-    if scale == 100:
-        end_at_all(plot, 100 * lowest(metric))
-    plain(plot)
-    if len(cells) > 1:
-        plot.legend(frameon=False)
-    return figure
-
-
-def _colours(frame: pandas.DataFrame, key: str, names: Iterable[str]) -> list[str]:
-    """Of the lines of an ablation: their algorithms' own, where a line is one algorithm."""
-    algorithms = frame["algorithm"].unique()
-    if len(algorithms) == 1:
-        return colours_of(f"{algorithms[0]}, {name}" for name in names)
-    return palette(len(list(names))) if key == "algorithm" else colours_of(names)
-
-
-def _interval(values: Iterable[float], metric: str) -> tuple[float, float, float, float]:
-    return interval(values, share=is_share(metric), lowest=lowest(metric))
-
-
-def _scale(plot: Any, positive: Sequence[float], smallest: float) -> None:
-    """A logarithmic axis from a ratio of 30; where there is a zero, linear up to the smallest other value."""
-    if smallest >= 0 and positive and max(positive) >= 30 * min(positive):
-        if smallest > 0:
-            plot.set_xscale("log")
-        else:
-            plot.set_xscale("symlog", linthresh=min(positive))
-
-
-def ablation_cells(
-    frame: pandas.DataFrame, key: str | None, metric: str
-) -> tuple[str, dict[str, dict[Any, list[float]]], str]:
-    """What `ablation` draws.
-
-    Returns the key, the values of the seeds by line and value of the key (None: the line has none), and words on what
-    is left out. Without `key` it is a number with the most values. Raises `ConfigError` where no key varies, or
-    no run has finished.
-    """
-    keys = [key for key in keys_of(frame) if frame[key].nunique(dropna=False) > 1]
-    if not keys:
-        raise ConfigError("ablation: the runs differ in nothing but the seed; name runs of an ablation or a grid")
-    key = (
-        key_named(frame, key) if key is not None else max(keys, key=lambda k: (is_number(frame, k), frame[k].nunique()))
-    )
-    keys.sort(key=lambda k: k != "algorithm")  # a line's name begins with its algorithm
-    cells: dict[str, dict[Any, list[float]]] = {}
-    lost = {"diverged": 0, "unfinished": 0}
-    for setting, values, diverged, unfinished in over_seeds(frame, metric):
-        lost = {"diverged": lost["diverged"] + diverged, "unfinished": lost["unfinished"] + unfinished}
-        others = {other: setting[other] for other in keys if other != key and not missing(setting[other])}
-        name = ", ".join(
-            str(v) if k in ("name", "algorithm") else f"{k.rpartition('.')[2]}={v}" for k, v in others.items()
-        )
-        if len(values):
-            cells.setdefault(name, {})[None if missing(setting[key]) else setting[key]] = values.tolist()
-    if not cells:
-        raise ConfigError(f"ablation: no finished run has {metric!r}")
-    return key, cells, ", ".join(f"{count} runs {what}" for what, count in lost.items() if count)
-
-
 # clients -------------------------------------------------------------------------------------------
 def clients(folders: Iterable[str | Path | Run], axis: Axes | None = None) -> Figure:
     """The personalised test: the clients' accuracies on their own test shares, a box and a point a client, for each
-    number of fine-tuning epochs and each run; over tasks that at the end of the last one.
+    number of fine-tuning epochs and each setting; over tasks that at the end of the last one.
 
-    Draws into `axis` where one is given; raises `ConfigError` when a run has no personalised test.
+    The clients of all seeds are in one box: its middle half, its median, and whiskers from the 10th to the 90th
+    percentile. Draws into `axis` where one is given; raises `ConfigError` when a run has no personalised test.
     """
+    import pandas
     from matplotlib.patches import Patch
 
-    runs = open_runs(folders)
-    tested = [run.last_personal for run in runs]
-    for run, rows in zip(runs, tested, strict=True):
-        if rows.empty:
+    found = {label: list(seeds.values()) for label, seeds in by_setting(open_runs(folders)).items()}
+    for run in (run for seeds in found.values() for run in seeds):
+        if run.last_personal.empty:
             raise ConfigError(f"{run.folder} has no personalised test; run it with evaluate.finetune_epochs=[0,1,5]")
-    names = names_of(runs)
-    colours = colours_of(names)
+    tested = [pandas.concat([run.last_personal for run in seeds]) for seeds in found.values()]
+    colours = colours_of(found)
     epochs = sorted({int(value) for rows in tested for value in rows["finetune_epochs"]})
-    figure, axis = one_axis(axis, max(5.0, 1.2 * len(epochs) * len(runs)))
-    width = 0.8 / len(runs)
-    for number, rows in enumerate(tested):
+    figure, axis = one_axis(axis, min(11.0, max(5.0, 1.6 + 0.75 * len(epochs) * len(found))))
+    width = 0.8 / len(found)
+    for number, (rows, colour) in enumerate(zip(tested, colours, strict=True)):
         for place, count in enumerate(epochs):
             values = 100 * rows.loc[rows["finetune_epochs"] == count, "test/acc"].dropna().to_numpy(float)
-            middle = place + (number - (len(runs) - 1) / 2) * width
-            axis.scatter(
-                middle + width * np.linspace(-0.3, 0.3, len(values)),
-                values,
-                s=7,
-                color=colours[number],
-                alpha=0.5,
-                linewidth=0,
-            )
+            middle = place + (number - (len(found) - 1) / 2) * width
+            across = middle + width * np.linspace(-0.25, 0.25, len(values))
+            axis.scatter(across, values, s=9, color=colour, alpha=0.6, linewidth=0, clip_on=False, zorder=3)
             axis.boxplot(
-                values,
-                positions=[middle],
-                widths=0.75 * width,
-                showfliers=False,
-                manage_ticks=False,
-                medianprops={"color": "black"},
-            )
+                values, positions=[middle], widths=0.75 * width, whis=(10, 90), showfliers=False, manage_ticks=False,
+                patch_artist=True, boxprops={"facecolor": f"{colour}40", "edgecolor": colour},
+                medianprops={"color": "black", "linewidth": 2}, whiskerprops={"color": colour},
+                capprops={"color": colour},
+            )  # fmt: skip
     axis.set_xticks(range(len(epochs)), [f"{count} epoch{'' if count == 1 else 's'}" for count in epochs])
     axis.set_xlabel("fine-tuning")
-    axis.set_ylabel("accuracy on the client's own test share (%)")
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_ylabel("accuracy on a client's own test share (%)")
+    plain(axis)
+    axis.grid(axis="x", visible=False)
     end_at_all(axis)
-    axis.legend(handles=[Patch(color=c, label=n) for c, n in zip(colours, names, strict=True)], frameon=False)
+    most = max(map(len, found.values()))
+    seeds = f"clients of {most} seeds" if most > 1 else "clients"
+    headline(axis, f"points: {seeds}; box: the middle half and the median; whiskers: 10th to 90th percentile")
+    axis.legend(handles=[Patch(color=c, label=n) for c, n in zip(colours, found, strict=True)], framealpha=0.85)
     return figure
 
 
@@ -237,12 +111,32 @@ def spread_words(seeds: Sequence[int], metric: str, single: str, spread: str = "
     """In words, what a figure shows besides the mean of `seeds` runs a setting: `single` ones, and their spread."""
     if max(seeds) == 1:
         return "one seed each"
-    parts = ["mean over seeds"]
+    parts = [f"mean over {f'{min(seeds)} to ' * (min(seeds) < max(seeds))}{max(seeds)} seeds"]
     if max(seeds) >= FEW:
         parts.append(f"{spread}: {interval_words(metric)}")
     if single == "points" or any(1 < count < FEW for count in seeds):
         parts.append(f"{single}: single seeds")
     return "; ".join(parts)
+
+
+_WORDS = {
+    "test/acc": "test accuracy", "val/acc": "validation accuracy", "test/acc_macro": "test accuracy, mean over classes",
+    "test/acc_best": "best test accuracy", "test/acc_mean10": "test accuracy, mean of the last 10",
+    "test/acc_worst": "test accuracy of the worst class", "test/loss": "test loss", "val/loss": "validation loss",
+    "train/loss": "training loss", "client/acc_mean": "clients' mean accuracy",
+    "client/acc_p10": "clients' accuracy, 10th percentile", "client/acc_worst": "worst client's accuracy",
+    "comm/bytes": "sent up and down (bytes)", "comm/up_bytes": "sent up (bytes)",
+    "comm/down_bytes": "sent down (bytes)",
+    "time/s": "time (s)", "time/round_s": "time of a round (s)", "client_steps": "local steps",
+    "client_flops": "FLOPs of local steps",
+}  # fmt: skip
+
+
+def axis_label(metric: str) -> str:
+    """What an axis says of a metric: its words where it has any, and its unit."""
+    name, _, mode = metric.partition("@")
+    words = _WORDS.get(name, name) + (f", {mode}" if mode else "")
+    return f"{words} (%)" if is_share(metric) else words
 
 
 def headline(axis: Any, text: str) -> None:

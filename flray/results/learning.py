@@ -11,7 +11,7 @@ import numpy as np
 from flray.core.errors import ConfigError, unknown
 from flray.results.blank import one_axis
 from flray.results.colours import colours_of, markers_of, styles_of
-from flray.results.figures import FEW, by_setting, end_at_all, headline, open_runs, plain, spread_words
+from flray.results.figures import FEW, axis_label, by_setting, end_at_all, headline, open_runs, plain, spread_words
 from flray.results.intervals import interval, is_share
 from flray.rundir.reader import Run
 
@@ -82,7 +82,7 @@ def draw(found: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = No
     plot.set_xlabel(f"{AXES[x].label} ({unit})" if unit else AXES[x].label)
     if x == "rounds":
         plot.xaxis.set_major_locator(MaxNLocator(integer=True))
-    plot.set_ylabel(f"{metric} (%)" if scale == 100 else metric)
+    plot.set_ylabel(axis_label(metric))
     headline(plot, spread_words([len(curve.seeds) for curve in found.values()], metric, "thin lines"))
     if scale == 100:
         end_at_all(plot)
@@ -95,10 +95,11 @@ def lines(axis: Any, found: Mapping[str, Curve], scale: float = 1.0, unit: float
     """Draw curves by setting into an axis, `scale` times their values over x / `unit`, with a band from 5 seeds on and
     below that the single seeds as thin lines."""
     looks = zip(found, colours_of(found), styles_of(found), markers_of(found), strict=True)
+    uneven = len({len(curve.seeds) for curve in found.values()}) > 1  # else the title says how many
     for number, (label, colour, style, marker) in enumerate(looks):
         curve = found[label]
         count = len(curve.seeds)
-        name = f"{label} ({count} seed{'s' if count > 1 else ''})"
+        name = f"{label} ({count} seed{'s' if count > 1 else ''})" if uneven else label
         x, mean = curve.x / unit, scale * curve.mean
         # about ten markers a line, those of the next line a little further on
         every = 1 if len(x) <= 12 else (0.02 * (number % 5), 0.1)
@@ -107,9 +108,7 @@ def lines(axis: Any, found: Mapping[str, Curve], scale: float = 1.0, unit: float
         if count >= FEW:
             axis.fill_between(x, scale * curve.low, scale * curve.high, color=colour, alpha=0.16, linewidth=0)
         elif count > 1:
-            axis.plot(
-                curve.seeds_x.T / unit, scale * curve.seeds.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.6
-            )
+            axis.plot(curve.seeds_x.T / unit, scale * curve.seeds.T, color=colour, linewidth=0.8, alpha=0.4)
 
 
 def _unit(axis: Axis, most: float) -> tuple[float, str]:

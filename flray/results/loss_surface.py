@@ -79,6 +79,8 @@ def landscape(
         rows = math.ceil(len(runs) / columns)
         grid = blank(2.9 * columns + 1.3, 3.1 * rows + 0.4).subplots(rows, columns, squeeze=False)
         places = grid.ravel().tolist()
+        moment = "the final global model" if round is None else f"the global model after {round} rounds"
+        figure_of(places[0]).suptitle(f"mean loss around {moment} (cross)", fontsize=10)
         for axis in places[len(runs) :]:
             axis.set_axis_off()
     scale, levels = _scale([surface.loss for surface in found])
@@ -89,7 +91,7 @@ def landscape(
         axis.set_ylabel(DIRECTIONS[directions][1])
     used = places[: len(runs)]
     ticks: dict[str, Any] = {"ticks": LogLocator(subs=(1, 2, 5)), "format": StrMethodFormatter("{x:g}")}
-    words = f"mean loss on {table['samples'].max()} test samples (cross: the model)"
+    words = f"loss on {table['samples'].max()} test samples"
     bar = figure_of(used[0]).colorbar(drawn, ax=used, label=words, shrink=0.9, **ticks)
     bar.ax.minorticks_off()
     return figure_of(used[0])

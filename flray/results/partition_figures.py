@@ -79,15 +79,15 @@ def drift_figure(
     line.set_ylim(bottom=0)
     line.set_ylabel("samples")
     line.legend(fontsize=8, frameon=False, ncols=2)
-    headline(line, "samples of the cohort in the rounds of the drift; below the share of each class that is left")
+    headline(line, "the cohort's samples in the rounds of the drift, and below by class")
     plain(line)
     extent = (0.5, rounds + 0.5, len(classes) - 0.5, -0.5)
-    cells = grid.imshow(share, vmin=0, vmax=1, cmap="cividis", aspect="auto", extent=extent, interpolation="nearest")
+    cells = grid.imshow(share, vmin=0, vmax=1, cmap="Blues", aspect="auto", extent=extent, interpolation="nearest")
     grid.set_facecolor("#c9c9c9")
     _name(grid, classes)
     grid.set_xlabel("round")
     grid.xaxis.set_major_locator(MaxNLocator(integer=True))
-    grid.figure.colorbar(cells, ax=grid, label="share left")
+    grid.figure.colorbar(cells, ax=grid, label="share of the class that is left")
     return figure_of(grid)
 
 
@@ -105,5 +105,6 @@ def _two(axes: Iterable[Axes] | None, width: float, rows: float) -> list[Any]:
 
 
 def _name(grid: Any, classes: Sequence[str]) -> None:
+    grid.set_ylabel("class")
     step = -(-len(classes) // 30)
     grid.set_yticks(range(0, len(classes), step), [str(c) for c in classes[::step]], fontsize=8)

@@ -9,6 +9,7 @@ import matplotlib.image
 import numpy as np
 import pandas
 import pytest
+from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
@@ -19,8 +20,9 @@ from flray.core.errors import ConfigError
 from flray.engine.replay import Replay
 from flray.loader import load_config
 from flray.results import compare
-from flray.results.colours import colour_of, colours_of
-from flray.results.figures import ablation, ablation_cells, clients, save
+from flray.results.ablation_figures import ablation, ablation_cells
+from flray.results.colours import colour_of
+from flray.results.figures import clients, save
 from flray.results.learning import curves, draw, learning_curves
 from flray.results.loss_surface import landscape
 from flray.results.regions import _panels, _samples, decision_regions
@@ -225,7 +227,7 @@ def test_few_seeds_are_thin_lines_and_shares_end_at_100(tmp_path: Path, seeds: i
     assert axis.get_ylim()[0] >= 0 and axis.get_ylim()[1] <= 100
 
 
-def test_clients_png(pilots: list[Run], tmp_path: Path) -> None:
+def test_clients_are_points_in_a_box_for_all_seeds(tmp_path: Path) -> None:
     accuracies = {"finetune_epochs": [0, 0, 5, 5], "test/acc": [0.2, 0.4, 0.9, None]}
     tables = {"done": [1] * 4, "client": [0, 1, 0, 1], **accuracies}
     runs = [folder(tmp_path / name, config(seed=seed), [0.5]) for seed, name in enumerate("ab")]
@@ -233,11 +235,13 @@ def test_clients_png(pilots: list[Run], tmp_path: Path) -> None:
         (run / "personal").mkdir()
         pandas.DataFrame(tables).to_parquet(run / "personal" / "part-0000.parquet")
     (axis,) = clients(runs).axes
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["fedavg"]
     points = axis.collections
-    assert {to_hex(of.get_facecolor()[0]).upper() for of in points} == set(colours_of(["fedavg", "fedavg"]))
-    assert [of.get_offsets()[:, 1].tolist() for of in points] == [[20, 40], [90]] * 2
+    assert [to_hex(of.get_facecolor()[0]).upper() for of in points] == [colour_of("fedavg")] * 2
+    assert [of.get_offsets()[:, 1].tolist() for of in points] == [[20, 40, 20, 40], [90, 90]]
+    assert "clients of 2 seeds" in axis.get_title(loc="left")
     with pytest.raises(ConfigError, match=r"no personalised test.*finetune_epochs"):
-        clients(pilots[:1])
+        clients([folder(tmp_path / "none", config(), [0.5])])
 
 
 def test_ablation_cells_and_png(tmp_path: Path) -> None:
@@ -273,6 +277,42 @@ def test_ablation_cells_and_png(tmp_path: Path) -> None:
         ablation(frame, "rho")
     with pytest.raises(ConfigError, match=r"no finished run has 'test/acc'"):
         ablation(compare([folder(tmp_path / f"x{lr}", config(lr=lr), [0.1], "running") for lr in (2.0, 3.0)]))
+
+
+def test_two_keys_are_a_heat_map(tmp_path: Path) -> None:
+    """Rates across, rho up: means over seeds in per cent, grey where nothing finished, a frame around the best."""
+    runs = []
+    for lr, rho, accuracies in ((0.1, 1, (0.2, 0.4)), (0.1, 2, (0.5,)), (0.2, 1, (0.6,))):
+        for seed, accuracy in enumerate(accuracies):
+            own = config("fedsol", seed) | {"algorithm": {"name": "fedsol", "rho": rho, "lr": lr}}
+            runs.append(folder(tmp_path / f"{lr}{rho}{seed}", own, [accuracy]))
+    figure = ablation(compare(runs), "lr, rho")
+    plot = figure.axes[0]
+    np.testing.assert_allclose(np.ma.filled(plot.images[0].get_array(), np.nan), [[30, 60], [50, np.nan]])
+    assert [text.get_text() for text in plot.texts] == ["30.0", "60.0", "50.0"]
+    assert (plot.get_xlabel(), plot.get_ylabel()) == ("algorithm.lr", "algorithm.rho")
+    assert plot.patches[0].get_xy() == (0.5, -0.5)
+    assert "mean over 1 to 2 seeds" in plot.get_title(loc="left")
+    other = config("fedsol") | {"rounds": 7, "algorithm": {"name": "fedsol", "rho": 2, "lr": 0.2}}
+    runs.append(folder(tmp_path / "other", other, [0.5]))
+    with pytest.raises(ConfigError, match="the runs differ in rounds as well"):
+        ablation(compare(runs), "lr,rho")
+    with pytest.raises(ConfigError, match="3 keys"):
+        ablation(compare(runs), "lr,rho,rounds")
+
+
+def test_algorithms_beside_each_other_have_their_colours(tmp_path: Path) -> None:
+    """A key that one algorithm alone has is not what the picture is about."""
+    runs = [folder(tmp_path / "a", config("fedavg"), [0.5])]
+    for name, own in (("fedsol", {"rho": 2.0}), ("fedprox", {"mu": 0.1})):
+        runs.append(folder(tmp_path / name, config() | {"algorithm": {"name": name, **own}}, [0.6]))
+    key, cells, _ = ablation_cells(compare(runs), None, "test/acc")
+    assert (key, cells) == ("algorithm", {"": {"fedavg": [0.5], "fedsol": [0.6], "fedprox": [0.6]}})
+    (axis,) = ablation(compare(runs)).axes
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["fedavg", "fedsol", "fedprox"]
+    points = [found for found in axis.collections if isinstance(found, PathCollection)]
+    found = [to_hex(of.get_facecolor()[0]).upper() for of in points]
+    assert found == [colour_of(name) for name in ("fedavg", "fedsol", "fedprox")]
 
 
 def test_a_setting_without_the_key_is_a_level(tmp_path: Path) -> None:

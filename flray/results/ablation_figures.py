@@ -1,0 +1,215 @@
+"""A metric over one key in which runs differ, as a line; over two of them, as a heat map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flray.core.errors import ConfigError
+from flray.results.blank import one_axis
+from flray.results.colours import colour_of, colours_of, markers_of, palette
+from flray.results.figures import FEW, axis_label, end_at_all, headline, plain, spread_words
+from flray.results.intervals import interval, is_share, lowest, smaller_is_better
+from flray.results.paired import key_named, missing
+from flray.results.rendering import is_number
+from flray.results.tables import keys_of, over_seeds
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def ablation(
+    frame: pandas.DataFrame, key: str | None = None, metric: str = "test/acc", axis: Axes | None = None
+) -> Figure:
+    """`metric` of `compare`'s table over one key in which the runs differ: mean over seeds, a point a run, and from 5
+    seeds on the 95 % t-interval.
+
+    `key` is that key (`algorithm.rho`, or `rho`); default: the key of numbers with the most values, or else the key
+    with the most. Two keys by comma are a heat map: see :func:`heat_map`. A line for each combination of the other
+    keys. Numbers are an axis (logarithmic from a ratio of 30), other values stand side by side; a setting that has no
+    such key is a dashed level. Draws into `axis` where one is given; raises `ConfigError` when the runs differ in
+    nothing, or have no such metric.
+    """
+    if key is not None and "," in key:
+        return heat_map(frame, [part.strip() for part in key.split(",")], metric, axis)
+    key, cells, lost = ablation_cells(frame, key, metric)
+    numbers, scale = is_number(frame, key), 100 if is_share(metric) else 1
+    places = list(dict.fromkeys(value for line in cells.values() for value in line if value is not None))
+    figure, plot = one_axis(axis, 6.4 if numbers else min(12.0, max(6.4, 0.5 * len(places) * len(cells))))
+    looks = zip(cells.items(), _colours(frame, key, cells), markers_of(cells), strict=True)
+    for number, ((name, line), colour, marker) in enumerate(looks):
+        if None in line:
+            level, without = scale * interval(line[None])[0], f"{name} (no {key.rpartition('.')[2]})"
+            plot.axhline(level, color=colour, linestyle="--", label=without)
+        offset = 0.6 * ((number + 0.5) / len(cells) - 0.5)  # of values side by side
+        points = {
+            value if numbers else places.index(value) + offset: scale * np.array(line[value])
+            for value in places
+            if value in line
+        }
+        if not points:
+            continue
+        x = np.array(sorted(points), dtype=float)
+        mean, low, high = _intervals([points[place] / scale for place in x], metric, scale)
+        shades = [colour] * len(x)
+        if numbers:
+            plot.plot(x, mean, color=colour, marker=marker, linewidth=2, label=name)
+            plot.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+        else:
+            if key == "algorithm" and len(cells) == 1:
+                shades = [colour_of(places[round(place)]) for place in x]
+            for place, *ends, shade in zip(x, mean, low, high, shades, strict=True):
+                bars = [[ends[0] - ends[1]], [ends[2] - ends[0]]]
+                plot.errorbar([place], ends[:1], bars, fmt=marker, color=shade, capsize=4, markersize=8)
+            plot.plot([], [], marker=marker, linestyle="", color=colour, label=name)
+        for place, shade in zip(x, shades, strict=True):
+            beside = place + (0 if numbers else 0.06)
+            plot.scatter([beside] * len(points[place]), points[place], s=12, color=shade, alpha=0.5, lw=0, zorder=3)
+    if numbers:
+        _scale(plot, [value for value in places if value > 0], min(places))
+    else:
+        plot.set_xticks(range(len(places)), [str(value) for value in places])
+        plot.set_xlim(-0.6, len(places) - 0.4)
+    plot.set_xlabel(key)
+    plot.set_ylabel(axis_label(metric))
+    counts = [len(values) for line in cells.values() for values in line.values()]
+    words = spread_words(counts, metric, "points", "band" if numbers else "bars")
+    headline(plot, words + (f"; {lost}" if lost else ""))
+    if scale == 100:
+        end_at_all(plot, 100 * lowest(metric))
+    plain(plot)
+    if len(cells) > 1:
+        plot.legend(frameon=False)
+    return figure
+
+
+def heat_map(
+    frame: pandas.DataFrame, keys: Sequence[str], metric: str = "test/acc", axis: Axes | None = None
+) -> Figure:
+    """`metric` of `compare`'s table over two keys, the first across and the second up: the mean over seeds in every
+    cell, and a frame around the best.
+
+    Cells without a finished run are grey. Draws into `axis` where one is given. Raises `ConfigError` for anything but
+    two keys, for runs that also differ in another one, and where no run has finished.
+    """
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    if len(keys) != 2:
+        raise ConfigError(f"ablation: {len(keys)} keys ({', '.join(keys)}): one is a line, two are a heat map")
+    across, up = (key_named(frame, key) for key in keys)
+    others = [key for key in _differing(frame) if key not in (across, up)]
+    if others:
+        raise ConfigError(
+            f"ablation: the runs differ in {', '.join(others)} as well; name runs that have one value of it"
+        )
+    found = {(row[up], row[across]): values for row, values, *_ in over_seeds(frame, metric) if len(values)}
+    if not found:
+        raise ConfigError(f"ablation: no finished run has {metric!r}")
+    rows, columns = (_sorted(place[i] for place in found) for i in (0, 1))
+    scale = 100 if is_share(metric) else 1
+    values = scale * np.array([[np.mean(found.get((row, column), np.nan)) for column in columns] for row in rows])
+    figure, plot = one_axis(axis, 2.6 + 0.8 * len(columns), 1.8 + 0.55 * len(rows))
+    shades = colormaps["viridis_r" if smaller_is_better(metric) else "viridis"].with_extremes(bad="#c9c9c9")
+    drawn = plot.imshow(values, cmap=shades, aspect="auto", origin="lower")
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            red, green, blue, _ = drawn.to_rgba(value)
+            ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.55 else "#111111"
+            shown = f"{value:.1f}" if scale == 100 else f"{value:.3g}"
+            plot.text(column, row, shown, ha="center", va="center", color=ink, fontsize=9)
+    best = np.nanargmin(values) if smaller_is_better(metric) else np.nanargmax(values)
+    row, column = np.unravel_index(best, values.shape)
+    plot.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=2.5, zorder=3))
+    plot.set_xticks(range(len(columns)), [f"{value}" for value in columns])
+    plot.set_yticks(range(len(rows)), [f"{value}" for value in rows])
+    plot.set(xlabel=across, ylabel=up)
+    plot.tick_params(length=0)
+    plot.spines[:].set_visible(False)
+    headline(plot, f"{spread_words([len(seeds) for seeds in found.values()], metric, '')}; framed: the best")
+    figure.colorbar(drawn, ax=plot, label=axis_label(metric))
+    return figure
+
+
+def ablation_cells(
+    frame: pandas.DataFrame, key: str | None, metric: str
+) -> tuple[str, dict[str, dict[Any, list[float]]], str]:
+    """What `ablation` draws.
+
+    Returns the key, the values of the seeds by line and value of the key (None: the line has none), and words on what
+    is left out. Without `key` it is a number with the most values. Raises `ConfigError` where no key varies, or
+    no run has finished.
+    """
+    keys = _differing(frame)
+    if not keys:
+        raise ConfigError("ablation: the runs differ in nothing but the seed; name runs of an ablation or a grid")
+    if key is None:  # a key of numbers that has two of them, or else the one with the most values
+        key = max(keys, key=lambda k: (is_number(frame, k) and frame[k].nunique() > 1, frame[k].nunique()))
+    else:
+        key = key_named(frame, key)
+    keys.sort(key=lambda k: k != "algorithm")  # a line's name begins with its algorithm
+    own: dict[str, set[str]] = {str(name): set(_differing(rows)) for name, rows in frame.groupby("algorithm")}
+    cells: dict[str, dict[Any, list[float]]] = {}
+    lost = {"diverged": 0, "unfinished": 0}
+    for setting, values, diverged, unfinished in over_seeds(frame, metric):
+        lost = {"diverged": lost["diverged"] + diverged, "unfinished": lost["unfinished"] + unfinished}
+        others = {
+            other: setting[other]
+            for other in keys
+            if other != key and not missing(setting[other]) and _tells(other, setting, own)
+        }
+        name = ", ".join(
+            str(v) if k in ("name", "algorithm") else f"{k.rpartition('.')[2]}={v}" for k, v in others.items()
+        )
+        if len(values):
+            cells.setdefault(name, {})[None if missing(setting[key]) else setting[key]] = values.tolist()
+    if not cells:
+        raise ConfigError(f"ablation: no finished run has {metric!r}")
+    return key, cells, ", ".join(f"{count} runs {what}" for what, count in lost.items() if count)
+
+
+def _differing(frame: pandas.DataFrame) -> list[str]:
+    """The keys in which the runs differ."""
+    return [key for key in keys_of(frame) if frame[key].nunique(dropna=False) > 1]
+
+
+def _tells(key: str, setting: Mapping[str, Any], own: Mapping[str, set[str]]) -> bool:
+    """Whether a key tells lines apart: of an algorithm's keys those in which its own runs differ."""
+    return not key.startswith("algorithm.") or key in own[setting["algorithm"]]
+
+
+def _sorted(values: Iterable[Any]) -> list[Any]:
+    """Each value once, numbers by size, others in their order."""
+    once = list(dict.fromkeys(values))
+    return sorted(once) if all(isinstance(value, int | float) for value in once) else once
+
+
+def _colours(frame: pandas.DataFrame, key: str, names: Iterable[str]) -> list[str]:
+    """Of the lines of an ablation: their algorithms' own, where a line is one algorithm."""
+    algorithms = frame["algorithm"].unique()
+    if len(algorithms) == 1:
+        return colours_of(f"{algorithms[0]}, {name}" for name in names)
+    return palette(len(list(names))) if key == "algorithm" else colours_of(names)
+
+
+def _intervals(values: Iterable[Iterable[float]], metric: str, scale: float) -> tuple[Any, Any, Any]:
+    """Means and the ends of their intervals `[n]`, NaN where a place has too few seeds for one."""
+    found = []
+    for seeds in map(list, values):
+        mean, _, low, high = interval(seeds, share=is_share(metric), lowest=lowest(metric))
+        found.append((mean, low, high) if len(seeds) >= FEW else (mean, np.nan, np.nan))
+    mean, low, high = scale * np.array(found).T
+    return mean, low, high
+
+
+def _scale(plot: Any, positive: Sequence[float], smallest: float) -> None:
+    """A logarithmic axis from a ratio of 30; where there is a zero, linear up to the smallest other value."""
+    if smallest >= 0 and positive and max(positive) >= 30 * min(positive):
+        if smallest > 0:
+            plot.set_xscale("log")
+        else:
+            plot.set_xscale("symlog", linthresh=min(positive))
