@@ -12,7 +12,8 @@ from flray.cli.show import runs_in
 from flray.core.errors import FlrayError, unknown
 
 DIAGNOSED = (
-    "local_forgetting", "conflict", "memory", "divergence", "heterogeneity", "layers", "propositions",
+    "local_forgetting", "conflict", "memory", "divergence", "heterogeneity", "layers", "latent_forgetting",
+    "propositions",
 )  # fmt: skip
 FIGURES = ("curves", "clients", "tasks", "drift", "regions", "landscape", "ablation", "ranks", "sweep", *DIAGNOSED)
 
@@ -89,7 +90,7 @@ def figure(
     elif kind in DIAGNOSED:
         from flray.results import diagnosis_figures
 
-        drawn = diagnosis_figures.FIGURES[kind](runs)
+        drawn = diagnosis_figures.FIGURES[kind].figure(runs)
     else:
         shown = None if rounds is None else [int(r) for r in rounds.split(",")]
         wanted = [name.strip() for name in models.split(",")]

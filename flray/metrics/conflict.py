@@ -34,7 +34,7 @@ class Conflict(Probe, frozen=True):
     `kappa_projected`, what is left of kappa where the batch's gradient is projected off the memory gradient.
 
     The share of steps that FedProj projects is its `project/share`; of other algorithms, the share of rows whose
-    `cos_memory` is negative is what it would project (`flray.results.conflict`).
+    `cos_memory` is negative is what it would project (`results.diagnoses.conflict`).
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "step"})

@@ -17,7 +17,7 @@ class Divergence(Probe, frozen=True):
     """A row for each client: `distance` ||w_k - w_g||, `norm` ||w_g||, `relative`, their ratio, and its aggregation
     `weight`; a row a round (place `finish`): `moved` ||w - w_g|| of the clients' aggregate w.
 
-    The distance between clients follows from both: `flray.results.divergence`. Where the broadcast or the update
+    The distance between clients follows from both: `results.diagnoses.divergence`. Where the broadcast or the update
     carries no model (`Algorithm.point`) there is no row.
     """
 

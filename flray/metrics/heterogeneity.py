@@ -24,7 +24,7 @@ class Heterogeneity(Probe, frozen=True):
     gradient g_k of its own samples and g of the test samples (for analysis), both of the cross-entropy in eval mode;
     `local` ||g_k||, `global` ||g||, their `cosine`, and its aggregation `weight`.
 
-    `flray.results.heterogeneity` has the constants of rounds and of a run: sum_k p_k ||g_k - g||^2 = zeta^2, and
+    `results.diagnoses.heterogeneity` has the constants of rounds and of a run: sum_k p_k ||g_k - g||^2 = zeta^2, and
     <sum_k p_k g_k, g> = kappa ||g||^2. What a projection leaves of kappa along local training is in `conflict`.
     """
 

@@ -23,7 +23,7 @@ class LocalForgetting(Probe, frozen=True):
 
     A row a round (place `finish`): the same samples under the clients' aggregate (`acc_average`, `class_average`) and
     under the new global model, which a server that distils or repairs makes of it (`acc_global`, `class_global`).
-    `flray.results.recovery` puts both together.
+    `results.diagnoses.recovery` puts both together.
 
     `in` weighs the accuracy of class c by the client's share p(c) of it, `out` by (1 - p(c)) / (C - 1), C classes of
     the task; a class without test samples does not count. While a sweep tunes, the validation split is read instead.

@@ -36,8 +36,9 @@ class MemoryDrift(Probe, frozen=True):
 
     A row a round (place `finish`) for the new global model: `global_drift` and `global_flips` against the model that
     the round began with, and `ensemble_drift`, L_mem against the mean logits of the round's client models, which
-    FedProj C.4 sets beside the accuracy; NaN where the server sees only their sum. `flray.results.memory` has the
-    correlation. It looks at any algorithm, also at those that do not project.
+    FedProj C.4 sets beside the accuracy; NaN where the server sees only their sum: `results.ensemble_drift` repeats
+    the rounds for that. `results.diagnoses.memory` has the correlation. It looks at any algorithm, also at those that
+    do not project.
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "end", "finish"})

@@ -78,9 +78,9 @@ def memory(run: Run, metric: str = "test/acc") -> pandas.DataFrame:
     """Memory drift, a row a round (`memory`): what clients report, as means over them, what the server does, and the
     round's `metric`; `flips_safe` is a sum, `tight` and `gap_least` are minima, `drift_most` a maximum."""
     clients, server = _parts(run, "memory")
-    how = {"flips_safe": "sum", "tight": "min", "gap_least": "min", "drift_most": "max"}
     means = ("loss_before", "loss_after", "drift", "flips", "gap", "safe", "safe_exact")
-    table = clients.groupby("done").agg({**dict.fromkeys(means, "mean"), **how})
+    how = {**dict.fromkeys(means, "mean"), "flips_safe": "sum", "tight": "min", "gap_least": "min", "drift_most": "max"}
+    table = clients.groupby("done").agg({name: by for name, by in how.items() if name in clients})
     if len(server):
         table = table.join(server.set_index("done")[["global_drift", "global_flips", "ensemble_drift"]])
     if metric in run.rounds:
@@ -147,6 +147,13 @@ def layers(run: Run) -> pandas.DataFrame:
     return rows.groupby("layer", sort=False)[["distance", "relative", "lambda_mean"]].mean().reset_index()
 
 
+def gradients(run: Run) -> pandas.DataFrame:
+    """`wv`, and of the rounds that were looked at `gradient_variance`, `cosine` and `fisher_trace` (FedMemo, section G;
+    `latent_forgetting` with `gradients_every`), a row a round."""
+    rows = rows_of(run, "latent_forgetting")
+    return rows.reindex(columns=["done", "wv", "gradient_variance", "cosine", "fisher_trace"])
+
+
 def propositions(run: Run) -> pandas.DataFrame:
     """Whether FedSOL's propositions hold, a row a round (`propositions`), over the steps that were looked at.
 
@@ -175,6 +182,7 @@ TABLES: Mapping[str, Callable[[Run], pandas.DataFrame]] = {
     "divergence": divergence,
     "heterogeneity": heterogeneity,
     "layers": layers,
+    "latent_forgetting": gradients,
     "propositions": propositions,
 }
 

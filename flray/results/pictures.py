@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from flray.core.errors import ConfigError
 from flray.results.blank import blank, figure_of, given
-from flray.results.colours import colours_of
 from flray.results.continual import tested_set
+from flray.results.diagnosis_figures import FIGURES
 from flray.results.drift_figures import accuracy_through_drift, class_panel
-from flray.results.figures import by_setting, plain
+from flray.results.figures import by_setting
 from flray.results.learning import draw, learning_curves
 from flray.results.tables import settings
 from flray.results.task_figures import accuracy_by_task
@@ -54,10 +54,10 @@ def of(runs: Sequence[Run], labels: Sequence[str], metric: str) -> tuple[Picture
     if classes is not None:
         note = "accuracy on each class after each tested round; a dark cell is a class that is forgotten"
         found.append(("Class by class", note, svg(classes, "classes")))
-    local = by_local_training(runs, labels)
-    if local is not None:
-        note = "accuracy of the clients' models on classes they hold (in) and do not hold (out), before and after"
-        found.append(("What local training forgets", note, svg(local, "local")))
+    for name, (drawn, title, note) in FIGURES.items():
+        looked = [run for run in runs if len(run.diagnostics.get(name, ()))]
+        if looked:
+            found.append((title, note, svg(drawn(looked), name)))
     return tuple(found)
 
 
@@ -101,35 +101,6 @@ def _drift(runs: Sequence[Run]) -> Figure | None:
         return accuracy_through_drift(runs)
     except ConfigError:  # no drift, or nothing tested
         return None
-
-
-def by_local_training(runs: Sequence[Run], labels: Sequence[str], axes: Iterable[Axes] | None = None) -> Figure | None:
-    """Mean accuracy in and out of the clients' own distributions, before and after local training, over rounds; None
-    where no run has the diagnostic `local_forgetting`. Draws into two `axes` where they are given."""
-    import pandas
-
-    tables: dict[str, list[pandas.DataFrame]] = {}
-    for run, label in zip(runs, labels, strict=True):
-        rows = run.diagnostics.get("local_forgetting")
-        if rows is not None and len(rows):
-            tables.setdefault(label, []).append(rows)
-    if not tables:
-        return None
-    if axes is None:
-        panels = blank(7.2, 3.4).subplots(1, 2, sharey=True).tolist()
-    else:
-        panels = given(axes, 2, "accuracy in and out of the clients' own classes")
-    for panel, part, title in zip(panels, ("in", "out"), ("classes they hold", "other classes"), strict=True):
-        for colour, (label, found) in zip(colours_of(tables), tables.items(), strict=True):
-            mean = pandas.concat(found).groupby("done")[[f"{part}_before", f"{part}_after"]].mean() * 100
-            panel.plot(mean.index, mean[f"{part}_before"], color=colour, linestyle=":", linewidth=1.4)
-            panel.plot(mean.index, mean[f"{part}_after"], color=colour, linewidth=2, label=label)
-        panel.set_title(f"{title}: dotted before, solid after", fontsize=9, loc="left")
-        panel.set_xlabel("round")
-        plain(panel)
-    panels[0].set_ylabel("accuracy (%)")
-    panels[1].legend(frameon=False, fontsize=8)
-    return figure_of(panels[0])
 
 
 def svg(figure: Figure, name: str) -> str:

@@ -33,9 +33,10 @@ def config(name, actors, store="memory", rounds=4, executor="calls"):
 
 
 def records(table):
-    """Rows without the clocks; None where there is no value, so that equal rows compare equal."""
+    """Rows without the clocks; None where there is no value, and lists spelled out (NaN in them), so that equal rows
+    compare equal."""
     kept = table[[c for c in table.columns if not c.startswith("time/")]]
-    kept = kept.map(lambda value: value.tolist() if isinstance(value, np.ndarray) else value)
+    kept = kept.map(lambda value: repr(value.tolist()) if isinstance(value, np.ndarray) else value)
     return kept.astype(object).where(kept.notna(), None).to_dict("records")
 
 

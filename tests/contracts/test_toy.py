@@ -25,7 +25,7 @@ CONFIG = {
     "algorithm": {"name": "toy", "lr": 0.1, "batch_size": 16},
     "cohort": {"size": 3},
     "checkpoint": {"every": 1, "keep": 0},
-    "diagnostics": ["toy_movement", "divergence"],
+    "diagnostics": ["toy_movement", "divergence", "local_forgetting"],
     "evaluate": {"clients": True},
 }
 

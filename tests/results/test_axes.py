@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from flray import results
 from flray.core.errors import ConfigError
-from flray.results import pictures, ranks
+from flray.results import diagnosis_figures, pictures, ranks
 from flray.results.partition_figures import drift_figure, partition_figure
 from flray.rundir.reader import Run
 from flray.scenario import Partition, Scenario
@@ -56,13 +56,13 @@ def by_class(path: Path, **given: Any) -> Figure | None:
     return pictures.by_class([Run(drift(path / "a", WINDOW, 2, 3))], **given)
 
 
-def local_training(path: Path, **given: Any) -> Figure | None:
+def local_training(path: Path, **given: Any) -> Figure:
     run = folder(path / "a", config(), [0.5])
     place = run / "diagnostics" / "local_forgetting"
     place.mkdir(parents=True)
-    shares = {f"{part}_{when}": [0.5, 0.6] for part in ("in", "out") for when in ("before", "after")}
-    pandas.DataFrame({"done": [1, 2], **shares}).to_parquet(place / "part-0000.parquet")
-    return pictures.by_local_training([Run(run)], ["fedavg"], **given)
+    shares = {f"{part}_{when}": [0.5, 0.6] for part in ("acc", "in", "out") for when in ("before", "after")}
+    pandas.DataFrame({"done": [1, 2], "place": "end", **shares}).to_parquet(place / "part-0000.parquet")
+    return diagnosis_figures.local_forgetting([run], **given)
 
 
 def diagram(path: Path, **given: Any) -> Figure:

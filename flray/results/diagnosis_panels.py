@@ -1,0 +1,166 @@
+"""Panels of the figures of diagnostics, each drawn into an axis: lines by setting over rounds or local steps, drift
+beside accuracy, layers, both sides of a proposition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flray.results import diagnoses
+from flray.results.blank import blank, figure_of, given
+from flray.results.colours import colours_of
+from flray.results.figures import by_setting, end_at_all, plain
+from flray.rundir.reader import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+Tables = Mapping[str, "pandas.DataFrame"]  # by setting, the mean over its seeds
+STAGES = {  # of a round's models: what they are called, and their line
+    "before": ("received", ":"),
+    "after": ("after local training", "--"),
+    "average": ("aggregate", "-"),
+    "global": ("new global model", "-."),
+}
+GREY = "#8a94a3"  # of what belongs to no setting, on a light ground and on a dark one
+
+
+def averaged(runs: Sequence[Run], table: Callable[[Run], pandas.DataFrame], key: str = "done") -> Tables:
+    """By setting, the mean over its seeds of a table of `diagnoses`, a row a value of `key` that any of them has."""
+    import pandas
+
+    return {
+        label: pandas.concat([table(run) for run in seeds.values()]).groupby(key, sort=False).mean().reset_index()
+        for label, seeds in by_setting(runs).items()
+    }
+
+
+def has(found: Tables, column: str) -> bool:
+    """Whether any setting has a value in this column."""
+    return any(column in table and bool(table[column].notna().any()) for table in found.values())
+
+
+def stages(found: Tables) -> list[str]:
+    """Those of `STAGES` that differ from the one before: most servers leave the aggregate as it is."""
+    known = [stage for stage in STAGES if has(found, f"acc_{stage}")]
+    same = all(np.allclose(t["acc_global"], t["acc_average"], equal_nan=True) for t in found.values())
+    return [stage for stage in known if stage != "global" or not same]
+
+
+def recovery_panel(axis: Any, found: Tables, what: str = "acc") -> None:
+    """The stages of each round in per cent: `what` is `acc`, `in` or `out` of `diagnoses.recovery`."""
+    for (_, table), colour in zip(found.items(), colours_of(found), strict=True):
+        for stage in stages(found):
+            width = 2 if stage == "average" else 1.4
+            y = 100 * table[f"{what}_{stage}"]
+            axis.plot(table["done"], y, color=colour, linestyle=STAGES[stage][1], linewidth=width)
+    whole_numbers(axis, "round")
+    end_at_all(axis)
+
+
+def cosine_panel(axis: Any, found: Tables, kind: str) -> None:
+    """`cos_KIND` (dashed) and `move_KIND` (solid) of `diagnoses.conflict` over local steps."""
+    axis.axhline(0, color=GREY, linewidth=1)
+    for (_, table), colour in zip(found.items(), colours_of(found), strict=True):
+        for what, style in (("cos", "--"), ("move", "-")):
+            if f"{what}_{kind}" in table:
+                axis.plot(table["step"], table[f"{what}_{kind}"], color=colour, linestyle=style, linewidth=1.6)
+    axis.set_ylim(-1, 1)
+    whole_numbers(axis, "local step")
+
+
+def line_panel(axis: Any, found: Tables, columns: Mapping[str, str]) -> None:
+    """Columns over rounds, each with its line style, in the colour of the setting."""
+    for (_, table), colour in zip(found.items(), colours_of(found), strict=True):
+        for name, style in columns.items():
+            if name in table and table[name].notna().any():
+                known = table[table[name].notna()]
+                axis.plot(known["done"], known[name], color=colour, linestyle=style, linewidth=1.8)
+    whole_numbers(axis, "round")
+
+
+def correlation_panel(axis: Any, runs: Sequence[Run], drift: str, metric: str = "test/acc") -> None:
+    """A point a round: a drift column of `diagnoses.memory` against the metric, with r and p of every run."""
+    labels = by_setting(runs)
+    for (label, seeds), colour in zip(labels.items(), colours_of(labels), strict=True):
+        told = []
+        for run in seeds.values():
+            table = diagnoses.memory(run, metric)
+            if metric in table and drift in table:
+                axis.scatter(table[drift], 100 * table[metric], s=22, color=colour, alpha=0.7, linewidth=0)
+                told += [found for name, found in diagnoses.correlations(run, metric).items() if name == drift]
+        if told:
+            words = ", ".join(f"{one.r:.2f} (p {one.p:.1g})" for one in told)
+            axis.scatter([], [], s=22, color=colour, label=f"{label}: r {words}")
+    axis.set_ylabel(f"{metric} (%)")
+    plain(axis)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False, fontsize=8)
+
+
+def layer_panel(axis: Any, found: Tables, column: str) -> None:
+    """A column of `diagnoses.layers`, a group of bars a layer, a bar a setting."""
+    names = list(dict.fromkeys(name for table in found.values() for name in table["layer"]))
+    for number, ((label, table), colour) in enumerate(zip(found.items(), colours_of(found), strict=True)):
+        places = np.arange(len(names)) + 0.8 * ((number + 0.5) / len(found) - 0.5)
+        heights = table.set_index("layer")[column].reindex(names)
+        axis.bar(places, heights, 0.8 / len(found), color=colour, label=label)
+    axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    plain(axis)
+
+
+def sides_panel(axis: Any, runs: Sequence[Run], promised: str, taken: str) -> None:
+    """A column of the diagnostic `propositions` against another one, a point a local step; the line is where they are
+    equal."""
+    from matplotlib.ticker import MaxNLocator
+
+    labels, ends = by_setting(runs), []
+    for (label, seeds), colour in zip(labels.items(), colours_of(labels), strict=True):
+        rows = [diagnoses.rows_of(run, "propositions") for run in seeds.values()]
+        x, y = (np.concatenate([table[name] for table in rows]) for name in (promised, taken))
+        axis.scatter(x, y, s=16, color=colour, alpha=0.6, linewidth=0, label=label)
+        ends += [x.min(), x.max()]
+    axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color=GREY, linewidth=1, zorder=0)
+    axis.xaxis.set_major_locator(MaxNLocator(5))
+    plain(axis)
+
+
+def whole_numbers(axis: Any, what: str) -> None:
+    """An axis of whole numbers of something."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel(what)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    plain(axis)
+
+
+def row_of(
+    axes: Iterable[Any] | None, titles: Sequence[str], width: float = 9.6, height: float = 4.0, sharey: bool = False
+) -> list[Any]:
+    """The `axes` that a caller gave, or those of a blank figure side by side, with these titles."""
+    panels: list[Any]
+    if axes is None:
+        panels = blank(width, height).subplots(1, len(titles), sharey=sharey, squeeze=False)[0].tolist()
+    else:
+        panels = given(axes, len(titles), "; ".join(titles))
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set_title(title, fontsize=9, loc="left")
+    return panels
+
+
+def legend(panel: Any, found: Iterable[str], styles: Mapping[str, str], below: bool) -> None:
+    """A colour a setting and a style a kind of line, `below` the panel's whole figure or in the panel."""
+    from matplotlib.lines import Line2D
+
+    labels = list(found)
+    handles = [
+        Line2D([], [], color=c, linewidth=3, label=name) for name, c in zip(labels, colours_of(labels), strict=True)
+    ]
+    handles += [Line2D([], [], color="#5b6675", ls=style, label=name) for name, style in styles.items()]
+    if below:
+        columns = min(4, len(handles))
+        figure_of(panel).legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    else:
+        panel.legend(handles=handles, frameon=False, fontsize=8)
