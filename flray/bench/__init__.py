@@ -97,6 +97,18 @@ def bench(
     return sorted(rows, key=lambda row: list(TARGETS).index(row["name"]))
 
 
+def alone(name: str, rounds: int | None, repeats: int) -> list[Row]:
+    """`table5` or `diagnostics`, whose rows have columns of their own."""
+    from flray.bench import diagnostics_cost, overhead
+
+    with folder_or_new(None) as home:
+        return (
+            diagnostics_cost.costs(repeats, home)
+            if name == "diagnostics"
+            else overhead.table(repeats, home, rounds or 3)
+        )
+
+
 def sweep_costs(rounds: int | None = None, repeats: int = 3) -> list[Row]:
     """What a sweep costs whatever is tried, and what each trial costs, beside the same runs in a row."""
     with folder_or_new(None) as home:

@@ -14,6 +14,7 @@ from flray.cli.show import (
     Overrides,
     import_modules,
     markdown,
+    markdown_rows,
     own_modules,
     print_left_out,
     print_rows,
@@ -212,10 +213,13 @@ def report(
 
 
 BENCHES = "W1,W2,W3,step,projected,detector,server,startup,sweep"
+ALONE = ("table5", "diagnostics")  # rows of another kind, so each by itself
 
 
 def bench(
-    only: Annotated[str | None, typer.Option(help=f"workloads, by comma: {BENCHES}; default all")] = None,
+    only: Annotated[
+        str | None, typer.Option(help=f"workloads, by comma: {BENCHES}; default all; or {' or '.join(ALONE)}")
+    ] = None,
     algorithms: Annotated[
         str | None, typer.Option(help="instead: local steps of these (by comma, or all) beside FedAvg's")
     ] = None,
@@ -227,12 +231,18 @@ def bench(
     ] = False,
     rounds: Annotated[int | None, typer.Option(help="rounds per measurement")] = None,
     repeats: Annotated[int, typer.Option(help="interleaved repetitions")] = 3,
-    format: Annotated[str, typer.Option(help="table or json")] = "table",
+    format: Annotated[str, typer.Option(help="table, markdown or json")] = "table",
 ) -> None:
-    """Speed and memory beside a bare PyTorch loop that does the same gradient steps, as ratios."""
+    """Speed and memory beside a bare PyTorch loop that does the same gradient steps, as ratios.
+
+    `--only table5`: FedProj's Table 5, printed, by its model and measured. `--only diagnostics`: what each diagnostic
+    costs.
+    """
     from flray import bench as benchmarks
 
-    if sweep:
+    if only in ALONE:
+        rows = benchmarks.alone(only, rounds, repeats)
+    elif sweep:
         rows = benchmarks.sweep_costs(rounds, repeats)
     elif profile:
         from flray.bench.profile import profiles
@@ -244,4 +254,7 @@ def bench(
         from flray.bench.steps import compare_steps
 
         rows = compare_steps(algorithms.split(","), benchmarks.W1, repeats)
+    if format == "markdown":
+        print(markdown_rows(rows), end="")
+        return
     print(json.dumps(rows, indent=1, default=str)) if format == "json" else print_rows(rows, "flray bench")

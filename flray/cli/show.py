@@ -229,6 +229,13 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     console().print(table)
 
 
+def markdown_rows(rows: list[dict[str, Any]]) -> str:
+    """The same rows as a Markdown table."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    body = [["" if row.get(name) is None else _cell(row[name]) for name in names] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (names, ["---"] * len(names), *body))
+
+
 def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

@@ -1,0 +1,87 @@
+"""`flray bench --only diagnostics`: what each diagnostic costs, as a ratio of rounds with it and without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from flray.api import simulate
+from flray.bench.alive import Alive
+from flray.bench.bare import Workload
+from flray.bench.steps import one_thread
+from flray.core.errors import FlrayError
+from flray.experiment import Experiment
+from flray.loader import load_config
+from flray.metrics.probes import PROBES
+from flray.rundir.reader import load
+
+WORK = Workload(10, 200, (32, 32, 3), 4, 50, {"name": "fedavg_cnn"}, epochs=5, tested=1_000)
+PROXY = 500
+
+
+def costs(repeats: int, home: Path, workload: Workload = WORK) -> list[dict[str, Any]]:
+    """One row a diagnostic, with its defaults: a round with it over a round without it (median over `repeats`
+    interleaved runs of one round, the first, in which each of them looks), what it adds in milliseconds, and in
+    megabytes to the most that tensors take at once, by what is counted, not by what the system gives.
+
+    FedAvg in this process on one thread; what a diagnostic cannot look at is said in its row.
+    """
+    plain: list[float] = []
+    seconds: dict[str, list[float]] = {name: [] for name in PROBES.names()}
+    bytes_: dict[str, int] = {}
+    failed: dict[str, str] = {}
+    with one_thread():
+        nothing = _peak(_experiment(workload, ()), home)  # and what happens once in a process
+        for name in seconds:
+            try:
+                bytes_[name] = _peak(_experiment(workload, (name,)), home)
+            except FlrayError as error:
+                failed[name] = str(error)
+        for _ in range(repeats):
+            plain.append(_seconds(_experiment(workload, ()), home))
+            for name in bytes_:
+                seconds[name].append(_seconds(_experiment(workload, (name,)), home))
+    rows: list[dict[str, Any]] = []
+    for name, times in seconds.items():
+        row: dict[str, Any] = {"diagnostic": name}
+        if name in failed:
+            rows.append({**row, "note": failed[name]})
+            continue
+        ratios = sorted(one / without for one, without in zip(times, plain, strict=True))
+        rows.append(
+            {
+                **row,
+                "round / without": round(median(ratios), 2),
+                "spread": f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+                "adds ms": round(1e3 * (median(times) - median(plain)), 1),
+                "adds MB": round((bytes_[name] - nothing) / 1e6, 1),
+                "looks": _looks(name),
+            }
+        )
+    return rows
+
+
+def _experiment(workload: Workload, diagnostics: tuple[str, ...]) -> Experiment:
+    proxy = {"source": "holdout", "size": min(PROXY, workload.clients * workload.images // 2)}
+    sections = {"proxy": proxy, "resources": {"executor": "local", "server": {"threads": 1}}}
+    return load_config(workload.experiment(1), {**sections, "diagnostics": list(diagnostics)})[0]
+
+
+def _seconds(experiment: Experiment, home: Path) -> float:
+    simulate(experiment, home / "run", overwrite=True)
+    return float(load(home / "run").rounds["time/round_s"].iloc[0])
+
+
+def _peak(experiment: Experiment, home: Path) -> int:
+    with Alive() as alive:
+        simulate(experiment, home / "run", overwrite=True)
+    return alive.most
+
+
+def _looks(name: str) -> str:
+    """Where it looks, and how often where that is not every time."""
+    kind = PROBES.get(name)
+    probe = kind()
+    often = f", every {probe.every}" if getattr(probe, "every", 1) > 1 else ""
+    return ", ".join(sorted(probe.at)) + often
