@@ -9,7 +9,7 @@ from typing import Any
 from flray.core.disk import checksum
 from flray.core.errors import CheckpointError
 from flray.experiment import RESUMABLE, Experiment
-from flray.loader import read_yaml
+from flray.loader import load_config, read_yaml
 
 LONGEST = 150  # bytes of a cell's label
 
@@ -90,20 +90,25 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
     """
     if overwrite or not (folder / "config.yaml").exists():
         return "new"
-    there = dotted(read_yaml(folder / "config.yaml"))
-    wanted = dotted(cell.dump())
-    changed = [
-        key
-        for key in wanted
-        if key.partition(".")[0] not in ("resources", "address", "storage") and str(wanted[key]) != str(there.get(key))
-    ]
-    if changed:
+    wanted, there = dotted(cell.dump()), dotted(read_yaml(folder / "config.yaml"))
+    if _changed(wanted, there):  # a flray that did not know all of today's keys wrote it: those have their defaults
+        there = dotted(load_config(folder / "config.yaml")[0].dump())
+    if changed := _changed(wanted, there):
         key = changed[0]
         raise CheckpointError(
             f"{folder} holds another experiment: {key} is {there.get(key)} there, {wanted[key]} here; give another "
             "--out or add --overwrite"
         )
     return "finished" if (folder / "STATUS").read_text().startswith(("finished", "diverged")) else "resumed"
+
+
+def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """The keys that make another experiment of what is in a folder."""
+    return [
+        key
+        for key in wanted
+        if key.partition(".")[0] not in ("resources", "address", "storage") and str(wanted[key]) != str(there.get(key))
+    ]
 
 
 def grid_rows(cells: Sequence[Experiment], root: Path, overwrite: bool = False) -> list[dict[str, Any]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flray.cli.runs import starting
 from flray.cli.show import console, interruptible, kept, own_modules, print_rows
-from flray.core.errors import ConfigError, unknown
+from flray.core.errors import ConfigError, FlrayError, unknown
 from flray.engine.progress import stage
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def reproduce(
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     if table is None or table in papers():
-        _list(None if table is None else table, scale, configs, overrides or [])
+        if cells or methods or dry_run or out or page:
+            raise ConfigError("which table is it? name one, such as fedsol/table2: flray reproduce lists them")
+        _list(table, scale, configs, overrides or [])
         return
     if "=" in table:
         raise ConfigError(f"{table} stands where a table belongs: the table comes first, then key=value")
@@ -57,6 +59,7 @@ def reproduce(
         raise ConfigError(f"--concurrency {concurrency}: auto, or a number of at least 1")
     settings = chosen(table, cells or [])
     own_modules()
+    from flray.grid import cell_status
     from flray.reference.outcome import judge
     from flray.reference.page import counts, markdown, put_on_page, render, write
     from flray.reference.plan import configs_folder, plan
@@ -70,16 +73,21 @@ def reproduce(
         return
     if not found.runs:
         raise ConfigError(f"nothing of {table} can run here: {'; '.join(dict.fromkeys(why for *_, why in found.left))}")
+    failed: FlrayError | None = None
     again = _again(table, overrides, cells, methods, seeds, scale, margin)
-    with starting(home / found.runs[0].setting.config, overrides or [], trials=1):
-        from tuning.ablate import run_cells
-    with interruptible(root, "the same command goes on"):
-        run_cells(
-            [run.experiment for run in found.runs],
-            [run.folder for run in found.runs],
-            concurrency if concurrency == "auto" else int(concurrency),
-            label=f"{table} {scale}",
-        )
+    if any(cell_status(run.experiment, run.folder) != "finished" for run in found.runs):
+        with starting(home / found.runs[0].setting.config, overrides or [], trials=1):
+            from tuning.ablate import run_cells
+        try:
+            with interruptible(root, "the same command goes on"):
+                run_cells(
+                    [run.experiment for run in found.runs],
+                    [run.folder for run in found.runs],
+                    concurrency if concurrency == "auto" else int(concurrency),
+                    label=f"{table} {scale}",
+                )
+        except FlrayError as error:  # of one run: the others are judged, and it is said at the end
+            failed = error
     judged = judge(found, scale, overrides or [], margin)
     for each in judged:
         console().print(render(each))
@@ -91,6 +99,8 @@ def reproduce(
         print(f"page:    {page}, with {put_on_page(page, table, scale, section, paths[2])}")
     print(f"next:    flray figure curves {root / 'runs'} --out curves.png")
     print(f"         flray report {root / 'runs'} --out report.html")
+    if failed is not None:
+        raise failed
 
 
 def _names(text: str) -> list[str]:
@@ -118,7 +128,7 @@ def _again(
 def _show_plan(found: Plan, scale: str, seeds: int) -> None:
     from flray.grid import cell_status
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"cell": run.setting.name, "method": ", ".join(row.shown for row in run.rows), "seed": run.experiment.seed,
          "is": cell_status(run.experiment, run.folder), "folder": str(run.folder)}
         for run in found.runs
@@ -133,7 +143,6 @@ def _show_plan(found: Plan, scale: str, seeds: int) -> None:
 
 def _list(paper: str | None, scale: str, configs: Path | None, overrides: list[str]) -> None:
     """Every table of the papers, or of one: its cells, and which of them can run here."""
-    from flray.core.errors import FlrayError
     from flray.reference.papers import papers, settings_of, tables
 
     rows = []

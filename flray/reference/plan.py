@@ -94,7 +94,8 @@ def of_part(
     grid = _of_line(configs / setting.config, tuple(setting.overrides(part.line, scale)), seeds, extra)
     if len(grid) != seeds * len(part.line.rows):
         raise ConfigError(
-            f"{setting.key}, {setting.name}: {len(grid)} experiments for {len(part.line.rows)} rows and {seeds} seeds"
+            f"{setting.key}, {setting.name}: {len(grid)} experiments for {len(part.line.rows)} rows and {seeds} seeds; "
+            "give one value for each key"
         )
     return grid[part.place * seeds : (part.place + 1) * seeds]
 

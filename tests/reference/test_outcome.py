@@ -122,6 +122,8 @@ def test_numbers_as_text():
         (["fedsol/table2", "--methods", "FedSOLL"], "unknown method 'FedSOLL'"),
         (["fedsol/table2", "--scale", "medium"], "unknown scale 'medium'"),
         (["fedproj/table5"], "fedproj/table5 cannot be run: the paper computes it"),
+        (["fedsol", "--cells", "MNIST"], "which table is it?"),
+        (["fedsol/table2", "--cells", "MNIST, LDA", "rounds=3,4"], "give one value for each key"),
         (["rounds=3"], "the table comes first, then key=value"),
         (["fedsol/table2", "--configs", "nowhere"], "--configs DIR"),
         (["fedsol/table2", "--concurrency", "0"], "auto, or a number of at least 1"),
