@@ -89,12 +89,17 @@ def memory(run: Run, metric: str = "test/acc") -> pandas.DataFrame:
 
 
 class Correlation(NamedTuple):
-    """Pearson's `r` over so many `rounds`, and `p` of its two-sided test; NaN below three rounds or where nothing
-    varies. Rounds of a run follow from each other, so p is smaller than it would be for independent ones."""
+    """Pearson's `r` over so many `rounds`, `p` of its two-sided test, and r of the `changes` from one round to the
+    next; NaN below three rounds or where nothing varies.
+
+    Two numbers that both follow the course of training go together for that alone, and rounds are not independent, as
+    the test takes them to be: r of the changes says what is left without the common course.
+    """
 
     r: float
     p: float
     rounds: int
+    changes: float
 
 
 def correlations(run: Run, metric: str = "test/acc") -> dict[str, Correlation]:
@@ -107,10 +112,10 @@ def correlations(run: Run, metric: str = "test/acc") -> dict[str, Correlation]:
         if not len(pairs):
             continue
         if len(pairs) < 3 or pairs.nunique().min() < 2:
-            found[name] = Correlation(math.nan, math.nan, len(pairs))
+            found[name] = Correlation(math.nan, math.nan, len(pairs), math.nan)
         else:
             r, p = pearsonr(pairs[name], pairs[metric])
-            found[name] = Correlation(float(r), float(p), len(pairs))
+            found[name] = Correlation(float(r), float(p), len(pairs), float(pairs.diff().corr().iloc[0, 1]))
     return found
 
 
@@ -225,6 +230,7 @@ def _memory_words(run: Run) -> str:
     for name, found in correlations(run).items():
         if name in ("loss_after", "ensemble_drift") and not math.isnan(found.r):
             words += f"; {name}: r {found.r:.2f} with test/acc (p {found.p:.2g}, {found.rounds} rounds)"
+            words += f", {found.changes:.2f} of their changes"
     return words
 
 
