@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from flray.api import simulate
-from flray.bench.alive import Alive
 from flray.bench.bare import Workload
+from flray.bench.live_bytes import Alive
 from flray.bench.steps import one_thread
 from flray.core.errors import FlrayError
 from flray.experiment import Experiment
@@ -16,8 +16,9 @@ from flray.loader import load_config
 from flray.metrics.probes import PROBES
 from flray.rundir.reader import load
 
-WORK = Workload(10, 200, (32, 32, 3), 4, 50, {"name": "fedavg_cnn"}, epochs=5, tested=1_000)
-PROXY = 500
+PROXY = 500  # public samples
+# 10 clients of 100 samples beside the public ones, 4 of them a round: 100 steps, and a test of 500 samples
+WORK = Workload(10, 100 + PROXY // 10, (16, 16, 1), 4, 20, {"name": "fedavg_cnn"}, epochs=5, tested=500)
 
 
 def costs(repeats: int, home: Path, workload: Workload = WORK) -> list[dict[str, Any]]:

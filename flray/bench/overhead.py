@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any
 
 from flray.api import simulate
-from flray.bench.alive import Alive
 from flray.bench.bare import Workload
+from flray.bench.live_bytes import Alive
 from flray.bench.steps import one_thread
 from flray.core.errors import ConfigError
 from flray.engine.replay import Replay
@@ -26,9 +26,9 @@ from flray.rundir.reader import Run, load
 PASSES = {"FedAvg": 3, "FedDF": 3, "FedProj": 6}  # c: FLOPs of a local step over those of a forward pass
 VECTORS = {"FedAvg": 4, "FedDF": 4, "FedProj": 7}  # weights, gradient, Adam's two moments; g_local, g_mem and g
 F = 65.25e6  # with it the model gives the paper's milliseconds; the paper says 65e6
-PROXY = 1_000  # public samples, of which a memory batch is as large as a local one
-# 20 clients of 448 samples beside the public ones: K = 7 steps an epoch, as in the paper
-SMALL = Workload(20, 448 + PROXY // 20, (32, 32, 3), 4, 64, {"name": "fedavg_cnn"})
+PROXY = 400  # public samples, of which a memory batch is as large as a local one
+# 8 clients of 448 samples beside the public ones: K = 7 steps an epoch, as in the paper
+SMALL = Workload(8, 448 + PROXY // 8, (32, 32, 3), 2, 64, {"name": "fedavg_cnn"})
 
 
 def constants() -> dict[str, float]:

@@ -10,8 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 from flray.bench import diagnostics_cost, overhead
-from flray.bench.alive import Alive
 from flray.bench.bare import Workload
+from flray.bench.live_bytes import Alive
 from flray.cli import app
 from flray.metrics.probes import PROBES
 from flray.reference.papers import read_csv
