@@ -25,7 +25,7 @@ from flray.core.fields import each, shared
 from flray.core.hp import hp
 from flray.core.messages import Cohort, Metrics, Record, nbytes
 from flray.core.samples import ClientData
-from flray.ops.subspace import ColumnSample, CountRule, Criterion, Svd, extract, project_, space_rank
+from flray.ops.subspace import ColumnSample, CountRule, Criterion, Svd, extract, space_rank
 
 
 class ProTIPDown(ProtectedDown):
@@ -94,16 +94,11 @@ class FedProTIP(TaskPrediction, frozen=True):
 
     def decayed(self, ctx: Context, carry: ProtectedCarry, g: Tensor) -> Tensor:
         if self.decay_projection == "none":
-            self.project(carry)
+            self.project_(carry)
         g = super().decayed(ctx, carry, g)
         if self.decay_projection == "project":
-            self.project(carry)
+            self.project_(carry)
         return g
-
-    def project(self, carry: ProtectedCarry) -> None:
-        """Take what lies in the old subspaces out of the gradient, in its place (Eqs. 4 and 5)."""
-        for rows, basis in carry.protected:
-            project_(rows, basis)
 
     # the end of a task ----------------------------------------------------------------------------
     def next_exchange(self, ctx: Context, state: PredictingState) -> Exchange | None:

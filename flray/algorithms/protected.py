@@ -9,21 +9,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.modules.conv import _ConvNd
 
 from flray.algorithms.task_parts import PartsCarry, TaskParts
 from flray.core.context import Context
 from flray.core.fields import shared
 from flray.core.hp import hp
-from flray.core.layers import LAYERS, LayerInputs
+from flray.core.layers import LAYERS, Layer, LayerInputs
 from flray.core.messages import Batch, Broadcast, Metrics, ServerState
-from flray.core.params import Entry
 from flray.core.samples import ClientData
-from flray.ops.subspace import append
+from flray.ops.subspace import append, project_
 
 SPACE = "space"  # key of the final layer, whose inputs are the features
 Blocks = tuple[dict[str, Tensor], ...]  # by task what it added, `[d, r]` by layer; of a grouped convolution by group
@@ -47,47 +45,17 @@ class ProtectedCarry(PartsCarry):
     protected: tuple[tuple[Tensor, Tensor], ...]
 
 
-class Layer(NamedTuple):
-    """A linear layer or a convolution: where its weight lies in `w`, and the groups of its inputs."""
-
-    name: str
-    entry: Entry
-    groups: int
-
-    @property
-    def keys(self) -> list[str]:
-        """Its names in a block: its own, or one a group."""
-        return [self.name] if self.groups == 1 else [f"{self.name}:{group}" for group in range(self.groups)]
-
-    def stored(self, flat: Tensor) -> Tensor:
-        """Its rows `[groups, out / groups, d]`, without groups `[out, d]`, in a vector `[P]`, as they lie in memory: a
-        view to be written to."""
-        rows = flat.narrow(0, self.entry.offset, self.entry.numel)
-        return rows.view(-1, self.width) if self.groups == 1 else rows.view(self.groups, -1, self.width)
-
-    @property
-    def width(self) -> int:
-        """d: channels of a group times pixels of the kernel."""
-        return self.entry.numel // self.entry.shape[0]
-
-    def basis(self, blocks: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """Its basis `[groups, d, q]`, without groups `[d, q]`, its rows in the order in which the weight is stored:
-        kernels of images lie channels-last. Shorter bases of groups end in columns of zeros."""
-        found = [torch.cat([block[key] for block in blocks if key in block], dim=1) for key in self.keys]
-        widest = max(basis.shape[1] for basis in found)
-        basis = torch.stack([torch.nn.functional.pad(part, (0, widest - part.shape[1])) for part in found])
-        if len(self.entry.shape) == 4:
-            _, channels, height, width = self.entry.shape
-            basis = torch.unflatten(basis, 1, (channels, height * width)).transpose(1, 2).flatten(1, 2)
-        return basis[0] if self.groups == 1 else basis
-
-
 class Protected(TaskParts, frozen=True):
     n_batches: int = hp(20, ge=1, doc="training batches of a client whose inputs of layers are collected (ViT: 10)")
     basis_dtype: Literal["float64", "float32"] = hp("float64", doc="arithmetic of bases; they are stored as float32")
 
     def start(self, ctx: Context, w: Tensor, b: Tensor) -> ProtectedCarry:
         return ProtectedCarry.of(super().start(ctx, w, b), protected=())
+
+    def project_(self, carry: ProtectedCarry) -> None:
+        """Take what lies in the old subspaces out of the gradient, in its place (FedProTIP, Eqs. 4 and 5)."""
+        for rows, basis in carry.protected:
+            project_(rows, basis)
 
     # what enters the layers -----------------------------------------------------------------------
     def layers(self, ctx: Context) -> dict[str, Layer]:
@@ -98,8 +66,7 @@ class Protected(TaskParts, frozen=True):
         for name, module in objective.module.named_modules():
             weight = f"{name}.weight".lstrip(".")
             if isinstance(module, LAYERS) and weight in entries:
-                groups = module.groups if isinstance(module, _ConvNd) else 1
-                found[name] = Layer(name, entries[weight], groups)
+                found[name] = Layer(name, entries[weight], getattr(module, "groups", 1))
         return found
 
     def based(self, ctx: Context, blocks: Blocks) -> list[tuple[Layer, Tensor]]:

@@ -1,19 +1,56 @@
-"""What entered the weight of every layer in one forward pass, column by column: what subspace methods span."""
+"""What entered the weight of every layer in one forward pass, column by column, and where that weight lies: what
+subspace methods span and project."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flray.core.errors import ConfigError
+from flray.core.params import Entry
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Layer(NamedTuple):
+    """A linear layer or a convolution: where its weight lies in `w`, and the groups of its inputs."""
+
+    name: str
+    entry: Entry
+    groups: int
+
+    @property
+    def keys(self) -> list[str]:
+        """Its names in a block: its own, or one a group."""
+        return [self.name] if self.groups == 1 else [f"{self.name}:{group}" for group in range(self.groups)]
+
+    def stored(self, flat: Tensor) -> Tensor:
+        """Its rows `[groups, out / groups, d]`, without groups `[out, d]`, in a vector `[P]`, as they lie in memory: a
+        view to be written to."""
+        rows = flat.narrow(0, self.entry.offset, self.entry.numel)
+        return rows.view(-1, self.width) if self.groups == 1 else rows.view(self.groups, -1, self.width)
+
+    @property
+    def width(self) -> int:
+        """d: channels of a group times pixels of the kernel."""
+        return self.entry.numel // self.entry.shape[0]
+
+    def basis(self, blocks: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Its basis `[groups, d, q]`, without groups `[d, q]`, its rows in the order in which the weight is stored:
+        kernels of images lie channels-last. Shorter bases of groups end in columns of zeros."""
+        found = [torch.cat([block[key] for block in blocks if key in block], dim=1) for key in self.keys]
+        widest = max(basis.shape[1] for basis in found)
+        basis = torch.stack([F.pad(part, (0, widest - part.shape[1])) for part in found])
+        if len(self.entry.shape) == 4:
+            _, channels, height, width = self.entry.shape
+            basis = torch.unflatten(basis, 1, (channels, height * width)).transpose(1, 2).flatten(1, 2)
+        return basis[0] if self.groups == 1 else basis
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from flray.algorithms.fedprotip import FedProTIP
-from flray.algorithms.protected import Layer
 from flray.algorithms.task_prediction import PredictingPublished
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError
+from flray.core.layers import Layer
 from flray.core.modes import batch, window
 from flray.core.objective import Objective
 from flray.data import SOURCES
