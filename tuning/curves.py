@@ -70,7 +70,7 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     import numpy as np
     from matplotlib import pyplot
 
-    from flray.results.colours import colours_of
+    from flray.results.colours import colours_of, markers_of
     from flray.results.figures import plain
     from tuning.trials import front
 
@@ -83,7 +83,7 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
         size, size, figsize=(2.6 + 3.4 * size, 1.8 + 3 * size), squeeze=False, layout="constrained"
     )
     algorithms = sorted(finished["algorithm"].unique())
-    colours = dict(zip(algorithms, colours_of(algorithms), strict=True))
+    looks = dict(zip(algorithms, zip(colours_of(algorithms), markers_of(algorithms), strict=True), strict=True))
     for row, column in np.ndindex(size, size):
         axis: Any = axes[row, column]
         x, y = names[column], names[row + 1]
@@ -91,7 +91,9 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
             axis.set_axis_off()
             continue
         for algorithm, trials in finished.groupby("algorithm"):
-            axis.scatter(trials[x], trials[y], s=22, color=colours[algorithm], alpha=0.7, linewidth=0, label=algorithm)
+            colour, marker = looks[algorithm]
+            points = {"color": colour, "marker": marker, "alpha": 0.7, "linewidth": 0, "label": algorithm}
+            axis.scatter(trials[x], trials[y], s=26, **points)
         axis.scatter(
             best[x], best[y], s=48, facecolor="none", edgecolor="black", linewidth=1, zorder=3, label="Pareto front"
         )

@@ -109,6 +109,8 @@ def _slice(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
     import numpy as np
     from optuna.visualization.matplotlib import plot_slice
 
+    from flray.results.figures import plain
+
     names = _varied(study)
     objective, target = _target(sweep, place)
     drawn: Any = plot_slice(study, params=names, target=target, target_name=objective)
@@ -116,6 +118,10 @@ def _slice(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
     figure = axes[0].figure
     for axis in axes:
         few_ticks(axis.xaxis)
+        axis.set_facecolor("white")
+        plain(axis)
+        for points in axis.collections:
+            points.set_cmap("viridis_r")  # the light blues of the first trials do not show
     return titled(figure, sweep, f"{objective} over each parameter", algorithm, size=(2 + 3.2 * len(names), 4.4))
 
 

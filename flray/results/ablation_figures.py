@@ -70,7 +70,7 @@ def ablation(
             beside = place + (0 if numbers else 0.06)
             plot.scatter([beside] * len(points[place]), points[place], s=12, color=shade, alpha=0.5, lw=0, zorder=3)
     if numbers:
-        _scale(plot, [value for value in places if value > 0], min(places))
+        _scale(plot, places)
     else:
         plot.set_xticks(range(len(places)), [str(value) for value in places])
         plot.set_xlim(-0.6, len(places) - 0.4)
@@ -206,10 +206,16 @@ def _intervals(values: Iterable[Iterable[float]], metric: str, scale: float) -> 
     return mean, low, high
 
 
-def _scale(plot: Any, positive: Sequence[float], smallest: float) -> None:
-    """A logarithmic axis from a ratio of 30; where there is a zero, linear up to the smallest other value."""
-    if smallest >= 0 and positive and max(positive) >= 30 * min(positive):
-        if smallest > 0:
-            plot.set_xscale("log")
-        else:
-            plot.set_xscale("symlog", linthresh=min(positive))
+def _scale(plot: Any, places: Sequence[float]) -> None:
+    """A logarithmic axis from a ratio of 30, with the values themselves as its ticks where there are few; where there
+    is a zero, linear up to the smallest other value."""
+    positive = [value for value in places if value > 0]
+    if min(places) < 0 or not positive or max(positive) < 30 * min(positive):
+        return
+    if min(places) > 0:
+        plot.set_xscale("log")
+    else:
+        plot.set_xscale("symlog", linthresh=min(positive))
+    if len(places) <= 10:
+        plot.set_xticks(places, [f"{value:g}" for value in places])
+        plot.minorticks_off()

@@ -12,7 +12,7 @@ import numpy as np
 
 from flray.core.errors import ConfigError
 from flray.results.blank import one_axis
-from flray.results.colours import colours_of
+from flray.results.colours import colours_of, markers_of
 from flray.results.intervals import interval_words, is_share
 from flray.results.tables import differing, settings
 from flray.rundir.reader import Run, load
@@ -34,7 +34,7 @@ def clients(folders: Iterable[str | Path | Run], axis: Axes | None = None) -> Fi
     percentile. Draws into `axis` where one is given; raises `ConfigError` when a run has no personalised test.
     """
     import pandas
-    from matplotlib.patches import Patch
+    from matplotlib.lines import Line2D
 
     found = {label: list(seeds.values()) for label, seeds in by_setting(open_runs(folders)).items()}
     for run in (run for seeds in found.values() for run in seeds):
@@ -45,12 +45,13 @@ def clients(folders: Iterable[str | Path | Run], axis: Axes | None = None) -> Fi
     epochs = sorted({int(value) for rows in tested for value in rows["finetune_epochs"]})
     figure, axis = one_axis(axis, min(11.0, max(5.0, 1.6 + 0.75 * len(epochs) * len(found))))
     width = 0.8 / len(found)
-    for number, (rows, colour) in enumerate(zip(tested, colours, strict=True)):
+    markers = markers_of(found)
+    for number, (rows, colour, marker) in enumerate(zip(tested, colours, markers, strict=True)):
         for place, count in enumerate(epochs):
             values = 100 * rows.loc[rows["finetune_epochs"] == count, "test/acc"].dropna().to_numpy(float)
             middle = place + (number - (len(found) - 1) / 2) * width
             across = middle + width * np.linspace(-0.25, 0.25, len(values))
-            axis.scatter(across, values, s=9, color=colour, alpha=0.6, linewidth=0, clip_on=False, zorder=3)
+            axis.scatter(across, values, s=14, color=colour, marker=marker, alpha=0.6, lw=0, clip_on=False, zorder=3)
             axis.boxplot(
                 values, positions=[middle], widths=0.75 * width, whis=(10, 90), showfliers=False, manage_ticks=False,
                 patch_artist=True, boxprops={"facecolor": f"{colour}40", "edgecolor": colour},
@@ -66,7 +67,11 @@ def clients(folders: Iterable[str | Path | Run], axis: Axes | None = None) -> Fi
     most = max(map(len, found.values()))
     seeds = f"clients of {most} seeds" if most > 1 else "clients"
     headline(axis, f"points: {seeds}; box: the middle half and the median; whiskers: 10th to 90th percentile")
-    axis.legend(handles=[Patch(color=c, label=n) for c, n in zip(colours, found, strict=True)], framealpha=0.85)
+    handles = [
+        Line2D([], [], color=colour, marker=marker, linestyle="", markersize=8, label=label)
+        for label, colour, marker in zip(found, colours, markers, strict=True)
+    ]
+    axis.legend(handles=handles, framealpha=0.85, title="from left to right" if len(found) > 1 else None)
     return figure
 
 
