@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
@@ -23,7 +24,9 @@ from flray.grid import cell_status, labels
 from flray.overrides import pair, several
 from flray.results import compare, paired
 from flray.results.continual import is_column, is_continual
+from flray.results.report_page import ABLATION
 from flray.results.tables import flat, planned
+from flray.rundir.recorder import write_text
 from tuning.display import Show
 from tuning.drive import drive, place
 from tuning.trainable import Job
@@ -114,6 +117,14 @@ def check_comparison(cells: Sequence[Experiment], root: Path, metric: str, again
     if is_column(metric) and any(is_continual(flat(cell.dump())) for cell in cells):
         optional[metric] = None  # which inference modes there are is known when one has run
     paired(planned(cells, [root / label for label in labels(cells)], list(optional)), against, metric)
+
+
+def write_ablation(root: Path, frame: Any, against: str, metric: str, axes: Sequence[str]) -> None:
+    """`ablation.parquet`, the table of the cells, and `ablation.yaml`, what they are compared by: `flray report ROOT`
+    reads it. A reference cell is named by its folder."""
+    frame.to_parquet(root / "ablation.parquet")
+    cell = Path(against).name if Path(against).parent == root else against
+    write_text(root / ABLATION, yaml.safe_dump({"against": cell, "metric": metric, "axes": list(axes)}))
 
 
 def axes(overrides: Sequence[str]) -> list[str]:

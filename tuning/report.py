@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 TABLE = "sweep.parquet"
-BASELINE = "fedavg"
 
 
 class Report(NamedTuple):
@@ -70,11 +69,10 @@ def render_front(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -
     )
 
 
-def _render(frame: pandas.DataFrame, objectives: Mapping[str, Direction], title: str) -> Table:
-    """Few columns, so that they fit; the algorithm and the number of seeds only where they vary."""
+def shown_trials(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> pandas.DataFrame:
+    """Trials for `flray.results.rendering`: few columns, so that they fit; the algorithm and the number of seeds only
+    where they vary."""
     import pandas
-
-    from flray.results import render
 
     varied = [name for name in ("algorithm", "seeds") if frame[name].nunique() > 1]
     columns: dict[str, Any] = {"trial": frame["trial"]} | (
@@ -89,8 +87,15 @@ def _render(frame: pandas.DataFrame, objectives: Mapping[str, Direction], title:
     shown = pandas.DataFrame({"time/s": frame["seconds"]} | columns)[list(dict.fromkeys([*columns, "time/s"]))].astype(
         object
     )
-    table = render(shown.where(shown.notna(), None), title)
-    column = table.columns[list(columns).index("parameters")]
+    return shown.where(shown.notna(), None)
+
+
+def _render(frame: pandas.DataFrame, objectives: Mapping[str, Direction], title: str) -> Table:
+    from flray.results import render
+
+    shown = shown_trials(frame, objectives)
+    table = render(shown, title)
+    column = table.columns[list(shown).index("parameters")]
     column.overflow, column.min_width = "fold", 20 if frame[parameters(frame)].shape[1] else None
     return table
 
@@ -136,7 +141,7 @@ def final_table(
     such runs.
     """
     from flray.results import compare, paired, summary, to_markdown
-    from flray.results.paired import caption
+    from flray.results.paired import baseline, caption
     from flray.rundir.reader import runs_below
     from flray.rundir.recorder import write_text
 
@@ -149,8 +154,7 @@ def final_table(
     frame = compare(runs)
     over, head = summary(frame), ""
     if len(over) > 1:
-        baseline = BASELINE if (over["algorithm"] == BASELINE).sum() == 1 else str(frame["folder"].iloc[0])
-        over = paired(frame, baseline if against is None else against)
+        over = paired(frame, baseline(frame) if against is None else against)
         head = f"{caption(over)}:\n\n"
     write_text(folder / "final.csv", frame.to_csv(index=False))
     write_text(folder / "final.md", f"{to_markdown(frame)}\n{head}{to_markdown(over)}")

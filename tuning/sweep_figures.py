@@ -26,7 +26,7 @@ def draw(sweep: Opened, frame: pandas.DataFrame) -> tuple[tuple[Path, ...], tupl
     behind a dash (`slice-fedprox.png`). No figure stops a sweep: whatever goes wrong in one is its reason.
     """
     drawn, skipped = [], []
-    for name, figure in _figures(sweep, frame):
+    for name, figure in figures_of(sweep, frame):
         path = sweep.folder / "figures" / f"{name}.png"
         try:
             with canvas():  # a new one each: Optuna's style stays its own
@@ -38,7 +38,7 @@ def draw(sweep: Opened, frame: pandas.DataFrame) -> tuple[tuple[Path, ...], tupl
     return tuple(drawn), tuple(skipped)
 
 
-def _figures(sweep: Opened, frame: pandas.DataFrame) -> Iterator[tuple[str, Callable[[], Any]]]:
+def figures_of(sweep: Opened, frame: pandas.DataFrame) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Names and what draws them."""
     from functools import partial
 

@@ -1,6 +1,6 @@
 """Ditto (Li et al., ICML 2021, Algorithm 1): beside FedAvg's model each client keeps its own, held near the global one.
 
-    min_v h_k(v; w*) = F_k(v) + lambda / 2 norm(v - w*)^2;   v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w^t))
+min_v h_k(v; w*) = F_k(v) + lambda / 2 norm(v - w*)^2;   v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w^t))
 """
 
 from __future__ import annotations

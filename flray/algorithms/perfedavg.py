@@ -1,6 +1,6 @@
 """Per-FedAvg (Fallah et al., NeurIPS 2020, Algorithm 1): an initial model that adapts to a client in one gradient step.
 
-    w' = w - gamma grad L(w; B1);   w <- w - beta [I - gamma H(w; B1)] grad L(w'; B2)
+w' = w - gamma grad L(w; B1);   w <- w - beta [I - gamma H(w; B1)] grad L(w'; B2)
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +23,9 @@ from flray.cli.show import (
     runs_in,
 )
 from flray.core.errors import FlrayError, unknown
+
+if TYPE_CHECKING:
+    from flray.results.report_page import Lead
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "drifts", "diagnostics", "metrics", "config")
 FORMATS = ("table", "markdown", "csv", "json")
@@ -191,7 +195,12 @@ def report(
     format: Annotated[
         str | None, typer.Option(help="html, md or json; default: what the name of --out says, or html")
     ] = None,
-    metric: Annotated[str, typer.Option(help="what settings are judged by: a column of `flray compare`")] = "test/acc",
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="what settings are judged by: a column of `flray compare`; default: test/acc, or an ablation's"
+        ),
+    ] = None,
     against: Annotated[
         str | None,
         typer.Option(metavar="ALGORITHM|KEY=VALUE|FOLDER", help="a setting: paired differences to it, with tests"),
@@ -199,17 +208,36 @@ def report(
 ) -> None:
     """One self-contained page about runs: which is better, by how much, how sure, at what cost, what was forgotten.
 
+    Of a sweep's folder its trials, what mattered and the final runs; of an ablation's its cells against the reference.
+
     A folder that cannot be read is named there with the reason; the good runs are still shown.
     """
-    from flray.results.report_page import FORMATS, gather, write
+    from flray.results.report_formats import FORMATS
+    from flray.results.report_page import Lead, gather, write
 
     suffix = (out.suffix if out is not None else "").removeprefix(".")
     form = format or (suffix if suffix in FORMATS else "html")
     if form not in FORMATS:
         raise unknown("report format", form, FORMATS)
-    page = gather(folders, metric, against, drawn=form == "html")
+    lead = [_trials(Path(folder), form == "html") for folder in folders if (Path(folder) / "sweep.yaml").exists()]
+    first = Lead(*(tuple(chain.from_iterable(parts)) for parts in zip(*lead, strict=True))) if lead else None
+    page = gather(folders, metric, against, drawn=form == "html", lead=first)
     print_left_out(page.broken, page.notes)
     print(write(page, out or Path(f"report.{form}"), form))
+
+
+def _trials(folder: Path, drawn: bool) -> Lead:
+    """What a report says of a sweep's trials; nothing where its studies cannot be read, which is a line on stderr."""
+    from flray.results.report_page import Lead
+    from flray.rundir.reader import runs_below
+    from tuning.trials_page import trials_lead
+
+    try:
+        return trials_lead(folder, drawn)
+    except FlrayError as error:
+        if runs_below(folder):  # without any the folder is left out as a whole
+            print(f"left out: the trials of {folder}: {error}", file=sys.stderr)
+        return Lead()
 
 
 BENCHES = "W1,W2,W3,step,projected,detector,server,startup,sweep"

@@ -85,7 +85,7 @@ def ablate(
         from flray.core.errors import ConfigError
         from flray.loader import load_config
         from flray.overrides import count_cells
-        from tuning.ablate import axes, check_comparison, reference_cell, run_grid
+        from tuning.ablate import axes, check_comparison, reference_cell, run_grid, write_ablation
     count = count_cells(overrides or [])
     with stage(f"a grid of {count:,} cells", count > 1):
         cells = load_config(config, overrides or [], imports or [])
@@ -103,10 +103,11 @@ def ablate(
     check_comparison(cells, root, metric, against)
     with interruptible(root, "the same command goes on"):
         frame = run_grid(cells, root, concurrency if concurrency == "auto" else int(concurrency), overwrite=overwrite)
-    frame.to_parquet(root / "ablation.parquet")
+    write_ablation(root, frame, against, metric, swept)
     print_table(frame, metric, against)
     print(f"results: {root}: ablation.parquet, {len(cells)} run folders")
-    print(f"next:    flray figure curves {root} --out curves.png")
+    print(f"next:    flray report {root} --out report.html")
+    print(f"         flray figure curves {root} --out curves.png")
     if swept:
         print(f"         flray figure ablation {root} --axis {swept[0]} --out ablation.png")
     seeds = sorted({cell.seed for cell in cells})

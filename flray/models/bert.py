@@ -40,9 +40,9 @@ class Bert(Classifier):
         layers: Annotated[int, Field(ge=1, description="blocks (pretrained: its own)")] = SHAPE["layers"],
         hidden: Annotated[int, Field(ge=1, description="width (pretrained: its own)")] = SHAPE["hidden"],
         heads: Annotated[int, Field(ge=1, description="attention heads (pretrained: its own)")] = SHAPE["heads"],
-        intermediate: Annotated[
-            int, Field(ge=1, description="width inside a block (pretrained: its own)")
-        ] = SHAPE["intermediate"],
+        intermediate: Annotated[int, Field(ge=1, description="width inside a block (pretrained: its own)")] = SHAPE[
+            "intermediate"
+        ],
         dropout: Annotated[
             float, Field(ge=0, lt=1, description="of embeddings, attention, blocks and the pooled token")
         ] = 0.1,

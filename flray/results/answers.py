@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flray.results import pictures
 from flray.results.intervals import is_share, smaller_is_better
-from flray.results.paired import difference, holm, missing
+from flray.results.paired import as_text, difference, holm, missing
 from flray.results.rendering import shown_value
 from flray.results.tables import keys_of, over_seeds
 from flray.rundir.reader import Run
@@ -16,6 +15,7 @@ from flray.rundir.reader import Run
 if TYPE_CHECKING:
     import pandas
 
+EQUAL = 1.1  # costs whose ratio is below this are called equal
 COSTS = {  # columns of `rounds/`, summed over a run
     "client_steps": "local steps",
     "client_flops": "local FLOPs",
@@ -79,10 +79,10 @@ def at_what_cost(costs: pandas.DataFrame, frame: pandas.DataFrame, metric: str) 
             continue
         if not (ours and theirs):
             unequal.append(f"{ours:,.0f} {words} against {theirs:,.0f}")
-        elif not 1 / pictures.EQUAL < ours / theirs < pictures.EQUAL:
+        elif not 1 / EQUAL < ours / theirs < EQUAL:
             unequal.append(f"{ours / theirs:.2g} times the {words}")
     if not unequal:
-        return [f"{names[0]} and {names[1]} cost the same steps and bytes (within {pictures.EQUAL - 1:.0%})."]
+        return [f"{names[0]} and {names[1]} cost the same steps and bytes (within {EQUAL - 1:.0%})."]
     return [f"A comparison at unequal cost: beside {names[1]}, {names[0]} took {', '.join(unequal)}."]
 
 
@@ -101,7 +101,7 @@ def unequal_cost(runs: Sequence[Run], frame: pandas.DataFrame) -> str:
         most, least = max(took, key=lambda name: took[name]), min(took, key=lambda name: took[name])
         if not took[least]:
             apart.append(f"{COSTS[column]} only in {', '.join(name for name in took if took[name])}")
-        elif took[most] >= pictures.EQUAL * took[least]:
+        elif took[most] >= EQUAL * took[least]:
             apart.append(f"{COSTS[column]} up to {took[most] / took[least]:.2g} times ({most} against {least})")
     return f"A comparison at unequal cost: {'; '.join(apart)}." if apart else ""
 
@@ -151,7 +151,7 @@ def labels(frame: pandas.DataFrame) -> Callable[[Mapping[Any, Any]], str]:
     def label(setting: Mapping[Any, Any]) -> str:
         name = setting["algorithm"]
         telling = [key for key in keys if key in own[name] or not key.startswith("algorithm.")]
-        parts = [f"{key.rpartition('.')[2]}={setting[key]}" for key in telling if not missing(setting[key])]
+        parts = [as_text(key, setting[key]) for key in telling if not missing(setting[key])]
         return ", ".join([str(name), *parts])
 
     return label

@@ -25,13 +25,14 @@ def caveats(
     frame: pandas.DataFrame,
     metric: str = "test/acc",
     reference: str | Mapping[str, Any] | None = None,
+    cost: bool = True,
 ) -> list[str]:
     """Sentences on what is not comparable among these runs (`frame` is `compare`'s table of them), the gravest first.
 
     Every setting is held against one of them: `reference` as `paired` reads it, or the best by `metric`. Two settings
     are comparable where they differ in the algorithm and its hyper-parameters alone, or where it is the same algorithm
     and a key of the setting is what is studied. Told as well: other training data or clients' shares at the same seed,
-    versions of flray and torch that differ, seeds that only one of two settings has, and unequal cost. Empty where
+    versions of flray and torch that differ, seeds that only one of two settings has, and unequal `cost`. Empty where
     nothing stands in the way. Raises `ConfigError` as `paired` does.
     """
     groups = [(setting, values) for setting, values, *_ in over_seeds(frame, metric)]
@@ -58,7 +59,7 @@ def caveats(
             f"{len(lacking)} of {len(groups)} settings have not the seeds of {describe(base)} ({name}: "
             f"{', '.join(map(str, seeds))} in one of the two only); differences are over the seeds that both have."
         )
-    unequal = unequal_cost(runs, frame)
+    unequal = unequal_cost(runs, frame) if cost else ""
     return said + ([unequal] if unequal else [])
 
 

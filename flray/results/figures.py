@@ -14,6 +14,7 @@ from flray.core.errors import ConfigError
 from flray.results.blank import one_axis
 from flray.results.colours import colours_of, markers_of
 from flray.results.intervals import interval_words, is_share
+from flray.results.paired import as_text
 from flray.results.tables import differing, settings
 from flray.rundir.reader import Run, load
 
@@ -96,7 +97,7 @@ def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
         # two algorithms differ in many of their keys: the name says so, but for what differs within one of them
         own = differing([other for other in configs if other.get("algorithm.name") == name])
         telling = [key for key in keys if key in config and (key in own or not key.startswith("algorithm."))]
-        parts = [str(name), *(f"{key.split('.')[-1]}={config[key]}" for key in telling)]
+        parts = [str(name), *(as_text(key, config[key]) for key in telling)]
         labels.append(", ".join([*parts, f"seed {config.get('seed')}"] if several else parts))
     return labels
 

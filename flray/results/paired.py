@@ -23,6 +23,7 @@ PAIRED = (
     "n", "diverged", "unfinished", "mean", "low", "high", "pairs", "diff", "diff_low", "diff_high", "boot_low",
     "boot_high", "effect", *TESTS,
 )  # fmt: skip
+BASELINE = "fedavg"
 DIGITS = 12  # differences that agree to so many decimals are the same: 0.9 - 0.8 and 0.5 - 0.4
 
 
@@ -122,6 +123,14 @@ def holm(p: np.ndarray) -> np.ndarray:
     return corrected
 
 
+def baseline(frame: pandas.DataFrame) -> str:
+    """What settings are compared with where nobody says: FedAvg, where it is one of them alone, or else the first.
+
+    As `paired` reads a reference."""
+    settings = frame[keys_of(frame)].drop_duplicates()
+    return BASELINE if (settings["algorithm"] == BASELINE).sum() == 1 else str(frame["folder"].iloc[0])
+
+
 # naming a setting --------------------------------------------------------------------------------
 def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> int:
     """The position of the one setting that `reference` names; raises `ConfigError`."""
@@ -169,8 +178,12 @@ def key_named(frame: pandas.DataFrame, name: str) -> str:
 def describe(setting: Mapping[str, Any]) -> str:
     """`fedsol, rho=0.5`: the algorithm and what else makes a setting, where it has a value."""
     parts = [(key, value) for key, value in setting.items() if key not in ("name", "algorithm") and not missing(value)]
-    values = [(key.rpartition(".")[2], f"{value:.6g}" if isinstance(value, float) else value) for key, value in parts]
-    return ", ".join([str(setting["algorithm"]), *(f"{name}={value}" for name, value in values)])
+    return ", ".join([str(setting["algorithm"]), *(as_text(key, value) for key, value in parts)])
+
+
+def as_text(key: str, value: Any) -> str:
+    """`rho=0.5`: a key by its last part, and its value."""
+    return f"{key.rpartition('.')[2]}={f'{value:.6g}' if isinstance(value, float) else value}"
 
 
 def missing(value: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flray.data.cache import Array
 from flray.results.blank import blank, figure_of, given
@@ -24,20 +25,29 @@ MANY, FEW = "#0072B2", "#9fb3c8"  # what is held, and beside it what it is a par
 def partition_figure(
     scenario: Scenario, labels: Array, classes: Sequence[str], axes: Iterable[Axes] | None = None
 ) -> Figure:
-    """What the first 50 clients hold in any task: the area of a bubble is the samples of a class, a bar above them
-    those of the client.
-
-    Draws into two `axes`, for the bars and the bubbles, where they are given.
-    """
+    """What the first 50 clients hold in any task, as `held_figure` draws it, before a run has written it."""
     shown = min(MOST_CLIENTS, scenario.population)
     counts = partition_table(scenario.union(shown), labels, len(classes)).to_numpy()
+    return held_figure(counts, scenario.population, classes, axes)
+
+
+def held_figure(
+    counts: NDArray[np.int64], population: int, classes: Sequence[str], axes: Iterable[Axes] | None = None
+) -> Figure:
+    """What clients hold, `counts` of samples by client and class `[K, C]`, of a `population` of which they are the
+    first: the area of a bubble is the samples of a class, a bar above them those of the client.
+
+    At most 50 are shown. Draws into two `axes`, for the bars and the bubbles, where they are given.
+    """
+    counts = counts[:MOST_CLIENTS]
+    shown = len(counts)
     width, rows = 2.5 + max(3.5, 0.24 * shown), _rows(classes)
     bars, grid = _two(axes, width, rows)
     height = figure_of(bars).get_size_inches()[1]
 
     bars.bar(np.arange(shown), counts.sum(axis=1), color=MANY, width=0.7)
     bars.set_ylabel("samples")
-    some = f"first {shown} of {scenario.population:,} clients" if shown < scenario.population else f"{shown} clients"
+    some = f"first {shown} of {population:,} clients" if shown < population else f"{shown} clients"
     headline(bars, f"{some}, {counts.sum():,} samples; bubble: samples of a class (largest {counts.max():,})")
     plain(bars)
     bars.grid(axis="x", visible=False)

@@ -7,58 +7,133 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from flray.core.errors import ConfigError
+from flray.results.ablation_figures import ablation, ablation_cells
+from flray.results.answers import EQUAL
 from flray.results.blank import blank, figure_of, given
 from flray.results.continual import tested_set
 from flray.results.diagnosis_figures import FIGURES
 from flray.results.drift_figures import accuracy_through_drift, class_panel
 from flray.results.figures import by_setting
-from flray.results.learning import draw, learning_curves
-from flray.results.tables import settings
+from flray.results.intervals import smaller_is_better
+from flray.results.learning import Curve, draw, learning_curves
+from flray.results.partition_figures import held_figure
+from flray.results.ranks import SETTINGS, diagram, ranks
+from flray.results.rendering import is_number
+from flray.results.tables import keys_of, settings
 from flray.results.task_figures import accuracy_by_task
 from flray.rundir.by_task import ClassCounts, class_counts
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-EQUAL = 1.1  # costs of a round whose ratio is below this are called equal
+CURVES = (
+    ("Learning curves", "rounds"), ("Over local steps", "steps"), ("Over bytes", "bytes"), ("Over FLOPs", "flops"),
+)  # fmt: skip
+PAGE = 5.6  # inches of a picture with one column
 MOST = 6  # settings whose classes are drawn
 Picture = tuple[str, str, str]  # title, what it shows, SVG
 
 
-def of(runs: Sequence[Run], labels: Sequence[str], metric: str) -> tuple[Picture, ...]:
-    """All pictures that these runs have something for; `labels` name their settings."""
+def of(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Picture, ...]:
+    """All pictures that these runs have something for; `frame` is `compare`'s table of them."""
     found = []
-    over = metric if any(metric in run.rounds for run in runs) else "test/acc"
-    for title, x in (("Learning curves", "rounds"), ("The same over bytes", "bytes"), ("Over local steps", "steps")):
+    over = metric if any(metric in run.rounds for run in runs) else f"{tested_set(settings(runs[0]))}/acc"
+    for title, x in CURVES:
         try:
             curves = learning_curves(runs, over, x)
         except ConfigError:  # no round that all seeds have, or nothing tested
             continue
+        curves, some = _ends_best(curves, over)
         ends = [curve.x[-1] / max(curve.rounds[-1], 1) for curve in curves.values()]
         if x == "rounds" or max(ends) > EQUAL * min(ends):  # a round costs as much everywhere: the same picture again
-            found.append((title, f"{over} over {x}", svg(draw(curves, over, x), x)))
-    for title, note, drawn in (
-        ("Task by task", "rows: after a task; columns: tested on a task; a column that darkens is forgotten", _tasks),
-        ("Through the drift", "accuracy while data are missing, and of each class", _drift),
-    ):
-        figure = drawn(runs)
-        if figure is not None:
-            found.append((title, note, svg(figure, drawn.__name__)))
-    classes = None if any(title == "Through the drift" for title, *_ in found) else by_class(runs)
-    if classes is not None:
-        note = "accuracy on each class after each tested round; a dark cell is a class that is forgotten"
-        found.append(("Class by class", note, svg(classes, "classes")))
-    for name, (drawn, title, note) in FIGURES.items():
-        looked = [run for run in runs if len(run.diagnostics.get(name, ()))]
-        if looked:
-            found.append((title, note, svg(drawn(looked), name)))
+            found.append((title, f"{over} over {x}{some}", svg(draw(curves, over, x), x, PAGE)))
+    kinds: list[tuple[str, str, Callable[[], Figure | None], float | None]] = [
+        (
+            "Task by task",
+            "rows: after a task; columns: tested on a task; a column that darkens is forgotten",
+            lambda: accuracy_by_task(runs),
+            None,
+        ),
+        (
+            "Through the drift",
+            "accuracy while data are missing, and of each class",
+            lambda: accuracy_through_drift(runs),
+            PAGE,
+        ),
+        (
+            "Class by class",
+            "accuracy on each class after each tested round; a dark cell is a class that is forgotten"
+            + (f"; the first {MOST} settings" if len(by_setting(runs)) > MOST else ""),
+            lambda: by_class(runs),
+            PAGE,
+        ),
+        (*_over_a_key(frame, metric), PAGE),
+        ("Mean ranks", "methods over settings, 1 is best", lambda: _ranks(frame, metric), PAGE),
+        *((known.title, known.note, _diagnostic(name, runs), None) for name, known in FIGURES.items()),
+        ("Who holds what", "", lambda: _partition(runs), PAGE),
+    ]
+    for title, note, drawn, width in kinds:
+        if title == "Class by class" and any(drift == "Through the drift" for drift, *_ in found):
+            continue  # that picture has the classes
+        with suppress(ConfigError):  # the runs have nothing for it
+            figure = drawn()
+            if figure is not None:
+                found.append((title, note, svg(figure, re.sub(r"\W", "-", title), width)))
     return tuple(found)
+
+
+def _ends_best(curves: dict[str, Curve], metric: str) -> tuple[dict[str, Curve], str]:
+    """(the curves that end best, as many as one can tell apart, and words on it)."""
+    if len(curves) <= MOST:
+        return curves, ""
+    sign = 1 if smaller_is_better(metric) else -1
+    kept = sorted(curves, key=lambda label: sign * float(curves[label].mean[-1]))[:MOST]
+    return {label: curves[label] for label in kept}, f"; of {len(curves)} settings the {MOST} that end best"
+
+
+def _over_a_key(frame: pandas.DataFrame, metric: str) -> tuple[str, str, Callable[[], Figure | None]]:
+    """The ablation of a key of the setting or a hyper-parameter; algorithms alone are in the learning curves."""
+    outer = [key for key in keys_of(frame) if key.partition(".")[0] not in ("name", "algorithm")]
+    varied = [key for key in outer if frame[key].nunique() > 1]
+    numbers = [key for key in varied if is_number(frame, key)]
+    try:
+        key, *_ = ablation_cells(frame, next(iter(numbers or varied), None), metric)
+    except ConfigError:  # they differ in the seed alone
+        key = "algorithm"
+    drawn = None if key in ("algorithm", "name") else key
+    return (
+        f"Over {key}",
+        f"{metric} over a key in which the runs differ",
+        lambda: None if drawn is None else ablation(frame, drawn, metric),
+    )
+
+
+def _ranks(frame: pandas.DataFrame, metric: str) -> Figure | None:
+    found = ranks(frame, metric)
+    return diagram(found) if found.blocks == SETTINGS else None
+
+
+def _diagnostic(name: str, runs: Sequence[Run]) -> Callable[[], Figure | None]:
+    """The figure of a diagnostic, over the runs that have it."""
+    having = [run for run in runs if len(run.diagnostics.get(name, ()))]
+    return lambda: FIGURES[name].figure(having) if having else None
+
+
+def _partition(runs: Sequence[Run]) -> Figure | None:
+    """What the clients of the first run hold; one that was written there."""
+    run = next((run for run in runs if len(run.held)), None)
+    if run is None:
+        return None
+    return held_figure(run.held.to_numpy(), len(run.held), list(map(str, run.held.columns)))
 
 
 def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure | None:
@@ -89,25 +164,23 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure 
     return figure
 
 
-def _tasks(runs: Sequence[Run]) -> Figure | None:
-    try:
-        return accuracy_by_task(runs)
-    except ConfigError:  # no tasks, or none has ended
-        return None
-
-
-def _drift(runs: Sequence[Run]) -> Figure | None:
-    try:
-        return accuracy_through_drift(runs)
-    except ConfigError:  # no drift, or nothing tested
-        return None
-
-
-def svg(figure: Figure, name: str) -> str:
+def svg(figure: Figure, name: str, width: float | None = None) -> str:
     """The figure as an SVG element that fills its place, in the colour of the text around it. `name` keeps its ids
-    apart from those of other pictures on the page."""
+    apart from those of other pictures on the page.
+
+    Of so many inches (`width`, or as wide as it is): its letters are then as large as those of the page, on a phone as
+    well; a wider picture is never narrower than its letters can be read, and is moved below the finger.
+    """
     from matplotlib import rc_context
 
+    if width is not None:
+        figure.set_size_inches(width, figure.get_size_inches()[1] * min(1.0, 1.15 * width / 7.2))
+    inches = float(figure.get_size_inches()[0])
+    for axis in figure.axes:
+        words = axis.get_title(loc="left")
+        spec = axis.get_subplotspec()
+        columns = 1 if spec is None else spec.get_gridspec().ncols
+        axis.set_title(textwrap.fill(words, int(13 * inches / columns) - 6), loc="left", fontsize=9)
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -115,5 +188,7 @@ def svg(figure: Figure, name: str) -> str:
     text = text[text.index("<svg") :]
     for side in ("width", "height"):  # the page decides; the proportions are in viewBox
         text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
+    size = f"min-width:{56 * inches if inches > PAGE else 0:.0f}px;max-width:{108 * inches:.0f}px"
+    text = text.replace("<svg", f'<svg role="img" style="{size}"', 1)
     text = re.sub(r'id="(?!m|p|C)([^"]+)"', rf'id="{name}-\1"', text)
     return text.replace("#000000", "currentColor").replace("#e4e7eb", "var(--line)").replace("'DejaVu Sans', ", "")

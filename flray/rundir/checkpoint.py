@@ -50,9 +50,7 @@ def disk_errors(path: Path, folder: Path) -> Iterator[None]:
         raise CheckpointError(f"cannot write {path}: {what}; free some space and run: flray resume {folder}") from error
 
 
-def write(
-    folder: Path, at: Position, server: Packed, clients: Packed, keep: int, engine: Packed | None = None
-) -> Path:
+def write(folder: Path, at: Position, server: Packed, clients: Packed, keep: int, engine: Packed | None = None) -> Path:
     """Write `FOLDER/checkpoints/round-DONE` whole or not at all, then drop all but the last `keep` (0: keep all).
 
     `engine`: what the engine itself remembers. A checkpoint that is there and good is left alone: the same position has

@@ -194,9 +194,7 @@ class _Worker:
 
 def numbers(row: Row) -> dict[str, float]:
     """The columns of a row that are one number; vectors and texts are in the run folder alone."""
-    return {
-        name: float(value) for name, value in row.items() if name not in ASIDE and isinstance(value, int | float)
-    }
+    return {name: float(value) for name, value in row.items() if name not in ASIDE and isinstance(value, int | float)}
 
 
 class MlflowRun:

@@ -17,6 +17,7 @@ import flray
 from flray.core.errors import ConfigError, FlrayError
 from flray.results import compare
 from flray.results.answers import unequal_cost
+from flray.results.report_formats import as_json, as_markdown
 from flray.results.report_page import gather, report
 
 ACCURACY = {"fedavg": [0.70, 0.72, 0.71, 0.74], "fedsol": [0.75, 0.78, 0.77, 0.80]}  # by seed
@@ -89,6 +90,31 @@ def test_the_same_numbers_as_json_and_markdown(folders: list[Path], tmp_path: Pa
     assert text.startswith("# hand\n") and "+5.75" in text and "| algorithm |" in text
 
 
+def test_an_ablations_folder_says_its_reference_and_metric(folders: list[Path]) -> None:
+    root = folders[0].parent
+    assert "diff" not in gather([root], drawn=False).table
+    (root / "ablation.yaml").write_text("against: fedsol-0\nmetric: comm/bytes\naxes: [algorithm]\n")
+    found = gather([root], drawn=False)
+    assert found.metric == "comm/bytes" and found.table.attrs["reference"] == "fedsol"
+    assert found.table["diff"].tolist()[1] == -6 and gather([root], "test/acc", drawn=False).metric == "test/acc"
+    (root / "ablation.yaml").write_text("axes: []\n")
+    with pytest.raises(ConfigError, match=r"ablation.yaml is damaged .*; give --metric and --against"):
+        gather([root], drawn=False)
+    (root / "ablation.yaml").unlink()
+
+
+def test_what_is_not_comparable_and_who_is_served_how_stand_on_the_page(folders: list[Path], tmp_path: Path) -> None:
+    far = hand_made(tmp_path, "fedavg", 0, 10, 100)
+    values = yaml.safe_load((far / "config.yaml").read_text())
+    (far / "config.yaml").write_text(yaml.safe_dump(values | {"rounds": 9}))
+    found = gather([*folders, far], drawn=False)
+    assert found.caveats[0].startswith(
+        "Not comparable: 1 of 2 settings differ from fedsol, rounds=2 in rounds (9 against"
+    )
+    assert found.changed.set_index("key").loc["rounds", "values"] == "2 (8 runs); 9 (1 runs)"
+    assert "## What to mind" in as_markdown(found) and json.loads(as_json(found))["caveats"] == list(found.caveats)
+
+
 class Page(HTMLParser):
     """Tags that are open, and everything that a browser would fetch."""
 
@@ -126,7 +152,7 @@ def test_a_real_run_is_one_page_that_fetches_nothing(tmp_path: Path) -> None:
     text = report([run], tmp_path / "r.html").read_text()
     page = Page()
     page.feed(text)
-    assert page.open == [] and page.seen.count("svg") == 3
+    assert page.open == [] and page.seen.count("svg") == 4  # curve, classes, before and after training, who holds what
     assert not [link for link in page.fetched if not link.startswith("data:")]
     assert "&lt;iris&gt; &amp; co" in text and "<iris>" not in text
     assert "currentColor" in text and "prefers-color-scheme: dark" in text and "width=device-width" in text

@@ -38,6 +38,7 @@ from tuning.report import (
 )
 from tuning.sweep_figures import _importance, _parts
 from tuning.trials import open_sweep, table_of
+from tuning.trials_page import trials_lead
 
 ACC = {"val/acc": "max"}
 BOTH = {"val/acc": "max", "comm/bytes": "min"}
@@ -452,3 +453,14 @@ def test_final_table_of_one_setting(tmp_path: Path) -> None:
     _, over = final_table(tmp_path)
     assert "diff" not in over and over["mean"].tolist() == pytest.approx([1.15])
     assert "Against" not in (tmp_path / "final.md").read_text()
+
+
+def test_what_a_report_says_of_the_trials(single: FakeSweep) -> None:
+    lead = trials_lead(single.root, drawn=False)
+    assert lead.answers[0].startswith("Sweep ") and "7 trials" in lead.answers[0] and "2 finished" in lead.answers[0]
+    assert lead.answers[1].endswith("is trial 1: rho=0.5, 90.00 %.")
+    (section,) = lead.sections
+    assert section.table is not None and section.table["trial"].tolist() == [1, 0]
+    drawn = trials_lead(single.root)
+    assert {part.title.partition(": ")[2] for part in drawn.sections} == {"best trials", "history", "slice", "curves"}
+    assert all("<svg" in part.picture and "#555555" not in part.picture for part in drawn.sections[1:])

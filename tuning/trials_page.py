@@ -1,0 +1,95 @@
+"""What a report says of a sweep's trials, before its final runs: the best ones, what mattered, how they went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flray.core.errors import FlrayError
+from flray.results.intervals import is_share
+from flray.results.pictures import svg
+from flray.results.rendering import shown_value
+from flray.results.report_page import Lead, Section
+from tuning.canvas import Skip, canvas
+from tuning.report import shown_trials
+from tuning.sweep_figures import figures_of
+from tuning.trials import Opened, best, describe_parameters, front, open_sweep, table_of
+
+if TYPE_CHECKING:
+    import pandas
+
+TOP = 10  # trials in the table
+NOTES = {
+    "importance": "how much each parameter matters for being among the best trials (PED-ANOVA)",
+    "history": "every trial in its order, and the best so far",
+    "slice": "the objective over each parameter",
+    "curves": "every trial's learning curve, pruned ones grey, the best in colour",
+    "pareto": "trials that no other one beats in all objectives",
+}
+
+
+def trials_lead(folder: str | Path, drawn: bool = True) -> Lead:
+    """Sentences, tables and pictures of a sweep's trials, also while it goes on; without `drawn` no pictures.
+
+    A picture that cannot be drawn yet is left out. Raises `CheckpointError` for a folder that holds no sweep.
+    """
+    sweep = open_sweep(folder)
+    frame = table_of(sweep)
+    top = best(frame, sweep.objectives, TOP)
+    sections = []
+    if len(top):
+        table = shown_trials(top, sweep.objectives)
+        sections.append(Section(f"{sweep.name}: best trials", "judged on held-out data", table))
+    if len(sweep.objectives) > 1 and len(front(frame, sweep.objectives)):
+        rows = shown_trials(front(frame, sweep.objectives), sweep.objectives)
+        sections.append(Section(f"{sweep.name}: Pareto front", NOTES["pareto"], rows))
+    if drawn:
+        sections += _pictures(sweep, frame)
+    return Lead(tuple(_sentences(sweep, frame, top)), tuple(sections))
+
+
+def _sentences(sweep: Opened, frame: pandas.DataFrame, top: pandas.DataFrame) -> list[str]:
+    counts = ", ".join(f"{count} {name}" for name, count in frame["state"].value_counts().items())
+    said = [f"Sweep {sweep.name}: {len(frame)} trials" + (f" ({counts})." if counts else ".")]
+    if len(top):
+        objective, direction = next(iter(sweep.objectives.items()))
+        row = top.iloc[0]
+        value = f"{shown_value(objective, row[objective])}{' %' if is_share(objective) else ''}"
+        said.append(
+            f"The best by {objective} ({direction}, held-out data) is trial {row['trial']}: "
+            f"{describe_parameters(top, top.index[0]) or row['algorithm']}, {value}."
+        )
+    return said
+
+
+def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[Section]:
+    found = []
+    for name, figure in figures_of(sweep, frame):
+        kind = name.partition("-")[0]
+        if kind in NOTES:
+            try:
+                with canvas():
+                    drawn = figure()
+                    _restyle(drawn)
+                    title = f"{sweep.name}: {name.replace('-', ' ')}"
+                    found.append(Section(title, NOTES[kind], None, svg(drawn, f"sweep-{name}")))
+            except (Skip, FlrayError):  # too few trials, one parameter; a trial's damaged folder
+                continue
+    return found
+
+
+def _restyle(figure: Any) -> None:
+    """Optuna's figures in the report's style: theirs has white lines on a grey ground, which a page has not."""
+    figure.suptitle("")
+    for axis in figure.axes:
+        axis.grid(axis.get_label() != "<colorbar>", color="#e4e7eb", linewidth=0.6)
+        axis.set_axisbelow(True)
+        axis.tick_params(colors="#000000")
+        for part in (axis.xaxis.label, axis.yaxis.label):
+            part.set_color("#000000")
+        for spine in axis.spines.values():
+            spine.set_color("#000000")
+        for drawn in axis.collections:
+            if drawn.get_array() is not None and drawn.get_cmap().name == "Blues":
+                drawn.set_cmap("viridis")  # the light blues do not show
+                drawn.set_edgecolor("#7a8ca3")  # nor the darkest ones on a dark ground
