@@ -18,7 +18,7 @@ from flray.rundir.reader import load
 
 PROXY = 500  # public samples
 # 10 clients of 100 samples beside the public ones, 4 of them a round: 100 steps, and a test of 500 samples
-WORK = Workload(10, 100 + PROXY // 10, (16, 16, 1), 4, 20, {"name": "fedavg_cnn"}, epochs=5, tested=500)
+WORK = Workload(10, 100 + PROXY // 10, (28, 28, 1), 4, 20, {"name": "mlp", "hidden": [200]}, epochs=5, tested=500)
 
 
 def costs(repeats: int, home: Path, workload: Workload = WORK) -> list[dict[str, Any]]:
