@@ -6,7 +6,6 @@ import ipaddress
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
+
+from flray.engine.ray.head import free_ports
 
 BIN = Path(sys.executable).parent
 START_S = 120.0  # on a loaded machine
@@ -42,7 +43,7 @@ class Head:
 
     def launch(self, cpus: int) -> None:
         for _ in range(3):  # Ray gives itself 30 s, whatever else the machine does
-            gcs, jobs, client = _ports(3)
+            gcs, jobs, client = free_ports(3)
             self.address, self.dashboard = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{jobs}"
             options = (
                 "--head",
@@ -59,7 +60,7 @@ class Head:
     def start(self, *options: str, cpus: int) -> bool:
         """One more `ray start`; whether it came up."""
         self.log = self.folder / f"{len(list(self.folder.glob('*.log')))}.log"
-        agent, metrics = _ports(2)
+        agent, metrics = free_ports(2)
         options += (f"--num-cpus={cpus}", "--object-store-memory=150000000", "--disable-usage-stats", "--block")
         # of its own: nodes that share one delete each other's copies of a job's working directory
         options += (f"--temp-dir={self.folder / self.log.stem}",)
@@ -179,14 +180,3 @@ def flray(*words: str | Path, **environment: str) -> subprocess.CompletedProcess
     session's."""
     known = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
     return run(BIN / "python", "-m", "flray", *words, **{**known, **environment})
-
-
-def _ports(count: int) -> list[int]:
-    """Free ports."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    found = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return found
