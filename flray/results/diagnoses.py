@@ -115,7 +115,8 @@ def correlations(run: Run, metric: str = "test/acc") -> dict[str, Correlation]:
             found[name] = Correlation(math.nan, math.nan, len(pairs), math.nan)
         else:
             r, p = pearsonr(pairs[name], pairs[metric])
-            found[name] = Correlation(float(r), float(p), len(pairs), float(pairs.diff().corr().iloc[0, 1]))
+            changes = pairs.diff().corr().to_numpy()[0, 1]
+            found[name] = Correlation(float(r), float(p), len(pairs), float(changes))
     return found
 
 

@@ -75,9 +75,8 @@ def made(
     (folder / "config.yaml").write_text(config)
     (folder / "STATUS").write_text(f"{status}\n")
     accuracy = [0.05 + 0.1 * r for r in range(rounds)]
-    pandas.DataFrame({"round": range(1, rounds + 1), "test/acc": accuracy}).to_parquet(
-        folder / "rounds" / "part-0000.parquet"
-    )
+    table = pandas.DataFrame({"done": range(1, rounds + 1), "test/acc": accuracy})
+    table.to_parquet(folder / "rounds" / "part-0000.parquet")
     for path in (folder / "STATUS", folder / "rounds"):
         os.utime(path, (time.time() - age_s,) * 2)
     return folder
