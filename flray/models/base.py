@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Annotated
 
 from pydantic import Field, PositiveInt
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 from flray.core.errors import ConfigError
 
 
-class Classifier(nn.Module, ABC):
+class Classifier(nn.Module):
     """A network with a feature/head split; a subclass sets `head` (registered last) and writes `features`.
 
     It may declare `levels(x)` for the algorithms that read more than the last representation: (the network's levels,
@@ -25,9 +24,9 @@ class Classifier(nn.Module, ABC):
     head: nn.Module
     early: tuple[str, ...] = ()
 
-    @abstractmethod
     def features(self, x: Tensor) -> Tensor:
         """Representation `z [B, F]` of inputs `x [B, ...]`: what enters the head."""
+        raise NotImplementedError(f"{type(self).__name__} defines no features(x)")  # one that writes forward needs none
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits `[B, C]` of inputs `x [B, ...]`."""

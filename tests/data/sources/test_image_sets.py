@@ -319,7 +319,8 @@ def test_fedsol_augmentation_is_written_out(source, want):
     config = DataConfig(source=source, augment="fedsol")
     assert config.augment == Augment(**want)
     saved = config.model_dump(mode="json")
-    assert saved["augment"] == {"crop_padding": 0, "crop_mode": "constant", "flip": False, "cutout": 0, **want}
+    none = {"crop_padding": 0, "crop_mode": "constant", "flip": False, "cutout": 0, "brightness": 0.0}
+    assert saved["augment"] == {**none, "resized_crop": None, **want}
     assert DataConfig(**saved) == config
 
 
@@ -353,6 +354,8 @@ def test_an_experiment_saves_the_record(tmp_path):
         "crop_mode": "constant",
         "flip": True,
         "cutout": 16,
+        "brightness": 0.0,
+        "resized_crop": None,
     }
     (tmp_path / "config.yaml").write_text(text)
     assert load_config(tmp_path / "config.yaml")[0] == experiment
