@@ -107,7 +107,7 @@ def test_every_model_declares_the_split_with_the_head_last(name):
 
 def test_a_classifier_without_features_says_so():
     with pytest.raises(NotImplementedError, match="Classifier defines no features"):
-        Classifier()(torch.zeros(1, 2))
+        Classifier().features(torch.zeros(1, 2))
 
 
 @torch.no_grad()
