@@ -67,7 +67,8 @@ class Centralized(Simulation):
             self.executor, _ = self._launch()
             self.executor.call("load")
             assert self.trainers is not None
-        row = {**self._blank(clock, len(self.scenario.members(clock.task))), "client_flops": None}
+        row = self._blank(clock, len(self.scenario.members(clock.task)))
+        del row["client_flops"]  # a step of the workers is not counted
         found = self.trainers.round(clock, clock.done + 1 == self.experiment.total_rounds)
         tally = found.pop("tally", None)
         row.update(found)
