@@ -112,7 +112,7 @@ def test_a_gradient_that_is_sent_is_the_encoders_at_the_perturbed_prototype(tmp_
         torch.testing.assert_close(sent, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["glfc", "lga"])
+@pytest.mark.parametrize("name", ["glfc", pytest.param("lga", marks=pytest.mark.slow)])
 def test_models_and_exemplars_over_three_tasks(name, tmp_path):
     """best_1 is of the task before, best_2 of this one; f_old is the last task's best model in all of its rounds.
     Exemplars are herded at the task's end, floor(12 / classes) of each; LGA's radius is of the first task."""
