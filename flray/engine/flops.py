@@ -10,14 +10,15 @@ exchanges without local steps (bases at a task's end), tests, and the server hal
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from flray.core.clock import Clock
-from flray.core.exchange import Exchange
 from flray.engine.client import Assignment, Client
+
+if TYPE_CHECKING:
+    from flray.engine.server import Plan
 
 FEW = 8  # samples of a counted step: FLOPs are linear in the samples of a batch, up to what a loss does between them
 
@@ -33,9 +34,11 @@ class StepFlops(NamedTuple):
         return float(sum(self.step * row["num_steps"] + self.example * row["examples_read"] for row in rows))
 
 
-def kind(clock: Clock, exchange: Exchange) -> tuple[Any, ...]:
-    """Steps of one kind cost the same: those of an exchange in the first round of a task, or in its later ones."""
-    return exchange.name, clock.phase, clock.task, clock.round == 0
+def kind(plan: Plan) -> tuple[Any, ...]:
+    """Steps of one kind cost the same: those of an exchange in the first round of a task, or in its later ones, that
+    begin with as much in each field of the broadcast (MFCL's teacher comes when classes vanish)."""
+    clock, sizes = plan.clock, tuple(sorted(plan.down.items()))
+    return plan.exchange.name, clock.phase, clock.task, clock.round == 0, sizes, len(plan.shared)
 
 
 def largest(jobs: Iterable[Assignment]) -> Assignment:

@@ -165,7 +165,7 @@ class Replay:
         clock = next(self._schedule())
         members = self.scenario.members(clock.task)
         cohort = self._cohort(clock) if clock.phase == "round" else np.asarray(members, dtype=np.int64)
-        for _ in transact(self.executor, clock, lambda exchange, now: self._hops(exchange, now, cohort)):
+        for _ in transact(self.executor, clock, lambda plan, now: self._hops(plan.exchange, now, cohort)):
             pass
         self.position = clock.complete
         self.server.commit(self.position)

@@ -148,16 +148,16 @@ def add_sent(row: dict[str, Any], way: str, sizes: Mapping[str, int]) -> None:
 
 
 def transact(
-    executor: Executor, clock: Clock, hops: Callable[[Exchange, Clock], list[Hop]], ahead: Clock | None = None
+    executor: Executor, clock: Clock, hops: Callable[[Plan, Clock], list[Hop]], ahead: Clock | None = None
 ) -> Iterator[Exchanged]:
     """Every exchange of the transaction that begins at `clock`, as it is finished.
 
-    `hops(exchange, clock)`: who works, in which order. `ahead`: the next transaction, if it is worth planning on the
-    way.
+    `hops(plan, clock)`: who works in the exchange that is planned, in which order. `ahead`: the next transaction, if
+    it is worth planning on the way.
     """
     while (plan := executor.plan(clock)) is not None:
         after = clock._replace(exchange=clock.exchange + 1)
-        found = Exchanged(plan, hops(plan.exchange, clock), [], [], [], Counter())
+        found = Exchanged(plan, hops(plan, clock), [], [], [], Counter())
         for hop in found.hops:
             now = plan if not hop.clock.hop else executor.broadcast(hop.clock, plan.exchange)
             coming = [after, *([ahead] if ahead is not None else [])] if hop is found.hops[-1] else []

@@ -13,13 +13,13 @@ import numpy as np
 
 from flray.core.clock import Clock, Position
 from flray.core.errors import AlgorithmError
-from flray.core.exchange import Exchange
 from flray.engine import cohort as cohorts
 from flray.engine.counts import Tally, with_sums
 from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
 from flray.engine.flops import StepFlops, kind, largest
 from flray.engine.progress import Progress
 from flray.engine.rounds import Executor, add_sent, transact
+from flray.engine.server import Plan
 from flray.experiment import Experiment
 from flray.rundir import tested
 from flray.rundir.recorder import Recorder
@@ -90,7 +90,8 @@ class Transactions:
         """
         members = self.scenario.members(clock.task)
 
-        def hops(exchange: Exchange, now: Clock) -> list[cohorts.Hop]:
+        def hops(plan: Plan, now: Clock) -> list[cohorts.Hop]:
+            exchange = plan.exchange
             drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
             stateful = functools.partial(self.executor.call, "stateful")
             clients = cohorts.participants(exchange, now, drawn, members, stateful, self.experiment.seed)
@@ -100,7 +101,7 @@ class Transactions:
             if empty:
                 row["clients_empty"] = row.get("clients_empty", 0) + empty
             if found and exchange.client is None:
-                self._count_flops(exchange, found[0])
+                self._count_flops(plan, found[0])
             return found
 
         client_rows: list[dict[str, Any]] = []
@@ -109,19 +110,19 @@ class Transactions:
                 add_sent(row, "down", {name: size * dropped for name, size in exchanged.plan.down.items()})
             exchanged.add_to(row)
             if exchanged.plan.exchange.client is None and exchanged.rows:
-                row["client_flops"] += self._flops[kind(clock, exchanged.plan.exchange)].of(exchanged.rows)
+                row["client_flops"] += self._flops[kind(exchanged.plan)].of(exchanged.rows)
             client_rows += exchanged.rows
             self._probed(clock, exchanged.probed)
         if self._looks_at_rounds:
             self._probed(clock, self.executor.call("observe", clock))
         return client_rows
 
-    def _count_flops(self, exchange: Exchange, hop: cohorts.Hop) -> None:
+    def _count_flops(self, plan: Plan, hop: cohorts.Hop) -> None:
         """What a step of this kind computes, where no step of it has been counted since the run began or went on."""
-        which = kind(hop.clock, exchange)
+        which = kind(plan)
         if which not in self._flops:
             try:
-                self._flops[which] = self.executor.call("step_flops", exchange, largest(hop.jobs))
+                self._flops[which] = self.executor.call("step_flops", plan.exchange, largest(hop.jobs))
             except AlgorithmError as error:  # the run itself may well go on
                 self._flops[which] = StepFlops(math.nan, math.nan)
                 why = str(error).partition("\n")[0]

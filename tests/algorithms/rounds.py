@@ -31,7 +31,7 @@ from flray.engine.counts import Evaluator
 from flray.engine.local_executor import Local
 from flray.engine.local_loop import Trained
 from flray.engine.rounds import Exchanged, transact
-from flray.engine.server import Server
+from flray.engine.server import Plan, Server
 from flray.engine.workbench import Roll, Workbench
 from flray.experiment import CohortConfig, EvaluateConfig, Experiment
 from flray.scenario import Scenario
@@ -125,7 +125,8 @@ class Federation:
         drawn = np.arange(self.scenario.population) if clients is None else np.array(clients)
         clock, members = Clock(round=done, done=done), self.scenario.members(0)
 
-        def hops(exchange: Exchange, now: Clock) -> list[cohorts.Hop]:
+        def hops(plan: Plan, now: Clock) -> list[cohorts.Hop]:
+            exchange = plan.exchange
             who = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
             return cohorts.hops(self.scenario, self.experiment.algorithm, who, now, exchange)[0]
 

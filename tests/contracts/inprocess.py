@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from flray.core.clock import START, Clock, schedule
-from flray.core.exchange import Exchange
 from flray.core.messages import Record, to_torch
 from flray.engine import cohort as cohorts
 from flray.engine import local_executor as local
@@ -129,7 +128,8 @@ class Local:
         row: dict[str, Any] = {"down": 0, "up": 0}
         self.executor.sent.update(up=0, down=0)
 
-        def hops(exchange: Exchange, now: Clock) -> list[cohorts.Hop]:
+        def hops(plan: Plan, now: Clock) -> list[cohorts.Hop]:
+            exchange = plan.exchange
             clients = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
             return cohorts.hops(self.scenario, self.experiment.algorithm, clients, now, exchange)[0]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import flray
 from flray.core.clock import Clock
 from flray.core.messages import to_torch
 from flray.engine import cohort as cohorts
@@ -60,6 +61,19 @@ def test_two_steps_tell_what_all_steps_of_all_clients_compute(name: str, rounds:
                 row = {"num_steps": row["num_steps"] + 1, "examples_read": row["examples_read"] + len(batch.y)}
             rows.append(row)
     assert found.of(rows) == pytest.approx(counted, rel=1e-12)
+
+
+def test_a_teacher_that_comes_in_a_later_round_is_counted_and_after_a_resume_as_well(tmp_path: Path) -> None:
+    """MFCL knows that classes vanish in round 3: from then on a step reads made samples by the old model too. The count
+    does not depend on the round in which a run was taken up again."""
+    window = {"from_round": 3, "available": [0, 1]}
+    asked = experiment("mfcl", window, rounds=4, resources={"executor": "local"})
+    whole = flray.run(asked, out=tmp_path / "whole").rounds
+    flray.run(asked.model_copy(update={"rounds": 3}), out=tmp_path / "run")
+    resumed = flray.resume(tmp_path / "run", "rounds=4").rounds
+    assert resumed["client_flops"].tolist() == whole["client_flops"].tolist()
+    each = (whole["client_flops"] / whole["client_steps"]).tolist()
+    assert each[2] > 1.5 * each[1] and each[2] == pytest.approx(each[3], rel=0.3)
 
 
 def test_clients_are_summed() -> None:
