@@ -94,7 +94,7 @@ class Channel(CompositeChannel):  # type: ignore[misc]
                 left = until - time.monotonic()
                 if left <= 0:
                     raise
-                self._wait(left)
+                self.wait(left)
         if isinstance(found, Elsewhere):
             try:
                 found = ray.get(found.ref)
@@ -102,7 +102,8 @@ class Channel(CompositeChannel):  # type: ignore[misc]
                 return error
         return found
 
-    def _wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
+        """Until there may be a message for this process, `LOOK_S` or as many seconds at the most."""
         if sys.platform != "linux" or self.home != _node():
             time.sleep(min(seconds, POLL_S))
             return

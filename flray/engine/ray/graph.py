@@ -24,10 +24,10 @@ from flray.engine.cohort import Hop
 from flray.engine.counts import Tally
 from flray.engine.ray import alive
 from flray.engine.ray.calls import Calls
-from flray.engine.ray.channel import Room, standing_for_driver
+from flray.engine.ray.channel import LOOK_S, Room, standing_for_driver
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.nodes import Answer, Order
-from flray.engine.ray.pool import CHECK_S, LOST, Pool, cause
+from flray.engine.ray.pool import LOST, Pool, cause
 from flray.engine.rounds import Ran
 from flray.engine.server import Plan
 from flray.experiment import Experiment
@@ -78,10 +78,12 @@ class Compiled:
         ref = self._graph.execute(order, *jobs)
         while True:
             try:
-                return ray.cloudpickle.loads(ref.get(timeout=CHECK_S))  # type: ignore[no-any-return]
+                # any other timeout may be over when the answer has been read, and Ray then drops it
+                return ray.cloudpickle.loads(ref.get(timeout=0))  # type: ignore[no-any-return]
             except RayChannelTimeoutError:
                 alive.check()
                 ref._ray_get_called = False  # a reference may be asked once; nothing was read
+                self._graph.dag_output_channels[0].wait(LOOK_S)
 
     def serves(self, pool: Pool, model_bytes: int) -> bool:
         """Whether it is whole, of these actors and for such a model."""

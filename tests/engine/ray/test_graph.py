@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from ray.experimental.channel.shared_memory_channel import CompositeChannel
 
 import flray
 from flray.api import play
 from flray.core.errors import ClientError
 from flray.engine.ray.graph import Compiled
-from flray.engine.ray.pool import Pool
+from flray.engine.ray.pool import CHECK_S, Pool
 from tests.engine.ray import mortal  # noqa: F401  registers the algorithm
 from tests.engine.test_faults import cohort, config, last_state, model
 
@@ -99,6 +100,24 @@ def test_who_dies_in_an_execution_changes_nothing(alone, executions, tmp_path, p
     assert (tmp_path / "died").exists()
     assert contents(tmp_path / "run") == alone(rounds=8)
     assert executions[-1] == ("round", 7, 0)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_answer_that_takes_longer_to_read_than_a_wait_lasts_is_not_lost(alone, executions, monkeypatch, tmp_path):
+    """A driver that the system puts aside while it reads: Ray drops what it read when its own time is up by then."""
+    slow, read = [], CompositeChannel.read
+
+    def aside(self, timeout=None):
+        found = read(self, timeout)
+        if not slow:
+            slow.append(time.sleep(1.5 * CHECK_S))
+        return found
+
+    monkeypatch.setattr(CompositeChannel, "read", aside)
+    flray.run(graph(), out=tmp_path / "run")
+    assert slow and len(executions) == 4
+    assert contents(tmp_path / "run") == alone()
 
 
 @pytest.mark.usefixtures("ray_cluster")
