@@ -25,17 +25,23 @@ class Vocabulary(NamedTuple):
     """What token ids count in: `size` tokens, of which one fills up (`pad`) and one ends a text (`separator`).
 
     `tokenizer` is the description (JSON, as uint8) that the `tokenizers` library reads; None: public text cannot be
-    tokenised alike.
+    tokenised alike. For models that answer in words: the token of each class's word (`labels`, one a class), the task
+    that each class belongs to (`task_of`, as long), and the token with which the texts of each task begin (`tasks`, one
+    a task; empty: they begin with none). Without words for the classes all three are empty.
     """
 
     size: int
     pad: int
     separator: int
     tokenizer: Array | None = None
+    labels: tuple[int, ...] = ()
+    task_of: tuple[int, ...] = ()
+    tasks: tuple[int, ...] = ()
 
     @property
     def fingerprint(self) -> str:
-        return digest(*self[:3], array_checksum(self.tokenizer))
+        words = self[4:] if self.labels else ()
+        return digest(*self[:3], array_checksum(self.tokenizer), *words)
 
 
 class Splits(NamedTuple):
@@ -65,6 +71,8 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
         meta["sources"] = list(splits.sources)
         if splits.vocabulary is not None and splits.vocabulary.tokenizer is not None:
             arrays["tokenizer"], meta["vocabulary"] = splits.vocabulary.tokenizer, list(splits.vocabulary[:3])
+            if splits.vocabulary.labels:
+                meta["words"] = [list(numbers) for numbers in splits.vocabulary[4:]]
         return Entry(arrays, meta)
 
     entry = fetch(key, make)
@@ -72,7 +80,8 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     if train is None:
         raise DataError(f"data cache entry {key} has no train split; delete it from FLRAY_CACHE")
     known = entry.meta.get("vocabulary")
-    vocabulary = None if known is None else Vocabulary(known[0], known[1], known[2], entry.arrays["tokenizer"])
+    words = [tuple(numbers) for numbers in entry.meta.get("words", ())]
+    vocabulary = None if known is None else Vocabulary(*known[:3], entry.arrays["tokenizer"], *words)
     classes, notes, sources = (tuple(entry.meta.get(name, ())) for name in ("classes", "notes", "sources"))
     return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources)
 

@@ -45,7 +45,14 @@ MODELS = Registry(
 )
 
 # argument of a model of text -> field of the vocabulary
-TOKENS = {"num_tokens": "size", "pad_token": "pad", "separator_token": "separator"}
+TOKENS = {
+    "num_tokens": "size",
+    "pad_token": "pad",
+    "separator_token": "separator",
+    "label_tokens": "labels",
+    "task_of": "task_of",
+    "task_tokens": "tasks",
+}
 FROM_DATA = ("input_shape", "num_classes", *TOKENS)
 START = ("weights", "weights_head")
 
@@ -175,7 +182,7 @@ def _checked_start(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"weights": str(weights), "weights_head": head or "load"}
 
 
-def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, inspect.Parameter]) -> dict[str, int]:
+def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
     """What token ids count in, where the data are text; `ConfigError` where only one of model and data is for text."""
     vocabulary = getattr(input_shape, "vocabulary", None)
     if vocabulary is None:
@@ -188,6 +195,9 @@ def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, in
         raise ConfigError(
             f"model {name!r} does not read text: it declares no num_tokens; use 'bert', or a network of yours that does"
         )
+    words = parameters.get("label_tokens")
+    if words is not None and words.default is words.empty and not vocabulary.labels:
+        raise ConfigError(f"model {name!r} answers in words, and the data have none for their classes; set data.words")
     return {argument: getattr(vocabulary, field) for argument, field in TOKENS.items()}
 
 
