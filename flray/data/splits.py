@@ -80,8 +80,10 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     if train is None:
         raise DataError(f"data cache entry {key} has no train split; delete it from FLRAY_CACHE")
     known = entry.meta.get("vocabulary")
-    words = [tuple(numbers) for numbers in entry.meta.get("words", ())]
-    vocabulary = None if known is None else Vocabulary(*known[:3], entry.arrays["tokenizer"], *words)
+    vocabulary = None if known is None else Vocabulary(known[0], known[1], known[2], entry.arrays["tokenizer"])
+    if vocabulary is not None and "words" in entry.meta:
+        labels, task_of, tasks = (tuple(numbers) for numbers in entry.meta["words"])
+        vocabulary = vocabulary._replace(labels=labels, task_of=task_of, tasks=tasks)
     classes, notes, sources = (tuple(entry.meta.get(name, ())) for name in ("classes", "notes", "sources"))
     return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources)
 
