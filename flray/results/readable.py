@@ -79,6 +79,10 @@ def sound(runs: Iterable[Run]) -> tuple[list[Run], list[Broken]]:
     broken: list[Broken] = []
     for run in runs:
         status = str(compare([run])["status"].iloc[0])
+        try:
+            run.diagnostics  # noqa: B018  (tables that are read when they are asked for)
+        except CheckpointError as error:
+            status = f"damaged: {error}"
         if status.startswith(FLAWED):
             broken.append(Broken(run.place, status))
         else:

@@ -8,11 +8,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flray.core.disk import checksum, whole
+from flray.rundir.tested import NEEDED
+
+if TYPE_CHECKING:
+    import pandas
 
 KEY = b"flray.checksum"
 
@@ -38,6 +43,18 @@ def read_part(path: Path) -> pa.Table:
     except Exception as error:  # pyarrow raises errors of many kinds over bytes that are no Parquet
         raise ValueError(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
     return table
+
+
+def unlike(name: str, table: pandas.DataFrame) -> str:
+    """What makes a table that can be read no table `name` of flray ("has no column done"); empty: nothing does."""
+    from pandas.api.types import is_numeric_dtype, is_string_dtype
+
+    for column in ("done", *(NEEDED if name == "tests" else ())):
+        if column not in table:
+            return f"has no column {column}"
+    text = [column for column in table if "/" in column and is_string_dtype(table[column])]  # metrics have a slash
+    text += ["done"] * (not is_numeric_dtype(table["done"]))
+    return f"has text in the column {text[0]}" if text else ""
 
 
 def _contents(table: pa.Table) -> str:

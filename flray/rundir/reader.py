@@ -179,7 +179,7 @@ class Run:
         for path in sorted((self.folder / "partition").glob("**/table.csv")):
             try:
                 table = pandas.read_csv(path, index_col="client")
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, TypeError) as error:  # pandas raises the last one where no column is `client`
                 raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())}") from error
             found = table if found.empty else found.add(table, fill_value=0)
         return found.astype(int)
@@ -200,7 +200,7 @@ class Run:
         """(a table, which of its rows are missing)."""
         import pandas
 
-        from flray.rundir.parts import gaps, untested, without_clients
+        from flray.rundir.parts import gaps, unlike, untested, without_clients
 
         # what there has to be is read before what there is: a run that goes on adds to both
         saved = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
@@ -213,9 +213,9 @@ class Run:
         except ValueError as error:
             raise CheckpointError(f"{error}; go on without its rows: flray resume {self.place}") from error
         frame = pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
-        if name == "rounds" and len(frame) and "done" not in frame:
+        if len(frame) and (why := unlike(name, frame)):
             raise CheckpointError(
-                f"{self.folder / name} has no column done: another program wrote it, or another version of flray"
+                f"{self.folder / name} {why}: another program wrote it, or another version of flray; leave the run out"
             )
         lost, least = noted.get("missing_rows", {}).get(name, ""), noted.get("rows", {}).get(name, 0)
         if not lost and (name == "rounds" or (name in ("clients", "tests") and len(frame))):

@@ -21,6 +21,8 @@ import numpy as np
 
 from flray.metrics.classification import Counts, macro_accuracy, worst_class
 
+NEEDED = ("set", "mode", "total", "right", "covered", "loss_sum", "class_total", "class_right")  # besides `done`
+
 if TYPE_CHECKING:
     import pandas
 

@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 from flray.cli import app
 from flray.core.disk import sealed
-from flray.core.errors import FlrayError
+from flray.core.errors import CheckpointError, FlrayError
+from flray.rundir.reader import Run
 from tests.results.test_tables import config, folder
 
 RUN, GONE = "the good run", "gone"
@@ -48,6 +49,29 @@ def other_columns(path: Path) -> None:
     pandas.DataFrame({"round": [1], "accuracy": [0.5]}).to_parquet(path / "rounds" / "part-0000.parquet")
 
 
+def text_for_numbers(path: Path) -> None:
+    folder(path, config("fedsol"), [0.5])
+    pandas.DataFrame({"done": [1], "test/acc": ["50 %"]}).to_parquet(path / "rounds" / "part-0000.parquet")
+
+
+def no_counts(path: Path) -> None:
+    folder(path, config("fedsol"), [0.5])
+    (path / "tests").mkdir(exist_ok=True)
+    pandas.DataFrame({"done": [1], "set": ["test"], "acc": [0.5]}).to_parquet(path / "tests" / "part-0000.parquet")
+
+
+def torn_diagnostics(path: Path) -> None:
+    folder(path, config("fedsol"), [0.5])
+    (path / "diagnostics" / "conflict").mkdir(parents=True)
+    (path / "diagnostics" / "conflict" / "part-0000.parquet").write_text("x")
+
+
+def no_clients_in_the_partition(path: Path) -> None:
+    folder(path, config("fedsol"), [0.5])
+    (path / "partition").mkdir()
+    (path / "partition" / "table.csv").write_text("x\n")
+
+
 def newer(path: Path) -> None:
     folder(path, config("fedsol", hologram={"name": "a", "depth": [1, {"b": 2}]}), [0.5, 0.6])
     pandas.DataFrame({"done": [3], "test/acc": [0.9], "hologram/x": [1]}).to_parquet(path / "rounds/part-0001.parquet")
@@ -70,6 +94,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str | None]] = {
     "no configuration": (no_config, "incomplete: config.yaml is missing"),
     "truncated": (truncated, "is damaged"),
     "other columns": (other_columns, "has no column done"),
+    "text for numbers": (text_for_numbers, "has text in the column test/acc"),
     "sweep without runs": (sweep, "is a sweep without runs"),
     "newer version": (newer, None),
     "no round": (lambda path: folder(path, config("fedsol"), [], "failed: out of memory"), None),
@@ -104,7 +129,7 @@ def test_every_kind_of_damage_is_a_line_and_the_good_run_is_shown(
         done = invoked(command, good, tmp_path / name)
         assert done.exit_code == 0, (name, done.output, done.exception)
         lines = [line for line in done.stderr.splitlines() if str(tmp_path / name) in line]
-        if says is None or (command == "show" and says.startswith(("is damaged", "incomplete", "has no column"))):
+        if says is None or (command == "show" and says.startswith(("is damaged", "incomplete", "has "))):
             assert not [line for line in lines if line.startswith("left out")], (name, done.stderr)
         else:
             assert len(lines) == 1 and says in lines[0], (name, done.stderr)
@@ -117,6 +142,22 @@ def test_every_kind_of_damage_is_a_line_and_the_good_run_is_shown(
             assert Path("curves.png").stat().st_size > 5000
         else:
             assert "75.00" in done.stdout, name
+
+
+def test_a_report_leaves_a_run_with_torn_diagnostics_out_and_needs_neither_partition_nor_counts(
+    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, make in (("a", torn_diagnostics), ("b", no_clients_in_the_partition), ("c", no_counts)):
+        make(tmp_path / name)
+    done = invoked("report", good, tmp_path)
+    assert done.exit_code == 0, done.output
+    assert done.stderr.count("left out: ") == 1 and "a/diagnostics/conflict/part-0000.parquet is damaged" in done.stderr
+    assert len(json.loads(Path("page.json").read_text())["runs"]) == 3
+    for command in ("show", "compare"):
+        assert invoked(command, tmp_path).exit_code == 0
+    with pytest.raises(CheckpointError, match="tests has no column mode: another program wrote it"):
+        _ = Run(tmp_path / "c").tests
 
 
 @pytest.mark.parametrize("command", COMMANDS)
