@@ -88,14 +88,18 @@ def top_eigenpairs(
 
     Lanczos from the random vector `start [size]`, to a relative `tolerance`. A matrix that is too small for that (its
     size is not above `count` + 1) is built and solved as it is. One that sends `start` to 0 is 0 (a loss over a single
-    class has no curvature), and its eigenvectors are the first unit vectors.
+    class has no curvature), and its eigenvectors are the first unit vectors. One that sends it to what is not finite (a
+    model that diverged) has NaN.
     """
     from scipy.sparse.linalg import LinearOperator, eigsh
 
+    first = product(start)
+    if not np.isfinite(first).all():
+        return np.full(min(count, size), np.nan), np.full((size, min(count, size)), np.nan)
     if size <= count + 1:
         dense = np.stack([product(column) for column in np.eye(size)], axis=1)
         values, vectors = np.linalg.eigh((dense + dense.T) / 2)
-    elif not product(start).any():
+    elif not first.any():
         return np.zeros(count), np.eye(size, count)
     else:
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)

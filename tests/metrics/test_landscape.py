@@ -31,6 +31,14 @@ def test_a_matrix_of_zeros_has_eigenvalues() -> None:
     assert values.tolist() == [0, 0, 0] and np.array_equal(vectors.T @ vectors, np.eye(3))
 
 
+@pytest.mark.parametrize("size", [3, 20])
+def test_the_hessian_of_a_model_that_diverged_has_no_eigenvalues(size: int) -> None:
+    """The run goes on to be called diverged; Lanczos iterations raise on what is not finite."""
+    values, vectors = top_eigenpairs(lambda v: v * np.nan, size, 2, np.ones(size))
+    assert values.shape == (2,) and vectors.shape == (size, 2)
+    assert np.isnan(values).all() and np.isnan(vectors).all()
+
+
 def test_softmax_regression_in_closed_form() -> None:
     """One sample x, logits W x + b: the Hessian is (diag(p) - p p^T) kron (x~ x~^T), x~ = (x, 1), so its eigenvalues
     are those of diag(p) - p p^T times |x|^2 + 1."""
