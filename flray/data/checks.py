@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class LabelWarning(UserWarning):
-    """Rows of a data set that are left out because they have no label of the task, labels that may mark such rows, a
-    test of one class."""
+    """Rows of a data set that are left out because they have no label of the task, labels that may mark such rows,
+    texts that are cut off, a test of one class."""
 
 
 def check_splits(splits: Splits, config: DataConfig) -> None:
@@ -80,7 +80,7 @@ def check_fit(raw: Splits, config: DataConfig) -> None:
     wrong = [n for n in ("pca", "standardize") if (image or text) and getattr(config, n)]
     wrong += [
         n
-        for n in ("text", "tokenizer", "max_length")
+        for n in ("text", "tokenizer", "max_length", "prompt", "words")
         if not text and getattr(config, n) != DataConfig.model_fields[n].default
     ]
     wrong += [n for n in ("resize", "channels") if not image and getattr(config, n)]
@@ -88,10 +88,13 @@ def check_fit(raw: Splits, config: DataConfig) -> None:
         wrong.append("normalize")
     if not image and config.augment.active:
         wrong.append("augment")
+    if raw.vocabulary is not None and config.words and not raw.vocabulary.labels:
+        raise ConfigError(f"data.words: source {config.source!r} gives its classes none; leave it out")
     if wrong:
         kind = "images" if image else "text" if text else "tabular features"
         raise ConfigError(f"data.{wrong[0]}: source {config.source!r} has {kind}, which do not take it; leave it out")
-    if raw.test is not None and config.test_fraction != DataConfig.model_fields["test_fraction"].default:
+    own = config.source == "union"  # each of its sets has read test_fraction
+    if not own and raw.test is not None and config.test_fraction != DataConfig.model_fields["test_fraction"].default:
         raise ConfigError(
             f"data.test_fraction: source {config.source!r} has an official test split of "
             f"{len(raw.test.y)} samples; leave it out, or use test_size for a smaller one"

@@ -108,6 +108,16 @@ class DataConfig(Section, frozen=True):
         description="text: a Hugging Face tokenizer's name or folder, or `train`: WordPiece trained on the train split",
     )
     max_length: int = Field(default=128, ge=4, description="text: token ids a sample, padded or cut off")
+    prompt: str | None = Field(
+        default=None,
+        description="text: what a sample reads like, columns in braces: `sst2 sentence: {sentence}`; default: the text "
+        "alone, with `words` the prompt that is known of the data set",
+    )
+    words: bool | dict[str, str] = Field(
+        default=False,
+        description="text: a word, one token, for each class, for models that answer in words: true (those known of "
+        "the data set), or {class: word}",
+    )
     group: str | None = Field(default=None, description="column of natural client ids, for the `natural` partition")
     domain: str | None = Field(default=None, description="column of domains, for tasks of name domain_incremental")
     test_fraction: float = Field(
@@ -154,6 +164,20 @@ class DataConfig(Section, frozen=True):
     def _one_or_two(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
+    @field_validator("words", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        """YAML reads a bare yes, no, on and off as truth values, and True and False as class names, too."""
+        if not isinstance(value, Mapping):
+            return value
+        named = {str(name): word for name, word in value.items()}
+        for name, word in named.items():
+            if isinstance(word, bool):
+                raise ConfigError(
+                    f"data.words.{name}: YAML reads a bare yes, no, on or off as {word}; write the word in quotes"
+                )
+        return named
+
     @model_validator(mode="before")
     @classmethod
     def _written_out(cls, data: Any) -> Any:
@@ -196,7 +220,7 @@ class ProxyConfig(DataConfig, frozen=True):
             raise ConfigError("proxy: holdout needs `size`, the number of train samples taken from the clients")
         if self.source in ("holdout", "uniform_box") and self.splits != "train":
             raise ConfigError(f"proxy: {self.source} reads the train split only; leave out `splits: {self.splits}`")
-        for name in ("tokenizer", "max_length"):
+        for name in ("tokenizer", "max_length", "words"):
             if getattr(self, name) != DataConfig.model_fields[name].default:
                 raise ConfigError(
                     f"proxy.{name}: public text becomes token ids as the private text does (data.{name}); leave it out"

@@ -1,5 +1,5 @@
 """What is known of a data set by its name: normalisation constants, training augmentation (spec 3), meanings of bare
-labels."""
+labels, prompts and words for models that answer in words."""
 
 from __future__ import annotations
 
@@ -42,6 +42,34 @@ LABELS: dict[str, tuple[str, dict[int, str]]] = {
     "sentiment140": ("sentiment", {0: "negative", 4: "positive"}),
     "amazon_reviews_multi": STARS,
     "AmazonReviewsClassification": STARS,  # the same set, as Parquet files on the hub (mteb)
+}
+# Text to text: what a model reads of a sample, as T5's own prompts ("task field: ..."), and the word it answers with
+# for each class, one token of T5's vocabulary. CoLA's and SST-2's words are T5's own (Raffel et al. 2020, appendix D);
+# those of the others are several of its tokens ("entailment"), so yes, maybe and no stand for them, as in LM-BFF (Gao
+# et al. 2021), and LM-BFF's five words of SST-5 for one to five stars.
+_NLI = {"entailment": "yes", "neutral": "maybe", "contradiction": "no"}
+_TWO = {"entailment": "yes", "not_entailment": "no"}
+_TRUE = {"False": "no", "True": "yes"}
+_MOOD = {"negative": "negative", "positive": "positive"}
+_STARS = dict(zip(STARS[1].values(), ("terrible", "bad", "okay", "good", "great"), strict=True))
+TEXT_TO_TEXT: dict[str, tuple[str, dict[str, str]]] = {
+    "cola": ("cola sentence: {sentence}", {"unacceptable": "unacceptable", "acceptable": "acceptable"}),
+    "sst2": ("sst2 sentence: {sentence}", _MOOD),
+    "mrpc": ("mrpc sentence1: {sentence1} sentence2: {sentence2}", {"not_equivalent": "no", "equivalent": "yes"}),
+    "qqp": ("qqp question1: {question1} question2: {question2}", {"not_duplicate": "no", "duplicate": "yes"}),
+    "mnli": ("mnli premise: {premise} hypothesis: {hypothesis}", _NLI),
+    "multi_nli": ("mnli premise: {premise} hypothesis: {hypothesis}", _NLI),
+    "snli": ("snli premise: {premise} hypothesis: {hypothesis}", _NLI),
+    "qnli": ("qnli question: {question} sentence: {sentence}", _TWO),
+    "rte": ("rte sentence1: {sentence1} sentence2: {sentence2}", _TWO),
+    "cb": ("cb premise: {premise} hypothesis: {hypothesis}", _NLI),
+    "boolq": ("boolq question: {question} passage: {passage}", _TRUE),
+    "wic": ("wic word: {word} sentence1: {sentence1} sentence2: {sentence2}", _TRUE),
+    "sentiment140": ("sentiment140 text: {text}", _MOOD),
+    "yelp_review_full": ("yelp text: {text}", _STARS),
+    "amazon_review_full": ("amazon title: {title} content: {content}", _STARS),
+    "amazon_reviews_multi": ("amazon text: {text}", _STARS),
+    "AmazonReviewsClassification": ("amazon text: {text}", _STARS),
 }
 
 

@@ -40,7 +40,8 @@ def load_splits(config: DataConfig, vocabulary: Vocabulary | None = None) -> Spl
         return hub(config, vocabulary)
     # a folder or torchvision name needs no table; other names may be a user's own
     if config.source in SOURCES.names():
-        splits: Splits = SOURCES.get(config.source)(config)
+        of_text = (vocabulary,) if config.source == "union" else ()
+        splits: Splits = SOURCES.get(config.source)(config, *of_text)
         return splits
     return by_name(config, vocabulary)
 

@@ -28,7 +28,7 @@ TEST_SPLITS = ("test", "validation", "validation_matched")
 
 class Columns(NamedTuple):
     """Which columns are read, of which kind the inputs are, class names where the table has them, bare labels' meaning,
-    and the column of domains."""
+    the column of domains, and the prompt that the texts stand in."""
 
     label: str
     input: tuple[str, ...]
@@ -37,6 +37,7 @@ class Columns(NamedTuple):
     names: tuple[str, ...] | None
     values: Mapping[int, str] | None = None
     domain: str | None = None
+    prompt: str | None = None
 
     @property
     def needed(self) -> list[str]:
@@ -74,11 +75,12 @@ def parquet_splits(
 
     Raises DataError for a file that is damaged, or whose contents cannot be trained on.
     """
-    tables = {split: _parquet_table(paths) for split, paths in files.items()}
+    tables = {split: parquet_table(paths) for split, paths in files.items()}
     return table_splits(config, tables, str(folder), vocabulary, [folder])
 
 
-def _parquet_table(paths: Sequence[Path]) -> Table:
+def parquet_table(paths: Sequence[Path]) -> Table:
+    """The rows of the files of one split. Raises DataError for one that cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -160,7 +162,7 @@ def table_splits(
         twice = [name for name, count in Counter(table.data.column_names).items() if count > 1]
         if twice:
             raise DataError(f"{where}: {split} has several columns {shown(twice[0])}; rename them")
-    columns = choose_columns(config, tables["train"], where, vocabulary is not None)
+    columns = choose_columns(config, tables["train"], where, vocabulary)
     for split, table in tables.items():
         missing = [name for name in columns.needed if name not in table.data.column_names]
         if missing:
@@ -172,12 +174,9 @@ def table_splits(
             raise DataError(f"{where}: {split} has no rows; choose another split with options, or copy its files again")
     notes: tuple[str, ...] = ()
     if columns.kind == "text":
-        from flray.data.sources.text import labelled, token_ids
+        from flray.data.sources.text import labelled
 
         tables, notes = labelled(tables, columns, where)
-        vocabulary, inputs = token_ids(
-            config, [t.data.select(columns.input) for t in tables.values()], vocabulary, where
-        )
     else:
         inputs = [_inputs(config, t, columns, where, folders) for t in tables.values()]
     what = f"{where}: label column {columns.label!r}"
@@ -188,6 +187,9 @@ def table_splits(
         notes += unlabelled(tables, columns.label, names, what)
     if columns.values is not None:
         names = tuple(columns.values[int(value)] for value in names)
+    if columns.kind == "text":
+        vocabulary, inputs, cut = _texts(config, tables, columns, names, vocabulary, where)
+        notes += cut
     groups: list[Array | None] = [None] * len(inputs)
     domains, sources = list(groups), tuple[str, ...]()
     if columns.group:
@@ -202,6 +204,38 @@ def table_splits(
     return Splits(splits[0], test, names, vocabulary=vocabulary, notes=notes, sources=sources)
 
 
+def table_texts(config: DataConfig, table: Table, where: str) -> list[list[str]]:
+    """The texts of the labelled rows of a table, as columns."""
+    from flray.data.sources.text import labelled, texts_of
+
+    columns = choose_columns(config, table, where, None)
+    return texts_of(labelled({"train": table}, columns, where)[0]["train"], columns, where)
+
+
+def _texts(
+    config: DataConfig,
+    tables: Mapping[str, Table],
+    columns: Columns,
+    classes: tuple[str, ...],
+    vocabulary: Vocabulary | None,
+    where: str,
+) -> tuple[Vocabulary, list[Array], tuple[str, ...]]:
+    """The vocabulary, with the words of the classes where they are asked for, the token ids of every split, notes."""
+    from flray.data.sources.prompts import literals, with_words, words_of
+    from flray.data.sources.text import cut_off, texts_of, token_ids
+
+    answers = bool(config.words) and (vocabulary is None or not vocabulary.labels)  # public text has the private words
+    words = words_of(config, classes, where) if answers else ()
+    texts = [texts_of(table, columns, where) for table in tables.values()]
+    vocabulary, found = token_ids(config, texts, vocabulary, [*words, *literals(columns.prompt)], where)
+    if words:
+        vocabulary = with_words(vocabulary, classes, words, where)
+    notes = [
+        cut_off(cut, len(ids), split, config.max_length, where) for split, (ids, cut) in zip(tables, found, strict=True)
+    ]
+    return vocabulary, [ids for ids, _ in found], tuple(note for each in notes for note in each)
+
+
 def _domains(tables: Mapping[str, Table], column: str, what: str) -> tuple[list[Array], tuple[str, ...]]:
     """The domains of every split as codes, and their names: the table's own where it has some, else the values."""
     note = next(iter(tables.values())).features.get(column)
@@ -211,10 +245,10 @@ def _domains(tables: Mapping[str, Table], column: str, what: str) -> tuple[list[
     return codes(tables.values(), column, what, any_values=True)
 
 
-def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool) -> Columns:
+def choose_columns(config: DataConfig, table: Table, where: str, vocabulary: Vocabulary | None) -> Columns:
     """Label, input and group column; a wrong or missing name is an error that lists the columns.
 
-    `tokenised`: text is asked for.
+    With a `vocabulary`, as with a tokenizer in the configuration, text is asked for.
     """
     import pyarrow as pa
 
@@ -232,7 +266,7 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
     text = [
         c for c in columns if (pa.types.is_string(kinds[c]) or pa.types.is_large_string(kinds[c])) and c not in labels
     ]
-    tokenised = tokenised or config.tokenizer is not None
+    tokenised = vocabulary is not None or config.tokenizer is not None
     if not tokenised and (config.text or (text and not images and config.input is None) or config.input in text):
         raise DataError(
             f"{where}: text (columns {', '.join(text)}) needs a tokenizer; set data.tokenizer to `train`, or to the "
@@ -254,11 +288,14 @@ def choose_columns(config: DataConfig, table: Table, where: str, tokenised: bool
             f"{where}: the class names of {label!r} are {shown(names)}, no list of words; write the file again"
         )
     if tokenised:
+        from flray.data.sources.prompts import fields, prompt_of
         from flray.data.sources.text import text_columns
 
-        chosen = text_columns(config, text, where)
+        prompt = prompt_of(config, vocabulary)
+        chosen = text_columns(config, text, where) if prompt is None else fields(config, prompt, text, where)
         bare_values = values if label == bare and not names else None
-        return Columns(label, chosen, "text", config.group, tuple(names) if names else None, bare_values, config.domain)
+        known = tuple(names) if names else None
+        return Columns(label, chosen, "text", config.group, known, bare_values, config.domain, prompt)
     chosen = (config.input,) if config.input else tuple([c for c in images if c in rest][:1])
     if not chosen:
         chosen = tuple(c for c in rest if c not in classes)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flray.core.errors import DataError
 from flray.data.cache import digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.published import plain_name
-from flray.data.sources.options import check_options, data_root
+from flray.data.sources.options import check_options, data_root, not_found
 from flray.data.splits import Splits, Vocabulary, cached
 
 
@@ -64,9 +67,45 @@ def hub(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     return cached(key, lambda: hub_splits(config, tables, vocabulary))
 
 
+def train_texts(config: DataConfig) -> tuple[str, Callable[[], list[list[str]]]] | None:
+    """The texts of the train split of a table: what names their contents, and the function that reads them, as columns.
+
+    None where the table has no test split, so that test samples are drawn from these texts.
+    Raises `DataError` where the source is no table.
+    """
+    from flray.data.sources.prompts import prompt_of
+    from flray.data.sources.readers import hub_tables, parquet_files, parquet_table, table_texts
+
+    folder, place = parquet_folder(config), Path(config.source.removeprefix("hf:")).expanduser()
+    options = check_options(config, {"config": None, "revision": None, "train": None, "test": None})
+    if folder is None and config.source.startswith("hf:") and place.is_dir() and any(place.glob("*.parquet")):
+        folder = place
+    if folder is not None:
+        files = parquet_files(folder, options["train"] or "train", options["test"])
+        splits, contents, where = len(files), file_digest(files["train"]), str(folder)
+        read = functools.partial(parquet_table, files["train"])
+    elif config.source.startswith("hf:"):
+        tables = hub_tables(config, options)
+        splits, contents, where = len(tables), tables["train"].fingerprint, config.source
+        read = functools.partial(tables.__getitem__, "train")
+    else:
+        raise not_found(config, [], "sets of text are Parquet files below `root` or FLRAY_DATA, or hf:NAME")
+    if splits == 1 and config.test_fraction:
+        return None
+    name = digest(contents, plain_name(config.source), config.label, config.text, prompt_of(config, None))
+    return name, lambda: table_texts(config, read(), where)
+
+
 def _vocabulary(config: DataConfig, given: Vocabulary | None) -> Vocabulary | None:
-    """The `given` vocabulary, else that of the tokenizer which `config` names; None: no text, or to be trained on
-    it."""
+    """The `given` vocabulary, else that of the tokenizer which `config` names; None: no text, or to be trained on it.
+
+    Raises `DataError` where the given one is of several tasks, of which a table does not say its own.
+    """
+    if given is not None and given.tasks:
+        raise DataError(
+            f"{config.source}: the private texts begin with the token of their task; make the public set a union of "
+            "the same sets"
+        )
     if given is not None or config.tokenizer in (None, "train"):
         return given
     from flray.data.sources.text import pretrained
@@ -78,10 +117,15 @@ def _text_key(config: DataConfig, vocabulary: Vocabulary | None) -> list[Any]:
     """What decides on the token ids of a table, besides its contents; nothing where there are none."""
     if vocabulary is None and config.tokenizer is None:
         return []
+    from flray.data.sources.prompts import known_words, prompt_of
+
+    prompt = prompt_of(config, vocabulary)
     return [
         "text",
         plain_name(config.source),
         config.text,
         config.max_length,
         vocabulary.fingerprint if vocabulary else "train",
+        *(["prompt", prompt] if prompt else []),
+        *(["words", known_words(config)] if config.words else []),
     ]

@@ -15,6 +15,7 @@ import numpy as np
 from flray.core.errors import DataError, nearest
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
+from flray.data.sources.prompts import filled
 from flray.data.splits import Vocabulary
 
 if TYPE_CHECKING:
@@ -79,36 +80,55 @@ def labelled(tables: Mapping[str, Table], columns: Columns, where: str) -> tuple
     return kept, tuple(notes)
 
 
-def token_ids(
-    config: DataConfig, tables: Sequence[Any], vocabulary: Vocabulary | None, where: str
-) -> tuple[Vocabulary, list[Array]]:
-    """Ids int32 [n, L] of every table (train first) of one or two text columns, and the vocabulary: the given one, or
-    trained."""
+def texts_of(table: Table, columns: Columns, where: str) -> list[list[str]]:
+    """The texts of a table as columns: one, or the two of a pair; with a prompt the prompts with their texts in them.
+
+    Raises `DataError` for what is no text, and for a sample that has none.
+    """
     import pyarrow as pa
 
-    for table in tables:
-        for name in table.column_names:
-            if not (pa.types.is_string(table.column(name).type) or pa.types.is_large_string(table.column(name).type)):
-                raise DataError(
-                    f"{where}: column {name!r} holds {table.column(name).type} in one split, not text; choose another"
-                )
-            if table.column(name).null_count:
-                raise DataError(
-                    f"{where}: column {name!r} has no text in {table.column(name).null_count} rows; fill or remove them"
-                )
-    texts = [[table.column(name).to_pylist() for name in table.column_names] for table in tables]
+    data = table.data.select(columns.input)
+    for name in data.column_names:
+        if not (pa.types.is_string(data.column(name).type) or pa.types.is_large_string(data.column(name).type)):
+            raise DataError(
+                f"{where}: column {name!r} holds {data.column(name).type} in one split, not text; choose another"
+            )
+        if data.column(name).null_count:
+            raise DataError(
+                f"{where}: column {name!r} has no text in {data.column(name).null_count} rows; fill or remove them"
+            )
+    found = {name: data.column(name).to_pylist() for name in data.column_names}
+    empty = [row for row, texts in enumerate(zip(*found.values(), strict=True)) if not "".join(texts).strip()]
+    if empty:
+        raise DataError(
+            f"{where}: {len(empty)} rows have an empty text ({', '.join(found)}), the first is "
+            f"{table.place(empty[0])} among those with a label; remove them"
+        )
+    return list(found.values()) if columns.prompt is None else [filled(columns.prompt, found)]
+
+
+def token_ids(
+    config: DataConfig,
+    texts: Sequence[Sequence[Sequence[str]]],
+    vocabulary: Vocabulary | None,
+    words: Sequence[str],
+    where: str,
+) -> tuple[Vocabulary, list[tuple[Array, int]]]:
+    """Ids int32 [n, L] of the texts of every split (train first), each one column or a pair, and how many were cut off;
+    the vocabulary: the given one, or trained, with `words` in it."""
     if vocabulary is None:
-        if len(tables) == 1 and config.test_fraction:
+        if len(texts) == 1 and config.test_fraction:
             raise DataError(
                 f"{where} has no test split, so test samples are drawn from the text on which `tokenizer: train` would "
                 "train; set data.tokenizer to a tokenizer's folder, or data.test_fraction to 0"
             )
-        vocabulary = trained(texts[0])
+        vocabulary = trained(texts[0], words)
     return vocabulary, [encode(vocabulary, columns, config.max_length, where) for columns in texts]
 
 
-def encode(vocabulary: Vocabulary, columns: Sequence[Sequence[str]], length: int, where: str) -> Array:
-    """Ids int32 [n, length] of texts, or of pairs (the longer one is cut off first), padded on the right."""
+def encode(vocabulary: Vocabulary, columns: Sequence[Sequence[str]], length: int, where: str) -> tuple[Array, int]:
+    """Ids int32 [n, length] of texts, or of pairs (the longer one is cut off first), padded on the right, and how many
+    were cut off."""
     from tokenizers import Tokenizer
 
     if vocabulary.tokenizer is None:
@@ -118,12 +138,22 @@ def encode(vocabulary: Vocabulary, columns: Sequence[Sequence[str]], length: int
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer.tobytes().decode())
     tokenizer.enable_truncation(length, strategy="longest_first")
     tokenizer.enable_padding(length=length, pad_id=vocabulary.pad)
-    out = np.empty((len(columns[0]), length), np.int32)
+    out, cut = np.empty((len(columns[0]), length), np.int32), 0
     for start in range(0, len(out), ROWS):
         rows = [column[start : start + ROWS] for column in columns]
         batch = rows[0] if len(rows) == 1 else list(zip(*rows, strict=True))
-        out[start : start + ROWS] = [encoding.ids for encoding in tokenizer.encode_batch_fast(batch)]
-    return out
+        encodings = tokenizer.encode_batch_fast(batch)
+        out[start : start + ROWS] = [encoding.ids for encoding in encodings]
+        cut += sum(bool(encoding.overflowing) for encoding in encodings)
+    return out, cut
+
+
+def cut_off(cut: int, count: int, split: str, length: int, where: str) -> tuple[str, ...]:
+    """A note where texts of a split were longer than `length` token ids."""
+    text = (
+        f"{where}: {cut} of {count} texts of {split} are longer than {length} token ids (data.max_length) and cut off"
+    )
+    return (text,) if cut else ()
 
 
 def pretrained(name: str, download: bool) -> Vocabulary:
@@ -149,9 +179,9 @@ def pretrained(name: str, download: bool) -> Vocabulary:
     return _vocabulary(backend, tokenizer.pad_token_id, -1 if separator is None else separator)
 
 
-def trained(columns: Sequence[Sequence[str]]) -> Vocabulary:
+def trained(columns: Sequence[Sequence[str]], words: Sequence[str] = (), marks: Sequence[str] = ()) -> Vocabulary:
     """WordPiece (as BERT's: lower case, split at spaces and punctuation) of every token that occurs twice, up to 30,522
-    of them."""
+    of them; besides these all `words`, and special tokens that no text has (`marks`)."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
     def tokenizer(model: Any) -> Any:
@@ -173,8 +203,12 @@ def trained(columns: Sequence[Sequence[str]]) -> Vocabulary:
         vocab_size=TOKENS, min_frequency=2, special_tokens=[*SPECIAL, *pieces], show_progress=False
     )
     learner.train_from_iterator(chain.from_iterable(columns), trainer)
-    whole = tokenizer(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"))  # without the pieces as special tokens
-    whole.add_special_tokens(list(SPECIAL))
+    learned = learner.get_vocab()
+    for word in words:
+        for piece, _ in learner.pre_tokenizer.pre_tokenize_str(learner.normalizer.normalize_str(word)):
+            learned.setdefault(piece, len(learned))
+    whole = tokenizer(models.WordPiece(learned, unk_token="[UNK]"))  # without the pieces as special tokens
+    whole.add_special_tokens([*SPECIAL, *marks])
     named = [(token, whole.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     whole.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=named

@@ -1,4 +1,5 @@
-"""Several data sets as one, each of them a domain: MNIST, MNIST-M and USPS as one set of digits."""
+"""Several data sets as one, each of them a domain: MNIST, MNIST-M and USPS as one set of digits; or each of them a
+task of its own: CoLA, SST-2, MNLI as one set of text (`text_union.py`)."""
 
 from __future__ import annotations
 
@@ -12,17 +13,19 @@ from flray.core.section import one_line
 from flray.data.cache import digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, no_columns
-from flray.data.splits import Split, Splits, cached
+from flray.data.splits import Split, Splits, Vocabulary, cached
 
+OF_TEXT = ("tokenizer", "max_length", "words")
 INHERITED = ("root", "download", "test_fraction", "split_seed", "resize", "channels", "leak_check")
 
 
-def union(config: DataConfig) -> Splits:
+def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     """Sets with the same classes as one; `Split.source` numbers them in the order of `options: {sets: [mnist, usps]}`.
 
     A set is a source, or a mapping with its own keys of `data` (`{source: mnist, train_size: 2000}`) and, if wanted, a
     `name`. What it does not say, such as `resize` and `channels`, is what the union says: images must come out alike.
-    Raises `DataError` where classes or shapes differ.
+    Sets of text (a tokenizer, or a `vocabulary` that is given) bring classes of their own each.
+    Raises `DataError` where classes or shapes of images differ.
     """
     from flray.data.dataset import load_dataset
 
@@ -30,17 +33,24 @@ def union(config: DataConfig) -> Splits:
     no_columns(config)
     if len(options["sets"]) < 2:
         raise DataError("data.options.sets: a union is of two sets or more; write options: {sets: [mnist, usps]}")
-    shared = {name: getattr(config, name) for name in INHERITED}
+    text = vocabulary is not None or config.tokenizer is not None
+    shared = {name: getattr(config, name) for name in (*INHERITED, *(OF_TEXT if text else ()))}
     named = [_named(entry, shared) for entry in options["sets"]]
     names = tuple(name for name, _ in named)
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise DataError(f"data.options.sets: two sets are called {twice[0]!r}; give one of them a name")
+    if text:
+        from flray.data.sources.text_union import text_union
+
+        return text_union(config, dict(named), vocabulary)
     parts = [load_dataset(own) for _, own in named]
     first = parts[0]
     for name, part in zip(names, parts, strict=True):
         if part.vocabulary is not None:
-            raise DataError(f"data.options.sets: {name} is text, whose token ids are its own; a union is of images")
+            raise DataError(
+                f"data.options.sets: {name} is text, whose token ids are its own; set data.tokenizer of the union"
+            )
         if part.num_classes != first.num_classes:
             raise DataError(
                 f"data.options.sets: {names[0]} has {first.num_classes} classes and {name} {part.num_classes}; a union "

@@ -1,0 +1,108 @@
+"""Several sets of text as one, each of them a task with classes of its own: GLUE.
+
+A class is a pair of task and label, `cola:unacceptable`, numbered in the order of the sets. All have one
+tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from flray.core.errors import ConfigError, DataError
+from flray.data.cache import Array, Entry, digest, fetch
+from flray.data.data_config import DataConfig
+from flray.data.sources.prompts import MARKS, known_words, literals, prompt_of, task_marks
+from flray.data.sources.table_sources import train_texts
+from flray.data.sources.text import pretrained, trained
+from flray.data.splits import Split, Splits, Vocabulary, cached
+
+
+def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: Vocabulary | None) -> Splits:
+    """The sets as one, with `Split.source` and the numbers of the classes in their order.
+
+    With `words` every text begins with the token of its task. The tokenizer is that of the given `vocabulary`, which
+    is then that of the result, else the one that `config` names, else trained on the train splits of all sets; those
+    whose test samples are drawn from them are left out.
+    Raises `ConfigError` for what a set, not a union, must say, `DataError` where a given vocabulary is of other tasks.
+    """
+    from flray.data.dataset import load_dataset
+
+    _check(config, sets)
+    answers = bool(vocabulary.labels if vocabulary is not None else config.words)
+    if vocabulary is not None and len(vocabulary.tasks) not in (0, len(sets)):
+        raise DataError(
+            f"{config.source}: {len(sets)} sets of public text, and the private text is of {len(vocabulary.tasks)} "
+            "tasks; name the same sets in the same order"
+        )
+    base = _base(config, sets, answers) if vocabulary is None else vocabulary._replace(tasks=())
+    length = config.max_length - answers
+    parts = [load_dataset(own.model_copy(update={"max_length": length}), base) for own in sets.values()]
+    if vocabulary is None:
+        labels = tuple(token for part in parts for token in (part.vocabulary or base).labels)
+        task_of = tuple(task for task, part in enumerate(parts) for _ in part.classes)
+        vocabulary = base
+        if answers:
+            vocabulary = base._replace(labels=labels, task_of=task_of, tasks=task_marks(base, len(parts)))
+    classes = tuple(f"{name}:{label}" for name, part in zip(sets, parts, strict=True) for label in part.classes)
+    found, marks = vocabulary, vocabulary.tasks if answers else ()
+
+    def build() -> Splits:
+        firsts = np.cumsum([0, *(part.num_classes for part in parts)])
+        train, test = (
+            _together(splits, firsts, marks)
+            for splits in ([part.train for part in parts], [part.test for part in parts])
+        )
+        return Splits(train, test, classes, vocabulary=found, sources=tuple(sets))
+
+    return cached(digest("text union", classes, [part.fingerprint for part in parts], found.fingerprint), build)
+
+
+def _check(config: DataConfig, sets: Mapping[str, DataConfig]) -> None:
+    for option in ("prompt", "text"):
+        if getattr(config, option) is not None:
+            raise ConfigError(f"data.{option}: each set of a union has its own; write it in data.options.sets")
+    if isinstance(config.words, Mapping):
+        raise ConfigError("data.words: each set of a union has its own; write true here, or words in data.options.sets")
+    for name, own in sets.items():
+        for option in ("tokenizer", "max_length"):
+            if getattr(own, option) != getattr(config, option):
+                raise ConfigError(f"data.options.sets: {name}: the sets of a union share {option}; leave it out")
+        if bool(own.words) != bool(config.words):
+            raise ConfigError(f"data.options.sets: {name}: words are asked for all sets or for none; set data.words")
+
+
+def _base(config: DataConfig, sets: Mapping[str, DataConfig], answers: bool) -> Vocabulary:
+    """The tokenizer of all sets: the named one, or one that is trained on them, with every word and prompt in it."""
+    if config.tokenizer not in (None, "train"):
+        return pretrained(config.tokenizer, config.download)
+    read = [found for own in sets.values() if (found := train_texts(own)) is not None]
+    if not read:
+        raise DataError(
+            "data.tokenizer: no set of the union has a test split, so test samples are drawn from the text on which "
+            "`train` would train; set it to a tokenizer's folder, or data.test_fraction to 0"
+        )
+    words = [word for own in sets.values() for word in literals(prompt_of(own, None))]
+    if answers:
+        words += [word for own in sets.values() for word in (known_words(own) or {}).values()]
+    marks = [MARKS[0].format(task) for task in range(len(sets))] if answers else []
+
+    def build() -> Entry:
+        made = trained([column for _, texts in read for column in texts()], words, marks)
+        assert made.tokenizer is not None
+        return Entry({"tokenizer": made.tokenizer}, {"vocabulary": list(made[:3])})
+
+    entry = fetch(digest("vocabulary", [name for name, _ in read], words, marks), build)
+    size, pad, separator = entry.meta["vocabulary"]
+    return Vocabulary(size, pad, separator, entry.arrays["tokenizer"])
+
+
+def _together(splits: Sequence[Split], firsts: Array, marks: Sequence[int]) -> Split:
+    """The splits one after the other: classes from the first number of each on, each text behind its task's mark."""
+    x = [split.x for split in splits]
+    if marks:
+        x = [np.insert(ids, 0, mark, axis=1) for ids, mark in zip(x, marks, strict=True)]
+    y = [split.y + first for split, first in zip(splits, firsts[:-1], strict=True)]
+    source = np.repeat(np.arange(len(splits)), [len(split.y) for split in splits])
+    return Split(np.concatenate(x), np.concatenate(y), source=source)
