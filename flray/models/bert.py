@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from flray.core.errors import ConfigError
 from flray.models.base import Classifier
+from flray.models.hugging_face import load_pretrained, reject_shape, unpadded
 
 SHAPE = {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512}  # bert-tiny's
 
@@ -76,10 +75,7 @@ class Bert(Classifier):
         return [*levels, self.bert.pooler.dense(levels[-1])], self.head(self.dropout(found.pooler_output))
 
     def _encode(self, x: Tensor, **options: Any) -> Any:
-        real = x != self._pad
-        if x.device.type == "cpu":  # columns of padding alone are only work; on a GPU, to find them is to wait for it
-            longest = int(real.any(0).nonzero()[-1]) + 1
-            x, real = x[:, :longest], real[:, :longest]
+        x, real = unpadded(x, self._pad)
         ends = x == self._separator
         second = (ends.cumsum(1) - ends.long() > 0) & real
         return self.bert(input_ids=x, attention_mask=real.long(), token_type_ids=second.long(), **options)
@@ -106,27 +102,15 @@ def _new(shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float)
 
 def _load(name: str, shape: dict[str, int], num_tokens: int, dropout: float) -> Any:
     """The pretrained network; nothing is downloaded."""
-    from transformers import AutoConfig, BertModel
+    from transformers import BertModel
 
-    for option, value in shape.items():
-        if value != SHAPE[option]:
-            raise ConfigError(
-                f"model 'bert': {option} is the pretrained network's own; leave it out, or set pretrained to null"
-            )
-    folder = Path(name).expanduser()
-    place = str(folder) if folder.is_dir() else name
-    try:
-        config = AutoConfig.from_pretrained(place, local_files_only=True)
-        if config.model_type != "bert":
-            raise ConfigError(f"model 'bert': pretrained {name!r} is a {config.model_type} network; choose a BERT")
+    def fit(config: Any) -> None:
         if config.vocab_size != num_tokens:
             raise ConfigError(
                 f"model 'bert': pretrained {name!r} knows {config.vocab_size} tokens and the data's tokenizer has "
                 f"{num_tokens}; set data.tokenizer to the network's own"
             )
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
-        return BertModel.from_pretrained(place, config=config, local_files_only=True, dtype=torch.float32).train()
-    except (OSError, ValueError) as error:
-        text = (str(error).strip() or type(error).__name__).split("\n")[0]
-        hint = f"give a folder that holds it, or fetch it: hf download {name}"
-        raise ConfigError(f"model 'bert': pretrained {name!r} cannot be loaded ({text}); {hint}") from error
+
+    reject_shape("bert", shape, SHAPE)
+    return load_pretrained("bert", "bert", BertModel, name, fit)

@@ -41,6 +41,7 @@ MODELS = Registry(
         "sl_vit": "flray.models.sl_vit:SLViT",
         "vit": "flray.models.vit:ViT",
         "bert": "flray.models.bert:Bert",
+        "t5": "flray.models.t5:T5",
     },
 )
 

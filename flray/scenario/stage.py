@@ -95,7 +95,7 @@ def relabelled(dataset: Dataset, stages: Sequence[Stage]) -> Dataset:
 
     An output that stands for several classes is named after the first stage's; one that no stage has keeps no samples.
     Outputs that stand for the same class in several domains have the domain in their names. A sample that no stage has
-    gets the label -1: nobody trains or is tested on it.
+    gets the label -1: nobody trains or is tested on it. The words of the classes go with them.
     """
     classes = meanings(stages)
     same = all(np.array_equal(stage.classes, stage.outputs) for stage in stages)
@@ -109,7 +109,11 @@ def relabelled(dataset: Dataset, stages: Sequence[Stage]) -> Dataset:
     train, test = (
         split._replace(y=_outputs(split, dataset.num_classes, stages)) for split in (dataset.train, dataset.test)
     )
-    return dataset._replace(train=train, test=test, classes=tuple(names))
+    words = dataset.vocabulary
+    if words is not None and words.labels:  # an output without a class has any word: nobody asks for it
+        labels, task_of = ([of[label] for label in classes.tolist()] for of in (words.labels, words.task_of))
+        words = words._replace(labels=tuple(labels), task_of=tuple(task_of))
+    return dataset._replace(train=train, test=test, classes=tuple(names), vocabulary=words)
 
 
 def _outputs(split: Split, num_classes: int, stages: Sequence[Stage]) -> Array:

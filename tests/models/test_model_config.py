@@ -86,7 +86,7 @@ def test_listing_reads_the_signature():
 
 
 # initialisation ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", [name for name in MODELS.names() if name != "bert"])
+@pytest.mark.parametrize("name", [name for name in MODELS.names() if name not in ("bert", "t5")])
 def test_initialisation_depends_on_the_seed_alone(name):
     config = ModelConfig(name=name, **({"width": 12, "depth": 1} if name == "vit" else {}))
     torch.manual_seed(1)

@@ -14,7 +14,7 @@ from flray.models import MODELS, Classifier, ModelConfig, build_model, count_par
 
 CIFAR, MNIST, RGB28 = (3, 32, 32), (1, 28, 28), (3, 28, 28)
 NORMS = ["batch", "group", "none_tracked"]
-READ_IMAGES = [name for name in MODELS.names() if name != "bert"]  # test_bert.py has the same for text
+READ_IMAGES = [name for name in MODELS.names() if name not in ("bert", "t5")]  # their own tests have the same
 SMALL = {"vit": {"patch": 8, "width": 12, "depth": 2, "heads": 3}}  # of a network that is large by default
 
 

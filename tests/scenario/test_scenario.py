@@ -8,6 +8,7 @@ import pytest
 from flray.core.errors import DataError
 from flray.core.seeding import rng
 from flray.data import DataConfig, load_dataset
+from flray.data.splits import Vocabulary
 from flray.scenario import Partition, Scenario, Stage, TestSet, clients_at, load_partition, num_outputs, relabelled
 from flray.scenario.partition import from_lists
 from flray.scenario.scenario import STAGES
@@ -183,6 +184,16 @@ def test_domains_share_a_head_by_a_label_map():
     assert shared.train.y.tolist() == [{0: 0, 1: 1, 2: 0}[y] for y in data.train.y.tolist()]
     assert shared.test.y.tolist() == [{0: 0, 1: 1, 2: 0}[y] for y in data.test.y.tolist()]
     assert shared.classes == data.classes[:2] and shared.train.x is data.train.x
+
+
+def test_the_words_of_the_classes_go_with_them():
+    """Outputs 0 and 1 are classes 2 and 0; what nobody has is any word."""
+    words = Vocabulary(9, 0, 1, labels=(5, 6, 7), task_of=(0, 0, 1), tasks=(3, 4))
+    data = iris()._replace(vocabulary=words)
+    stages = [Stage(0, "a", np.array([2, 0]), np.array([0, 1]), {}), Stage(1, "b", np.array([1]), np.array([3]), {})]
+    found = relabelled(data, stages).vocabulary
+    assert [found.labels[i] for i in (0, 1, 3)] == [7, 5, 6] and [found.task_of[i] for i in (0, 1, 3)] == [1, 0, 0]
+    assert len(found.labels) == 4 and found.tasks == (3, 4)
 
 
 def test_a_head_for_each_domain_is_larger_than_the_data_sets_classes():

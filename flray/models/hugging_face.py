@@ -1,0 +1,58 @@
+"""What networks of Hugging Face's transformers have in common: pretrained folders, batches without needless padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flray.core.errors import ConfigError
+
+
+def load_pretrained(model: str, kind: str, network: Any, name: str, fit: Callable[[Any], None]) -> Any:
+    """The pretrained `network` (a class of transformers) of a folder or a name in the local hub cache, float32.
+
+    Nothing is downloaded. `model` is what flray calls it, `kind` the type that its configuration must say; `fit` may
+    change that configuration and raises `ConfigError` where it does not suit the data. So does this function for what
+    cannot be read and for a network of another kind.
+    """
+    from transformers import AutoConfig
+
+    folder = Path(name).expanduser()
+    place = str(folder) if folder.is_dir() else name
+    try:
+        config = AutoConfig.from_pretrained(place, local_files_only=True)
+        if config.model_type != kind:
+            raise ConfigError(
+                f"model {model!r}: pretrained {name!r} is a {config.model_type} network; choose a {kind.upper()}"
+            )
+        fit(config)
+        return network.from_pretrained(place, config=config, local_files_only=True, dtype=torch.float32).train()
+    except (OSError, ValueError) as error:
+        text = (str(error).strip() or type(error).__name__).split("\n")[0]
+        hint = f"give a folder that holds it, or fetch it: hf download {name}"
+        raise ConfigError(f"model {model!r}: pretrained {name!r} cannot be loaded ({text}); {hint}") from error
+
+
+def reject_shape(model: str, shape: Mapping[str, int], defaults: Mapping[str, int]) -> None:
+    """Raises `ConfigError` for an option of a random network's shape that is given beside `pretrained`."""
+    for option, value in shape.items():
+        if value != defaults[option]:
+            raise ConfigError(
+                f"model {model!r}: {option} is the pretrained network's own; leave it out, or set pretrained to null"
+            )
+
+
+def unpadded(x: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+    """(token ids `[B, l]` of `x [B, L]`, padded on the right; bool `[B, l]`, true where they are no padding).
+
+    Columns of padding alone are only work, so on a CPU l is the longest text; on a GPU, to find them is to wait for it.
+    """
+    real = x != pad
+    if x.device.type == "cpu":
+        longest = int(real.any(0).nonzero()[-1]) + 1
+        x, real = x[:, :longest], real[:, :longest]
+    return x, real

@@ -1,0 +1,235 @@
+"""T5 for text classification in words, on Hugging Face's `T5ForConditionalGeneration`: prefix tuning, LoRA or whole."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flray.core.errors import ConfigError, unknown
+from flray.models.base import Classifier
+from flray.models.hugging_face import load_pretrained, reject_shape, unpadded
+from flray.models.prefix import add_prefixes
+
+Tune = Literal["prefix", "lora", "full"]
+SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "intermediate": 128}
+PREFIX: dict[str, Any] = {"prefix_length": 20, "prefix_layers": "last", "task_token": True}
+LORA: dict[str, Any] = {"lora_rank": 8, "lora_alpha": 16.0, "lora_dropout": 0.0, "lora_targets": ("q", "v")}
+PADDED = 128  # a T5's table of tokens is longer than its tokenizer's: 32,128 rows for 32,100 tokens
+ELSEWHERE = 1e4  # what is taken off the score of another task's word: finite, so that a KL of two such rows is
+
+
+class Verbalizer(nn.Linear):
+    """The scores of the classes' words: rows `weight [C, d]` of a language model's head.
+
+    Of states `[B, d]`, or `[B, d + T]` where the last T columns say of which of T tasks a text is (1; all 0: unknown).
+    Then the scores of the other tasks' words are 10,000 lower, so that softmax, KL and argmax are among its own.
+    """
+
+    def __init__(self, rows: Tensor, task_of: tuple[int, ...], tasks: int) -> None:
+        super().__init__(rows.shape[1], len(rows), bias=False)
+        self.weight = nn.Parameter(rows.detach().clone())
+        self.in_features += tasks
+        others = torch.arange(tasks)[:, None] != torch.tensor(task_of)  # [T, C]
+        self.lowered: Tensor
+        self.register_buffer("lowered", others * -ELSEWHERE, persistent=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Logits `[B, C]`."""
+        width = self.weight.shape[1]
+        scores = F.linear(z[:, :width], self.weight)
+        return scores + z[:, width:] @ self.lowered if len(self.lowered) else scores
+
+
+class T5(Classifier):
+    """T5 that answers in words: the score of each class's word at the first decoder position.
+
+    Token ids `x [B, L]` (int64, padded on the right) enter the encoder, padding masked; the decoder takes one step from
+    the start token; `z [B, d]` is its last state (times d^-0.5 where the published network scales it), and the head is
+    the language model's, at the rows of the classes' words. With T > 1 tasks, of which a text is told by its first
+    token, `z [B, d + T]` (see `Verbalizer`). Raffel et al. 2020, JMLR 21 (140).
+
+    What is trained is chosen by `tune`; the rest is frozen. `prefix`: keys and values of the last encoder and the last
+    decoder layer or of all, 2 x 20 x (heads d_kv) a layer, and an embedding for each task in the place of the first
+    token's (it begins as that). `lora`: low-rank updates by peft (Hu et al. 2022, ICLR). `full`: all of it, the head's
+    rows as parameters of their own, which begin as the language model's. `early`: embeddings and encoder. Positions are
+    relative, so texts may have any length. Parameters with tied embeddings: 737,668,096 (t5-large),
+    222,903,552 (t5-base), 60,506,624 (t5-small), at 32,128 tokens.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_tokens: int,
+        pad_token: int,
+        label_tokens: tuple[int, ...],
+        task_of: tuple[int, ...],
+        task_tokens: tuple[int, ...],
+        *,
+        pretrained: Annotated[
+            str | None,
+            Field(description="folder of a T5, or its name in the local hub cache; none: random, of the shape below"),
+        ] = None,
+        layers: Annotated[int, Field(ge=1, description="of encoder and decoder (pretrained: its own)")] = SHAPE[
+            "layers"
+        ],
+        hidden: Annotated[int, Field(ge=1, description="width (pretrained: its own)")] = SHAPE["hidden"],
+        heads: Annotated[int, Field(ge=1, description="attention heads (pretrained: its own)")] = SHAPE["heads"],
+        intermediate: Annotated[int, Field(ge=1, description="width inside a layer (pretrained: its own)")] = SHAPE[
+            "intermediate"
+        ],
+        dropout: Annotated[float, Field(ge=0, lt=1, description="of embeddings, attention and layers")] = 0.1,
+        tune: Annotated[
+            Tune, Field(description="trained: keys and values before the text's, low-rank updates (peft), all")
+        ] = "prefix",
+        prefix_length: Annotated[int, Field(ge=1, description="tune: prefix; positions")] = PREFIX["prefix_length"],
+        prefix_layers: Annotated[
+            Literal["last", "all"], Field(description="tune: prefix; of encoder and decoder")
+        ] = PREFIX["prefix_layers"],
+        task_token: Annotated[
+            bool, Field(description="tune: prefix; where texts begin with a task's token, its embedding is trained")
+        ] = PREFIX["task_token"],
+        lora_rank: Annotated[int, Field(ge=1, description="tune: lora")] = LORA["lora_rank"],
+        lora_alpha: Annotated[float, Field(gt=0, description="tune: lora; scale, times 1 / rank")] = LORA["lora_alpha"],
+        lora_dropout: Annotated[float, Field(ge=0, lt=1, description="tune: lora; of what enters")] = LORA[
+            "lora_dropout"
+        ],
+        lora_targets: Annotated[
+            tuple[str, ...], Field(min_length=1, description="tune: lora; linear layers of T5: q, k, v, o, wi, wo")
+        ] = LORA["lora_targets"],
+    ) -> None:
+        super().__init__()
+        own = {"prefix_length": prefix_length, "prefix_layers": prefix_layers, "task_token": task_token}
+        low_rank = {
+            "lora_rank": lora_rank,
+            "lora_alpha": lora_alpha,
+            "lora_dropout": lora_dropout,
+            "lora_targets": lora_targets,
+        }
+        _reject_foreign(tune, {"prefix": (own, PREFIX), "lora": (low_rank, LORA)})
+        tasks = _tasks(num_classes, label_tokens, task_of, task_tokens)
+        shape = {"layers": layers, "hidden": hidden, "heads": heads, "intermediate": intermediate}
+        if pretrained is None:
+            network = _new(shape, num_tokens, pad_token, dropout)
+        else:
+            network = _load(pretrained, shape, num_tokens, pad_token, dropout)
+        config = network.config
+        self._pad, self._start = pad_token, config.decoder_start_token_id
+        self._scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
+        self._tasks: Tensor
+        self.register_buffer("_tasks", torch.tensor(task_tokens, dtype=torch.long), persistent=False)
+        self.shared, self.encoder, self.decoder = network.shared, network.encoder, network.decoder
+        if tune != "full":
+            self.requires_grad_(False)
+        first = None
+        if tune == "prefix":
+            if task_token and task_tokens:
+                first = nn.Parameter(self.shared.weight[list(task_tokens)].detach().clone())
+            for stack in (self.encoder, self.decoder):
+                add_prefixes(stack, prefix_length, every=prefix_layers == "all")
+        elif tune == "lora":
+            _add_low_rank(self, lora_rank, lora_alpha, lora_dropout, lora_targets)
+        self.task_embedding: nn.Parameter | None
+        self.register_parameter("task_embedding", first)  # [T, d]
+        self.early = ("shared", *(["task_embedding"] if first is not None else []), "encoder")
+        self.head = Verbalizer(network.lm_head.weight[list(label_tokens)], task_of, tasks)
+        self.head.requires_grad_(tune == "full")
+
+    def features(self, x: Tensor) -> Tensor:
+        """The decoder's state at its first position, of token ids `x [B, L]`: `z [B, d]`, or `[B, d + T]`."""
+        x, real = unpadded(x, self._pad)
+        inputs = self.shared(x)
+        task = (x[:, :1] == self._tasks).to(inputs.dtype)  # [B, T], 1 at its own
+        if self.task_embedding is not None:
+            unknown = 1 - task.sum(1, keepdim=True)
+            first = task @ self.task_embedding + unknown * inputs[:, 0]
+            inputs = torch.cat([first[:, None], inputs[:, 1:]], dim=1)
+        mask = real.long()
+        states = self.encoder(inputs_embeds=inputs, attention_mask=mask).last_hidden_state
+        start = torch.full_like(x[:, :1], self._start)
+        found = self.decoder(
+            input_ids=start, encoder_hidden_states=states, encoder_attention_mask=mask, use_cache=False
+        )
+        z = found.last_hidden_state[:, 0] * self._scale
+        return torch.cat([z, task], dim=1) if len(self._tasks) > 1 else z
+
+
+def _tasks(
+    num_classes: int, label_tokens: tuple[int, ...], task_of: tuple[int, ...], task_tokens: tuple[int, ...]
+) -> int:
+    """The number of tasks where there are several, else 0."""
+    if len(label_tokens) != num_classes:
+        raise ConfigError(
+            f"model 't5' answers in words, and the data have {len(label_tokens)} of them for {num_classes} outputs; "
+            "give each class one in data.words"
+        )
+    found = len(set(task_of))
+    if found > 1 and len(task_tokens) < found:
+        raise ConfigError(
+            f"model 't5': the classes are of {found} tasks, and the texts do not begin with the token of theirs; "
+            "prompts of several tasks have to"
+        )
+    return len(task_tokens) if found > 1 else 0
+
+
+def _reject_foreign(tune: Tune, groups: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """Raises `ConfigError` for an option of another way to tune."""
+    for owner, (given, defaults) in groups.items():
+        for option, value in given.items():
+            if owner != tune and value != defaults[option]:
+                raise ConfigError(f"model 't5': {option} belongs to tune: {owner}, and this is {tune}; leave it out")
+
+
+def _new(shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float) -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    if shape["hidden"] % shape["heads"]:
+        raise ConfigError(f"model 't5': hidden {shape['hidden']} is not a multiple of heads {shape['heads']}")
+    config = T5Config(
+        vocab_size=num_tokens,
+        pad_token_id=pad_token,
+        num_layers=shape["layers"],
+        d_model=shape["hidden"],
+        num_heads=shape["heads"],
+        d_kv=shape["hidden"] // shape["heads"],
+        d_ff=shape["intermediate"],
+        dropout_rate=dropout,
+    )
+    config.decoder_start_token_id = pad_token
+    return T5ForConditionalGeneration(config)
+
+
+def _load(name: str, shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float) -> Any:
+    """The pretrained network; nothing is downloaded."""
+    from transformers import T5ForConditionalGeneration
+
+    def fit(config: Any) -> None:
+        if not 0 <= config.vocab_size - num_tokens < PADDED or config.pad_token_id != pad_token:
+            raise ConfigError(
+                f"model 't5': pretrained {name!r} knows {config.vocab_size} tokens, padding being "
+                f"{config.pad_token_id}, and the data's tokenizer has {num_tokens} and {pad_token}; set data.tokenizer "
+                "to the network's own"
+            )
+        config.dropout_rate = dropout
+        if config.decoder_start_token_id is None:
+            config.decoder_start_token_id = pad_token
+
+    reject_shape("t5", shape, SHAPE)
+    return load_pretrained("t5", "t5", T5ForConditionalGeneration, name, fit)
+
+
+def _add_low_rank(module: nn.Module, rank: int, alpha: float, dropout: float, targets: tuple[str, ...]) -> None:
+    """Put peft's low-rank updates, which are trained, beside the linear layers whose names end in `targets`."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigError("model 't5', tune: lora needs peft; pip install 'flray[text]'") from error
+    names = {name.rpartition(".")[2] for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+    for target in targets:
+        if target not in names:
+            raise unknown("layer", target, sorted(names), "model 't5', option 'lora_targets'")
+    chosen = LoraConfig(r=rank, lora_alpha=cast(int, alpha), lora_dropout=dropout, target_modules=list(targets))
+    inject_adapter_in_model(chosen, module)
