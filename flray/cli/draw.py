@@ -9,16 +9,23 @@ from typing import Annotated
 import typer
 
 from flray.cli.show import runs_in
+from flray.cli.unused import refuse_unused
 from flray.core.errors import FlrayError, unknown
 
 DIAGNOSED = (
     "local_forgetting", "conflict", "memory", "divergence", "heterogeneity", "layers", "latent_forgetting",
     "propositions",
 )  # fmt: skip
-FIGURES = ("curves", "clients", "tasks", "drift", "regions", "landscape", "ablation", "ranks", "sweep", *DIAGNOSED)
+OPTIONS = {  # of each figure, besides its file
+    "curves": ("metric", "x"), "clients": (), "tasks": ("mode",), "drift": ("mode",), "regions": ("rounds", "models"),
+    "landscape": ("round", "directions", "points", "span"), "ablation": ("metric", "axis"), "ranks": ("metric",),
+    "sweep": (),
+}  # fmt: skip
+FIGURES = (*OPTIONS, *DIAGNOSED)
 
 
 def figure(
+    ctx: typer.Context,
     kind: Annotated[str, typer.Argument(metavar="|".join(FIGURES), autocompletion=lambda: list(FIGURES))],
     folders: Annotated[
         list[str], typer.Argument(help="run folders (or URIs), or folders that hold them; sweep: sweep folders")
@@ -60,6 +67,8 @@ def figure(
     """
     if kind not in FIGURES:
         raise unknown("figure", kind, FIGURES)
+    written = () if kind == "sweep" else ("out",)  # a sweep's pictures lie in its folder
+    refuse_unused(ctx, ("kind", "folders", *written, *OPTIONS.get(kind, ())), f"flray figure {kind}")
     if rounds is not None and not all(part.strip().isdecimal() and int(part) for part in rounds.split(",")):
         raise FlrayError(f"--rounds {rounds}: give whole numbers from 1, by comma, e.g. 1,5,20")
     from flray import results

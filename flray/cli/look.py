@@ -22,6 +22,7 @@ from flray.cli.show import (
     print_table,
     runs_in,
 )
+from flray.cli.unused import refuse_unused
 from flray.core.errors import FlrayError, unknown
 
 if TYPE_CHECKING:
@@ -245,6 +246,7 @@ ALONE = ("table5", "diagnostics")  # rows of another kind, so each by itself
 
 
 def bench(
+    ctx: typer.Context,
     only: Annotated[
         str | None, typer.Option(help=f"workloads, by comma: {BENCHES}; default all; or {' or '.join(ALONE)}")
     ] = None,
@@ -257,8 +259,8 @@ def bench(
     profile: Annotated[
         bool, typer.Option("--profile", help="instead: where the time of an evaluated round goes; of W2, or of --only")
     ] = False,
-    rounds: Annotated[int | None, typer.Option(help="rounds per measurement")] = None,
-    repeats: Annotated[int, typer.Option(help="interleaved repetitions")] = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="rounds per measurement")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="interleaved repetitions")] = 3,
     format: Annotated[str, typer.Option(help="table, markdown or json")] = "table",
 ) -> None:
     """Speed and memory beside a bare PyTorch loop that does the same gradient steps, as ratios.
@@ -266,9 +268,19 @@ def bench(
     `--only table5`: FedProj's Table 5, printed, by its model and measured. `--only diagnostics`: what each diagnostic
     costs.
     """
+    if format not in ("table", "markdown", "json"):
+        raise unknown("--format", format, ("table", "markdown", "json"))
+    reads = {
+        "--only table5": ("only", "rounds", "repeats"), "--only diagnostics": ("only", "repeats"),
+        "--sweep": ("sweep", "rounds", "repeats"), "--profile": ("profile", "only", "rounds"),
+        "--algorithms": ("algorithms", "repeats"), "": ("only", "rounds", "repeats"),
+    }  # fmt: skip
+    instead = "--sweep" if sweep else "--profile" if profile else "--algorithms" if algorithms is not None else ""
+    way = instead or (f"--only {only}" if only in ALONE else "")
+    refuse_unused(ctx, ("format", *reads[way]), f"flray bench {way}".rstrip())
     from flray import bench as benchmarks
 
-    if only in ALONE:
+    if not instead and only in ALONE:
         rows = benchmarks.alone(only, rounds, repeats)
     elif sweep:
         rows = benchmarks.sweep_costs(rounds, repeats)

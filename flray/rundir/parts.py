@@ -52,7 +52,8 @@ def unlike(name: str, table: pandas.DataFrame) -> str:
     for column in ("done", *(NEEDED if name == "tests" else ())):
         if column not in table:
             return f"has no column {column}"
-    text = [column for column in table if "/" in column and is_string_dtype(table[column])]  # metrics have a slash
+    # metrics have a slash in their names, and are numbers or vectors of them
+    text = [column for column in map(str, table) if "/" in column and is_string_dtype(table[column])]
     text += ["done"] * (not is_numeric_dtype(table["done"]))
     return f"has text in the column {text[0]}" if text else ""
 

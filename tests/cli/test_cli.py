@@ -138,6 +138,23 @@ def test_doctor_shows_the_partition_and_trains_nothing(tmp_path):
             "--rounds 0,1: give whole numbers from 1, by comma, e.g. 1,5,20",
         ),
         (
+            ["figure", "landscape", "/nowhere", "--rounds", "3"],
+            "--rounds changes nothing in flray figure landscape; leave it out (flray figure --help)",
+        ),
+        (
+            ["figure", "conflict", "/nowhere", "--metric", "test/loss"],
+            "--metric changes nothing in flray figure conflict; leave it out (flray figure --help)",
+        ),
+        (["bench", "--format", "xml"], "unknown --format 'xml' (valid: json, markdown, table)"),
+        (
+            ["bench", "--only", "diagnostics", "--rounds", "3"],
+            "--rounds changes nothing in flray bench --only diagnostics; leave it out (flray bench --help)",
+        ),
+        (
+            ["bench", "--sweep", "--profile"],
+            "--profile changes nothing in flray bench --sweep; leave it out (flray bench --help)",
+        ),
+        (
             ["run", "rounds=2", QUICK],
             "rounds=2 stands where the configuration file belongs: the file comes first, then key=value",
         ),
@@ -192,8 +209,8 @@ def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():
     assert found["algorithm"] == "fedavg, 6 rounds"
     assert (
         found["task 0"] == "classes 1 2; tested on 20 samples (test: all tasks so far)"
-        and found["task 1"] == "classes 0 (alone, so a loss among its own logits is 0); tested on 30 samples "
-        "(test: all tasks so far)"
+        and found["task 1"]
+        == "classes 0 (alone, so a loss among its own logits is 0); tested on 30 samples (test: all tasks so far)"
     )
     assert (
         found["partition of task 1"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flray.cli.look import ALONE
 from flray.core.errors import ConfigError
 from flray.reference.papers import SCALES, chosen, papers, read_csv, settings_of, tables, with_methods
 from flray.reference.plan import another, configs_folder, missing, of_part, plan, slug
@@ -125,6 +126,11 @@ def test_the_pages_of_the_configurations_have_these_commands():
     assert [page.parent.name for page in pages()] == ["fedproj", "fedsol"]
     for page in pages():
         assert page.read_text() == written(page.read_text())
+
+
+def test_the_command_that_a_reason_names_is_there():
+    """`fedproj/table5` named `flray cost`, which there is not."""
+    assert "flray bench --only table5" in tables()["fedproj/table5"][1].why_not and "table5" in ALONE
 
 
 def test_what_is_read_is_in_the_wheel():
