@@ -69,7 +69,7 @@ def reproduce(
     with stage("loading torch"):
         found = plan(settings, scale, seeds, root / "runs", home, _names(methods), overrides or [])
     if dry_run:
-        _show_plan(found, scale, seeds)
+        _show_plan(found, scale, overrides or [])
         return
     if not found.runs:
         raise ConfigError(f"nothing of {table} can run here: {'; '.join(dict.fromkeys(why for *_, why in found.left))}")
@@ -125,8 +125,9 @@ def _again(
     return shlex.join(words)
 
 
-def _show_plan(found: Plan, scale: str, seeds: int) -> None:
+def _show_plan(found: Plan, scale: str, extra: list[str]) -> None:
     from flray.grid import cell_status
+    from flray.reference.plan import commands
 
     rows: list[dict[str, Any]] = [
         {"cell": run.setting.name, "method": ", ".join(row.shown for row in run.rows), "seed": run.experiment.seed,
@@ -137,7 +138,7 @@ def _show_plan(found: Plan, scale: str, seeds: int) -> None:
         print_rows(rows, f"{len(rows)} runs")
     for setting, part, why in found.left:
         print(f"not run: {setting.name}, {', '.join(row.shown for row in part.rows)}: {why}")
-    for line in dict.fromkeys(run.setting.command(run.part.line, scale, seeds) for run in found.runs):
+    for line in commands(found.runs, scale, extra):
         print(line)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from flray.reference.papers import Measure, Printed, Row, Setting
-from flray.reference.plan import Plan, Planned, another
+from flray.reference.plan import Plan, Planned, another, commands
 from flray.reference.verdict import (
     GAP,
     LEVEL,
@@ -57,6 +57,7 @@ class Judged(NamedTuple):
     why: str
     another: str  # why ours is not the paper's experiment; empty where it is
     left: list[tuple[str, str]]  # rows that could not run here, and why
+    commands: list[str]  # of the others
 
 
 def judge(plan: Plan, scale: str, extra: Sequence[str], margin: float) -> list[Judged]:
@@ -78,7 +79,9 @@ def judge(plan: Plan, scale: str, extra: Sequence[str], margin: float) -> list[J
         for name in names:
             rows, columns = _rows(setting, name, own, frame, margin, not other)
             told = [(row.shown, why) for part, why in left for row in part.rows]
-            found.append(_judged(setting, name, rows, told, other, margin, columns))
+            runs = [run for run in own if name in {measure.name for measure in setting.measures(run.part.line)}]
+            judged = _judged(setting, name, rows, told, other, margin, columns)
+            found.append(judged._replace(commands=commands(runs, scale, extra)))
     return found
 
 
@@ -132,7 +135,7 @@ def _judged(
     lower = any(smaller_is_better(column) for column in columns)
     found = claims({row.name: row.printed.mean for row in done}, {row.name: row.ours for row in done}, lower)
     told = verdict(not other, [row.p for row in rows], found) if done else NOT_COMPARABLE
-    return Judged(setting, name, rows, found, told, _why(rows, found, left, other, margin), other, left)
+    return Judged(setting, name, rows, found, told, _why(rows, found, left, other, margin), other, left, [])
 
 
 def _why(

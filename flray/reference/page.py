@@ -86,18 +86,13 @@ def markdown(key: str, scale: str, judged: Sequence[Judged], seeds: int, again: 
         remarks = [f"* {_some(names, each)}: {note}." for note, names in notes.items() if note]
         reasons = [f"* {name} was not run: {why}." for name, why in each.left]
         lines += [*remarks, *reasons, ""] if remarks or reasons else []
-        lines += [f"    {each.setting.command(line, scale, seeds)}" for line in each.setting.lines if _ran(each, line)]
-        lines += [""]
+        lines += [*(f"    {command}" for command in each.commands), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _some(names: Sequence[str], judged: Judged) -> str:
     """Rows by name, or all of them."""
     return "The paper" if len(names) == len(judged.rows) else ", ".join(names)
-
-
-def _ran(judged: Judged, line: Any) -> bool:
-    return any(row.shown == found.name for rows in line.rows for row in rows for found in judged.rows)
 
 
 def table_name(key: str) -> str:

@@ -1,15 +1,17 @@
 """The tables of the papers as data: what they print, and the command of every cell.
 
-table = find_table("fedsol/table2")
-table.cells["CIFAR-10, LDA 0.1"].commands()  # "flray run configs/fedsol/cifar10_lda01.yaml algorithm=..."
+(setting,) = chosen("fedsol/table2", ["CIFAR-10, LDA 0.1"])
+setting.commands(setting.lines[0], "full", seeds=3)  # ["flray run configs/fedsol/cifar10_lda01.yaml algorithm=..."]
 """
 
 from __future__ import annotations
 
 import csv
 import functools
+import itertools
+import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -158,11 +160,25 @@ class Setting(NamedTuple):
     def overrides(self, line: Line, scale: str) -> list[str]:
         return shlex.split(" ".join((self.at(scale), self.cell.run, line.run)))
 
-    def command(self, line: Line, scale: str, seeds: int) -> str:
-        """The command that runs a line of the cell."""
-        seed = "seed=0" if seeds == 1 else f"seed=0..{seeds - 1}"
-        words = (self.at(scale), self.cell.run, line.run, seed)
-        return " ".join(["flray run", f"configs/{self.config}", *filter(None, words)])
+    def commands(
+        self, line: Line, scale: str, seeds: int, places: Collection[int] | None = None, extra: Sequence[str] = ()
+    ) -> list[str]:
+        """The command that runs a line of the cell, or of its grid only the experiments at these `places`: one command
+        where they are a grid as well, else one for each. `extra` overrides go before the cell's own."""
+        axes = {word.partition("=")[0]: [word] for word in (*self.overrides(line, scale), *extra)}
+        for word in shlex.split(line.run):
+            key, _, value = word.partition("=")
+            if axes[key] == [word] and not value.startswith(("[", "{", "'", '"')):
+                axes[key] = [f"{key}={each}" for each in value.split(",")]
+        grid = list(itertools.product(*axes.values()))
+        wanted = grid if places is None else [grid[place] for place in sorted(places)]
+        kept = [list(dict.fromkeys(words)) for words in zip(*wanted, strict=True)]
+        if math.prod(map(len, kept)) == len(wanted):
+            runs = [[words[0] + "".join(f",{word.partition('=')[2]}" for word in words[1:]) for words in kept]]
+        else:
+            runs = [list(words) for words in wanted]
+        start = ["flray", "run", f"configs/{self.config}"]
+        return [shlex.join([*start, *words, "seed=0" if seeds == 1 else f"seed=0..{seeds - 1}"]) for words in runs]
 
     def why_not(self, line: Line, scale: str) -> str:
         """Why this cannot be run at that scale, whatever the machine; empty where it can."""

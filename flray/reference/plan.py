@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,9 +141,24 @@ def _in_hub_cache(name: str) -> bool:
 def another(setting: Setting, scale: str, extra: Sequence[str]) -> str:
     """Why a run of the cell is not the paper's experiment: a smaller scale, overrides of the user's; empty where it
     is."""
-    changed = [text for text in extra if not any(_within(pair(text)[0], key) for key in SAME)]
+    words = changed(extra)
     parts = ["another scale"] if setting.at(scale) != setting.at("full") else []
-    return ", ".join([*parts, f"changed by {' '.join(changed)}"] if changed else parts)
+    return ", ".join([*parts, f"changed by {' '.join(words)}"] if words else parts)
+
+
+def changed(extra: Sequence[str]) -> list[str]:
+    """Those of the user's overrides that make another experiment."""
+    return [text for text in extra if not any(_within(pair(text)[0], key) for key in SAME)]
+
+
+def commands(runs: Sequence[Planned], scale: str, extra: Sequence[str]) -> list[str]:
+    """The commands of these runs and of no others, without what only says where and on what they run."""
+    found: list[str] = []
+    for _, line in itertools.groupby(runs, key=lambda run: (run.setting.key, run.setting.name, run.part.line)):
+        own = list(line)
+        places, seeds = {run.part.place for run in own}, len({run.experiment.seed for run in own})
+        found += own[0].setting.commands(own[0].part.line, scale, seeds, places, changed(extra))
+    return list(dict.fromkeys(found))
 
 
 def _within(key: str, section: str) -> bool:

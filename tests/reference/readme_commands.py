@@ -28,7 +28,7 @@ def lines_of(key: str) -> list[str]:
         for line in setting.lines:
             if not line.as_in:
                 words = ", ".join(filter(None, [setting.name, line.note]))
-                found.setdefault(setting.command(line, "full", seeds), words)
+                found.setdefault(*setting.commands(line, "full", seeds), words)
     width = max(map(len, found))
     return [f"{command.ljust(width)}    # {words}" for command, words in found.items()]
 

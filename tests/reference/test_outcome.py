@@ -65,7 +65,7 @@ def test_what_is_written_is_found_again(planned, tmp_path):
     assert frame["paper"].tolist() == [56.13, 59.80] and set(frame["verdict"]) == {judged[0].verdict}
     text = paths[0].read_text()
     assert "| FedAvg | 56.13 |" in text and "* FedSOL was not run: the data set is not below data.root." in text
-    assert "flray run configs/fedsol/cifar10_lda01.yaml preset=tiny algorithm=fedavg,fedprox" in text
+    assert "    flray run configs/fedsol/cifar10_lda01.yaml preset=tiny algorithm=fedavg,fedprox seed=0..1\n" in text
     assert len(figure(judged).axes[0].collections) >= 4
 
 
@@ -85,7 +85,7 @@ def section(verdict, ours=61.0):
         Compared("FedSOL", Printed(64.0, None, None), {0: ours}, 1, 0, math.nan),
     ]
     found = claims({"FedAvg": 60.0, "FedSOL": 64.0}, {row.name: row.ours for row in rows})
-    return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [])
+    return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [], [])
 
 
 def test_a_page_keeps_the_other_sections_and_writes_its_own_again(tmp_path):

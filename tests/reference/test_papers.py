@@ -1,5 +1,6 @@
 """The papers' tables as data: every command loads, every row finds its number, every number has a row."""
 
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import pytest
 
 from flray.cli.look import ALONE
 from flray.core.errors import ConfigError
+from flray.loader import load_config
 from flray.reference.papers import SCALES, chosen, papers, read_csv, settings_of, tables, with_methods
-from flray.reference.plan import another, configs_folder, missing, of_part, plan, slug
+from flray.reference.plan import Planned, another, commands, configs_folder, missing, of_part, plan, slug
 from tests.reference.readme_commands import pages, written
 
 KEYS = [key for key, (_, table) in tables().items() if table.cells]
@@ -82,6 +84,34 @@ def test_a_cell_is_named_by_its_parts():
         with_methods(settings_of("fedsol/table2")[0], ["FedSOLL"])
     with pytest.raises(ConfigError, match=r"unknown table 'fedsol/tabel2'.*mean 'fedsol/table2'"):
         settings_of("fedsol/tabel2")
+
+
+@pytest.mark.parametrize(
+    ("key", "cell", "methods", "told"),
+    [
+        ("fedsol/table2", "MNIST, LDA", ["FedAvg", "FedSOL"], ["algorithm=fedavg,fedsol"]),
+        ("fedsol/table5", "CIFAR-10, LDA 0.1", ["all, 0.5", "all, 1.5", "head, 0.5", "head, 1.5"],
+         ["algorithm.perturb=all,head algorithm.rho=0.5,1.5"]),
+        ("fedsol/table5", "CIFAR-10, LDA 0.1", ["all, 0.5", "head, 1.5"],
+         ["algorithm.perturb=all algorithm.rho=0.5", "algorithm.perturb=head algorithm.rho=1.5"]),
+    ],
+)  # fmt: skip
+def test_the_commands_of_some_rows_run_these_and_no_others(key, cell, methods, told, tmp_path):
+    """What the user changed is in them, what only says where it runs is not."""
+    (setting,), home, extra = chosen(key, [cell]), configs_folder(), ["rounds=3", f"data.root={tmp_path}"]
+    runs = [
+        Planned(setting, part, experiment, tmp_path)
+        for part in with_methods(setting, methods)
+        for experiment in of_part(setting, part, "small", 2, home, tuple(extra))
+    ]
+    found = commands(runs, "small", extra)
+    assert [words in command for words, command in zip(told, found, strict=True)] == [True] * len(told)
+    loaded = []
+    for command in found:
+        flray, run, config, *words = shlex.split(command)
+        assert (flray, run) == ("flray", "run") and "rounds=3" in words
+        loaded += load_config(home.parent / config, [*words, f"data.root={tmp_path}"])
+    assert loaded == [run.experiment for run in runs]
 
 
 def test_what_is_missing_is_said(tmp_path):
