@@ -188,8 +188,8 @@ def _beside(folder: Path) -> list[str]:
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys, in the order of the file, whose value is not the same in all configurations that say which they are.
 
-    A key that only some sections know (`alpha` of one algorithm, `hidden` of one model) is listed only when those that
-    know it differ.
+    A key that only some sections know (`alpha` of one algorithm, `hidden` of one model), or of which others say null,
+    is listed only when those that have a value differ.
     """
     configs = [config for config in configs if config]
     names = [key for key in dict.fromkeys(key for config in configs for key in config) if not _aside(key)]
@@ -205,13 +205,12 @@ def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
     section = key.split(".")[0]
     if key in (f"{section}.name", f"{section}.source"):
         return len({config.get(key) for config in configs}) > 1
-    if len({_exact(config[key]) for config in configs if key in config}) > 1:
-        return True
-    holders: dict[Any, set[bool]] = {}  # the section's kind -> whether its configurations have the key
+    said: dict[Any, set[Any]] = {}  # the section's kind -> what its configurations say of the key
     for config in configs:
         kind = config.get(f"{section}.name", config.get(f"{section}.source"))
-        holders.setdefault(kind, set()).add(key in config)
-    return any(len(kinds) > 1 for kinds in holders.values())
+        said.setdefault(kind, set()).add(_exact(config[key]) if key in config else "no such key")
+    values = set().union(*said.values()) - {None, "no such key"}
+    return len(values) > 1 or any(len(own) > 1 for own in said.values())
 
 
 def _exact(value: Any) -> Any:

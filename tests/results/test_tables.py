@@ -13,7 +13,7 @@ from rich.console import Console
 
 from flray.core.errors import CheckpointError, ConfigError
 from flray.results import compare, render, summary, to_markdown
-from flray.results.tables import interval
+from flray.results.tables import differing, interval
 from flray.rundir.reader import Run, load
 
 Config = dict[str, Any]
@@ -111,6 +111,17 @@ def test_sections_that_differ(tmp_path: Path) -> None:
     keys = list(frame.columns[2 : frame.columns.get_loc("seed")])
     assert keys == ["model.name", "model.hidden", "proxy.source"]
     assert frame["model.hidden"].tolist()[::2] == ["[8]", "[8, 8]"]
+
+
+def test_a_key_of_which_another_algorithm_says_null_makes_no_setting() -> None:
+    """FedProj's alpha is 0 where FedSOL's, of another method, is null; null and 0 of one algorithm are two settings."""
+
+    def of(name: str, **options: Any) -> Config:
+        return {"algorithm.name": name} | {f"algorithm.{key}": value for key, value in options.items()}
+
+    assert differing([of("fedavg"), of("fedproj", alpha=0.0), of("fedsol", alpha=None)]) == []
+    assert differing([of("fedproj", alpha=0.0), of("feddyn", alpha=0.1)]) == ["algorithm.alpha"]
+    assert differing([of("fedsol", alpha=0.0), of("fedsol", alpha=None)]) == ["algorithm.alpha"]
 
 
 def test_a_section_that_an_older_flray_did_not_know_makes_no_difference(tmp_path: Path) -> None:
@@ -238,6 +249,7 @@ def test_personalised_accuracy_is_a_column_of_its_own(tmp_path: Path) -> None:
     run = folder(tmp_path / "a", config(), [0.5])
     (run / "tasks").mkdir()
     values = {
+        "done": [1],
         "task": [0],
         "personal/ft5/acc_mean": [0.9],
         "personal/ft5/acc_std": [0.1],
