@@ -19,7 +19,7 @@ from flray.engine.workbench import Roll, Workbench
 from flray.experiment import Experiment, algorithm_name
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
-from flray.scenario import Scenario, Stage, partition_table
+from flray.scenario import Drift, Scenario, Stage, partition_table
 
 if TYPE_CHECKING:
     import pandas
@@ -62,7 +62,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
         ("proxy", _proxy(experiment, proxy, 0 if private is None else len(dataset.train.y) - len(private))),
         *_held(experiment, scenario, dataset),
-        ("drift", "none" if experiment.drift is None else _drift(experiment, table)),
+        ("drift", "none" if scenario.drift is None else _drift(scenario.drift.drift, experiment.total_rounds, table)),
         (
             "cohort",
             "none: all clients' data in one place" if algorithm.centralized else f"{cohort} clients a round{dropout}",
@@ -146,17 +146,16 @@ def beside(figure: Path) -> Path:
     return figure.with_name(f"{figure.stem}_drift{figure.suffix}")
 
 
-def _drift(experiment: Experiment, table: pandas.DataFrame) -> str:
-    """What the drift is, and what it leaves of the samples of the cohorts."""
-    assert experiment.drift is not None
+def _drift(drift: Drift, rounds: int, table: pandas.DataFrame) -> str:
+    """What the drift is, and what it leaves of the samples of the cohorts of so many rounds."""
     lost = table[table["kept"] < table["of"]]
     if not len(lost):
-        return f"{experiment.drift.about()}; nobody loses a sample in {experiment.total_rounds} rounds"
+        return f"{drift.about()}; nobody loses a sample in {rounds} rounds"
     sums = table.groupby("round")[["kept", "of"]].sum()
     sums = sums[sums["kept"] < sums["of"]]
     share = sums["kept"] / sums["of"]
     text = (
-        f"{experiment.drift.about()}. Of {experiment.total_rounds} rounds {len(sums)} ({sums.index[0]} to "
+        f"{drift.about()}. Of {rounds} rounds {len(sums)} ({sums.index[0]} to "
         f"{sums.index[-1]}) train on {share.min():.0%} to {share.max():.0%} of their cohort's samples"
     )
     empty = int((sums["kept"] == 0).sum())

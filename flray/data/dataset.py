@@ -39,8 +39,9 @@ class Dataset(NamedTuple):
     """A data set ready to be partitioned: read-only memory-mapped arrays, class names, normalisation constants.
 
     `mean` and `std` are per channel on the 0..1 scale, empty for tabular features and token ids (used as they are);
-    `vocabulary` is of token ids, `sources` are the names of the domains that `Split.source` numbers. `fingerprint`
-    hashes contents, names, constants and vocabulary. Do not pickle it: reload it from its `DataConfig`.
+    `vocabulary` is of token ids, `sources` are the names of the domains (of a union of text: the tasks) that
+    `Split.source` numbers, `source_of` that of every class, where no two share one (else empty). `fingerprint` hashes
+    contents, names, constants and vocabulary. Do not pickle it: reload it from its `DataConfig`.
     """
 
     name: str
@@ -53,6 +54,13 @@ class Dataset(NamedTuple):
     augment: Augment
     vocabulary: Vocabulary | None = None
     sources: tuple[str, ...] = ()
+    source_of: tuple[int, ...] = ()
+
+    @property
+    def class_groups(self) -> tuple[Array, ...]:
+        """The classes of every source (int64, ascending), where no two share one; else empty."""
+        owner = np.array(self.source_of, np.int64)
+        return tuple(np.flatnonzero(owner == source) for source in range(len(self.sources))) if self.source_of else ()
 
     @property
     def num_classes(self) -> int:
@@ -109,7 +117,7 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     more = [] if raw.vocabulary is None else [raw.vocabulary.fingerprint]
     more += [",".join(raw.sources)] if raw.sources else []
     fingerprint = digest(content_of(entry) if entry.arrays else raw.content, raw.classes, mean, std, *more)
-    known = (raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary, raw.sources)
+    known = (raw.classes, mean, std, fingerprint, config.augment, raw.vocabulary, raw.sources, raw.source_of)
     return Dataset(config.source, train, test, *known)
 
 

@@ -48,7 +48,8 @@ class Splits(NamedTuple):
     """What a source returns. `test` is None without an official test split; `key` names the contents, or is "".
 
     `vocabulary` belongs to token ids; `notes` tell the user what was left out; `content` is the checksum of samples
-    from the cache, or "". `sources` are the names of what `Split.source` numbers.
+    from the cache, or "". `sources` are the names of what `Split.source` numbers; where each of them has classes of its
+    own, as a union of text has, `source_of` is the source of every class, else empty.
     """
 
     train: Split
@@ -59,6 +60,7 @@ class Splits(NamedTuple):
     notes: tuple[str, ...] = ()
     content: str = ""
     sources: tuple[str, ...] = ()
+    source_of: tuple[int, ...] = ()
 
 
 def cached(key: str, build: Callable[[], Splits]) -> Splits:
@@ -69,6 +71,8 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
         arrays = pack(splits.train, splits.test)
         meta: dict[str, Any] = {"classes": list(splits.classes), "notes": list(splits.notes)}
         meta["sources"] = list(splits.sources)
+        if splits.source_of:
+            meta["source_of"] = list(splits.source_of)
         if splits.vocabulary is not None and splits.vocabulary.tokenizer is not None:
             arrays["tokenizer"], meta["vocabulary"] = splits.vocabulary.tokenizer, list(splits.vocabulary[:3])
             if splits.vocabulary.labels:
@@ -84,8 +88,8 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     if vocabulary is not None and "words" in entry.meta:
         labels, task_of, tasks = (tuple(numbers) for numbers in entry.meta["words"])
         vocabulary = vocabulary._replace(labels=labels, task_of=task_of, tasks=tasks)
-    classes, notes, sources = (tuple(entry.meta.get(name, ())) for name in ("classes", "notes", "sources"))
-    return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources)
+    classes, notes, *of = (tuple(entry.meta.get(name, ())) for name in ("classes", "notes", "sources", "source_of"))
+    return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), *of)
 
 
 def content_of(entry: Entry) -> str:

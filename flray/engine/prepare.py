@@ -72,7 +72,7 @@ def with_drift(experiment: Experiment, dataset: Dataset, scenario: Scenario) -> 
         return scenario
     draw = functools.partial(cohorts.sample, experiment.cohort, experiment.seed)
     world = (dataset.train.y, dataset.num_classes, scenario.population, experiment.seed)
-    return scenario.drifting(Drifting(experiment.drift, *world, draw))
+    return scenario.drifting(Drifting(experiment.drift, *world, draw, dataset.class_groups))
 
 
 def drifted(experiment: Experiment, scenario: Scenario) -> pandas.DataFrame:
@@ -83,11 +83,11 @@ def drifted(experiment: Experiment, scenario: Scenario) -> pandas.DataFrame:
 
 def _note_drift(experiment: Experiment, scenario: Scenario) -> None:
     """Warns, in one line each, of a drift that takes nothing away, and of rounds in which nobody holds a sample."""
-    if experiment.drift is None:
+    if scenario.drift is None:
         return
     table, rounds = drifted(experiment, scenario), experiment.total_rounds
     if (table["kept"] == table["of"]).all():
-        what = f"drift: no client loses a sample in rounds 1 to {rounds}; {experiment.drift.about()}"
+        what = f"drift: no client loses a sample in rounds 1 to {rounds}; {scenario.drift.drift.about()}"
         warnings.warn(what, DriftWarning, stacklevel=3)
     left = table.groupby("round")["kept"].sum()
     empty = left[left == 0].index

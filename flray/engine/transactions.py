@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,8 @@ class Transactions:
         return {"comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "client_flops": 0.0, "time/server_s": 0.0}
 
     def _untested(self) -> dict[str, None]:
-        return {f"{self.experiment.evaluate.split}/{name}": None for name in ("acc", "loss")}
+        names = ("acc", "loss", *(["acc_sources"] if self.scenario.stages[0].by_source else []))
+        return {f"{self.experiment.evaluate.split}/{name}": None for name in names}
 
     def _test(self, clock: Clock, row: dict[str, Any]) -> None:
         """Test the global model on the test set or the validation split, where the algorithm has one."""
@@ -162,5 +164,8 @@ class Transactions:
         self.recorder.tested(
             tested.rows(tally, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase})
         )
-        first = next(iter(tally.values()))
-        row.update(zip(self._untested(), (first.accuracy, first.loss), strict=True))
+        (name, mode), first = next(iter(tally.items()))
+        numbers, stage = [first.accuracy, first.loss], self.scenario.stages[at.task]
+        if stage.by_source:
+            numbers.append(fmean(tally[part, mode].accuracy for part in stage.tests[name].parts))
+        row.update(zip(self._untested(), numbers, strict=True))

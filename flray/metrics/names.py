@@ -18,6 +18,8 @@ LAST = 10  # tested rounds that `test/acc_mean10` is the mean of (spec 1.4)
 METRICS = {
     "test/acc": "accuracy of the global model on the test set, after the server half, in its first inference mode; by "
     "class: tests/",
+    "test/acc_sources": "of a union of text: mean over its sets (tasks) of the accuracy on each one's test set; these "
+    "stand in tests/ by name",
     "test/loss": "mean cross-entropy on the test set, of the samples whose label is in the head that answers",
     "val/acc": "accuracy on held-out training data (evaluate.validation); then the test set is not read",
     "val/loss": "mean cross-entropy on held-out training data",

@@ -5,7 +5,7 @@ One row for each test set and inference mode of a test, which `done` (rounds ove
 | column | |
 |---|---|
 | `done`, `task`, `round`, `phase` | when: `round` from 1, and 0 for the initial model, which has `done` 0 |
-| `set`, `mode` | the test set (over tasks also `task-0`, ..., of which `test` is the sum), the inference mode |
+| `set`, `mode` | the test set (over tasks also `task-0`, ..., of text tasks `cola`, ...; `test`: all), the mode |
 | `total`, `right` | samples, and those of them that were predicted right |
 | `covered`, `loss_sum` | samples with a cross-entropy (their label is in the head that answered), and its sum in nats |
 | `class_total`, `class_right` | the same counts by class, lists of C numbers |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Literal
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from flray.data.dataset import Dataset
 from flray.scenario import held_out
 from flray.scenario.held_out import ValidationConfig
 from flray.scenario.partition import Partition, PartitionWarning, make_partition
-from flray.scenario.partition_config import PartitionConfig
+from flray.scenario.partition_config import OF_SOURCES, PartitionConfig
 from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet, together
 from flray.scenario.tasks import Part, TasksConfig
@@ -55,8 +56,10 @@ def build(
             mine = server_held[sequence[task].has(dataset.train)[server_held]]
             parts[task] = part._replace(held=mine.astype(part.indices.dtype))
     _note_empty(parts, config, tasks)
-    if tasks is None:
+    if tasks is None and not dataset.source_of:
         return Scenario.ordinary(parts[0], dataset.num_classes)
+    if tasks is None:
+        return Scenario([Stage(0, sequence[0].name, every, every, by_source(dataset, parts[0]))], parts)
     tests = _tests(dataset, sequence, parts)
     stages = [
         Stage(task, of.name, of.classes, of.outputs, seen(tests, task), of.source) for task, of in enumerate(sequence)
@@ -73,7 +76,7 @@ def _parts(
     private: Array | None,
 ) -> list[Partition]:
     """Every stage's partition, before anything is held out."""
-    labels, ids = dataset.train.y, dataset.train.group
+    labels, ids = dataset.train.y, dataset.train.source if config.name in OF_SOURCES else dataset.train.group
     if tasks is None or tasks.partition == "once":
         whole = make_partition(config, labels, seed=seed, num_classes=dataset.num_classes, group=ids, subset=private)
         return [whole] if tasks is None else [whole.only(of.has(dataset.train)) for of in sequence]
@@ -129,6 +132,21 @@ def _tests(dataset: Dataset, sequence: list[Part], parts: list[Partition]) -> li
             raise DataError(f"task {task}: the {name} set has no sample of it; take fewer tasks or more samples")
         found.append(tested)
     return found
+
+
+def by_source(dataset: Dataset, part: Partition) -> dict[str, TestSet]:
+    """The test sets of a data set whose sources are tasks with classes of their own: all together, and each source's by
+    its name (of the validation split `val-NAME`). Raises `DataError` for one without a sample."""
+    split: Literal["train", "test"] = "test" if part.held is None else "train"
+    source = getattr(dataset, split).source
+    rows = np.arange(len(source)) if part.held is None else np.asarray(part.held, np.int64)
+    found = {}
+    for number, name in enumerate(dataset.sources):
+        mine = rows[source[rows] == number]
+        if not len(mine):
+            raise DataError(f"the {NAMES[split][0]} set has no sample of {name!r}; take more samples")
+        found[name if split == "test" else f"val-{name}"] = TestSet(split, mine)
+    return {NAMES[split][0]: together(split, found), **found}
 
 
 def seen(tests: list[TestSet], task: int) -> dict[str, TestSet]:

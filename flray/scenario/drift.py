@@ -8,7 +8,7 @@ What is done with a section stands in `drifting.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -85,6 +85,11 @@ class Drift(Section, ABC, frozen=True):
     def active(self, round: int) -> bool:
         """Whether anything may be gone in a round (from 1, over all tasks)."""
         return True
+
+    def of(self, groups: Sequence[Array]) -> Drift:
+        """The drift for data whose sources are tasks with these classes (int64, ascending) of their own: a union of
+        text."""
+        return self
 
     def check(self, num_classes: int, population: int) -> None:
         """Raises `ConfigError` where the drift does not fit the data: a class or a client that there is not."""
@@ -211,11 +216,15 @@ class Gradual(Window, frozen=True):
 class Glue(Window, frozen=True):
     """A class of each task fades from a fixed random share of the clients (FedMemo, GLUE).
 
+    Of data that are a union of text `classes` are labels inside each task: 1 is the second class of every one that has
+    two. Of other data they are class numbers.
     Each of these clients has a share of its own, uniform in [low, high]; `gradual`: all have the same, which grows from
     low in the first round to high in `ramp` rounds, linearly, and stays there.
     """
 
-    classes: tuple[Annotated[int, Field(ge=0)], ...] = Field((1,), description="class numbers, one of each task")
+    classes: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (1,), description="labels in each task of a union of text; of other data class numbers"
+    )
     from_round: int = Field(25, ge=1, description="first round of the drift, from 1, over all tasks (done in rounds/)")
     to_round: int | None = Field(35, description="first round with all data again; 50: the paper's long-term setting")
     fraction: float = Field(0.4, gt=0, le=1, description="share of the clients that lose samples")
@@ -229,6 +238,16 @@ class Glue(Window, frozen=True):
         if self.high < self.low:
             raise ConfigError(f"drift.high: {self.high:g} is below low {self.low:g}; exchange them")
         return self
+
+    def of(self, groups: Sequence[Array]) -> Drift:
+        if not groups:
+            return self
+        most = max(map(len, groups))
+        over = [label for label in self.classes if label >= most]
+        if over:
+            raise ConfigError(f"drift.classes: label {over[0]}, but no task has more than {most} (0 to {most - 1})")
+        numbers = [int(group[label]) for group in groups for label in self.classes if label < len(group)]
+        return self.model_copy(update={"classes": tuple(numbers)})
 
     def share(self, now: Now, client: int) -> float:
         """What is gone of a client that is affected."""

@@ -52,8 +52,21 @@ def round_of(clock: Moment) -> int:
 class Drifting:
     """What a drift leaves of the samples of a data set with `labels` [n] among `population` clients."""
 
-    def __init__(self, drift: Drift, labels: Array, num_classes: int, population: int, seed: int, draw: Draw) -> None:
-        """`seed` is the run's. Raises `ConfigError` where the drift does not fit the data."""
+    def __init__(
+        self,
+        drift: Drift,
+        labels: Array,
+        num_classes: int,
+        population: int,
+        seed: int,
+        draw: Draw,
+        groups: Sequence[Array] = (),
+    ) -> None:
+        """`seed` is the run's; `groups` are the classes of each source, where no two share one (a union of text).
+
+        Raises `ConfigError` where the drift does not fit the data.
+        """
+        drift = drift.of(groups)
         drift.check(num_classes, population)
         self.drift, self.labels, self.draw = drift, labels, draw
         self.world = World(seed, population, num_classes)

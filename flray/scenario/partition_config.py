@@ -14,8 +14,11 @@ from flray.core.section import Section
 PARTITIONS = Registry(
     "partition",
     {
-        name: f"flray.scenario.partitioners:{name}"
-        for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural")
+        **{
+            name: f"flray.scenario.partitioners:{name}"
+            for name in ("iid", "dirichlet", "dirichlet_client", "shards", "label_skew", "table", "natural")
+        },
+        "by_source": "flray.scenario.by_source:by_source",
     },
 )
 # what each partition reads, with its default; "" = must be given
@@ -34,7 +37,9 @@ _READS: dict[str, dict[str, Any]] = {
     "label_skew": {"clients": "", "classes_per_client": 2, "max_retries": 10_000},
     "table": {"table": "", "clients": None},
     "natural": {"clients": None},
+    "by_source": {"clients": "", "alpha": ""},
 }
+OF_SOURCES = ("by_source",)  # their group ids are the sources of the samples: sets of a union, domains
 # smallest client of every variant, as in MMorafah/FedZoo-Bench, FedML (Lee-Gihun/FedSOL), Xtra-Computing/NIID-Bench,
 # hojinchangucsd/TAKFL, seohyeon-cha/FedProTIP (drawn as FedZoo-Bench draws), and the formula as printed
 MIN_SIZE = {"fedzoo": 15, "fedml": 10, "niidbench": 10, "takfl": 3, "fedprotip": 1, "plain": 0}

@@ -115,10 +115,16 @@ def dirichlet_client(
 
     Where fewer samples with a weight above 0 are left than needed, all of them and a uniform draw of the rest.
     """
-    n, clients = len(labels), _clients(config)
-    each, rest, out = n // clients, np.arange(n), []
-    for _ in range(clients):
-        weight = draws.dirichlet(np.full(num_classes, config.alpha))[labels[rest]]
+    clients = _clients(config)
+    return mixed(labels, num_classes, np.full(clients, len(labels) // clients), config.alpha, draws)
+
+
+def mixed(labels: Array, num_classes: int, sizes: Array, alpha: float | None, draws: Draws) -> Partition:
+    """`sizes[k]` samples for client k, whose class mix is a draw of its own from Dirichlet(alpha)."""
+    assert alpha is not None  # PartitionConfig demands it
+    rest, out = np.arange(len(labels)), []
+    for each in sizes.tolist():
+        weight = draws.dirichlet(np.full(num_classes, alpha))[labels[rest]]
         some = np.flatnonzero(weight > 0)
         if len(some) < each:
             others = np.setdiff1d(np.arange(len(rest)), some)
@@ -129,7 +135,7 @@ def dirichlet_client(
             picks = draws.choice(some, each, replace=False, p=p)
         out.append(rest[picks])
         rest = np.delete(rest, picks)
-    return Partition(np.concatenate(out), np.arange(clients + 1, dtype=np.int64) * each)
+    return Partition(np.concatenate(out), np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def shards(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> list[Array]:

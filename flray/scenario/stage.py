@@ -48,7 +48,8 @@ class Stage:
 
     `tests`: the test sets by name; accuracy and loss on the first one are the columns `test/acc` and `test/loss`
     (`val/...`) of `rounds/`. A configuration makes `test`, or `val` (held-out training data); under `tasks` it is all
-    tasks seen so far, and its parts are `task-0`, `task-1`, ... (`val-0`, ...), of every task.
+    tasks seen so far, and its parts are `task-0`, `task-1`, ... (`val-0`, ...), of every task. Where the data are a
+    union of text without `tasks`, its parts are those of the sources by name (`cola`, `sst2`, ...; `val-cola`, ...).
     """
 
     index: int
@@ -57,6 +58,12 @@ class Stage:
     outputs: Array
     tests: Mapping[str, TestSet]
     source: int = -1
+
+    @property
+    def by_source(self) -> bool:
+        """Whether the test set is made of those of the data set's sources: tasks of text beside each other in time."""
+        first, *others = self.tests.values()
+        return bool(first.parts) and all(test.task < 0 for test in others)
 
     @property
     def tells_tasks_apart(self) -> bool:

@@ -39,11 +39,11 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
     base = _base(config, sets, answers) if vocabulary is None else vocabulary._replace(tasks=())
     length = config.max_length - answers
     parts = [load_dataset(own.model_copy(update={"max_length": length}), base) for own in sets.values()]
+    task_of = tuple(task for task, part in enumerate(parts) for _ in part.classes)
     if vocabulary is None:
-        labels = tuple(token for part in parts for token in (part.vocabulary or base).labels)
-        task_of = tuple(task for task, part in enumerate(parts) for _ in part.classes)
         vocabulary = base
         if answers:
+            labels = tuple(token for part in parts for token in (part.vocabulary or base).labels)
             vocabulary = base._replace(labels=labels, task_of=task_of, tasks=task_marks(base, len(parts)))
     classes = tuple(f"{name}:{label}" for name, part in zip(sets, parts, strict=True) for label in part.classes)
     found, marks = vocabulary, vocabulary.tasks if answers else ()
@@ -54,7 +54,7 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
             _together(splits, firsts, marks)
             for splits in ([part.train for part in parts], [part.test for part in parts])
         )
-        return Splits(train, test, classes, vocabulary=found, sources=tuple(sets))
+        return Splits(train, test, classes, vocabulary=found, sources=tuple(sets), source_of=task_of)
 
     return cached(digest("text union", classes, [part.fingerprint for part in parts], found.fingerprint), build)
 
@@ -66,6 +66,8 @@ def _check(config: DataConfig, sets: Mapping[str, DataConfig]) -> None:
     if isinstance(config.words, Mapping):
         raise ConfigError("data.words: each set of a union has its own; write true here, or words in data.options.sets")
     for name, own in sets.items():
+        if name in ("test", "val") or name.startswith(("task-", "val-")):
+            raise ConfigError(f"data.options.sets: {name!r} is a test set's name already; give the set another name")
         for option in ("tokenizer", "max_length"):
             if getattr(own, option) != getattr(config, option):
                 raise ConfigError(f"data.options.sets: {name}: the sets of a union share {option}; leave it out")
