@@ -117,11 +117,13 @@ class T5(Classifier):
         else:
             network = _load(pretrained, shape, num_tokens, pad_token, dropout)
         config = network.config
-        self._pad, self._start = pad_token, config.decoder_start_token_id
+        start = getattr(config, "decoder_start_token_id", None)
+        self._pad, self._start = pad_token, pad_token if start is None else start
         self._scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
         self._tasks: Tensor
         self.register_buffer("_tasks", torch.tensor(task_tokens, dtype=torch.long), persistent=False)
         self.shared, self.encoder, self.decoder = network.shared, network.encoder, network.decoder
+        self.encoder.embed_tokens = self.decoder.embed_tokens = None  # they get embeddings, so one table has one name
         if tune != "full":
             self.requires_grad_(False)
         first = None
@@ -149,9 +151,9 @@ class T5(Classifier):
             inputs = torch.cat([first[:, None], inputs[:, 1:]], dim=1)
         mask = real.long()
         states = self.encoder(inputs_embeds=inputs, attention_mask=mask).last_hidden_state
-        start = torch.full_like(x[:, :1], self._start)
+        start = self.shared(torch.full_like(x[:, :1], self._start))
         found = self.decoder(
-            input_ids=start, encoder_hidden_states=states, encoder_attention_mask=mask, use_cache=False
+            inputs_embeds=start, encoder_hidden_states=states, encoder_attention_mask=mask, use_cache=False
         )
         z = found.last_hidden_state[:, 0] * self._scale
         return torch.cat([z, task], dim=1) if len(self._tasks) > 1 else z
@@ -198,7 +200,6 @@ def _new(shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float)
         d_ff=shape["intermediate"],
         dropout_rate=dropout,
     )
-    config.decoder_start_token_id = pad_token
     return T5ForConditionalGeneration(config)
 
 
@@ -214,8 +215,6 @@ def _load(name: str, shape: dict[str, int], num_tokens: int, pad_token: int, dro
                 "to the network's own"
             )
         config.dropout_rate = dropout
-        if config.decoder_start_token_id is None:
-            config.decoder_start_token_id = pad_token
 
     reject_shape("t5", shape, SHAPE)
     return load_pretrained("t5", "t5", T5ForConditionalGeneration, name, fit)
