@@ -11,7 +11,7 @@ import numpy as np
 from flray.results import diagnoses
 from flray.results.blank import blank, figure_of, given
 from flray.results.colours import colours_of
-from flray.results.figures import by_setting, end_at_all, plain
+from flray.results.figures import axis_label, by_setting, end_at_all, plain
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ STAGES = {  # of a round's models: what they are called, and their line
     "average": ("aggregate", "-"),
     "global": ("new global model", "-."),
 }
+REACHED = 0.25  # of the clients take a local step, or it is not drawn
 GREY = "#8a94a3"  # of what belongs to no setting, on a light ground and on a dark one
 
 
@@ -61,14 +62,21 @@ def recovery_panel(axis: Any, found: Tables, what: str = "acc") -> None:
 
 
 def cosine_panel(axis: Any, found: Tables, kind: str) -> None:
-    """`cos_KIND` (dashed) and `move_KIND` (solid) of `diagnoses.conflict` over local steps."""
+    """`cos_KIND` (dashed) and `move_KIND` (solid) of `diagnoses.conflict` over local steps.
+
+    Steps that fewer than `REACHED` of the clients come to are left out, and the axis says so: a client with many
+    samples takes more steps than others, and its last ones would end every line.
+    """
     axis.axhline(0, color=GREY, linewidth=1)
+    cut = False
     for (_, table), colour in zip(found.items(), colours_of(found), strict=True):
+        known = table[table["looks"] >= REACHED * table["looks"].max()]
+        cut = cut or len(known) < len(table)
         for what, style in (("cos", "--"), ("move", "-")):
-            if f"{what}_{kind}" in table:
-                axis.plot(table["step"], table[f"{what}_{kind}"], color=colour, linestyle=style, linewidth=1.6)
+            if f"{what}_{kind}" in known:
+                axis.plot(known["step"], known[f"{what}_{kind}"], color=colour, linestyle=style, linewidth=1.6)
     axis.set_ylim(-1, 1)
-    whole_numbers(axis, "local step")
+    whole_numbers(axis, f"local step (of {100 * REACHED:.0f} % of the clients or more)" if cut else "local step")
 
 
 def line_panel(axis: Any, found: Tables, columns: Mapping[str, str]) -> None:
@@ -82,7 +90,7 @@ def line_panel(axis: Any, found: Tables, columns: Mapping[str, str]) -> None:
 
 
 def correlation_panel(axis: Any, runs: Sequence[Run], drift: str, metric: str = "test/acc") -> None:
-    """A point a round: a drift column of `diagnoses.memory` against the metric, with r and p of every run."""
+    """A point a round: a drift column of `diagnoses.memory` against the metric, with r and p of the runs."""
     labels = by_setting(runs)
     for (label, seeds), colour in zip(labels.items(), colours_of(labels), strict=True):
         told = []
@@ -92,12 +100,19 @@ def correlation_panel(axis: Any, runs: Sequence[Run], drift: str, metric: str = 
                 axis.scatter(table[drift], 100 * table[metric], s=22, color=colour, alpha=0.7, linewidth=0)
                 told += [found for name, found in diagnoses.correlations(run, metric).items() if name == drift]
         if told:
-            words = ", ".join(f"{one.r:.2f} (p {one.p:.1g})" for one in told)
-            axis.scatter([], [], s=22, color=colour, label=f"{label}: r {words}")
-    axis.set_ylabel(f"{metric} (%)")
+            axis.scatter([], [], s=22, color=colour, label=f"{label}: {_of_seeds(told)}")
+    axis.set_ylabel(axis_label(metric))
     plain(axis)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, fontsize=8)
+    if axis.get_legend_handles_labels()[0]:  # below: anywhere inside it would lie among the points
+        axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+
+
+def _of_seeds(told: Sequence[diagnoses.Correlation]) -> str:
+    """Pearson's r and p of the seeds of a setting, of more than two their range."""
+    if len(told) < 3:
+        return ", ".join(f"r {one.r:.2f} (p {one.p:.1g})" for one in told)
+    r, p = np.array([(one.r, one.p) for one in told]).T
+    return f"r {r.min():.2f} to {r.max():.2f}, p {p.min():.1g} to {p.max():.1g}, {len(told)} seeds"
 
 
 def layer_panel(axis: Any, found: Tables, column: str) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MOST_INSIDE = 6  # names of a legend that find a place among the lines
+
+
 class Axis(NamedTuple):
     """What a learning curve is drawn over: columns of `rounds/` summed up to a round, or the round itself."""
 
@@ -75,7 +78,8 @@ def draw(found: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = No
     """The figure of curves by setting, or the axis that is given with them."""
     from matplotlib.ticker import MaxNLocator
 
-    figure, plot = one_axis(axis)
+    outside = len(found) > MOST_INSIDE and axis is None
+    figure, plot = one_axis(axis, height=4.4 + 0.06 * outside * len(found))
     scale = 100 if is_share(metric) else 1
     size, unit = _unit(AXES[x], max(curve.seeds_x.max() for curve in found.values()))
     lines(plot, found, scale, size)
@@ -87,7 +91,10 @@ def draw(found: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = No
     if scale == 100:
         end_at_all(plot)
     plain(plot)
-    plot.legend(frameon=False)
+    if outside:
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    else:
+        plot.legend(frameon=False)
     return figure
 
 

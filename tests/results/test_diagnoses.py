@@ -93,6 +93,22 @@ def test_a_run_without_the_diagnostic_is_one_line(tmp_path: Path) -> None:
             table(run)
 
 
+def test_the_last_steps_of_a_single_client_are_not_drawn(tmp_path: Path) -> None:
+    """Ten clients take two local steps, two of them a third one, a fifth of the clients: its mean is not theirs."""
+    rows = [
+        {"done": 1, "client": k, "place": "step", "step": step, "cos_global": -0.5 if step < 3 else 0.9}
+        for k in range(10)
+        for step in (1, 2, 3)
+        if step < 3 or k < 2
+    ]
+    run = wrote(tmp_path / "run", [0.5], conflict=rows)
+    table = diagnoses.conflict(run, "step")
+    assert table["looks"].tolist() == [10, 10, 2] and table["cos_global"].tolist() == pytest.approx([-0.5, -0.5, 0.9])
+    (axis,) = FIGURES["conflict"].figure([run]).axes
+    assert max(float(np.max(line.get_xdata())) for line in axis.get_lines()[1:]) == 2
+    assert axis.get_xlabel() == "local step (of 25 % of the clients or more)"
+
+
 def test_a_diagnostic_that_saw_nothing_is_one_line(tmp_path: Path) -> None:
     home = folder(tmp_path / "run", config(diagnostics=["divergence", {"name": "conflict", "every": 3}]), [0.5])
     told = essentials(Run(home))["no rows of"]

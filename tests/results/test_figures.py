@@ -227,6 +227,13 @@ def test_few_seeds_are_thin_lines_and_shares_end_at_100(tmp_path: Path, seeds: i
     assert axis.get_ylim()[0] >= 0 and axis.get_ylim()[1] <= 100
 
 
+def test_many_names_stand_below_the_lines(tmp_path: Path) -> None:
+    runs = [load(folder(tmp_path / str(n), config(lr=0.1 + n), [0.5, 0.6])) for n in range(7)]
+    few, many = (draw(learning_curves(runs[:count], "test/acc"), "test/acc", "rounds") for count in (6, 7))
+    assert len(few.axes[0].get_legend().get_texts()) == 6 and not few.legends
+    assert len(many.legends[0].get_texts()) == 7 and many.axes[0].get_legend() is None
+
+
 def test_clients_are_points_in_a_box_for_all_seeds(tmp_path: Path) -> None:
     accuracies = {"finetune_epochs": [0, 0, 5, 5], "test/acc": [0.2, 0.4, 0.9, None]}
     tables = {"done": [1] * 4, "client": [0, 1, 0, 1], **accuracies}
