@@ -20,7 +20,7 @@ from flray.core.section import one_line, section_at, spelled_out
 from flray.experiment import Experiment
 from flray.keys import places_of
 from flray.models import MODELS
-from flray.overrides import axes_of, once
+from flray.overrides import axes_of, once, pairs, scalar
 from flray.scenario import DRIFTS, PARTITIONS
 from flray.whereabouts import find_modules
 
@@ -73,6 +73,24 @@ def self_contained(
         section, _, option = key.partition(".")
         for entry in _table(values, f"{section}s").values() if section in NAMED else ():
             entry.pop(option, None)  # an override goes before the tables
+    return values
+
+
+def laid_in(raw: Mapping[str, Any], overrides: Iterable[str], root: type[BaseModel]) -> dict[str, Any]:
+    """The values of a file of another kind than an experiment's, whose sections are those of `root`.
+
+    Its preset is laid over it, then the overrides `key.sub=value`; commas make no grid. Raises `ConfigError`.
+    """
+    values: dict[str, Any] = spelled_out(plain(raw, ""), root)
+    given = {key: scalar(key, text) for key, text in pairs(overrides).items()}
+    presets, preset = _table(values, "presets"), given.pop("preset", values.pop("preset", None))
+    values.pop("presets", None)
+    if preset is not None:
+        if not isinstance(preset, str) or preset not in presets:
+            raise unknown("preset", preset if isinstance(preset, str) else shown(preset), presets, "this configuration")
+        _merge(values, spelled_out(presets[preset], root))
+    for key, value in sorted(given.items(), key=lambda item: item[0].count(".")):
+        _assign(values, key, value, root)
     return values
 
 
@@ -259,7 +277,7 @@ def _shared(key: str, new: type[BaseModel], old: type[BaseModel]) -> bool:
     )
 
 
-def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+def _assign(values: dict[str, Any], key: str, value: Any, root: type[BaseModel] = Experiment) -> None:
     *path, last = key.split(".")
     for depth, part in enumerate(path):
         inner = {} if values.get(part) is None else values[part]
@@ -267,7 +285,7 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
             raise ConfigError(f"override {key}: {'.'.join(path[: depth + 1])} is a value, not a section")
         values[part] = inner
         values = inner
-    word = spelled_out(value, section_at(Experiment, key.split(".")))
+    word = spelled_out(value, section_at(root, key.split(".")))
     if word is not value and not isinstance(value, dict):  # `cohort=10` sets a field of the section
         _merge(values, {last: word})
     else:

@@ -34,7 +34,7 @@ LEVELS = (
     ("flray.rundir",),
     ("flray.engine",),
     ("flray.results",),
-    ("flray.api", "flray.doctor", "flray.reference"),
+    ("flray.api", "flray.doctor", "flray.reference", "flray.synthesis"),
     ("tuning",),
     ("flray.bench",),
     ("flray.cli",),

@@ -13,7 +13,9 @@ HOME = Path(__file__).parents[1] / "configs"
 FILES = sorted(
     path
     for path in HOME.rglob("*.yaml")
-    if not path.name.startswith("_") and path.parent.name not in ("sweeps", "cluster")
+    if not path.name.startswith("_")
+    and path.parent.name not in ("sweeps", "cluster")
+    and path.stem != "synthesize"  # of another kind: tests/synthesis
 )
 
 

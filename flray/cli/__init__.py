@@ -1,5 +1,5 @@
 """The command line: `flray init | run | pretrain | resume | sweep | ablate | runs | list | doctor | replay | figure |
-compare | show | watch | report | reproduce | bench`."""
+compare | show | watch | report | reproduce | bench | synthesize`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from flray.cli import begin, draw, look, reproduce, runs, sweeps, watch
+from flray.cli import begin, draw, look, proxies, reproduce, runs, sweeps, watch
 from flray.core.errors import FlrayError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
 for command in (
     begin.init, runs.run, runs.pretrain, runs.resume, sweeps.sweep, sweeps.ablate, begin.runs, begin.show, watch.watch,
     look.doctor, look.replay, look.compare, draw.figure, look.report, look.bench, reproduce.reproduce,
+    proxies.synthesize,
 ):  # fmt: skip
     app.command()(command)
 app.command("list")(look.list_)

@@ -77,8 +77,14 @@ class Progress:
         done: int = 0,
         enabled: bool = True,
         doing: Callable[[], str] | None = None,
+        unit: str = "round",
+        facts: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> None:
-        """`doing`: what goes on just now, where that takes long, else ""; it is asked every second."""
+        """`doing`: what goes on just now, where that takes long, else ""; it is asked every second.
+
+        `unit`: what is counted; `facts`: a row of it in a line, by default :func:`describe`'s.
+        """
+        self._unit, self._describe = unit, facts or describe
         self.label, self.total, self.done, self.enabled = label, total, done, enabled
         self._bar: Any = None
         self._cell: Cell | None = None  # what a notebook displays
@@ -135,7 +141,7 @@ class Progress:
         self.done += 1
         if not self.enabled:
             return
-        facts = describe(row)
+        facts = self._describe(row)
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, facts=facts)
             return
@@ -146,10 +152,10 @@ class Progress:
             self._cell.show(self.done, self.total, text)
         elif now - self._line_at > LINE_EVERY_S or self.done == self.total:
             self._line_at = now
-            line(f"{self.label}  round {self.done}/{self.total}  {facts}  {left:.0f} s left")
+            line(f"{self.label}  {self._unit} {self.done}/{self.total}  {facts}  {left:.0f} s left")
 
     def _facts(self, facts: str) -> str:
-        return f"{self.label}, round {self.done} of {self.total}: {facts}"
+        return f"{self.label}, {self._unit} {self.done} of {self.total}: {facts}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -20,7 +20,7 @@ def how_many(wanted: int | str, client: dict[str, float], server: dict[str, floa
 
     Raises `ResourceError` when the cluster cannot hold them; an actor lies on one node.
     """
-    nodes = [(n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in ray.nodes() if n["Alive"]]
+    nodes = machines()
     cpus, gpus = (sum(column) for column in zip(*nodes, strict=True))
     for who, need in (("client", client), ("server", server)):
         if need["num_gpus"] > gpus:
@@ -28,7 +28,7 @@ def how_many(wanted: int | str, client: dict[str, float], server: dict[str, floa
                 f"resources.{who}.num_gpus: {need['num_gpus']:g} asked for, but the cluster has {gpus:g}; "
                 f"set it to {gpus:g} or use another machine"
             )
-    most = max((_held(rest, client) for rest in _beside(nodes, server)), default=0)
+    most = max((count_held(rest, client) for rest in _beside(nodes, server)), default=0)
     if most < 1:
         largest = (
             ""
@@ -48,7 +48,12 @@ def how_many(wanted: int | str, client: dict[str, float], server: dict[str, floa
     return min(int(wanted), cohort_size)
 
 
-def _held(nodes: list[tuple[float, float]], need: dict[str, float]) -> int:
+def machines() -> list[tuple[float, float]]:
+    """(CPUs, GPUs) of every node of the cluster."""
+    return [(n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in ray.nodes() if n["Alive"]]
+
+
+def count_held(nodes: list[tuple[float, float]], need: dict[str, float]) -> int:
     """How many actors of a kind the nodes' (CPUs, GPUs) hold; one a CPU where it asks for nothing."""
     wanted = (need["num_cpus"], need["num_gpus"])
     if not any(wanted):

@@ -1,0 +1,65 @@
+"""Proxy data out of a language model: `flray synthesize`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flray.cli.show import interruptible, own_modules, print_rows
+from flray.engine.progress import stage
+
+
+def synthesize(
+    config: Annotated[Path, typer.Argument(help="YAML file")],
+    out: Annotated[Path, typer.Option(help="folder of the result: TASK/train.parquet a task, README.md, chunks/")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="overrides: preset, generator, tasks, quota, resources.executor"),
+    ] = None,
+) -> None:
+    """Write labelled text with a language model from prompts, for the server of FedMemo (SuperGen, arXiv:2202.04538).
+
+    `flray synthesize configs/fedmemo/synthesize.yaml generator=gpt2 tasks=sst2,mnli per_label=1000 --out runs/proxies`
+
+    The same command goes on where it stopped, to the same bytes with any number of actors (`resources.actors`), and
+    without Ray (`resources.executor=local`). Then, in a run: `proxy: {source: sst2, root: runs/proxies}`.
+
+    Keys of CONFIG, with their defaults:
+
+    * `generator`: NAME or folder of a causal language model of Hugging Face, on this machine (nothing is downloaded);
+      or `{train: {layers: 2, hidden: 128, steps: 300}}`, a small one made on the corpora, for trying things
+    * `tasks`: of cola, mnli, mrpc, qnli, qqp, rte, sst2; each alone, or with what is not the paper's: `{name: sst2,
+      temperature: [0.5], top_k: 10, per_label: 25000, max_new_tokens: 40, prompts: {positive: {before: "Rating: 5.0",
+      penalty: 1.2}}, control: Reviews}`
+    * `sentences`, `questions`: corpora of the first texts of pairs, `{source: boolq, column: passage, split: train,
+      root: FOLDER}`; Parquet files below `FLRAY_DATA` or root
+    * `quota` 6000: samples a task in the result, as many of each label; `per_label`, `max_new_tokens`: for all tasks
+    * `batch_size` 32 (another one rounds differently, so texts may differ), `seed` 0
+    * `resources`: `{executor: ray, actors: auto, num_cpus: 1, num_gpus: 0, address: null}`; executor local: no Ray
+    """
+    own_modules()
+    with stage("loading torch"):
+        from flray.synthesis.settings import load_synthesis
+        from flray.synthesis.synthesize import synthesize as run
+    found = load_synthesis(config, overrides or [])
+    command = shlex.join(["flray", "synthesize", str(config), *(overrides or []), "--out", str(out)])
+    with interruptible(out, "the same command goes on"):
+        accounts = run(found, out, progress=True, command=command)
+    print_rows(
+        [
+            {
+                "task": a.task, "label": a.label, "generated": a.generated, "usable": a.left, "chosen": a.chosen,
+                "log-probability": round(a.score_chosen, 3),
+            }
+            for a in accounts
+        ],
+        f"{sum(a.chosen for a in accounts)} samples",
+    )  # fmt: skip
+    few = sorted({a.task for a in accounts if a.chosen < found.quota // len(found.templates()[a.task].labels)})
+    if few:
+        print(f"note: fewer than quota={found.quota} samples of {', '.join(few)}; the card counts what was dropped")
+    print(f"results: {out}   (README.md is the card)")
+    print(f"next:    in a run: proxy: {{source: {accounts[0].task}, root: {out}}}")

@@ -1,0 +1,72 @@
+"""Work that falls into pieces, spread over the actors of a cluster by Ray Data."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
+
+from flray.core.errors import FlrayError, ResourceError
+from flray.engine.ray.cluster import connect, ray
+from flray.engine.ray.room import count_held, machines
+from flray.engine.threads import cores
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class _Actor:
+    """One actor: what `make` returns works on every piece that comes."""
+
+    def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
+        self._work = make()
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {"piece": row["piece"], "result": pickle.dumps(self._work(pickle.loads(row["item"])))}
+
+
+def spread(
+    make: Callable[[], Callable[[Item], Result]],
+    items: Sequence[Item],
+    actors: int | Literal["auto"],
+    num_cpus: float,
+    num_gpus: float,
+    address: str | None,
+) -> Iterator[tuple[Item, Result]]:
+    """(piece, result) as they are done, in any order. Each actor calls `make` once, and what that returns on pieces.
+
+    A piece whose actor died is worked on again by another. The `FlrayError`s of `make` and its work are raised here.
+    Raises `ResourceError` where the cluster cannot hold so many actors.
+    """
+    from ray.data import ActorPoolStrategy, DataContext
+    from ray.exceptions import RayTaskError
+
+    wanted = 1 if actors == "auto" else actors
+    connect(address, max(cores(), math.ceil(wanted * num_cpus)))
+    most = count_held(machines(), {"num_cpus": num_cpus, "num_gpus": num_gpus})
+    if most < wanted:
+        raise ResourceError(
+            f"resources: {wanted} actors of {num_cpus:g} CPUs and {num_gpus:g} GPUs do not fit the cluster, which "
+            f"holds {most} of them; set resources.actors, num_cpus or num_gpus lower"
+        )
+    size = min(most if actors == "auto" else actors, len(items))
+    context = DataContext.get_current()
+    context.enable_progress_bars = False  # the caller has one
+    pieces = [{"piece": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
+    # a block a piece: it comes back as soon as it is done
+    found = ray.data.from_items(pieces, override_num_blocks=len(pieces)).map(
+        _Actor,
+        fn_constructor_args=(make,),
+        compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=2),
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+    )
+    try:
+        for row in found.iter_rows():
+            yield items[row["piece"]], pickle.loads(row["result"])
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, FlrayError):
+            raise type(cause)(str(cause)) from None
+        raise

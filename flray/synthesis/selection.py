@@ -1,0 +1,110 @@
+"""Which of the generated texts become proxy data: without duplicates, ranked, the same number of each label."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from flray.core.errors import DataError
+from flray.core.seeding import rng
+from flray.synthesis.templates import Template
+from flray.synthesis.texts import KEPT, Text
+
+
+class Sample(NamedTuple):
+    """One sample: its text, or the two of a pair, in the order of the task's columns; its label's number."""
+
+    texts: tuple[str, ...]
+    label: int
+    score: float
+
+
+class Account(NamedTuple):
+    """What became of the texts of one label: `generated`, `dropped` by reason, `duplicates`, what was `left` of them
+    and `chosen`, and the mean of the texts' mean log-probabilities, of those left and of those chosen."""
+
+    task: str
+    label: str
+    generated: int
+    dropped: Mapping[str, int]
+    duplicates: int
+    left: int
+    chosen: int
+    score_left: float
+    score_chosen: float
+
+
+def distinct(samples: Sequence[Sample]) -> list[Sample]:
+    """Without those whose texts were there before, in order."""
+    found: dict[tuple[str, ...], Sample] = {}
+    for sample in samples:
+        found.setdefault(sample.texts, sample)
+    return list(found.values())
+
+
+def ranked(samples: Sequence[Sample]) -> list[Sample]:
+    """By mean log-probability, the likeliest first; equals stay in order."""
+    order = np.argsort([-sample.score for sample in samples], kind="stable")
+    return [samples[place] for place in order]
+
+
+def select(
+    task: str, template: Template, streams: Mapping[str, Sequence[Text]], quota: int, seed: int
+) -> tuple[list[Sample], list[Account]]:
+    """The samples of a task, label after label in turn, and what became of all others.
+
+    Each label has `quota / labels` samples (rounded down), or as many as the label has that has fewest: the result is
+    balanced. They are its likeliest ones, except where the template says that they are drawn (spec 8.10: MNLI's
+    neutral), and except CoLA's, whose likeliest are the last label's and whose least likely the first's, from the two
+    halves of the ranking. Raises `DataError` for a label without any usable text.
+    """
+    pools = {label: ranked(pool) for label, pool in _pools(template, streams).items()}
+    labels = template.labels
+    different = {label: len(pools.get(label, pools[template.streams[0]])) for label in labels}
+    if template.by_rank:
+        pool = pools[template.streams[0]]
+        half = len(pool) // 2
+        pools = {labels[0]: pool[len(pool) - half :][::-1], labels[1]: pool[:half]}
+    for label in labels:
+        if not pools[label]:
+            stream = label if label in streams else template.streams[0]
+            why = Counter(text.dropped for text in streams[stream] if text.dropped).most_common()
+            raise DataError(
+                f"{task}: none of {len(streams[stream])} generated texts is usable for {label} "
+                f"({', '.join(f'{reason}: {count}' for reason, count in why) or 'too few'}); use another generator, or "
+                "set per_label higher"
+            )
+    share = min(quota // len(labels), *(len(pool) for pool in pools.values()))
+    if not share:
+        raise DataError(f"quota: {quota} samples of {task} are none for each of {len(labels)} labels; set it higher")
+    chosen = {}
+    for number, label in enumerate(labels):
+        pool = pools[label]
+        if label in template.random:
+            order = rng(seed, "synthesize", task, label, "select").permutation(len(pool))
+            pool = [pool[place] for place in order]
+        chosen[label] = [sample._replace(label=number) for sample in pool[:share]]
+    accounts = []
+    for label in labels:
+        texts = streams[label if label in streams else template.streams[0]]
+        dropped = Counter(text.dropped for text in texts if text.dropped != KEPT)
+        duplicates = len(texts) - dropped.total() - different[label]
+        means = [float(np.mean([sample.score for sample in part])) for part in (pools[label], chosen[label])]
+        counts = (duplicates, len(pools[label]), len(chosen[label]))
+        accounts.append(Account(task, label, len(texts), dict(dropped.most_common()), *counts, *means))
+    return [sample for turn in zip(*chosen.values(), strict=True) for sample in turn], accounts
+
+
+def _pools(template: Template, streams: Mapping[str, Sequence[Text]]) -> dict[str, list[Sample]]:
+    """The usable and different samples of every label; of CoLA those of its one stream."""
+    found = {}
+    for stream, texts in streams.items():
+        kept = [text for text in texts if text.dropped == KEPT]
+        pair = len(template.columns) == 2
+        found[stream] = distinct([Sample((t.first, t.text) if pair else (t.text,), -1, t.score) for t in kept])
+        if template.later is not None:
+            found[template.later] = distinct([Sample((t.first, t.later), -1, t.score) for t in kept])
+    return found

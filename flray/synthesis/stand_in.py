@@ -1,0 +1,101 @@
+"""A small causal language model that is made here, for trying things where there is no real one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flray.core.errors import DataError
+from flray.core.seeding import rng, torch_seed
+from flray.synthesis.settings import StandIn
+
+POSITIONS = 256
+WARM_UP = 20  # steps
+END = "<|endoftext|>"
+
+
+def make_stand_in(
+    config: StandIn, corpora: Sequence[Sequence[str]], seed: int, folder: Path, tell: Callable[[str], None]
+) -> None:
+    """Write a GPT-2 and its tokenizer (byte-level BPE), both made of the `corpora`, into `folder`, whole or not at all.
+
+    It sees as much of each corpus, and an end token behind each text. `tell` gets a line with the loss now and then.
+    Raises `DataError` for a corpus of less than one sequence.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    tokenizer = _tokenizer([text for texts in corpora for text in texts], config.tokens)
+    end = tokenizer.convert_tokens_to_ids(END)
+    streams = [torch.tensor([t for text in texts for t in (*tokenizer.encode(text), end)]) for texts in corpora]
+    if min(map(len, streams)) <= config.length:
+        raise DataError(
+            f"generator.train: a corpus has {min(map(len, streams))} tokens, less than one sequence of {config.length}"
+            "; name a larger one"
+        )
+    shape: dict[str, Any] = {
+        "n_layer": config.layers,
+        "n_embd": config.hidden,
+        "n_head": config.heads,
+        "n_positions": POSITIONS,
+    }
+    shape |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    gpt2 = GPT2Config(vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, **shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "synthesize", "stand-in"))
+        model = GPT2LMHeadModel(gpt2)
+        _train(model, streams, config, rng(seed, "synthesize", "stand-in"), tell)
+    aside = folder.with_name(f".{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    model.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    aside.rename(folder)
+
+
+def _tokenizer(texts: Sequence[str], size: int) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, min_frequency=2, special_tokens=[END], initial_alphabet=letters, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token=END, pad_token=END
+    )
+
+
+def _train(
+    model: Any,
+    streams: Sequence[torch.Tensor],
+    config: StandIn,
+    draws: np.random.Generator,
+    tell: Callable[[str], None],
+) -> None:
+    """AdamW, the learning rate up and then linearly down to 0, on sequences cut out of the texts at random places."""
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(config.steps):
+        rows = [streams[row % len(streams)] for row in range(config.batch_size)]
+        at = draws.integers([len(row) - config.length for row in rows])
+        batch = torch.stack([row[place : place + config.length] for row, place in zip(rows, at, strict=True)])
+        shifts = torch.from_numpy(draws.integers(POSITIONS - config.length + 1, size=(config.batch_size, 1)))
+        places = shifts + torch.arange(config.length - 1)  # all positions are learned, though sequences are short
+        logits = model.train()(input_ids=batch[:, :-1], position_ids=places).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * min((step + 1) / WARM_UP, 1) * (1 - step / config.steps)
+        optimizer.step()
+        if (step + 1) % 50 == 0:
+            tell(f"stand-in: step {step + 1} of {config.steps}, loss {loss.item():.2f}")

@@ -1,0 +1,112 @@
+"""A synthesis from its settings to a data set: what is there is kept, what is missing is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flray.core.disk import whole
+from flray.data.cache import digest, listing_digest
+from flray.engine.progress import Progress, line, stage
+from flray.rundir.lock import FolderLock
+from flray.synthesis.card import write_card, write_task
+from flray.synthesis.chunks import Chunk, Writer, disk_errors, plan, save, saved
+from flray.synthesis.selection import Account, select
+from flray.synthesis.settings import Synthesis
+from flray.synthesis.stand_in import make_stand_in
+from flray.synthesis.start_sentences import read_corpus, start_sentences
+from flray.synthesis.texts import KEPT, Text
+
+
+def synthesize(
+    config: Synthesis, folder: str | Path, *, progress: bool = False, command: str = "flray synthesize"
+) -> list[Account]:
+    """Generate texts, and write those that are chosen as `FOLDER/TASK/train.parquet`, with a card.
+
+    Texts are kept in `FOLDER/chunks` as they come, so the same call goes on where another one stopped, with any number
+    of actors, with or without Ray, to the same bytes. `command` is for the card.
+
+    Returns what became of the texts, a record a task and label. Raises `FlrayError`s in one line.
+    """
+    folder = Path(folder)
+    with disk_errors(folder):
+        (folder / "chunks").mkdir(parents=True, exist_ok=True)
+    lock = FolderLock.acquire(folder)
+    try:
+        with disk_errors(folder), whole(folder / "config.yaml") as aside:
+            aside.write_text(config.yaml(), encoding="utf-8")
+        corpora = {
+            name: read_corpus(corpus, name)
+            for name in ("sentences", "questions")
+            if (corpus := getattr(config, name)) is not None
+        }
+        starts = start_sentences(config, corpora)
+        place, contents = _generator(config, corpora, folder, progress)
+        chunks = plan(config, starts, contents)
+        _generate(config, chunks, place, folder, progress)
+        accounts, chosen = [], {}
+        for task, template in config.templates().items():
+            streams: dict[str, list[Text]] = {name: [] for name in template.streams}
+            for chunk in chunks:
+                if chunk.task == task:
+                    streams[chunk.stream] += saved(folder / "chunks", chunk) or []
+            chosen[task], found = select(task, template, streams, config.quota, config.seed)
+            write_task(folder, task, template, chosen[task])
+            accounts += found
+        write_card(folder, config, command, accounts, chosen)
+        return accounts
+    finally:
+        lock.release()
+
+
+def _generator(
+    config: Synthesis, corpora: Mapping[str, Sequence[str]], folder: Path, progress: bool
+) -> tuple[str, str]:
+    """(where the language model is, a digest of what it is); a stand-in is made where it is not there yet."""
+    own = config.generator
+    if own.name is not None:
+        home = Path(own.name).expanduser()
+        files = sorted(str(path) for path in home.iterdir() if path.is_file()) if home.is_dir() else []
+        return own.name, digest(own.dtype, listing_digest(files) if files else own.name)
+    assert own.train is not None
+    texts = list(corpora.values())
+    contents = digest(own.dtype, own.train.model_dump(), texts, config.seed)
+    home = folder / f"generator-{contents[:12]}"
+    if not home.is_dir():
+        with stage("making a stand-in for the language model", progress), disk_errors(folder):
+            make_stand_in(own.train, texts, config.seed, home, partial(line, enabled=progress))
+    return str(home.absolute()), contents
+
+
+def _generate(config: Synthesis, chunks: Sequence[Chunk], place: str, folder: Path, progress: bool) -> None:
+    home = folder / "chunks"
+    missing = [chunk for chunk in chunks if saved(home, chunk) is None]
+    if not missing:
+        return
+    done = len(chunks) - len(missing)
+    count = kept = 0
+    with Progress("synthesize", len(chunks), done, progress, unit="chunk", facts=_facts) as show:
+        for chunk, texts in _written(config, missing, place):
+            save(home, chunk, texts)
+            count += len(texts)
+            kept += sum(text.dropped == KEPT for text in texts)
+            show({"what": f"{chunk.task} {chunk.stream}", "kept": kept / count})
+
+
+def _facts(row: Mapping[str, Any]) -> str:
+    return f"{row['what']}  {row['kept']:.0%} usable"
+
+
+def _written(config: Synthesis, chunks: Sequence[Chunk], place: str) -> Iterator[tuple[Chunk, list[Text]]]:
+    """Chunks with their texts, as they are done, in any order."""
+    resources = config.resources
+    if resources.executor == "local":
+        writer = Writer(config, place)
+        yield from ((chunk, writer(chunk)) for chunk in chunks)
+        return
+    from flray.engine.ray.spread import spread
+
+    work = partial(Writer, config, place)
+    yield from spread(work, chunks, resources.actors, resources.num_cpus, resources.num_gpus, resources.address)
