@@ -58,6 +58,7 @@ class Judged(NamedTuple):
     another: str  # why ours is not the paper's experiment; empty where it is
     left: list[tuple[str, str]]  # rows that could not run here, and why
     commands: list[str]  # of the others
+    lower: bool  # a measure of which less is better
 
 
 def judge(plan: Plan, scale: str, extra: Sequence[str], margin: float) -> list[Judged]:
@@ -135,7 +136,7 @@ def _judged(
     lower = any(smaller_is_better(column) for column in columns)
     found = claims({row.name: row.printed.mean for row in done}, {row.name: row.ours for row in done}, lower)
     told = verdict(not other, [row.p for row in rows], found) if done else NOT_COMPARABLE
-    return Judged(setting, name, rows, found, told, _why(rows, found, left, other, margin), other, left, [])
+    return Judged(setting, name, rows, found, told, _why(rows, found, left, other, margin), other, left, [], lower)
 
 
 def _why(

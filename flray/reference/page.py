@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 OURS, THEIRS = "#0072B2", "#E69F00"  # of Okabe and Ito, as in every figure
+JOINED = "#9aa5b1"
 HEADS = ("method", "paper", "ours", "seeds", "difference")
 
 
@@ -101,36 +102,50 @@ def table_name(key: str) -> str:
 
 
 def figure(judged: Sequence[Judged]) -> Any:
-    """Ours and the paper's mean of every method, joined by a line; single seeds as small dots. A panel a cell."""
+    """Ours and the paper's mean of every method; single seeds as small dots. A row of panels a cell.
+
+    Where all of it is the paper's own experiment, ours and theirs are joined on one axis. Otherwise only their order
+    can be compared, and each has an axis of its own, on which a line runs through the methods: where the order holds,
+    ours bends back as little as theirs.
+    """
     shown = [each for each in judged if each.rows]
-    heights = [len(each.rows) for each in shown] or [1]
-    drawn = blank(7.2, 1.0 + 0.34 * sum(heights) + 0.75 * len(heights))
-    panels = drawn.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, each in zip(panels, shown, strict=False):
-        panel(axis, each)
+    heights, apart = [len(each.rows) for each in shown] or [1], any(each.another for each in shown)
+    drawn = blank(9.6 if apart else 7.2, 1.0 + 0.34 * sum(heights) + 0.75 * len(heights))
+    panels = drawn.subplots(len(heights), 1 + apart, squeeze=False, height_ratios=heights)
+    for axes, each in zip(panels, shown, strict=False):
+        panel(axes, each)
     if shown:
         handles = [
-            panels[0].scatter([], [], color=THEIRS, marker="D", s=36, label="paper"),
-            panels[0].scatter([], [], color=OURS, s=40, label="ours: mean, small dots: single seeds"),
+            panels[0, 0].scatter([], [], color=THEIRS, marker="D", s=36, label="paper"),
+            panels[0, 0].scatter([], [], color=OURS, s=40, label="ours: mean, small dots: single seeds"),
         ]
         drawn.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
-        panels[-1].set_xlabel("accuracy (%)" if all(each.measure == "accuracy" for each in shown) else "%")
+        for axis in panels[-1]:
+            axis.set_xlabel("accuracy (%)" if all(each.measure == "accuracy" for each in shown) else "%")
     return drawn
 
 
-def panel(axis: Any, judged: Judged) -> None:
-    """One cell: methods from the paper's best at the top to its worst."""
-    rows = sorted(judged.rows, key=lambda row: row.printed.mean)
+def panel(axes: Sequence[Any], judged: Judged) -> None:
+    """One cell, on one axis or on two, the paper's and ours: methods from the paper's best at the top to its worst."""
+    rows = sorted(judged.rows, key=lambda row: row.printed.mean, reverse=judged.lower)
+    theirs, ours = axes[0], axes[-1]
+    done = [(row.mean, y) for y, row in enumerate(rows) if row.ours]
+    if theirs is not ours:
+        theirs.plot([row.printed.mean for row in rows], range(len(rows)), color=JOINED, linewidth=1.2, zorder=1)
+        ours.plot([x for x, _ in done], [y for _, y in done], color=JOINED, linewidth=1.2, zorder=1)
     for y, row in enumerate(rows):
         if row.ours:
-            axis.plot([row.printed.mean, row.mean], [y, y], color="#9aa5b1", linewidth=1.2, zorder=1)
-            axis.scatter([*row.ours.values()], [y] * len(row.ours), color=OURS, s=9, alpha=0.6, linewidth=0, zorder=2)
-            axis.scatter([row.mean], [y], color=OURS, s=40, zorder=3)
-        axis.scatter([row.printed.mean], [y], color=THEIRS, marker="D", s=36, zorder=3)
-    axis.set_yticks(range(len(rows)), [row.name for row in rows])
-    axis.set_ylim(-0.6, len(rows) - 0.4)
-    axis.set_title(f"{title_of(judged)}: {judged.verdict}", fontsize=10, loc="left")
-    plain(axis)
+            if theirs is ours:
+                ours.plot([row.printed.mean, row.mean], [y, y], color=JOINED, linewidth=1.2, zorder=1)
+            ours.scatter([*row.ours.values()], [y] * len(row.ours), color=OURS, s=9, alpha=0.6, linewidth=0, zorder=2)
+            ours.scatter([row.mean], [y], color=OURS, s=40, zorder=3)
+        theirs.scatter([row.printed.mean], [y], color=THEIRS, marker="D", s=36, zorder=3)
+    for axis in axes:
+        axis.set_yticks(range(len(rows)), [row.name for row in rows] if axis is theirs else [""] * len(rows))
+        axis.set_ylim(-0.6, len(rows) - 0.4)
+        plain(axis)
+    lower = " (lower is better)" if judged.lower else ""
+    theirs.set_title(f"{title_of(judged)}{lower}: {judged.verdict}", fontsize=10, loc="left")
 
 
 def write(folder: Path, key: str, scale: str, judged: Sequence[Judged], seeds: int, again: str) -> list[Path]:
@@ -164,7 +179,8 @@ def put_on_page(page: Path, key: str, scale: str, section: str, picture: Path) -
         text = page.read_text(encoding="utf-8") if page.exists() else INTRODUCTION
         if begin in text and end in text:
             head, _, rest = text.partition(begin)
-            text = head + block + rest.partition(end)[2].lstrip("\n")
+            after = rest.partition(end)[2].lstrip("\n")
+            text = head + block + (f"\n{after}" if after else "")
         else:
             text = f"{text.rstrip()}\n\n{block}"
         page.parent.mkdir(parents=True, exist_ok=True)

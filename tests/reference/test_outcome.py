@@ -66,7 +66,15 @@ def test_what_is_written_is_found_again(planned, tmp_path):
     text = paths[0].read_text()
     assert "| FedAvg | 56.13 |" in text and "* FedSOL was not run: the data set is not below data.root." in text
     assert "    flray run configs/fedsol/cifar10_lda01.yaml preset=tiny algorithm=fedavg,fedprox seed=0..1\n" in text
-    assert len(figure(judged).axes[0].collections) >= 4
+    theirs, ours = figure(judged).axes  # another scale: only the order can be seen, on axes of their own
+    assert [line.get_xdata().tolist() for line in theirs.lines] == [[56.13, 59.80]]
+    assert ours.lines[0].get_xdata().tolist() == [row.mean for row in judged[0].rows]
+    (axis,) = figure(judge(planned, "full", [], 2.0)).axes  # the same experiment: ours beside theirs
+    assert [line.get_xdata()[0] for line in axis.lines] == [56.13, 59.80]
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["FedAvg", "FedProx"]
+    lower = figure([judged[0]._replace(lower=True)]).axes[0]
+    assert [text.get_text() for text in lower.get_yticklabels()] == ["FedProx", "FedAvg"]
+    assert "lower is better" in lower.get_title(loc="left")
 
 
 def test_a_cell_of_which_nothing_ran_says_why(planned):
@@ -85,7 +93,7 @@ def section(verdict, ours=61.0):
         Compared("FedSOL", Printed(64.0, None, None), {0: ours}, 1, 0, math.nan),
     ]
     found = claims({"FedAvg": 60.0, "FedSOL": 64.0}, {row.name: row.ours for row in rows})
-    return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [], [])
+    return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [], [], False)
 
 
 def test_a_page_keeps_the_other_sections_and_writes_its_own_again(tmp_path):
@@ -102,6 +110,7 @@ def test_a_page_keeps_the_other_sections_and_writes_its_own_again(tmp_path):
         picture,
     )
     text = page.read_text()
+    assert "-->\n<!--" not in text and "\n\n\n" not in text
     assert "stale" not in text and text.index(HOLDS) < text.index("kept") and text.count("<!-- fedsol") == 1
     for target in re.findall(r"!\[[^]]*\]\((.*?)\)", text):
         assert (tmp_path / target).read_bytes() == b"png"
