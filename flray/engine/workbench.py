@@ -130,6 +130,12 @@ class Workbench:
             proxy = self.load_proxy()[0]
             normalizer = Normalizer(proxy.mean, proxy.std, device)
             self._revealed = Stored(proxy.x, proxy.y, normalizer, proxy.same_labels)
+            labels = [name for name, probe in self.probes.items() if "proxy_labels" in probe.reads]
+            if labels and not self._revealed.same_labels:
+                raise ConfigError(
+                    f"diagnostics: {labels[0]} with these options reads labels of the public data, which have none of "
+                    "the private data's classes; see proxy.labelled and proxy.same_labels, or leave it out"
+                )
         self.proxy = self._revealed if experiment.algorithm.needs_proxy else None
 
     def load_proxy(self) -> tuple[Proxy, np.ndarray]:

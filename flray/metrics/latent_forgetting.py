@@ -41,7 +41,7 @@ class LatentForgetting(Probe, Signal, Detector, frozen=True):
 
     @property
     def reads(self) -> Reads:
-        return frozenset({"proxy", "tests"}) if self.gradients_every else frozenset()
+        return frozenset({"proxy", "proxy_labels", "tests"}) if self.gradients_every else frozenset()
 
     def observe(self, ctx: Context, view: FinishView, memory: Any) -> tuple[Sequence[Row], Any]:
         before, after = view.point(view.before), average(view) or view.point(view.after)

@@ -11,6 +11,7 @@ from torch import nn
 
 import flray
 from flray.core.classes import ClassSet
+from flray.core.errors import ConfigError
 from flray.core.objective import Objective
 from flray.loader import load_config
 from flray.metrics.gradients import fisher_trace, gradient_variance, pseudo_gradient_cosine
@@ -74,3 +75,13 @@ def test_the_probe_reports_them_where_it_is_asked_to(tmp_path, labels):
     for name in ("gradient_variance", "cosine", "fisher_trace"):
         assert table[name].notna().tolist() == [True, False, True]
     assert (table["gradient_variance"].dropna() > 0).all() and table["cosine"].abs().max() <= 1
+
+
+def test_public_data_without_labels_are_told_of_before_the_first_round(tmp_path):
+    config = {**CONFIG, "diagnostics": [{**PROBE, "gradients_every": 1}]}
+    config["proxy"] = {**config["proxy"], "labelled": False}
+    with pytest.raises(ConfigError, match="latent_forgetting with these options reads labels of the public data"):
+        flray.run(load_config(config)[0], out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "rounds").exists()
+    never = {**config, "rounds": 1, "diagnostics": [PROBE]}
+    assert len(flray.run(load_config(never)[0], out=tmp_path / "never", progress=False).rounds) == 1
