@@ -29,6 +29,7 @@ from flray.data.cache import Array
 from flray.data.client_data import ClientSamples
 from flray.engine.block import samples_at_once
 from flray.engine.counts import Evaluator, Tally
+from flray.engine.node_memory import share_frozen
 from flray.experiment import CohortConfig, Experiment
 from flray.models import build_model, starts_from
 from flray.scenario import Scenario, Stage, meanings, relabelled
@@ -80,7 +81,10 @@ class Stored:
 class Workbench:
     """Data, model and algorithm of one experiment on one device."""
 
-    def __init__(self, experiment: Experiment, roll: Roll, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, experiment: Experiment, roll: Roll, device: torch.device | str = "cpu", one_of_many: bool = False
+    ) -> None:
+        """`one_of_many`: other processes of the node build the same, and share with it what nobody trains."""
         self.experiment, self.roll = experiment, roll
         self.probes = experiment.probes()
         self.algorithm = experiment.algorithm
@@ -112,6 +116,8 @@ class Workbench:
         with torch.random.fork_rng(devices=[]):  # what an algorithm adds draws its own initial values
             torch.manual_seed(seeding.torch_seed(experiment.seed, "networks"))
             module, networks = (make(module, self.inputs) for make in (self.algorithm.module, self.algorithm.networks))
+        if one_of_many and device.type == "cpu":
+            share_frozen((module, *networks.values()))
         self.objective, self.net = objectives(module, networks, device, experiment.precision)
         self.listener: Callable[[Clock, str, int, int], None] | None = None  # to the server's progress in a moment
         self._later = self.objective  # from the second task on

@@ -56,7 +56,10 @@ def load_weights(module: nn.Module, source: str, head: Head) -> None:
     left = sorted(found.keys() - own.keys())
     if left:
         raise ConfigError(f"{what} has {left[0]}, which {type(module).__name__} has not; it is of another network")
-    module.load_state_dict(found, strict=False)
+    # a frozen one that is there already is not written again: it may be mapped from a file that processes share
+    frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    there = {name for name in frozen & found.keys() if name in own and torch.equal(own[name], found[name])}
+    module.load_state_dict({name: t for name, t in found.items() if name not in there}, strict=False)
 
 
 def save_weights(

@@ -87,7 +87,7 @@ class ClientActor(ClientNodes):
     def setup(self, recipe: Recipe, key: str, threads: int) -> int:
         """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns the process id."""
         if key != self._key:
-            self._client = Client(Workbench(recipe.read(), recipe.roll, prepare(threads)))
+            self._client = Client(Workbench(recipe.read(), recipe.roll, prepare(threads), one_of_many=True))
             self._key, self._threads = key, threads
         return os.getpid()
 
@@ -133,7 +133,8 @@ class ServerActor(ServerNodes):
     """Holds the global state; see :class:`Server`."""
 
     def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
-        self._server = Server(Workbench(recipe.read(), recipe.roll, prepare(threads)), Path(folder), lock=lock)
+        bench = Workbench(recipe.read(), recipe.roll, prepare(threads), one_of_many=True)
+        self._server = Server(bench, Path(folder), lock=lock)
         self._answer, self._ahead, self._threads = None, None, threads
         return self._server.facts()
 

@@ -1,0 +1,73 @@
+"""What nobody trains, once a node: its processes map one file instead of holding a copy each."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from bisect import bisect
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flray.core.disk import array_checksum
+from flray.data.cache import Entry, cache_root, digest, fetch
+
+LEAST = 16 * 2**20  # bytes: what is smaller is not worth a file
+ALIGNED = 64  # bytes, as a tensor of its own would lie
+
+
+def share_frozen(networks: Iterable[nn.Module]) -> int:
+    """Let the frozen parameters of the networks lie in memory that all processes of the node share; returns its bytes.
+
+    They are written once to the data cache, under the checksum of their contents, and mapped. A parameter that is
+    written to after all is copied, page by page, and becomes the process's own. Nothing is done for what lies on a GPU,
+    for less than 16 MiB, and for what is mapped already, as transformers does with a float32 `.safetensors` file.
+    """
+    files = _mapped_files()
+    frozen = {id(p): p for network in networks for p in network.parameters() if not p.requires_grad}
+    private = [p for p in frozen.values() if p.device.type == "cpu" and p.is_contiguous() and not _inside(p, files)]
+    sizes = [-(-p.nbytes // ALIGNED) * ALIGNED for p in private]
+    starts = [0, *np.cumsum(sizes).tolist()]
+    if starts[-1] < LEAST:
+        return 0
+    key = digest("frozen", ALIGNED, *(array_checksum(_bytes(p)) for p in private))  # where each lies follows from it
+
+    def build() -> Entry:
+        flat = np.zeros(starts[-1], np.uint8)
+        for p, start in zip(private, starts, strict=False):
+            flat[start : start + p.nbytes] = _bytes(p)
+        return Entry({"tensors": flat}, {})
+
+    fetch(key, build)  # compared with its checksum
+    mapped = torch.from_numpy(np.load(cache_root() / "data" / key / "tensors.npy", mmap_mode="c"))
+    for p, start in zip(private, starts, strict=False):
+        p.data = mapped[start : start + p.nbytes].view(p.dtype).view(p.shape)
+    with suppress(AttributeError):  # another libc
+        ctypes.CDLL(None).malloc_trim(0)  # else it keeps the copies' pages for later
+    return int(starts[-1])
+
+
+def _mapped_files() -> list[tuple[int, int]]:
+    """Where this process has files mapped: (first address, the one after the last), in order; none known: empty."""
+    found = []
+    with suppress(FileNotFoundError), Path("/proc/self/maps").open() as lines:
+        for line in lines:
+            where, _, _, _, inode, *_ = line.split()
+            if inode != "0":
+                first, last = where.split("-")
+                found.append((int(first, 16), int(last, 16)))
+    return found
+
+
+def _inside(p: Tensor, ranges: list[tuple[int, int]]) -> bool:
+    place = bisect(ranges, (p.data_ptr(), sys.maxsize)) - 1
+    return place >= 0 and p.data_ptr() < ranges[place][1]
+
+
+def _bytes(p: Tensor) -> np.ndarray:
+    """A contiguous tensor's bytes, not copied."""
+    return p.detach().reshape(-1).view(torch.uint8).numpy()
