@@ -65,8 +65,9 @@ def as_markdown(page: Report) -> str:
     """The sentences and the tables; no pictures."""
     parts = [f"# {page.title}\n", f"{page.setting}\n" if page.setting else ""]
     parts.append("\n".join(f"* {answer}" for answer in page.answers) + "\n")
-    if page.caveats:
-        parts.append("## What to mind\n\n" + "\n".join(f"* {caveat}" for caveat in page.caveats) + "\n")
+    mind = (*page.caveats, *(f"{note}." for note in page.notes))
+    if mind:
+        parts.append("## What to mind\n\n" + "\n".join(f"* {sentence}" for sentence in mind) + "\n")
     lead = [(part.title, part.table, part.note) for part in page.lead if part.table is not None]
     for title, table, note in (*lead, *_tables(page)):
         parts.append(f"## {title}\n\n" + (f"{note}\n\n" if note else "") + to_markdown(table))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,7 @@ def test_what_is_not_comparable_and_who_is_served_how_stand_on_the_page(folders:
         "Not comparable: 1 of 2 settings differ from fedsol, rounds=2 in rounds (9 against"
     )
     assert found.changed.set_index("key").loc["rounds", "values"] == "2 (8 runs); 9 (1 runs)"
+    assert "* of a sweep.\n" in as_markdown(replace(found, caveats=(), notes=("of a sweep",)))
     assert "## What to mind" in as_markdown(found) and json.loads(as_json(found))["caveats"] == list(found.caveats)
 
 
