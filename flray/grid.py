@@ -103,11 +103,11 @@ def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
 
 
 def _changed(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """The keys that make another experiment of what is in a folder."""
+    """The keys that make another experiment of what is in a folder; more rounds do, because a grid asks for so many."""
     return [
         key
         for key in wanted
-        if key.partition(".")[0] not in ("resources", "address", "storage") and str(wanted[key]) != str(there.get(key))
+        if (key == "rounds" or key.partition(".")[0] not in RESUMABLE) and str(wanted[key]) != str(there.get(key))
     ]
 
 

@@ -22,3 +22,13 @@ def test_a_run_of_a_flray_that_did_not_know_all_keys_is_gone_on_with(tmp_path):
     assert cell_status(cell, tmp_path) == "finished"
     with pytest.raises(CheckpointError, match=r"evaluate\.every is 1 there, 7 here"):
         cell_status(load_config(QUICK, ["evaluate.every=7"])[0], tmp_path)
+
+
+def test_what_a_resume_may_change_makes_no_other_experiment(tmp_path):
+    """A grid can be gone on with by a tracker, other checkpoints or other actors; more rounds are another grid."""
+    (tmp_path / "config.yaml").write_text(load_config(QUICK)[0].yaml())
+    (tmp_path / "STATUS").write_text("interrupted after round 3")
+    (cell,) = load_config(QUICK, ["track=[mlflow]", "checkpoint.every=3", "resources.executor=local"])
+    assert cell_status(cell, tmp_path) == "resumed"
+    with pytest.raises(CheckpointError, match="rounds is 30 there, 40 here"):
+        cell_status(load_config(QUICK, ["rounds=40"])[0], tmp_path)

@@ -194,7 +194,7 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option(help="the page; default: report.html, or .md, .json")] = None,
     format: Annotated[
-        str | None, typer.Option(help="html, md or json; default: what the name of --out says, or html")
+        str | None, typer.Option(help="html, md or json; default: how the name of --out ends, or html")
     ] = None,
     metric: Annotated[
         str | None,
@@ -216,8 +216,7 @@ def report(
     from flray.results.report_formats import FORMATS
     from flray.results.report_page import Lead, gather, write
 
-    suffix = (out.suffix if out is not None else "").removeprefix(".")
-    form = format or (suffix if suffix in FORMATS else "html")
+    form = format or (out.suffix if out is not None else "").removeprefix(".") or "html"
     if form not in FORMATS:
         raise unknown("report format", form, FORMATS)
     lead = [_trials(Path(folder), form == "html") for folder in folders if (Path(folder) / "sweep.yaml").exists()]
