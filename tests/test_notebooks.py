@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,12 +45,12 @@ def test_an_interrupted_cell_leaves_a_run_that_goes_on(kernel: Any, tmp_path: Pa
     config = {**CONFIG, "resources": {"executor": executor, "client_actors": 1}}
     ask(kernel, "import flray")
     run = f"flray.run({config!r}, out={str(tmp_path / 'run')!r})"
-    shown = ask(kernel, run, until="round 12 of")
+    shown = ask(kernel, run, until=r"round \d{2,} of")
     assert "KeyboardInterrupt" in shown and "<progress" in shown
     status = Run(tmp_path / "run").status
     assert status.startswith("interrupted after") and "resume" in status
     done = len(Run(tmp_path / "run").rounds)
-    assert done >= 12
+    assert done >= 10
     # the same kernel goes on with it, and what comes out is what a run without a break gives
     ask(kernel, f"a = flray.resume({str(tmp_path / 'run')!r}, rounds={done + 5})")
     ask(kernel, f"b = flray.run({config | {'rounds': done + 5}!r}, out={str(tmp_path / 'whole')!r})")
@@ -71,7 +72,7 @@ def kernel(tmp_path: Path) -> Iterator[Any]:
 def ask(kernel: Any, code: str, until: str | None = None, patience_s: float = 200.0) -> str:
     """Runs a cell and returns all that it shows; an error in it fails the test.
 
-    With `until` the kernel is interrupted once the cell has shown that, and has to end with an error.
+    With `until`, a pattern, the kernel is interrupted once the cell has shown that, and has to end with an error.
     """
     manager, client = kernel
     client.execute(code)
@@ -87,7 +88,7 @@ def ask(kernel: Any, code: str, until: str | None = None, patience_s: float = 20
         shown += json.dumps(content)
         if kind == "error":
             assert until == "", f"{code}: {content['ename']}: {content['evalue']}\n{shown}"
-        if until and until in shown:
+        if until and re.search(until, shown):
             manager.interrupt_kernel()
             until = ""
     else:

@@ -194,11 +194,11 @@ def test_a_killed_conductor_is_replaced_from_the_last_checkpoint(two_workers, tm
 def test_an_error_of_the_model_fails_the_run_with_its_traceback(workers, tmp_path, ray_cluster):
     with pytest.raises(
         ClientError,
-        match=r"training failed in round 2, seed 3, worker \d of \d: ZeroDivisionError: made up by the test",
+        match=r"training failed in task 0, round 2, seed 3, worker \d of \d: ZeroDivisionError: made up by the test",
     ):
         simulate(config(workers, model={"at": 24 * 4 // workers + 5, "fault": True}), tmp_path / "run")
     run = flray.load(tmp_path / "run")
-    assert run.status.startswith("failed: training failed in round 2")
+    assert run.status.startswith("failed: training failed in task 0, round 2")
     assert run.rounds["round"].tolist() == [1] and checkpoint.latest(run.folder).position.done == 1
     free_cpus(ray_cluster)
 
