@@ -36,8 +36,8 @@ def test_it_loads_with_every_algorithm_that_has_what_it_needs(path):
         small = load_config(path, ["preset=small"])[0]
         from_scratch = config.model.options.get("pretrained") is not None and small.model.options["pretrained"] is None
         assert small.rounds < config.rounds or from_scratch
-        smaller = (small.data.train_size, small.data.resize, small.model.name)
-        assert smaller != (config.data.train_size, config.data.resize, config.model.name)
+        smaller = (small.data.train_size, small.data.resize, small.data.max_length, small.model.name)
+        assert smaller != (config.data.train_size, config.data.resize, config.data.max_length, config.model.name)
         assert (small.partition.name, small.partition.alpha) == (config.partition.name, config.partition.alpha)
 
 

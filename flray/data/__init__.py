@@ -2,7 +2,7 @@
 
 from flray.core.messages import Batch
 from flray.data.batching import Batches, Normalizer, eval_batches
-from flray.data.checks import LabelWarning, check_classes
+from flray.data.checks import CutWarning, LabelWarning, check_classes
 from flray.data.data_config import Augment, Constants, DataConfig, ProxyConfig
 from flray.data.dataset import Dataset, LeakWarning, load_dataset
 from flray.data.proxy import Proxy, load_proxy
@@ -15,6 +15,7 @@ __all__ = [
     "Batch",
     "Batches",
     "Constants",
+    "CutWarning",
     "DataConfig",
     "Dataset",
     "LabelWarning",

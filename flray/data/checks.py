@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 
 class LabelWarning(UserWarning):
-    """Rows of a data set that are left out because they have no label of the task, labels that may mark such rows,
-    texts that are cut off, a test of one class."""
+    """Rows of a data set that are left out because they have no label of the task, labels that may mark such rows, a
+    test of one class."""
+
+
+class CutWarning(UserWarning):
+    """Texts that are longer than `data.max_length` and lose their end."""
 
 
 def check_splits(splits: Splits, config: DataConfig) -> None:
@@ -59,6 +63,14 @@ def check_splits(splits: Splits, config: DataConfig) -> None:
             raise DataError(
                 f"{what} samples have shape {split.x.shape[1:]} and train samples {splits.train.x.shape[1:]}"
             )
+
+
+def note_cut(splits: Splits, config: DataConfig) -> None:
+    """A `CutWarning`, once a process, where texts were cut off."""
+    if splits.cut:
+        parts = " and ".join(f"{count} of {size} texts of {name}" for name, count, size in splits.cut)
+        text = f"data set {config.source!r}: {parts} are longer than data.max_length {config.max_length} and cut off"
+        warnings.warn(text, CutWarning, stacklevel=1)
 
 
 def check_classes(dataset: Dataset) -> None:

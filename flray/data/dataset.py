@@ -11,7 +11,7 @@ from flray.core.disk import array_checksum, checksum
 from flray.core.errors import ConfigError, DataError
 from flray.core.seeding import rng
 from flray.data.cache import Array, Entry, digest, fetch
-from flray.data.checks import LabelWarning, check_fit, check_splits
+from flray.data.checks import LabelWarning, check_fit, check_splits, note_cut
 from flray.data.data_config import Augment, Constants, DataConfig
 from flray.data.published import CONSTANTS, FEDZOO, plain_name
 from flray.data.sources import load_splits
@@ -94,6 +94,7 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     check_fit(raw, config)
     for note in raw.notes:
         warnings.warn(note, LabelWarning, stacklevel=2)
+    note_cut(raw, config)
     source_key = raw.key or array_checksum(*[a for s in (raw.train, raw.test) if s for a in s])
     changes = {
         name: getattr(config, name)

@@ -49,7 +49,8 @@ class Splits(NamedTuple):
 
     `vocabulary` belongs to token ids; `notes` tell the user what was left out; `content` is the checksum of samples
     from the cache, or "". `sources` are the names of what `Split.source` numbers; where each of them has classes of its
-    own, as a union of text has, `source_of` is the source of every class, else empty.
+    own, as a union of text has, `source_of` is the source of every class, else empty. `cut`: (split, texts of it that
+    were cut off, all of them) where there are any.
     """
 
     train: Split
@@ -61,6 +62,7 @@ class Splits(NamedTuple):
     content: str = ""
     sources: tuple[str, ...] = ()
     source_of: tuple[int, ...] = ()
+    cut: tuple[tuple[str, int, int], ...] = ()
 
 
 def cached(key: str, build: Callable[[], Splits]) -> Splits:
@@ -71,8 +73,8 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
         arrays = pack(splits.train, splits.test)
         meta: dict[str, Any] = {"classes": list(splits.classes), "notes": list(splits.notes)}
         meta["sources"] = list(splits.sources)
-        if splits.source_of:
-            meta["source_of"] = list(splits.source_of)
+        more = {"source_of": splits.source_of, "cut": splits.cut}
+        meta |= {name: list(values) for name, values in more.items() if values}
         if splits.vocabulary is not None and splits.vocabulary.tokenizer is not None:
             arrays["tokenizer"], meta["vocabulary"] = splits.vocabulary.tokenizer, list(splits.vocabulary[:3])
             if splits.vocabulary.labels:
@@ -88,8 +90,10 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     if vocabulary is not None and "words" in entry.meta:
         labels, task_of, tasks = (tuple(numbers) for numbers in entry.meta["words"])
         vocabulary = vocabulary._replace(labels=labels, task_of=task_of, tasks=tasks)
-    classes, notes, *of = (tuple(entry.meta.get(name, ())) for name in ("classes", "notes", "sources", "source_of"))
-    return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), *of)
+    told = ("classes", "notes", "sources", "source_of")
+    classes, notes, sources, source_of = (tuple(entry.meta.get(name, ())) for name in told)
+    cut = tuple((str(name), int(count), int(size)) for name, count, size in entry.meta.get("cut", ()))
+    return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources, source_of, cut)
 
 
 def content_of(entry: Entry) -> str:

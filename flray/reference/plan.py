@@ -12,6 +12,7 @@ from typing import NamedTuple
 import flray
 from flray.core.errors import ConfigError, FlrayError
 from flray.data.sources import at_hand
+from flray.data.sources.union import sets_of
 from flray.experiment import RESUMABLE, Experiment
 from flray.loader import load_config
 from flray.overrides import pair
@@ -112,9 +113,12 @@ def missing(experiment: Experiment) -> str:
     wanted = [experiment.data]
     if experiment.proxy is not None and experiment.algorithm.needs_proxy and experiment.proxy.source not in DRAWN:
         wanted.append(experiment.proxy)
-    for data in wanted:
+    for whole in wanted:
         try:
-            if not at_hand(data):
+            parts = sets_of(whole).values() if whole.source == "union" else [whole]
+            for data in parts:
+                if at_hand(data):
+                    continue
                 where = f"below {data.root}" if data.root else "below data.root"
                 return f"the data set {data.source} is not {where}"
         except FlrayError as error:

@@ -172,7 +172,7 @@ def table_splits(
             )
         if not table.data.num_rows:
             raise DataError(f"{where}: {split} has no rows; choose another split with options, or copy its files again")
-    notes: tuple[str, ...] = ()
+    notes, cut = tuple[str, ...](), tuple[tuple[str, int, int], ...]()
     if columns.kind == "text":
         from flray.data.sources.text import labelled
 
@@ -189,7 +189,6 @@ def table_splits(
         names = tuple(columns.values[int(value)] for value in names)
     if columns.kind == "text":
         vocabulary, inputs, cut = _texts(config, tables, columns, names, vocabulary, where)
-        notes += cut
     groups: list[Array | None] = [None] * len(inputs)
     domains, sources = list(groups), tuple[str, ...]()
     if columns.group:
@@ -201,7 +200,7 @@ def table_splits(
         domains = list(found)
     splits = [Split(*parts) for parts in zip(inputs, labels, groups, domains, strict=True)]
     test = splits[1] if len(splits) > 1 else None
-    return Splits(splits[0], test, names, vocabulary=vocabulary, notes=notes, sources=sources)
+    return Splits(splits[0], test, names, vocabulary=vocabulary, notes=notes, sources=sources, cut=cut)
 
 
 def table_texts(config: DataConfig, table: Table, where: str) -> list[list[str]]:
@@ -219,10 +218,11 @@ def _texts(
     classes: tuple[str, ...],
     vocabulary: Vocabulary | None,
     where: str,
-) -> tuple[Vocabulary, list[Array], tuple[str, ...]]:
-    """The vocabulary, with the words of the classes where they are asked for, the token ids of every split, notes."""
+) -> tuple[Vocabulary, list[Array], tuple[tuple[str, int, int], ...]]:
+    """The vocabulary, with the words of the classes where they are asked for; the token ids of every split; `cut` of
+    `Splits`."""
     from flray.data.sources.prompts import literals, with_words, words_of
-    from flray.data.sources.text import cut_off, texts_of, token_ids
+    from flray.data.sources.text import texts_of, token_ids
 
     answers = bool(config.words) and (vocabulary is None or not vocabulary.labels)  # public text has the private words
     words = words_of(config, classes, where) if answers else ()
@@ -230,10 +230,8 @@ def _texts(
     vocabulary, found = token_ids(config, texts, vocabulary, [*words, *literals(columns.prompt)], where)
     if words:
         vocabulary = with_words(vocabulary, classes, words, where)
-    notes = [
-        cut_off(cut, len(ids), split, config.max_length, where) for split, (ids, cut) in zip(tables, found, strict=True)
-    ]
-    return vocabulary, [ids for ids, _ in found], tuple(note for each in notes for note in each)
+    cut = [(name, count, len(ids)) for name, (ids, count) in zip(("train", "test"), found, strict=False) if count]
+    return vocabulary, [ids for ids, _ in found], tuple(cut)
 
 
 def _domains(tables: Mapping[str, Table], column: str, what: str) -> tuple[list[Array], tuple[str, ...]]:

@@ -148,14 +148,6 @@ def encode(vocabulary: Vocabulary, columns: Sequence[Sequence[str]], length: int
     return out, cut
 
 
-def cut_off(cut: int, count: int, split: str, length: int, where: str) -> tuple[str, ...]:
-    """A note where texts of a split were longer than `length` token ids."""
-    text = (
-        f"{where}: {cut} of {count} texts of {split} are longer than {length} token ids (data.max_length) and cut off"
-    )
-    return (text,) if cut else ()
-
-
 def pretrained(name: str, download: bool) -> Vocabulary:
     """The vocabulary of a Hugging Face tokenizer: a folder, or a name in the local hub cache (or on the hub, with
     `download`)."""

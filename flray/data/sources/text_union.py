@@ -6,12 +6,14 @@ tokenizer.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from flray.core.errors import ConfigError, DataError
 from flray.data.cache import Array, Entry, digest, fetch
+from flray.data.checks import CutWarning
 from flray.data.data_config import DataConfig
 from flray.data.sources.prompts import MARKS, known_words, literals, prompt_of, task_marks
 from flray.data.sources.table_sources import train_texts
@@ -28,6 +30,7 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
     Raises `ConfigError` for what a set, not a union, must say, `DataError` where a given vocabulary is of other tasks.
     """
     from flray.data.dataset import load_dataset
+    from flray.data.sources import load_splits
 
     _check(config, sets)
     answers = bool(vocabulary.labels if vocabulary is not None else config.words)
@@ -38,7 +41,10 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
         )
     base = _base(config, sets, answers) if vocabulary is None else vocabulary._replace(tasks=())
     length = config.max_length - answers
-    parts = [load_dataset(own.model_copy(update={"max_length": length}), base) for own in sets.values()]
+    shorter = [own.model_copy(update={"max_length": length}) for own in sets.values()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CutWarning)  # one of the union says it of all
+        parts = [load_dataset(own, base) for own in shorter]
     task_of = tuple(task for task, part in enumerate(parts) for _ in part.classes)
     if vocabulary is None:
         vocabulary = base
@@ -54,7 +60,8 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
             _together(splits, firsts, marks)
             for splits in ([part.train for part in parts], [part.test for part in parts])
         )
-        return Splits(train, test, classes, vocabulary=found, sources=tuple(sets), source_of=task_of)
+        cut = _cut([load_splits(own, base) for own in shorter])
+        return Splits(train, test, classes, vocabulary=found, sources=tuple(sets), source_of=task_of, cut=cut)
 
     return cached(digest("text union", classes, [part.fingerprint for part in parts], found.fingerprint), build)
 
@@ -98,6 +105,15 @@ def _base(config: DataConfig, sets: Mapping[str, DataConfig], answers: bool) -> 
     entry = fetch(digest("vocabulary", [name for name, _ in read], words, marks), build)
     size, pad, separator = entry.meta["vocabulary"]
     return Vocabulary(size, pad, separator, entry.arrays["tokenizer"])
+
+
+def _cut(sets: Sequence[Splits]) -> tuple[tuple[str, int, int], ...]:
+    """`cut` of all sets together, of their whole splits."""
+    found = []
+    for name in ("train", "test"):
+        size = sum(len(split.y) for each in sets if (split := getattr(each, name)) is not None)
+        found.append((name, sum(count for each in sets for of, count, _ in each.cut if of == name), size))
+    return tuple(counts for counts in found if counts[1])
 
 
 def _together(splits: Sequence[Split], firsts: Array, marks: Sequence[int]) -> Split:

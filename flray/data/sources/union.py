@@ -29,22 +29,14 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     """
     from flray.data.dataset import load_dataset
 
-    options = check_options(config, {"sets": []})
     no_columns(config)
-    if len(options["sets"]) < 2:
-        raise DataError("data.options.sets: a union is of two sets or more; write options: {sets: [mnist, usps]}")
     text = vocabulary is not None or config.tokenizer is not None
-    shared = {name: getattr(config, name) for name in (*INHERITED, *(OF_TEXT if text else ()))}
-    named = [_named(entry, shared) for entry in options["sets"]]
-    names = tuple(name for name, _ in named)
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise DataError(f"data.options.sets: two sets are called {twice[0]!r}; give one of them a name")
+    sets = sets_of(config, text)
     if text:
         from flray.data.sources.text_union import text_union
 
-        return text_union(config, dict(named), vocabulary)
-    parts = [load_dataset(own) for _, own in named]
+        return text_union(config, sets, vocabulary)
+    names, parts = tuple(sets), [load_dataset(own) for own in sets.values()]
     first = parts[0]
     for name, part in zip(names, parts, strict=True):
         if part.vocabulary is not None:
@@ -74,6 +66,23 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
         return Splits(splits[0], splits[1], first.classes, sources=names)
 
     return cached(digest("union", names, [part.fingerprint for part in parts]), build)
+
+
+def sets_of(config: DataConfig, text: bool = False) -> dict[str, DataConfig]:
+    """The sets of a union by name, each with what it inherits; of `text` the tokenizer as well. Reads no data.
+
+    Raises `DataError` for what are no two sets with a name of their own each.
+    """
+    entries = check_options(config, {"sets": []})["sets"]
+    if len(entries) < 2:
+        raise DataError("data.options.sets: a union is of two sets or more; write options: {sets: [mnist, usps]}")
+    shared = {name: getattr(config, name) for name in (*INHERITED, *(OF_TEXT if text else ()))}
+    named = [_named(entry, shared) for entry in entries]
+    names = [name for name, _ in named]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(f"data.options.sets: two sets are called {twice[0]!r}; give one of them a name")
+    return dict(named)
 
 
 def _named(entry: Any, shared: Mapping[str, Any]) -> tuple[str, DataConfig]:

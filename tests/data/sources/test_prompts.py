@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from flray.core.errors import ConfigError, DataError
-from flray.data import DataConfig, LabelWarning, ProxyConfig, load_dataset, load_proxy
+from flray.data import CutWarning, DataConfig, ProxyConfig, load_dataset, load_proxy
 from flray.data.published import TEXT_TO_TEXT
 from flray.data.sources.text import trained
 from tests.data.files import write
@@ -120,11 +120,14 @@ def test_sentencepiece_words_and_sentinels(root, t5):
 
 
 def test_texts_that_are_cut_off_are_counted(root):
-    with pytest.warns(LabelWarning) as caught:
+    with pytest.warns(CutWarning) as caught:
         d = load("rte", max_length=10)
-    assert [str(w.message).split("rte: ")[1] for w in caught] == [
-        "20 of 20 texts of train are longer than 10 token ids (data.max_length) and cut off",
-        "6 of 6 texts of validation are longer than 10 token ids (data.max_length) and cut off",
+        load("union", max_length=10, words=True, options={"sets": ["rte", {"source": "sst2", "train_size": 4}]})
+    assert [str(w.message) for w in caught] == [
+        "data set 'rte': 20 of 20 texts of train and 6 of 6 texts of test are longer than data.max_length 10 and "
+        "cut off",
+        "data set 'union': 20 of 40 texts of train and 6 of 12 texts of test are longer than data.max_length 10 and "
+        "cut off",
     ]
     assert d.train.x.shape == (20, 10)
 
