@@ -174,11 +174,12 @@ class Replay:
 def workbench_of(run: Run) -> tuple[Scenario, Workbench]:
     """Who holds what in a stored run, and its data, model and algorithm, on the kind of device that it had."""
     device = "cuda" if run.environment["actors"]["device"] == "cuda" and torch.cuda.is_available() else "cpu"
-    with started_in(run.folder):  # for relative paths to data
-        dataset = load_dataset(run.experiment.data)
-        stored = Scenario.load(run.folder / "partition", dataset.num_classes)
-        scenario = with_drift(run.experiment, dataset, stored)
-        return scenario, Workbench(run.experiment, Roll.of(scenario), device)
+    folder, experiment = run.folder.absolute(), run.experiment  # read here: below a relative path is another one
+    with started_in(folder):  # for relative paths to data
+        dataset = load_dataset(experiment.data)
+        stored = Scenario.load(folder / "partition", dataset.num_classes)
+        scenario = with_drift(experiment, dataset, stored)
+        return scenario, Workbench(experiment, Roll.of(scenario), device)
 
 
 def at_failure(folder: str | Path) -> int:
