@@ -157,14 +157,17 @@ def _why(
         parts.append("one method has no order" if alone else f"the paper has none {GAP:g} points above another")
         return "; ".join(parts)
     holding = sum(claim.holds for claim in found)
-    parts.append(f"{holding} of the {len(found)} pairs that the paper sets {GAP:g} or more points apart have its order")
+    told = f"{holding} of the {len(found)} pairs that the paper sets {GAP:g} or more points apart have its order"
+    if holding and not all(math.isnan(claim.p) for claim in found):
+        told += f", {sum(claim.sure for claim in found)} of them not by chance"
+    parts.append(told)
     tau, p = rank_correlation([row.printed.mean for row in done], [row.mean for row in done])
     if not math.isnan(tau):
         parts.append(f"Kendall's tau {tau:.2f} (p {p:.2g})")
     wrong = [claim for claim in found if not claim.holds]
     for claim in sorted(wrong, key=lambda claim: claim.ours)[:3]:
         chance = f"p {claim.p:.2g}" if not math.isnan(claim.p) else "one seed"
-        parts.append(f"{claim.worse} is above {claim.better} by {-claim.ours:.1f} ({chance})")
+        parts.append(f"{claim.worse} is ahead of {claim.better} by {-claim.ours:.1f} ({chance})")
     if len(wrong) > 3:
         parts.append(f"and {len(wrong) - 3} more")
     return "; ".join(parts)

@@ -48,7 +48,7 @@ def equivalence(ours: Sequence[float], mean: float, std: float | None, n: int | 
 
 
 class Claim(NamedTuple):
-    """`better` is above `worse` in the paper by `printed` points; here by `ours` (mean over common seeds)."""
+    """`better` is ahead of `worse` in the paper by `printed` points; here by `ours` (mean over common seeds)."""
 
     better: str
     worse: str
@@ -59,6 +59,11 @@ class Claim(NamedTuple):
     @property
     def holds(self) -> bool:
         return self.ours > 0
+
+    @property
+    def sure(self) -> bool:
+        """The paper's order, and not by chance at `LEVEL`."""
+        return self.holds and self.p < LEVEL
 
     @property
     def reversed(self) -> bool:

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from flray.api import simulate
 from flray.cli import app
 from flray.loader import load_config
-from flray.reference.outcome import Compared, Judged, judge, table_of
+from flray.reference.outcome import Compared, Judged, _judged, judge, table_of
 from flray.reference.page import figure, lines_of, markdown, put_on_page, render, table_name, write
 from flray.reference.papers import Printed, chosen, with_methods
 from flray.reference.plan import Plan, Planned
-from flray.reference.verdict import HOLDS, NOT_COMPARABLE, claims
+from flray.reference.verdict import FAILS, HOLDS, NOT_COMPARABLE, claims
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = ["resources.executor=local", "rounds=1", "evaluate.clients=false", "partition.clients=4", "cohort.size=2"]
@@ -115,6 +115,21 @@ def test_a_page_keeps_the_other_sections_and_writes_its_own_again(tmp_path):
     for target in re.findall(r"!\[[^]]*\]\((.*?)\)", text):
         assert (tmp_path / target).read_bytes() == b"png"
     assert "| FedSOL | 64.00 | 61.00 | 1, 1 diverged | -3.00 |" in text and "* FedAvg: odd." in text
+
+
+def test_a_reversed_pair_is_told_in_words_that_fit_a_measure_of_which_less_is_better(planned):
+    """FedAvg forgets 5 and FedProx 9, where the paper has it the other way round: t = 41 on 1 degree of freedom."""
+    printed, ours = {"FedAvg": 8.0, "FedProx": 4.0}, {"FedAvg": {0: 5.0, 1: 5.6}, "FedProx": {0: 9.0, 1: 9.8}}
+    rows = [Compared(name, Printed(printed[name], None, None), ours[name], 0, 0, math.nan) for name in ours]
+    setting = planned.runs[0].setting
+    told = _judged(setting, "FT", rows, [], "another scale", 2.0, {"FT"})
+    assert told.lower and told.verdict == FAILS and "FedAvg is ahead of FedProx by 4.1 (p 0.016)" in told.why
+    held = _judged(setting, "accuracy", rows[::-1], [], "another scale", 2.0, {"test/acc"})
+    assert held.verdict == FAILS  # of an accuracy FedAvg is ahead in the paper, and FedProx here
+    right = [row._replace(printed=Printed(10 - row.printed.mean, None, None)) for row in rows]
+    assert "1 of the 1 pairs that the paper sets 1 or more points apart have its order, 1 of them not by chance" in (
+        _judged(setting, "FT", right, [], "another scale", 2.0, {"FT"}).why
+    )
 
 
 def test_numbers_as_text():

@@ -63,7 +63,8 @@ def test_claims_are_the_pairs_that_the_paper_sets_apart():
     # differences 1, 2, 3: t = 2 sqrt 3 on 2 degrees of freedom, two-sided
     assert found["a", "b"].ours == pytest.approx(2.0) and found["a", "b"].holds
     assert found["a", "b"].p == pytest.approx(1 - 2 * math.sqrt(3) / math.sqrt(14), rel=1e-9)
-    assert not found["a", "c"].holds and found["a", "c"].ours == pytest.approx(-8.0)
+    assert not found["a", "b"].sure and Claim("a", "b", 2.0, 2.0, 0.04).sure  # p is 0.074
+    assert not found["a", "c"].holds and not found["a", "c"].sure and found["a", "c"].ours == pytest.approx(-8.0)
 
 
 def test_claims_about_forgetting_are_the_other_way_round():
