@@ -25,7 +25,9 @@ def synthesize(
     `flray synthesize configs/fedmemo/synthesize.yaml generator=gpt2 tasks=sst2,mnli per_label=1000 --out runs/proxies`
 
     The same command goes on where it stopped, to the same bytes with any number of actors (`resources.actors`), and
-    without Ray (`resources.executor=local`). Then, in a run: `proxy: {source: sst2, root: runs/proxies}`.
+    without Ray (`resources.executor=local`). Then, in a run:
+
+    `proxy: {source: sst2, root: runs/proxies, test_fraction: 0}`
 
     Keys of CONFIG, with their defaults:
 
@@ -62,4 +64,4 @@ def synthesize(
     if few:
         print(f"note: fewer than quota={found.quota} samples of {', '.join(few)}; the card counts what was dropped")
     print(f"results: {out}   (README.md is the card)")
-    print(f"next:    in a run: proxy: {{source: {accounts[0].task}, root: {out}}}")
+    print(f"next:    in a run: proxy: {{source: {accounts[0].task}, root: {out}, test_fraction: 0}}")

@@ -68,7 +68,7 @@ def write_card(
             lines.append(f"* First {name}: `{corpus.source}`, column `{corpus.column}`, split `{corpus.split}`.")
     lines += [
         f"* Command: `{command}`; all settings are in `config.yaml`.",
-        "* In a run: `proxy: {source: TASK, root: THIS_FOLDER}`.",
+        "* In a run: `proxy: {source: TASK, root: THIS_FOLDER, test_fraction: 0}` (all of it is for training).",
         "",
         "Log-probability: the mean over a text's tokens, averaged over the usable texts and over the chosen ones.",
         "",

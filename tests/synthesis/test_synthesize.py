@@ -236,15 +236,16 @@ def test_fedmemos_server_trains_on_it(done, flray_data):
     import flray
 
     _, folder, accounts = done
-    result = flray.run(
-        "configs/quickstart.yaml", {
-            "data": {"source": "sst2", "tokenizer": "train", "max_length": 16, "train_size": 400, "test_size": 100},
-            "proxy": {"source": "sst2", "root": str(folder)},
-            "model": {"name": "bert", "layers": 1, "hidden": 16, "heads": 2, "intermediate": 32},
-            "algorithm": {"name": "fedmemo", "mode": "server", "proxy_data": "real", "trigger": "scheduled"},
-            "partition": {"name": "iid", "clients": 4}, "cohort": 2, "rounds": 2, "resources.executor": "local",
-        },
-        out=folder.parent / "run",
-    )  # fmt: skip
+    config = {
+        "data": {"source": "sst2", "tokenizer": "train", "max_length": 16, "train_size": 400, "test_size": 100},
+        "proxy": {"source": "sst2", "root": str(folder), "test_fraction": 0},
+        "model": {"name": "bert", "layers": 1, "hidden": 16, "heads": 2, "intermediate": 32},
+        "algorithm": {"name": "fedmemo", "mode": "server", "proxy_data": "real", "trigger": "scheduled"},
+        "partition": {"name": "iid", "clients": 4},
+        "cohort": 2,
+        "rounds": 2,
+        "resources": {"executor": "local"},
+    }
+    result = flray.run(config, out=folder.parent / "run")
     proxies = sum(a.chosen for a in accounts if a.task == "sst2")
     assert (result.rounds["memo/proxy"] == proxies).any()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
@@ -17,13 +19,20 @@ Result = TypeVar("Result")
 
 
 class _Actor:
-    """One actor: what `make` returns works on every piece that comes."""
+    """One actor: what `make` returns works on every piece that comes. A `FlrayError` travels as a result."""
 
     def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
-        self._work = make()
+        self._make = make
+        self._work: Callable[[Any], Any] | None = None
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        return {"piece": row["piece"], "result": pickle.dumps(self._work(pickle.loads(row["item"])))}
+        try:
+            if self._work is None:
+                self._work = self._make()
+            found: Any = self._work(pickle.loads(row["item"]))
+        except FlrayError as error:
+            found = error
+        return {"piece": row["piece"], "result": pickle.dumps(found)}
 
 
 def spread(
@@ -40,8 +49,9 @@ def spread(
     Raises `ResourceError` where the cluster cannot hold so many actors.
     """
     from ray.data import ActorPoolStrategy, DataContext
-    from ray.exceptions import RayTaskError
 
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it warns of how Ray Data makes its actors
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     wanted = 1 if actors == "auto" else actors
     connect(address, max(cores(), math.ceil(wanted * num_cpus)))
     most = count_held(machines(), {"num_cpus": num_cpus, "num_gpus": num_gpus})
@@ -62,11 +72,8 @@ def spread(
         num_cpus=num_cpus,
         num_gpus=num_gpus,
     )
-    try:
-        for row in found.iter_rows():
-            yield items[row["piece"]], pickle.loads(row["result"])
-    except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, FlrayError):
-            raise type(cause)(str(cause)) from None
-        raise
+    for row in found.iter_rows():
+        result = pickle.loads(row["result"])
+        if isinstance(result, FlrayError):
+            raise result
+        yield items[row["piece"]], result
