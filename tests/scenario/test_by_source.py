@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flray.api import run
 from flray.core.clock import Clock
 from flray.core.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
@@ -166,3 +167,15 @@ def test_a_set_cannot_be_called_as_a_test_set_is(root):
     sets = ["cola", {"source": "mnli", "name": "test"}]
     with pytest.raises(ConfigError, match="'test' is a test set's name already; give the set another name"):
         load_dataset(DataConfig(**{**DATA, "options": {"sets": sets}}))
+
+
+def test_a_run_writes_the_mean_over_the_sets_beside_the_accuracy_of_all(root, tmp_path):
+    """Not weighted by their sizes; NaN in rounds that are not tested."""
+    config = experiment(rounds=2, evaluate={"every": 2}, resources={"executor": "local"})
+    result = run(config, out=tmp_path / "run")
+    tests = result.tests[result.tests["done"] == 2].set_index("set")["acc"]
+    assert list(tests.index) == ["test", "cola", "mnli"]
+    rounds = result.rounds.set_index("done")
+    assert rounds["test/acc_sources"][2] == pytest.approx((tests["cola"] + tests["mnli"]) / 2)
+    assert rounds["test/acc"][2] == pytest.approx((12 * tests["cola"] + 18 * tests["mnli"]) / 30)
+    assert np.isnan(rounds["test/acc_sources"][1])

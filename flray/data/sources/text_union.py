@@ -1,6 +1,6 @@
 """Several sets of text as one, each of them a task with classes of its own: GLUE.
 
-A class is a pair of task and label, `cola:unacceptable`, numbered in the order of the sets. All have one
+A class is a pair of task and label, `cola:unacceptable`, numbered in the order of the sets. All sets have one
 tokenizer.
 """
 
@@ -33,14 +33,14 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
     from flray.data.sources import load_splits
 
     _check(config, sets)
-    answers = bool(vocabulary.labels if vocabulary is not None else config.words)
+    marked = bool(vocabulary.tasks if vocabulary is not None else config.words)
     if vocabulary is not None and len(vocabulary.tasks) not in (0, len(sets)):
         raise DataError(
             f"{config.source}: {len(sets)} sets of public text, and the private text is of {len(vocabulary.tasks)} "
             "tasks; name the same sets in the same order"
         )
-    base = _base(config, sets, answers) if vocabulary is None else vocabulary._replace(tasks=())
-    length = config.max_length - answers
+    base = _base(config, sets) if vocabulary is None else vocabulary._replace(tasks=())
+    length = config.max_length - marked
     shorter = [own.model_copy(update={"max_length": length}) for own in sets.values()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CutWarning)  # one of the union says it of all
@@ -48,16 +48,16 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
     task_of = tuple(task for task, part in enumerate(parts) for _ in part.classes)
     if vocabulary is None:
         vocabulary = base
-        if answers:
+        if marked:
             labels = tuple(token for part in parts for token in (part.vocabulary or base).labels)
             vocabulary = base._replace(labels=labels, task_of=task_of, tasks=task_marks(base, len(parts)))
     classes = tuple(f"{name}:{label}" for name, part in zip(sets, parts, strict=True) for label in part.classes)
-    found, marks = vocabulary, vocabulary.tasks if answers else ()
+    found = vocabulary
 
     def build() -> Splits:
         firsts = np.cumsum([0, *(part.num_classes for part in parts)])
         train, test = (
-            _together(splits, firsts, marks)
+            _together(splits, firsts, found.tasks)
             for splits in ([part.train for part in parts], [part.test for part in parts])
         )
         cut = _cut([load_splits(own, base) for own in shorter])
@@ -82,7 +82,7 @@ def _check(config: DataConfig, sets: Mapping[str, DataConfig]) -> None:
             raise ConfigError(f"data.options.sets: {name}: words are asked for all sets or for none; set data.words")
 
 
-def _base(config: DataConfig, sets: Mapping[str, DataConfig], answers: bool) -> Vocabulary:
+def _base(config: DataConfig, sets: Mapping[str, DataConfig]) -> Vocabulary:
     """The tokenizer of all sets: the named one, or one that is trained on them, with every word and prompt in it."""
     if config.tokenizer not in (None, "train"):
         return pretrained(config.tokenizer, config.download)
@@ -93,9 +93,9 @@ def _base(config: DataConfig, sets: Mapping[str, DataConfig], answers: bool) -> 
             "`train` would train; set it to a tokenizer's folder, or data.test_fraction to 0"
         )
     words = [word for own in sets.values() for word in literals(prompt_of(own, None))]
-    if answers:
+    if config.words:
         words += [word for own in sets.values() for word in (known_words(own) or {}).values()]
-    marks = [MARKS[0].format(task) for task in range(len(sets))] if answers else []
+    marks = [MARKS[0].format(task) for task in range(len(sets))] if config.words else []
 
     def build() -> Entry:
         made = trained([column for _, texts in read for column in texts()], words, marks)

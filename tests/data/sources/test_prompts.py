@@ -174,6 +174,10 @@ def test_public_text_of_a_union_has_the_private_words_and_marks(root):
     assert np.array_equal(proxy.x, d.train.x) and np.array_equal(proxy.y, d.train.y) and proxy.same_labels
     alone = load("sst2", words=True)
     assert np.array_equal(load_proxy(ProxyConfig(source="sst2", splits="train"), alone)[0].x, alone.train.x)
+    several, _ = load_proxy(
+        ProxyConfig(source="union", options={"sets": sets}, root=str(root), same_labels=False), alone
+    )
+    assert np.array_equal(several.x[:20], alone.train.x), "nothing before the texts where the private ones have nothing"
     with pytest.raises(DataError, match="3 sets of public text, and the private text is of 2 tasks"):
         load_proxy(ProxyConfig(source="union", options={"sets": [*sets, "mnli"]}, **public), d)
     with pytest.raises(ConfigError, match="classes of 'union' are rte:entailment, "):
