@@ -45,11 +45,11 @@ def between(distances: ArrayLike, weights: ArrayLike, moved: float) -> float:
 
     From the clients' `distances [K]` ||w_k - w_g||, their aggregation weights `[K]` (scaled to sum 1) and `moved`
     ||sum_k p_k w_k - w_g||: sum_jk p_j p_k ||w_j - w_k||^2 = 2 (sum_k p_k ||w_k - w_g||^2 - moved^2), which no server
-    that sees only sums could know otherwise. NaN for fewer than two clients.
+    that sees only sums could know otherwise. NaN for fewer than two clients, and where one of the numbers is.
     """
     d, p = np.asarray(distances, np.float64), np.asarray(weights, np.float64)
     p = p / p.sum() if p.sum() else p
     pairs = 1 - float(p @ p)
     if len(d) < 2 or pairs <= 0:
         return float("nan")
-    return float(np.sqrt(max(0.0, 2 * (float(p @ d**2) - moved**2)) / pairs))
+    return float(np.sqrt(np.maximum(2 * (p @ d**2 - moved**2), 0.0) / pairs))

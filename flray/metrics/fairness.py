@@ -43,8 +43,8 @@ def gini(values: ArrayLike) -> float:
     """The Gini coefficient of values >= 0: 0 where all are the same, (K - 1) / K where one of K has everything.
 
     Half the mean absolute difference of all K^2 pairs, over the mean: `sum_ij |x_i - x_j| / (2 K^2 mean x)`, computed
-    from the order as `2 sum_i i x_(i) / (K sum x) - (K + 1) / K`. 0 where all values are 0, NaN without any. Raises
-    `ValueError` for a value below 0.
+    from the order as `2 sum_i i x_(i) / (K sum x) - (K + 1) / K`. 0 where all values are 0, NaN without any and where
+    one is NaN. Raises `ValueError` for a value below 0.
     """
     ordered = np.sort(np.asarray(values, np.float64).ravel())
     count, total = len(ordered), float(ordered.sum())
@@ -55,7 +55,7 @@ def gini(values: ArrayLike) -> float:
     if total == 0:
         return 0.0
     ranks = np.arange(1, count + 1)
-    return max(0.0, float(2 * (ranks * ordered).sum() / (count * total) - (count + 1) / count))
+    return float(np.maximum(2 * (ranks * ordered).sum() / (count * total) - (count + 1) / count, 0.0))
 
 
 def minority(counts: ArrayLike, share: float = 0.1) -> NDArray[np.int64]:

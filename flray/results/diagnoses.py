@@ -68,7 +68,8 @@ def divergence(run: Run) -> pandas.DataFrame:
     for done, rows in clients.groupby("done"):
         own = server.loc[server["done"] == done, "moved"] if len(server) else server
         moved = float(own.to_numpy()[0]) if len(own) else math.nan
-        apart = between(rows["distance"], rows["weight"], moved) if not math.isnan(moved) else math.nan
+        there = rows[np.isfinite(rows["distance"])]  # a client that was skipped is not in the aggregate
+        apart = between(there["distance"], there["weight"], moved)
         means = rows[["distance", "relative"]].mean().to_dict()
         found.append({"done": done, **means, "between": apart, "moved": moved})
     return pandas.DataFrame(found)

@@ -31,6 +31,7 @@ def test_the_distance_between_clients_follows_from_their_distances_and_the_mean(
 def test_one_client_has_nobody_to_be_away_from() -> None:
     assert math.isnan(between([1.0], [1.0], 1.0)) and math.isnan(between([], [], 0.0))
     assert between([2.0, 2.0], [1, 1], 2.0) == 0.0, "both at the same place"
+    assert math.isnan(between([1.0, math.nan], [1, 1], 1.0)) and math.isnan(between([1.0, 1.0], [1, 1], math.nan))
 
 
 def test_two_opposite_clients_of_a_run(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def test_three_clients_by_hand():
 def test_ends_of_the_gini_coefficient():
     assert gini([0.7] * 5) == 0 == gini([0.0, 0.0]) == gini([0.3])
     assert gini([0, 0, 0, 1]) == 0.75
+    assert math.isnan(gini([0.5, math.nan]))
     assert math.isnan(gini([])) and spread([math.nan]).clients == 0 and math.isnan(spread([]).worst)
     with pytest.raises(ValueError, match="values from 0 on"):
         gini([0.5, -0.1])

@@ -93,6 +93,14 @@ def test_a_run_without_the_diagnostic_is_one_line(tmp_path: Path) -> None:
             table(run)
 
 
+def test_a_skipped_client_is_not_among_those_that_lie_apart(tmp_path: Path) -> None:
+    """Two clients at 3 and at -1 on a line, and a third whose update is NaN: their mean is 1, and they lie 4 apart."""
+    rows = [{"done": 1, "client": k, **CLIENTS, "distance": d, "relative": d, "weight": 1 / 3}
+            for k, d in enumerate((3.0, 1.0, math.nan))]  # fmt: skip
+    run = wrote(tmp_path / "run", [0.5], divergence=[*rows, {"done": 1, **SERVER, "moved": 1.0}])
+    assert diagnoses.divergence(run)[["distance", "between"]].to_numpy().tolist() == [[2.0, pytest.approx(4.0)]]
+
+
 def test_the_last_steps_of_a_single_client_are_not_drawn(tmp_path: Path) -> None:
     """Ten clients take two local steps, two of them a third one, a fifth of the clients: its mean is not theirs."""
     rows = [
