@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flray.bench import detector, processes, projected, sweep_cost
+from flray.bench import detector, processes, projected, sweep_cost, text
 from flray.bench.bare import WARM_UP, BarePool, Measured, Way, Workload, measure
 from flray.core.errors import ConfigError, unknown
 
@@ -46,11 +46,13 @@ TARGETS = {  # name: unit, must, aim
     "FedProTIP/FedAvg step, all layers": ("ratio", 1.25, 1.10),
     "FedProTIP end of a task": ("s", 60, 20),
     "FedMemo detector, share of a round": ("share", 0.01, 0.005),
+    "text: prefix tuning, round flray/bare": ("ratio", 1.10, 1.02),
+    "text: backbone that each actor holds alone": ("share", 0.15, 0.05),
     "startup to the first round": ("s", 15, 8),
     "W2 start to the end of round 1": ("s", 6, 5),
     "sweep / the same runs in a row": ("ratio", 1.15, 1.05),
 }
-NAMES = ("W1", "W2", "W3", "step", "projected", "detector", "server", "startup", "sweep")
+NAMES = ("W1", "W2", "W3", "step", "projected", "detector", "text", "server", "startup", "sweep")
 
 
 def bench(
@@ -79,6 +81,8 @@ def bench(
                 rows += [_row(name, *found) for name, found in projected.costs(repeats).items()]
             if "detector" in workloads:
                 rows.append(_row("FedMemo detector, share of a round", *detector.share(repeats)))
+            if "text" in workloads:
+                rows += [_row(name, *found) for name, found in text.costs(repeats, home).items()]
             if "W1" in workloads or "server" in workloads:
                 found = compare("W1 round flray/bare", W1, rounds or 5, repeats, home)
                 rows += [row for row in found if ("server" if row["name"].startswith("server") else "W1") in workloads]

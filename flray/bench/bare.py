@@ -101,7 +101,7 @@ class Bare:
         self.model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed).train()
         if way.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.parameters = list(self.model.parameters())
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         lr, momentum = algorithm.lr, algorithm.momentum  # type: ignore[attr-defined]
         self.optimizer = torch.optim.SGD(self.parameters, lr=lr, momentum=momentum, fused=way.fused)
         self.loss = nn.CrossEntropyLoss()
@@ -146,6 +146,9 @@ class Bare:
                 torch._foreach_add_(self.total, self.parameters, alpha=share)
         return steps
 
+    def inputs(self, rows: Tensor) -> Tensor:
+        return self.x[rows].float().mul_(self.scale).add_(self.shift)
+
     def batches(self, round: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Gathered and normalised for a whole epoch at once: faster than batch by batch."""
         indices = torch.from_numpy(self.partition.client(client).astype(np.int64))
@@ -156,7 +159,7 @@ class Bare:
             else:
                 order = torch.randperm(len(indices))
             rows = indices[order]
-            x = self.x[rows].float().mul_(self.scale).add_(self.shift)
+            x = self.inputs(rows)
             yield from zip(x.split(self.batch), self.y[rows].split(self.batch), strict=True)
 
 
