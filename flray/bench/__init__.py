@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flray.bench import detector, processes, projected, sweep_cost, text
+from flray.bench import detector, processes, projected, sweep_cost, text_cost
 from flray.bench.bare import WARM_UP, BarePool, Measured, Way, Workload, measure
 from flray.core.errors import ConfigError, unknown
 
@@ -82,7 +82,7 @@ def bench(
             if "detector" in workloads:
                 rows.append(_row("FedMemo detector, share of a round", *detector.share(repeats)))
             if "text" in workloads:
-                rows += [_row(name, *found) for name, found in text.costs(repeats, home).items()]
+                rows += [_row(name, *found) for name, found in text_cost.costs(repeats, home).items()]
             if "W1" in workloads or "server" in workloads:
                 found = compare("W1 round flray/bare", W1, rounds or 5, repeats, home)
                 rows += [row for row in found if ("server" if row["name"].startswith("server") else "W1") in workloads]

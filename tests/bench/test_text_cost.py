@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flray.api import simulate
-from flray.bench import text
+from flray.bench import text_cost as text
 from flray.bench.bare import Way
 from flray.data import load_dataset
 from flray.models.weights import read_weights
