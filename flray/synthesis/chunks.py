@@ -166,12 +166,15 @@ def saved(folder: Path, chunk: Chunk) -> list[Text] | None:
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into one line."""
+    """Turn a full or read-only disk into one line; safetensors raises an error of its own for it."""
+    from safetensors import SafetensorError
+
     try:
         yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "the disk is full" if full else error.strerror or str(error)
+    except (OSError, SafetensorError) as error:
+        number = getattr(error, "errno", None)
+        full = number in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+        what = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
         raise ResourceError(
             f"cannot write {folder}: {what}; what is done stays, free some space and give the same command again"
         ) from error

@@ -48,6 +48,8 @@ class LanguageModel:
             raise
         except Exception as error:  # the library raises many kinds; the user needs one line
             text = (str(error).strip() or type(error).__name__).split("\n")[0]
+            if isinstance(error, OSError) and not folder.is_dir():
+                text = "there is no such folder, and the local hub cache does not have it"
             hint = "give a folder that holds model and tokenizer, or fetch it: hf download NAME"
             raise ConfigError(f"{where} cannot be loaded ({text}); {hint}") from error
         self.model = model

@@ -59,9 +59,11 @@ def test_gumbel_noise_samples_from_the_likeliest_k_at_the_temperature():
     np.testing.assert_allclose(score.numpy(), top[[{0: 0, 4: 1, 1: 2}[t] for t in token.tolist()]], rtol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A GPT-2 of two layers with random weights, large enough that no two logits are near, and its own END token."""
+@pytest.fixture(scope="module", params=["gpt2", "ctrl"])
+def model(request, tmp_path_factory):
+    """Two layers with random weights, large enough that no two logits are near; as CTRL with sinusoidal positions."""
+    from transformers import CTRLConfig, CTRLLMHeadModel
+
     from flray.synthesis.language_model import LanguageModel
     from flray.synthesis.settings import StandIn
     from flray.synthesis.stand_in import make_stand_in
@@ -69,6 +71,9 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lm") / "lm"
     config = StandIn(hidden=16, heads=2, tokens=300, steps=0)
     make_stand_in(config, [["The cat is here. " * 30]], 0, folder, lambda _: None)
+    if request.param == "ctrl":
+        shape = CTRLConfig(vocab_size=300, n_embd=16, dff=32, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0)
+        CTRLLMHeadModel(shape).save_pretrained(folder)
     found = LanguageModel(str(folder))
     with torch.random.fork_rng():
         torch.manual_seed(3)

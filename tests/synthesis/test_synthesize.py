@@ -217,6 +217,12 @@ def test_the_file_in_configs_is_the_papers(flray_data):
     assert full.generator.name == "Salesforce/ctrl" and full.quota == 6_000 and len(full.templates()) == 7
     assert {t.per_label for t in full.templates().values()} == {20_000, 25_000, 30_000}
     assert small.generator.train is not None and small.resources.executor == "local"
+    other = load_synthesis(CONFIG, ["preset=small", "generator=gpt2", "tasks=sst2,cola", "resources.actors=3"])
+    assert (other.generator.name, other.generator.train) == ("gpt2", None) and list(other.templates()) == [
+        "sst2",
+        "cola",
+    ]
+    assert (other.resources.actors, other.templates()["sst2"].per_label) == (3, 320)
 
 
 @pytest.mark.slow
