@@ -74,8 +74,8 @@ def select(
             why = Counter(text.dropped for text in streams[stream] if text.dropped).most_common()
             raise DataError(
                 f"{task}: none of {len(streams[stream])} generated texts is usable for {label} "
-                f"({', '.join(f'{reason}: {count}' for reason, count in why) or 'too few'}); use another generator, set "
-                "per_label higher, or leave the task out"
+                f"({', '.join(f'{reason}: {count}' for reason, count in why) or 'too few'}); use another generator, "
+                "set per_label higher, or leave the task out"
             )
     share = min(quota // len(labels), *(len(pool) for pool in pools.values()))
     if not share:
