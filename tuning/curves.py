@@ -29,9 +29,8 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
     """Every trial by its number: finished ones with the best so far; others at their last value, or at the edge where
     they have none."""
     from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
 
-    from flray.results.figures import plain
+    from flray.results.figures import at_whole_numbers, plain
 
     if not (frame["state"] == "finished").any():
         raise Skip("no trial has finished")
@@ -59,7 +58,7 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
         )
         axis.set_xlabel("trial" + (f" of {rows['study'].iloc[0]}" if "study" in rows else ""))
         axis.set_ylabel(headed(objective, sweep.objectives))
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        at_whole_numbers(axis.xaxis)
         axis.legend(frameon=False, fontsize=8)
         plain(axis)
     return titled(figure, sweep, f"{objective} of all trials")
@@ -113,9 +112,8 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     it was pruned."""
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import MaxNLocator
 
-    from flray.results.figures import plain
+    from flray.results.figures import at_whole_numbers, plain
     from tuning.config import CUMULATIVE
     from tuning.trials import best, describe_parameters
 
@@ -150,7 +148,7 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
             handles.append(Line2D([], [], color=BEST[0], linewidth=BEST[1], label=f"best: {named}"))
         axis.legend(handles=handles, frameon=False, fontsize=8)
         axis.set_xlabel("round")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        at_whole_numbers(axis.xaxis)
         axis.set_ylabel(headed(objective, sweep.objectives))
         plain(axis)
     return titled(figure, sweep, "learning curves of all trials")

@@ -40,7 +40,9 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
 
     groups = ranked(frame, metric)
     if not groups:
-        return [f"No run has finished with a {metric} yet."]
+        diverged = int(frame["status"].str.startswith("diverged").sum())
+        told = f": {diverged} of {len(frame)} diverged" if diverged else " yet"
+        return [f"No run has finished with a {metric}{told}."]
     (first, best), rest = groups[0], groups[1:]
     seeds = f"mean of {len(best)} seeds" if len(best) > 1 else "one seed"
     if not rest:

@@ -11,7 +11,7 @@ import numpy as np
 from flray.results import diagnoses
 from flray.results.blank import blank, figure_of, given
 from flray.results.colours import colours_of
-from flray.results.figures import axis_label, by_setting, end_at_all, plain
+from flray.results.figures import at_whole_numbers, axis_label, by_setting, end_at_all, plain
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -144,10 +144,8 @@ def sides_panel(axis: Any, runs: Sequence[Run], promised: str, taken: str) -> No
 
 def whole_numbers(axis: Any, what: str) -> None:
     """An axis of whole numbers of something."""
-    from matplotlib.ticker import MaxNLocator
-
     axis.set_xlabel(what)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    at_whole_numbers(axis.xaxis)
     plain(axis)
 
 

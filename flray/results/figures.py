@@ -156,6 +156,13 @@ def end_at_all(axis: Any, least: float = 0.0) -> None:
     axis.set_ylim(max(low, least), min(high, 100))
 
 
+def at_whole_numbers(side: Any) -> None:
+    """Ticks of one side of an axis (`axis.xaxis`) at whole numbers, rounds say, also where it has only one of them."""
+    from matplotlib.ticker import MaxNLocator
+
+    side.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
 def plain(axis: Any) -> None:
     """Two spines and a light grid."""
     axis.spines[["top", "right"]].set_visible(False)

@@ -11,7 +11,17 @@ import numpy as np
 from flray.core.errors import ConfigError, unknown
 from flray.results.blank import one_axis
 from flray.results.colours import colours_of, markers_of, styles_of
-from flray.results.figures import FEW, axis_label, by_setting, end_at_all, headline, open_runs, plain, spread_words
+from flray.results.figures import (
+    FEW,
+    at_whole_numbers,
+    axis_label,
+    by_setting,
+    end_at_all,
+    headline,
+    open_runs,
+    plain,
+    spread_words,
+)
 from flray.results.intervals import interval, is_share
 from flray.rundir.reader import Run
 
@@ -76,8 +86,6 @@ def curves(
 
 def draw(found: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = None) -> Figure:
     """The figure of curves by setting, or the axis that is given with them."""
-    from matplotlib.ticker import MaxNLocator
-
     outside = len(found) > MOST_INSIDE and axis is None
     figure, plot = one_axis(axis, height=4.4 + 0.06 * outside * len(found))
     scale = 100 if is_share(metric) else 1
@@ -85,7 +93,7 @@ def draw(found: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = No
     lines(plot, found, scale, size)
     plot.set_xlabel(f"{AXES[x].label} ({unit})" if unit else AXES[x].label)
     if x == "rounds":
-        plot.xaxis.set_major_locator(MaxNLocator(integer=True))
+        at_whole_numbers(plot.xaxis)
     plot.set_ylabel(axis_label(metric))
     headline(plot, spread_words([len(curve.seeds) for curve in found.values()], metric, "thin lines"))
     if scale == 100:

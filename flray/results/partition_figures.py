@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flray.data.cache import Array
 from flray.results.blank import blank, figure_of, given
-from flray.results.figures import headline, plain
+from flray.results.figures import at_whole_numbers, headline, plain
 from flray.scenario import Scenario, partition_table
 
 if TYPE_CHECKING:
@@ -76,8 +76,6 @@ def drift_figure(
     `table` is that of `drift_table`, `rounds` those of the run over all tasks; where the cohort holds nothing of a
     class anyway the cell is grey. Draws into two `axes`, for the lines and the cells, where they are given.
     """
-    from matplotlib.ticker import MaxNLocator
-
     sums = table.groupby(["class", "round"])[["kept", "of"]].sum()
     index = [range(len(classes)), range(1, rounds + 1)]
     kept, of = (sums[name].unstack().reindex(index=index[0], columns=index[1]) for name in ("kept", "of"))
@@ -96,7 +94,7 @@ def drift_figure(
     grid.set_facecolor("#c9c9c9")
     _name(grid, classes)
     grid.set_xlabel("round")
-    grid.xaxis.set_major_locator(MaxNLocator(integer=True))
+    at_whole_numbers(grid.xaxis)
     grid.figure.colorbar(cells, ax=grid, label="share of the class that is left")
     return figure_of(grid)
 

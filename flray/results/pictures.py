@@ -19,7 +19,7 @@ from flray.results.blank import blank, figure_of, given
 from flray.results.continual import tested_set
 from flray.results.diagnosis_figures import FIGURES
 from flray.results.drift_figures import accuracy_through_drift, class_panel
-from flray.results.figures import by_setting
+from flray.results.figures import at_whole_numbers, by_setting
 from flray.results.intervals import smaller_is_better
 from flray.results.learning import Curve, draw, learning_curves
 from flray.results.partition_figures import held_figure
@@ -140,8 +140,6 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure 
     """Class x round heat maps of accuracy (mean over seeds), one a setting; None where no run counted by class.
 
     Draws into `axes` where they are given, one for each of the first six settings."""
-    from matplotlib.ticker import MaxNLocator
-
     counted: dict[str, list[ClassCounts]] = {}
     for label, seeds in by_setting(runs).items():
         counts = [class_counts(run.tests, tested_set(settings(run))) for run in seeds.values() if len(run.tests)]
@@ -159,7 +157,7 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure 
     for axis, (label, counts_of_seeds) in zip(places, counted.items(), strict=True):
         image = class_panel(axis, counts_of_seeds, None, label)
     places[-1].set_xlabel("round")
-    places[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    at_whole_numbers(places[-1].xaxis)
     figure.colorbar(image, ax=places, label="accuracy (%)", shrink=0.9)
     return figure
 

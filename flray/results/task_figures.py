@@ -11,7 +11,7 @@ import numpy as np
 
 from flray.metrics.forgetting import accuracy_curve, average_accuracy, forgetting
 from flray.results.blank import blank, figure_of, given
-from flray.results.figures import by_setting, headline, open_runs, plain, spread_words
+from flray.results.figures import at_whole_numbers, by_setting, headline, open_runs, plain, spread_words
 from flray.results.learning import Curve, curve_of, lines
 from flray.rundir.by_task import task_tests
 from flray.rundir.reader import Run
@@ -109,12 +109,10 @@ def matrix_panel(axis: Any, matrix: NDArray[np.float64], title: str = "") -> Any
 def task_curves(axis: Any, found: Mapping[str, Sequence[NDArray[np.float64]]]) -> Any:
     """Draw the mean accuracy over the tasks seen so far into an axis, a line for each name in `found`; returns the
     axis."""
-    from matplotlib.ticker import MaxNLocator
-
     lines(axis, {label: _curve(matrices) for label, matrices in found.items()}, 100)
     axis.set_xlabel("tasks seen")
     axis.set_ylabel("mean accuracy on the tasks seen so far (%)")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    at_whole_numbers(axis.xaxis)
     axis.set_ylim(0, 101)
     headline(axis, spread_words([len(matrices) for matrices in found.values()], "ACC", "thin lines"))
     plain(axis)

@@ -227,6 +227,13 @@ def test_few_seeds_are_thin_lines_and_shares_end_at_100(tmp_path: Path, seeds: i
     assert axis.get_ylim()[0] >= 0 and axis.get_ylim()[1] <= 100
 
 
+def test_a_single_round_is_a_whole_number(tmp_path: Path) -> None:
+    figure = draw(learning_curves([load(folder(tmp_path / "a", config(), [0.5]))], "test/acc"), "test/acc", "rounds")
+    figure.draw_without_rendering()
+    low, high = figure.axes[0].get_xlim()
+    assert [tick for tick in figure.axes[0].get_xticks() if low <= tick <= high] == [1]
+
+
 def test_many_names_stand_below_the_lines(tmp_path: Path) -> None:
     runs = [load(folder(tmp_path / str(n), config(lr=0.1 + n), [0.5, 0.6])) for n in range(7)]
     few, many = (draw(learning_curves(runs[:count], "test/acc"), "test/acc", "rounds") for count in (6, 7))

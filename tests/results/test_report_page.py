@@ -17,9 +17,10 @@ from scipy.stats import ttest_rel
 import flray
 from flray.core.errors import ConfigError, FlrayError
 from flray.results import compare
-from flray.results.answers import unequal_cost
+from flray.results.answers import unequal_cost, verdict
 from flray.results.report_formats import as_json, as_markdown
 from flray.results.report_page import gather, report
+from tests.results.test_tables import config, folder
 
 ACCURACY = {"fedavg": [0.70, 0.72, 0.71, 0.74], "fedsol": [0.75, 0.78, 0.77, 0.80]}  # by seed
 
@@ -115,6 +116,13 @@ def test_what_is_not_comparable_and_who_is_served_how_stand_on_the_page(folders:
     assert found.changed.set_index("key").loc["rounds", "values"] == "2 (8 runs); 9 (1 runs)"
     assert "* of a sweep.\n" in as_markdown(replace(found, caveats=(), notes=("of a sweep",)))
     assert "## What to mind" in as_markdown(found) and json.loads(as_json(found))["caveats"] == list(found.caveats)
+
+
+def test_a_run_that_diverged_is_none_that_has_not_finished_yet(tmp_path: Path) -> None:
+    lost = folder(tmp_path / "a", config(), [0.1], "diverged in round 2: loss is nan")
+    assert verdict(compare([lost]), "test/acc") == ["No run has finished with a test/acc: 1 of 1 diverged."]
+    on = folder(tmp_path / "b", config(), [0.1], "running")
+    assert verdict(compare([on]), "test/acc") == ["No run has finished with a test/acc yet."]
 
 
 class Page(HTMLParser):
