@@ -13,7 +13,7 @@ from flray.rundir.mirrored import DRIVER, SERVER, TABLES, files
 from flray.rundir.storage import Storage
 from flray.rundir.uri import join, open_uri, reason, split
 
-READ = ("config.yaml", "environment.json", "STATUS", *TABLES, "model.safetensors")
+READ = ("config.yaml", "environment.json", "STATUS", "partition", *TABLES, "model.safetensors")
 
 
 def download(uri: str, root: str | Path = "runs") -> Path:
@@ -37,10 +37,13 @@ def download(uri: str, root: str | Path = "runs") -> Path:
 
 
 def fetch(uri: str) -> Path:
-    """A folder in flray's cache with the run's tables and its model, brought up to date. Raises `CheckpointError`."""
+    """A folder in flray's cache with the run's tables, partition and model, brought up to date.
+
+    Raises `CheckpointError`.
+    """
     base, name = split(uri)
     folder = cache_root() / "runs" / checksum(uri.encode())[:16] / name
-    there = _existing(base, name, folder).pull(READ)
+    there = _existing(base, name, folder).pull(READ, fixed=())  # another run may have its name by now
     for kind in READ:
         for file, _ in list(files(folder, kind)):
             if file not in there:

@@ -171,7 +171,7 @@ class Run:
     def held(self) -> pandas.DataFrame:
         """Samples by client (index) and class (columns) in the partition, over all tasks.
 
-        Empty where the run wrote no table: it has not begun, has more than 10,000 clients, or lies in a storage.
+        Empty where the run wrote no table: it has not begun, or has more than 10,000 clients.
         """
         import pandas
 

@@ -244,8 +244,9 @@ class Storage:
             delete(f"{self.path}/{name}")
 
     # down ---------------------------------------------------------------------------------------
-    def pull(self, kinds: Sequence[str]) -> set[str]:
-        """Bring the folder what it lacks of these parts; the names of all that is there. Raises `CheckpointError`."""
+    def pull(self, kinds: Sequence[str], fixed: Sequence[str] = FIXED) -> set[str]:
+        """Bring the folder what it lacks of these parts; the names of all that is there. In `fixed` ones a file of the
+        same name and size is the same, elsewhere its time counts as well. Raises `CheckpointError`."""
         with self._one_line(f"copied to {self.folder}"):
             there = self._list(kinds)
             whole = complete(there)
@@ -256,16 +257,16 @@ class Storage:
             }
             _each(
                 lambda name: self._download(name, there[name]),
-                [name for name, info in there.items() if not self._have(name, info)],
+                [name for name, info in there.items() if not self._have(name, info, fixed)],
             )
         return set(there)
 
-    def _have(self, name: str, info: Any) -> bool:
+    def _have(self, name: str, info: Any, fixed: Sequence[str]) -> bool:
         try:
             found = (self.folder / name).stat()
         except FileNotFoundError:
             return False
-        return found.st_size == info.size and (name.split("/")[0] in FIXED or found.st_mtime_ns == info.mtime_ns)
+        return found.st_size == info.size and (name.split("/")[0] in fixed or found.st_mtime_ns == info.mtime_ns)
 
     def _download(self, name: str, info: Any) -> None:
         path = self.folder / name

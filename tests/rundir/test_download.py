@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import warnings
 from pathlib import Path
 
@@ -225,6 +226,17 @@ def test_reading_brings_results_and_no_checkpoints_and_follows_the_run(run, base
     Storage.of(base, made).push((*DRIVER, *SERVER))
     again = flray.load(uri)
     assert again.rounds["done"].tolist() == [1, 2, 3], "a file that is gone there is gone here"
+
+
+def test_reading_brings_who_held_what_also_when_another_run_has_taken_the_name(run, base):
+    uri, made = run
+    for numbers in ([5, 6], [7, 8]):
+        (made / "partition/table.csv").write_text(f"client,0,1\n0,3,4\n1,{numbers[0]},{numbers[1]}\n")
+        mirror = Storage.of(base, made)
+        mirror.clear()  # as a run does that takes another one's place
+        time.sleep(1.1 * ("s3" in uri))  # where times are whole seconds
+        mirror.push((*DRIVER, *SERVER))
+        assert flray.load(uri).held.loc[1].tolist() == numbers
 
 
 def test_the_runs_of_a_storage_are_found(run, base, tmp_path):
