@@ -28,7 +28,10 @@ def reproduce(
     methods: Annotated[str, typer.Option(help="of the rows only these, with commas: FedAvg,FedSOL")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="0, 1, ... of every run")] = 3,
     scale: Annotated[str, typer.Option(help="small: cut down, order only; full: the paper's")] = "small",
-    margin: Annotated[float, typer.Option(min=0.01, help="points within which two numbers are the same")] = 2.0,
+    margin: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="points within which two numbers are the same, of the paper's runs; default 2"),
+    ] = None,
     concurrency: Annotated[str, typer.Option(help="runs at a time: auto, or a number")] = "auto",
     out: Annotated[Path | None, typer.Option(help="folder of runs and results; default runs/PAPER-TABLE-SCALE")] = None,
     page: Annotated[Path | None, typer.Option(help="also write the result into this page of several tables")] = None,
@@ -62,8 +65,11 @@ def reproduce(
     from flray.grid import cell_status
     from flray.reference.outcome import judge
     from flray.reference.page import counts, markdown, put_on_page, render, write
-    from flray.reference.plan import configs_folder, plan
+    from flray.reference.plan import another, configs_folder, plan
+    from flray.reference.verdict import MARGIN
 
+    if margin is not None and all(another(setting, scale, overrides or []) for setting in settings):
+        raise ConfigError("--margin: these are not the paper's runs, so the order alone is judged; leave it out")
     root = kept(out or Path("runs") / f"{table.replace('/', '-')}-{scale}", None)
     home = configs_folder(configs)
     with stage("loading torch"):
@@ -88,7 +94,7 @@ def reproduce(
                 )
         except FlrayError as error:  # of one run: the others are judged, and it is said at the end
             failed = error
-    judged = judge(found, scale, overrides or [], margin)
+    judged = judge(found, scale, overrides or [], margin or MARGIN)
     for each in judged:
         console().print(render(each))
     paths = write(root, table, scale, judged, seeds, again)
@@ -114,14 +120,14 @@ def _again(
     methods: str,
     seeds: int,
     scale: str,
-    margin: float,
+    margin: float | None,
 ) -> str:
     """The command that gives the same, without where it was written to."""
     words = ["flray", "reproduce", table, *(overrides or [])]
     words += [word for name in cells or [] for word in ("--cells", name)]
     words += ["--methods", methods] if methods else []
     words += ["--seeds", str(seeds), "--scale", scale]
-    words += ["--margin", f"{margin:g}"] if margin != 2.0 else []
+    words += ["--margin", f"{margin:g}"] if margin is not None else []
     return shlex.join(words)
 
 

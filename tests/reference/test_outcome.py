@@ -148,6 +148,7 @@ def test_numbers_as_text():
         (["fedproj/table5"], "fedproj/table5 cannot be run: the paper computes it"),
         (["fedsol", "--cells", "MNIST"], "which table is it?"),
         (["fedsol/table2", "--cells", "MNIST, LDA", "rounds=3,4"], "give one value for each key"),
+        (["fedsol/table2", "--cells", "MNIST, LDA", "--margin", "1"], "the order alone is judged; leave it out"),
         (["rounds=3"], "the table comes first, then key=value"),
         (["fedsol/table2", "--configs", "nowhere"], "--configs DIR"),
         (["fedsol/table2", "--concurrency", "0"], "auto, or a number of at least 1"),
