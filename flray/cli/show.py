@@ -6,7 +6,9 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -98,12 +100,19 @@ def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
 
     `again`: how that is done where it is not `flray resume FOLDER`.
     """
+    before = signal.getsignal(signal.SIGTERM)
+    # Ray leaves it as it is, and a run in one process would have none
+    if ours := before is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stopped:
         print(_left(folder, again), file=sys.stderr)
-        # a SystemExit here is SIGTERM's (`engine.cluster`), and its code 1 where Ray was waiting and raised it anew
+        # a SystemExit here is SIGTERM's, and its code 1 where Ray was waiting and raised it anew
         raise typer.Exit(130 if isinstance(stopped, KeyboardInterrupt) else 143) from None
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _left(folder: Path, again: str | None) -> str:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pandas
 import pytest
+import typer
 from sklearn.datasets import load_iris
 from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.cli.runs import runs_here
+from flray.cli.show import interruptible
 from flray.core.errors import ConfigError
 from flray.doctor import examine
 from flray.loader import load_config
@@ -217,6 +219,20 @@ def test_doctor_says_who_takes_no_part_and_what_the_tasks_are():
         found["partition of task 1"]
         == "table: 4 clients, 3 to 3 samples (median 3); 3 of them hold none and take no part"
     )
+
+
+def test_sigterm_ends_a_command_without_ray_as_ctrl_c_does(tmp_path, capsys):
+    """A run in one process was killed on the spot: no checkpoint, and a STATUS that said `running`."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(typer.Exit) as ended, interruptible(tmp_path, "the same command goes on"):
+            handler = signal.getsignal(signal.SIGTERM)
+            assert callable(handler)
+            handler(signal.SIGTERM, None)
+        assert ended.value.exit_code == 143 and "the same command goes on" in capsys.readouterr().err
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.slow

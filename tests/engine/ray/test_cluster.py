@@ -178,11 +178,14 @@ def test_a_cluster_with_a_token_says_what_is_missing(tmp_path):
 
 
 # SIGTERM --------------------------------------------------------------------------------------
-def test_sigterm_saves_the_finished_rounds(tmp_path):
-    """What a stopped job and a SLURM job out of time get; Ray was started from another thread than the main one."""
+@pytest.mark.parametrize("executor", ["auto", pytest.param("local", marks=pytest.mark.slow)])
+def test_sigterm_saves_the_finished_rounds(tmp_path, executor):
+    """What a stopped job and a SLURM job out of time get; Ray was started from another thread than the main one, or
+    there is none."""
     words = [
         "run",
         QUICK,
+        f"resources.executor={executor}",
         "rounds=4000",
         "partition.clients=4",
         "cohort.size=4",
