@@ -115,11 +115,12 @@ def _cohort(chosen: Experiment, scenario: Scenario, number: int) -> list[int]:
 def _memory(chosen: Experiment) -> tuple[float, str]:
     """(share of the backbone that each of several actors holds alone, MB of an actor as their number grows)."""
     shared = {count: _actors(chosen, count, True) for count in ACTORS}
-    (whole, own), (_, least) = _actors(chosen, 1, False), shared[ACTORS[-1]]
+    (whole, own), (_, least) = _actors(chosen, ACTORS[-1], False), shared[ACTORS[-1]]
     network = Workbench(chosen, _roll(chosen)).objective
     backbone = sum(network.state_dict(*network.initial())[name].nbytes for name in network.frozen) / 2**20
     detail = ", ".join(f"{mb:.0f} MB with {count}" for count, (mb, _) in shared.items())
-    detail = f"an actor (PSS): {detail}; {whole:.0f} with a copy of its own of the {backbone:.0f} that are frozen"
+    detail = f"an actor (PSS): {detail}; {whole:.0f} with {ACTORS[-1]} that have a copy each"
+    detail += f" of the {backbone:.0f} MB that are frozen"
     return 1 - (own - least) / backbone, detail
 
 
