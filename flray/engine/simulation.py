@@ -80,7 +80,7 @@ class Simulation(Transactions):
         label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
         told = 0
         for attempt in range(RESTARTS + 1):
-            with stage("starting the actors", progress):
+            with stage("starting server and clients", progress):
                 self.executor, self.experiment = self._launch()
             self.facts = dict(self.executor.facts)
             if attempt == 0 and self.facts["starts_from"] is not None:

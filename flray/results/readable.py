@@ -41,6 +41,7 @@ def found(folders: Iterable[str | Path | Run]) -> Found:
     runs: list[Run] = []
     broken: list[Broken] = []
     notes: list[str] = []
+    known = set[Path]()
     for folder in folders:
         try:
             below, note = ([folder], []) if isinstance(folder, Run) else _below(folder)
@@ -55,7 +56,10 @@ def found(folders: Iterable[str | Path | Run]) -> Found:
             except (FlrayError, OSError) as error:
                 broken.append(Broken(str(place), _line(error)))
             else:
-                runs.append(run)
+                where = run.folder.absolute()
+                if where not in known:  # `compare grid grid/one` names it twice
+                    runs.append(run)
+                known.add(where)
     return Found(runs, broken, notes)
 
 

@@ -286,7 +286,7 @@ def test_a_run_says_what_it_does_before_its_first_round_and_what_to_try_after_it
     assert done.exit_code == 0, done.output
     before = [line for line in done.stderr.splitlines() if not line.endswith(" s")]  # the slow ones say so
     assert before[:2] == ["loading torch", "reading data: digits"], "in this process Ray runs already"
-    assert "starting the actors" in before
+    assert "starting server and clients" in before
     assert f"flray run {tmp_path / 'r'}/config.yaml algorithm=fedsol " in done.stdout, (
         "another algorithm, and one without proxy data"
     )

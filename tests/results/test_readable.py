@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from flray.cli import app
 from flray.core.disk import sealed
 from flray.core.errors import CheckpointError, FlrayError
+from flray.results import readable
 from flray.rundir.reader import Run
 from tests.results.test_tables import config, folder
 
@@ -177,3 +178,11 @@ def test_a_sweeps_final_runs_are_read_and_not_its_trials(tmp_path: Path) -> None
     shutil.copytree(tmp_path / "sweep" / "trials" / "0000", tmp_path / "sweep" / "final" / "a")
     done = invoked("compare", tmp_path / "sweep")
     assert "1 runs of final/ are read (fresh seeds, test set)" in done.stderr and done.stdout.count("fedavg") == 1
+
+
+def test_a_run_that_is_named_twice_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(2):
+        folder(tmp_path / "grid" / str(seed), config("fedsol", seed=seed), [0.5, 0.6])
+    monkeypatch.chdir(tmp_path)
+    found = readable.found(["grid", "grid/1", tmp_path / "grid" / "0"]).runs
+    assert [run.folder.name for run in found] == ["0", "1"]
