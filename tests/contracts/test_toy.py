@@ -116,7 +116,9 @@ def test_resumed_in_the_middle_it_is_the_same(local, tmp_path, stop):
     assert everything(flray.resume(tmp_path / "run", progress=False)) == everything(local)
 
 
-@pytest.mark.parametrize(("executor", "actors"), [("calls", 1), ("calls", 3), ("graph", 2)])
+@pytest.mark.parametrize(
+    ("executor", "actors"), [("calls", 1), pytest.param("calls", 3, marks=pytest.mark.slow), ("graph", 2)]
+)
 def test_actors_give_the_same_bits(ray_cluster, local, tmp_path, executor, actors):
     """By a graph as well: what has shared parts goes by calls there."""
     assert everything(flray.run(config(executor, actors), out=tmp_path / "run", progress=False)) == everything(local)

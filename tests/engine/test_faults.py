@@ -231,10 +231,12 @@ def test_ctrl_c_between_rounds_keeps_what_is_done(ray_cluster, tmp_path, finishe
 @pytest.mark.parametrize(
     ("method", "call", "store"),
     [
-        ("plan", 0, "files"),  # before the first checkpoint
+        pytest.param("plan", 0, "files", marks=pytest.mark.slow),  # before the first checkpoint
         ("plan", 2, "memory"),  # the task's end; what comes in and after a round is planned as an exchange ends
-        ("finish", 5, "files"),  # after the second exchange's client work of round 3
-        ("finish", 6, "memory"),
+        pytest.param(
+            "finish", 5, "files", marks=pytest.mark.slow
+        ),  # after the second exchange's client work of round 3
+        pytest.param("finish", 6, "memory", marks=pytest.mark.slow),
         ("states", 9, "files"),
     ],
 )

@@ -189,6 +189,7 @@ def test_trials_run_and_ray_tune_leaves_nothing_behind(
     ]
 
 
+@pytest.mark.slow
 def test_a_spent_budget_ends_all_trials(ray_cluster: Any, tmp_path: Path) -> None:
     """The trial is stopped after its first report; its run can be resumed."""
     cell = experiment(rounds=50)

@@ -36,7 +36,9 @@ def test_the_server_takes_its_share_where_it_costs_least():
     assert held([(1.0, 0.0)], (1.0, 0.0), (2.0, 0.0)) == 0, "no node holds the server"
 
 
-@pytest.mark.parametrize("what", ["resources.client_actors=99999", "resources.server.num_cpus=1e9"])
+@pytest.mark.parametrize(
+    "what", ["resources.client_actors=99999", pytest.param("resources.server.num_cpus=1e9", marks=pytest.mark.slow)]
+)
 def test_more_processes_than_memory_holds_are_refused_before_anything_starts(tmp_path, what):
     """Ray would start them one after the other, for minutes."""
     done = flray("run", QUICK, what, "--out", tmp_path / "run")
