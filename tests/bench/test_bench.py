@@ -53,6 +53,7 @@ def test_rows_of_a_comparison(ray_cluster, tmp_path: Path):
     assert 0 < rows[1]["value"] < 1
 
 
+@pytest.mark.slow
 def test_the_bare_loop_tests_what_flray_tests(ray_cluster, tmp_path: Path):
     """Two processes and all 130 samples: as many right and the same loss as `tests/` has after each of two rounds."""
     workload = TINY._replace(tested=130)

@@ -17,7 +17,8 @@ from flray.ops.pooling import Collector
 TINY = Workload(6, 10, (8, 8, 1), 3, 4, {"name": "mlp", "hidden": [8]}, tested=40)
 
 
-@pytest.mark.parametrize("executor", [pytest.param("calls", marks=pytest.mark.slow), "graph"])
+@pytest.mark.parametrize("executor", ["calls", "graph"])
+@pytest.mark.slow
 def test_every_part_of_a_round_takes_some_time_and_the_methods_are_as_they_were(ray_cluster, tmp_path: Path, executor):
     before = [vars(kind).copy() for kind in (Client, Collector, Simulation)]
     rows = profile(TINY, 3, tmp_path, executor=executor, client_actors=2)

@@ -102,7 +102,10 @@ def test_a_round_in_which_nobody_delivers_keeps_the_state(ray_cluster, tmp_path)
     assert {n: v[2] for n, v in bits(Replay(run.folder).goto(8).state).items()} == states[-1]
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fednova", "feddyn", "feddf", "own"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fednova", "feddf")]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "feddyn", "own", *SLOW])
 def test_with_two_actors_as_in_one_process(ray_cluster, tmp_path, algorithm):
     """Means and stacks, client state, a distillation on the server; `own`: two exchanges, one of them sequential."""
     settings = config(algorithm, cohort=COHORT)

@@ -128,6 +128,7 @@ def test_killed_and_resumed_it_ends_as_if_it_had_not_been(whole, tmp_path):
     assert all(ended[row["trial"]] == row for row in before if row["state"] != "running")
 
 
+@pytest.mark.slow
 def test_a_trial_that_had_ended_but_was_not_told_of_is_told_and_not_run_again(ray_cluster, tmp_path):
     """The driver was killed between the last round of a run and the study's entry."""
     sweep, folder = tiny(trials=1, final={"top": 0}), tmp_path / "s"

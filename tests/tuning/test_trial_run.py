@@ -71,6 +71,7 @@ def test_a_trials_time_goes_on_over_its_tasks(tmp_path: Path) -> None:
     assert [{**report, "seconds": 0} for report in again] == [{**report, "seconds": 0} for report in reports[2:]]
 
 
+@pytest.mark.slow
 def test_taken_up_behind_a_rung_of_two_seeds_it_is_not_judged_there_again(ray_cluster: Any, tmp_path: Path) -> None:
     """The rung at round 2 was over two seeds, the process dies in round 4: that round is one seed's, and its steps are
     those of both."""
