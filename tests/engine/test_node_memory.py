@@ -14,6 +14,8 @@ from torch import nn
 from flray.engine import node_memory
 from flray.engine.node_memory import share_frozen
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is mapped is read from /proc")
+
 
 class Net(nn.Module):
     """A frozen table under two names, a frozen half-precision vector, a trained layer."""
@@ -81,7 +83,6 @@ def test_what_a_checkpoint_is_mapped_from_stays_where_it_is(cache, tmp_path, mon
     assert share_frozen([net]) == 64 and net.table.weight.data_ptr() == place and is_mapped(net.small)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.slow
 def test_a_second_process_takes_no_memory_for_it(tmp_path):
     """64 MiB of frozen parameters: proportional set size of two processes that both read them."""

@@ -45,11 +45,19 @@ def world(tmp_path_factory):
         texts = [" ".join(pair) for pair in zip(itertools.cycle(LEADS), texts, strict=False)]
         blocks = [" ".join(texts[at : at + 4]) for at in range(0, len(texts), 4)]
         pd.DataFrame({"text": blocks}).to_parquet(folder / name / "train.parquet")
-    plain = {"reward": 1.0, "penalty": 1.0}  # of a small grammar's words all have been used already
+    # Of a small grammar's words all have been used already. Whether a greedy text of a model that learned for a second
+    # ends at all hangs on how a CPU rounds; of drawn ones a fifth or more of each label is usable, with seeds 1 to 8.
+    plain = {"reward": 1.0, "penalty": 1.0}
+    pairs = {"prompts": dict.fromkeys(("entailment", "neutral", "contradiction"), plain), "temperature": [0.5]}
+    single = dict.fromkeys(("negative", "positive"), {"penalty": 1.0})
     settings = {
         "seed": 1,
         "generator": {"train": {"hidden": 32, "heads": 2, "tokens": 400, "steps": 60, "length": 32, "lr": 0.01}},
-        "tasks": ["sst2", {"name": "mnli", "prompts": dict.fromkeys(("neutral", "contradiction"), plain)}, "cola"],
+        "tasks": [
+            {"name": "sst2", "prompts": single},
+            {"name": "mnli", **pairs},
+            {"name": "cola", "prompts": {"both": {"penalty": 1.0}}},
+        ],
         "sentences": {"source": "plain", "root": str(folder)},
         "questions": {"source": "asked", "root": str(folder)},
         "per_label": 20,
