@@ -67,8 +67,8 @@ def _generator(
     """(where the language model is, a digest of what it is); a stand-in is made where it is not there yet."""
     own = config.generator
     if own.name is not None:
-        home = Path(own.name).expanduser()
-        files = sorted(str(path) for path in home.iterdir() if path.is_file()) if home.is_dir() else []
+        home = _home(own.name)
+        files = sorted(str(path) for path in home.iterdir() if path.is_file()) if home is not None else []
         return own.name, digest(own.dtype, listing_digest(files) if files else own.name)
     assert own.train is not None
     texts = list(corpora.values())
@@ -78,6 +78,21 @@ def _generator(
         with stage("making a stand-in for the language model", progress), disk_errors(folder):
             make_stand_in(own.train, texts, config.seed, home, partial(line, enabled=progress))
     return str(home.absolute()), contents
+
+
+def _home(name: str) -> Path | None:
+    """The folder of a language model: as it is named, or that of the revision which the local hub cache has of it."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # no name of a repository either: loading it will say so
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _generate(config: Synthesis, chunks: Sequence[Chunk], place: str, folder: Path, progress: bool) -> None:

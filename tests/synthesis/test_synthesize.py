@@ -49,7 +49,7 @@ def world(tmp_path_factory):
     # ends at all hangs on how a CPU rounds; of drawn ones a fifth or more of each label is usable, with seeds 1 to 8.
     plain = {"reward": 1.0, "penalty": 1.0}
     pairs = {"prompts": dict.fromkeys(("entailment", "neutral", "contradiction"), plain), "temperature": [0.5]}
-    single = dict.fromkeys(("negative", "positive"), {"penalty": 1.0})
+    single = {label: {"penalty": 1.0} for label in ("negative", "positive")}
     settings = {
         "seed": 1,
         "generator": {"train": {"hidden": 32, "heads": 2, "tokens": 400, "steps": 60, "length": 32, "lr": 0.01}},
@@ -173,6 +173,19 @@ def test_a_full_disk_is_one_line(done, monkeypatch, tmp_path):
     monkeypatch.setattr(pq, "write_table", full)
     with pytest.raises(ResourceError, match="the disk is full; what is done stays"):
         synthesize(done[0], tmp_path)
+
+
+def test_another_revision_in_the_hub_cache_is_another_generator(world, monkeypatch, tmp_path):
+    """As `hf download` lays it out: what is there under a name is a revision's folder, and a chunk is named by it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    config, home, found = load_synthesis(world, ["generator=some/lm"]), tmp_path / "models--some--lm", []
+    for revision in ("a" * 40, "b" * 40):
+        (home / "snapshots" / revision).mkdir(parents=True)
+        (home / "snapshots" / revision / "config.json").write_text("{}")
+        (home / "refs").mkdir(exist_ok=True)
+        (home / "refs" / "main").write_text(revision)
+        found.append(synthesis._generator(config, {}, tmp_path, False))
+    assert [place for place, _ in found] == ["some/lm", "some/lm"] and found[0][1] != found[1][1]
 
 
 @pytest.mark.parametrize(
