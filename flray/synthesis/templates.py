@@ -201,8 +201,10 @@ class Cola(Template, frozen=True):
     per_label: int = 20_000
 
 
-TEMPLATES = Registry("task", {})
-for _name, _template in {
-    "cola": Cola, "mnli": Mnli, "mrpc": Mrpc, "qnli": Qnli, "qqp": Qqp, "rte": Rte, "sst2": Sst2,
-}.items():  # fmt: skip
-    TEMPLATES.add(_name, _template)
+TEMPLATES = Registry(
+    "task",
+    {
+        name: f"flray.synthesis.templates:{name.capitalize()}"
+        for name in ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2")
+    },
+)
