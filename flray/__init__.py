@@ -15,24 +15,24 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from flray.api import resume as resume
     from flray.api import run as run
-    from flray.core.algorithm import Algorithm as Algorithm
-    from flray.core.context import Context as Context
-    from flray.core.errors import FlrayError as FlrayError
-    from flray.core.exchange import Exchange as Exchange
-    from flray.core.hp import hp as hp
-    from flray.experiment import Experiment as Experiment
+    from flray.config.experiment import Experiment as Experiment
+    from flray.core.protocol.algorithm import Algorithm as Algorithm
+    from flray.core.protocol.context import Context as Context
+    from flray.core.protocol.exchange import Exchange as Exchange
+    from flray.core.schema.errors import FlrayError as FlrayError
+    from flray.core.schema.hp import hp as hp
     from flray.results.notebook import Run as Run
     from flray.results.notebook import load as load
 
 # imported on first use: a worker process that needs one of them does not pay for all
 _HOME = {
-    "Algorithm": "flray.core.algorithm",
-    "Context": "flray.core.context",
-    "Exchange": "flray.core.exchange",
-    "Experiment": "flray.experiment",
-    "FlrayError": "flray.core.errors",
+    "Algorithm": "flray.core.protocol.algorithm",
+    "Context": "flray.core.protocol.context",
+    "Exchange": "flray.core.protocol.exchange",
+    "Experiment": "flray.config.experiment",
+    "FlrayError": "flray.core.schema.errors",
     "Run": "flray.results.notebook",
-    "hp": "flray.core.hp",
+    "hp": "flray.core.schema.hp",
     "load": "flray.results.notebook",
     "resume": "flray.api",
     "run": "flray.api",

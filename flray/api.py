@@ -12,15 +12,15 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flray.core.errors import ConfigError
-from flray.experiment import RESUMABLE, Experiment
-from flray.loader import load_config
-from flray.overrides import pairs
+from flray.config.experiment import RESUMABLE, Experiment
+from flray.config.launch_context import started_in
+from flray.config.loader import load_config
+from flray.config.overrides import pairs
+from flray.core.schema.errors import ConfigError
 from flray.results.notebook import Run, load
 from flray.rundir.folder import RunFolder, default_folder, mended
 from flray.rundir.reader import runs_below
 from flray.rundir.uri import is_uri, split
-from flray.whereabouts import started_in
 
 if TYPE_CHECKING:
     from flray.engine.ray.cluster import Background

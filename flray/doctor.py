@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from flray.core.clock import Clock
-from flray.core.errors import AlgorithmError, ResourceError
+from flray.config.experiment import Experiment, algorithm_name
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import AlgorithmError, ResourceError
 from flray.data import Dataset
 from flray.engine.prepare import build_data, build_scenario, drifted
 from flray.engine.progress import size
 from flray.engine.workbench import Roll, Workbench
-from flray.experiment import Experiment, algorithm_name
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
 from flray.scenario import Drift, Scenario, Stage, partition_table
@@ -211,8 +211,8 @@ def _update(bench: Workbench, down: Any, scenario: Scenario) -> tuple[dict[str, 
 
     Raises `AlgorithmError` where a method of the client writes into the broadcast.
     """
-    from flray.core.fields import pools
     from flray.core.messages import Record, equal, map_tensors, nbytes_by_field, to_numpy
+    from flray.core.messages.fields import pools
     from flray.engine.blame import Note, writer, wrote
 
     algorithm, clock = bench.algorithm, Clock()

@@ -71,7 +71,12 @@ MUTANTS = (
         "torch.add(moments.first, g, alpha=momentum",
         "ops/test_optim.py",
     ),
-    Mutant("ops/optim.py", "w if reached is None else w * reached", "w", "ops/test_optim.py core/test_objective.py"),
+    Mutant(
+        "ops/optim.py",
+        "w if reached is None else w * reached",
+        "w",
+        "ops/test_optim.py core/network/test_objective.py",
+    ),
     Mutant("ops/control.py", "total * (1 - shrink) + 1", "total * (1 + shrink) + 1", "algorithms/test_fednova.py"),
     Mutant(
         "ops/control.py",

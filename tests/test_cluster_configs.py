@@ -16,7 +16,7 @@ import pytest
 import ray
 import yaml
 
-from flray.loader import load_config
+from flray.config.loader import load_config
 from tests.heads import BIN, flray, run
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
-from flray.loader import load_config
+from flray.config.loader import load_config
 from tests.support.papers import SETTINGS
 
 HOME = Path(__file__).parents[1] / "configs"

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
-from flray.core.errors import ConfigError
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
 from flray.data import load_dataset, load_proxy
-from flray.experiment import Experiment
-from flray.loader import load_config
 from tests.data.files import image_column, png, write
 from tests.support.papers import SETTINGS
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 import flray
 from flray.algorithms import ALGORITHMS
 from flray.cli import app
-from flray.loader import load_config
+from flray.config.loader import load_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [page for top in ("*", "configs/**/*", "flray/**/*", "tuning/**/*") for page in sorted(ROOT.glob(f"{top}.md"))]

@@ -13,15 +13,15 @@ import yaml
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
-from flray.core.errors import ConfigError, FlrayError
+from flray.config.experiment import Experiment
+from flray.config.grid import cell_status, labels
+from flray.config.overrides import pair, several
+from flray.core.schema.errors import ConfigError, FlrayError
 from flray.engine.evaluate import personal_epochs
 from flray.engine.prepare import build_data
 from flray.engine.progress import stage
 from flray.engine.ray.cluster import connect
 from flray.engine.ray.room import cpus_needed
-from flray.experiment import Experiment
-from flray.grid import cell_status, labels
-from flray.overrides import pair, several
 from flray.results import compare, paired
 from flray.results.continual import is_column, is_continual
 from flray.results.report_page import ABLATION

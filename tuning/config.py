@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from flray.core.errors import ConfigError, unknown
-from flray.core.section import Section, spelled_out
-from flray.experiment import Experiment, FolderName
+from flray.config.experiment import Experiment, FolderName
+from flray.core.schema.errors import ConfigError, unknown
+from flray.core.schema.section import Section, spelled_out
 from flray.metrics.names import METRICS
 from flray.scenario import ValidationConfig
 from tuning.space import Space, build, resolve

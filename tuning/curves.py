@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from tuning.canvas import Skip, headed, titled
 
 if TYPE_CHECKING:

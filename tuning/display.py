@@ -91,7 +91,7 @@ class Show(Callback):
         reason = (
             [line for line in str(trial.get_error()).splitlines() if line.strip()][-1]
             .strip()
-            .removeprefix("flray.core.errors.")
+            .removeprefix("flray.core.schema.errors.")
         )
         self.ended.append(f"failed: its processes were lost too often, the last time with {reason}")
         self._print(f"{self.label}  trial {trial.config['key']}  {self.ended[-1]}")

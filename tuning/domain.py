@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
-from flray.core.errors import ConfigError, unknown
-from flray.core.hp import Space
+from flray.core.schema.errors import ConfigError, unknown
+from flray.core.schema.hp import Space
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial

@@ -34,10 +34,10 @@ from ray.tune.execution import class_cache
 from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Searcher
 
-from flray.core.errors import CheckpointError, ResourceError
+from flray.config.experiment import Experiment
+from flray.core.schema.errors import CheckpointError, ResourceError
 from flray.engine.ray.cluster import started
 from flray.engine.ray.pool import Pool
-from flray.experiment import Experiment
 from tuning.trainable import Trial
 
 # a traceback where Ray Tune's own state finds no room

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from tuning.trials import (
     Direction,
     Opened,

@@ -23,7 +23,7 @@ from ray.tune.schedulers import (
 from ray.tune.schedulers.async_hyperband import _Bracket
 from ray.tune.schedulers.pbt import _PBTTrialState
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from flray.rundir.recorder import write_text
 from tuning.config import SchedulerConfig, Sweep
 from tuning.studies import FACTS, Studies

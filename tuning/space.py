@@ -16,10 +16,10 @@ from pydantic_core import to_jsonable_python
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.core.errors import ConfigError, unknown
-from flray.core.hp import Hyperparameter, hyperparameters
-from flray.experiment import Experiment
-from flray.loader import load_config
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError, unknown
+from flray.core.schema.hp import Hyperparameter, hyperparameters
 from tuning.domain import Choice, Domain, Fixed, check_within, show, written
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from flray.core.errors import CheckpointError, FlrayError
-from flray.core.seeding import torch_seed
+from flray.core.protocol.seeding import torch_seed
+from flray.core.schema.errors import CheckpointError, FlrayError
 from tuning.config import Sweep
 
 JOURNAL = "study.journal"

@@ -10,14 +10,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flray.core.disk import remove
-from flray.core.errors import CheckpointError, ConfigError, FlrayError
+from flray.config.experiment import Experiment
+from flray.config.grid import dotted
+from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import stage
 from flray.engine.ray.cluster import Background, connect
 from flray.engine.ray.room import cpus_needed
-from flray.experiment import Experiment
-from flray.grid import dotted
+from flray.files import remove
 from flray.rundir.folder import is_run
 from flray.rundir.lock import NAME as LOCK
 from flray.rundir.lock import FolderLock

@@ -13,11 +13,11 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from flray.algorithms import ALGORITHMS
-from flray.core.errors import ConfigError, unknown
-from flray.core.section import one_line, section_at, spelled_out
-from flray.experiment import Experiment
-from flray.loader import NAMED, read_yaml, self_contained
-from flray.overrides import pairs, scalar
+from flray.config.experiment import Experiment
+from flray.config.loader import NAMED, read_yaml, self_contained
+from flray.config.overrides import pairs, scalar
+from flray.core.schema.errors import ConfigError, unknown
+from flray.core.schema.section import one_line, section_at, spelled_out
 from tuning.config import Sweep
 from tuning.domain import show, written
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from ray import tune
 
-from flray.core.errors import ConfigError, FlrayError, ResourceError
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError, FlrayError, ResourceError
 from flray.engine.ray.pool import Pool
-from flray.experiment import Experiment
-from flray.loader import load_config
 from flray.rundir.reader import Run
 from tuning.studies import disk_full
 from tuning.trial_run import TrialRun

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from flray.api import play
-from flray.core.clock import Position
-from flray.core.errors import CheckpointError
-from flray.experiment import Experiment
+from flray.config.experiment import Experiment
+from flray.core.protocol.clock import Position
+from flray.core.schema.errors import CheckpointError
 from flray.rundir import checkpoint
 from flray.rundir.lock import holder
 from flray.rundir.mirrored import TABLES

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from flray.core.errors import CheckpointError, ConfigError
-from flray.core.plain import read
+from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.core.schema.plain import read
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flray.core.errors import FlrayError
+from flray.core.schema.errors import FlrayError
 from flray.results.intervals import is_share
 from flray.results.pictures import svg
 from flray.results.rendering import shown_value

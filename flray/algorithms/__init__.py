@@ -1,6 +1,6 @@
 """Federated algorithms, one file each. Adding one: its file, one line here, one row in `tests/contracts/table.py`."""
 
-from flray.core.registry import Registry
+from flray.core.schema.registry import Registry
 
 ALGORITHMS = Registry(
     "algorithm",

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from flray.algorithms.lasting import Lasting
-from flray.core.context import Context
-from flray.core.hp import hp
+from flray.core.protocol.context import Context
+from flray.core.schema.hp import hp
 
 
 class Centralized(Lasting, frozen=True):

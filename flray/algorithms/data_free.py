@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from flray.algorithms.fedavg import Down, FedAvg
-from flray.core.classes import ClassSet
-from flray.core.context import Context
-from flray.core.exchange import Exchange
-from flray.core.fields import shared
-from flray.core.inputs import Inputs
 from flray.core.messages import Broadcast, Metrics, ServerState
+from flray.core.messages.fields import shared
+from flray.core.protocol.classes import ClassSet
+from flray.core.protocol.context import Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.inputs import Inputs
 from flray.ops.synthesis import Teacher
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from flray.algorithms.data_free import DataFree, OldDown, OldState
-from flray.core.context import Context
-from flray.core.errors import ConfigError
-from flray.core.fields import shared
-from flray.core.hp import hp
+from flray.core.messages.fields import shared
+from flray.core.protocol.context import Context
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
 from flray.data.augment import Drawn, apply_resized_crop, boxes
 from flray.ops.generate import crop_and_flip, pixels
 from flray.ops.losses import cross_entropy, new_against_old

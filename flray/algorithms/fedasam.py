@@ -12,8 +12,8 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import Carry
 from flray.algorithms.fedsam import FedSAM
-from flray.core.context import Context
-from flray.core.hp import hp
+from flray.core.protocol.context import Context
+from flray.core.schema.hp import hp
 from flray.ops.perturb import around, ascend, magnitude, part
 
 

@@ -15,9 +15,6 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from flray.core.algorithm import Algorithm, Predictor, Received, Sent
-from flray.core.context import ClientContext, Context
-from flray.core.hp import hp
 from flray.core.messages import (
     Batch,
     Broadcast,
@@ -29,7 +26,10 @@ from flray.core.messages import (
     ServerState,
     Update,
 )
-from flray.core.samples import ClientData, FineTuning
+from flray.core.protocol.algorithm import Algorithm, Predictor, Received, Sent
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData, FineTuning
+from flray.core.schema.hp import hp
 from flray.ops.losses import cross_entropy
 from flray.ops.optim import Moments, adam_direction_, decay_, sgd_direction_
 

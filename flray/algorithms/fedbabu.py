@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
-from flray.core.algorithm import Predictor
-from flray.core.context import ClientContext, Context
 from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState
-from flray.core.objective import Objective
-from flray.core.params import Entry
-from flray.core.samples import ClientData, FineTuning
+from flray.core.network.layout import Entry
+from flray.core.network.objective import Objective
+from flray.core.protocol.algorithm import Predictor
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData, FineTuning
 
 
 class BodyMessage(Record):

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from flray.algorithms.fedavg import Down, FedAvg, Local, OwnStatistics, State
-from flray.core.context import ClientContext, Context
-from flray.core.hp import hp
 from flray.core.messages import Cohort, EachUpdate, Metrics, Models, Update
-from flray.core.network_parts import ModuleMode
-from flray.core.samples import ClientData
+from flray.core.network.parts import ModuleMode
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.distill import Ensemble, Teacher, distill, ensemble, proxy_logits
 from flray.ops.losses import Direction, kl
 from flray.ops.pooling import mean_of_each

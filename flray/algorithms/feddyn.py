@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg, LocalStatistics
-from flray.core.context import ClientContext, Context
-from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, Cohort, EachUpdate, Metrics, ServerState, Update
-from flray.core.samples import ClientData
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.optim import clip_
 from flray.ops.pooling import mean_of_each
 

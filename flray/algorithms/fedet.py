@@ -18,9 +18,9 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import Carry
 from flray.algorithms.feddf import ServerDistillation
-from flray.core.context import Context
-from flray.core.hp import hp
 from flray.core.messages import Broadcast, Metrics, Models, Record, ServerState, Update
+from flray.core.protocol.context import Context
+from flray.core.schema.hp import hp
 from flray.ops.distill import blocks, fit
 from flray.ops.losses import cross_entropy, kl
 

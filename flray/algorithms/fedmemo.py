@@ -21,12 +21,12 @@ from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
 from flray.algorithms.held_out_gan import Maker
 from flray.algorithms.memo_proxy import ProxySource
 from flray.algorithms.private_updates import PrivateUpdates
-from flray.core.context import ClientContext, Context
-from flray.core.exchange import Exchange
-from flray.core.fields import shared
-from flray.core.hp import hp
 from flray.core.messages import Broadcast, Cohort, Metrics, ServerState, Update
-from flray.core.samples import ClientData
+from flray.core.messages.fields import shared
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.detect import Detection, Detector, Episode, Rule, Signal, episode_after, mitigates
 from flray.ops.proxy_step import mixing_weight, two_step
 

@@ -18,11 +18,11 @@ from pydantic import model_validator
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg, LocalStatistics, OwnStatistics
-from flray.core.context import ClientContext, Context
-from flray.core.errors import ConfigError
-from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, ServerState
-from flray.core.samples import ClientData
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
 from flray.ops.control import accumulation
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
-from flray.core.context import ClientContext
-from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast
-from flray.core.point import Model
+from flray.core.network.objective import Model
+from flray.core.protocol.context import ClientContext
+from flray.core.schema.hp import hp
 from flray.ops.losses import cross_entropy, not_true_kl
 
 

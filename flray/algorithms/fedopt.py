@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.context import Context
-from flray.core.hp import hp
 from flray.core.messages import Cohort, Metrics, ServerState, Update
+from flray.core.protocol.context import Context
+from flray.core.schema.hp import hp
 
 
 class OptState(ServerState):

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
-from flray.core.context import ClientContext, Context
-from flray.core.errors import ConfigError
-from flray.core.fields import sum
-from flray.core.hp import hp
-from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, ServerState
-from flray.core.point import Model
-from flray.core.samples import ClientData
+from flray.core.messages.fields import sum
+from flray.core.network.objective import Model
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.inputs import Inputs
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
 from flray.models.pec import Students
 from flray.ops.optim import Moments, adam_direction_, sgd_direction_
 

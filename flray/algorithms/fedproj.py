@@ -18,12 +18,12 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, OwnStatistics
 from flray.algorithms.feddf import FedDF
-from flray.core.context import ClientContext, Context
-from flray.core.errors import ConfigError
-from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, Metrics, Models, ServerState, Update
-from flray.core.network_parts import ModuleMode
-from flray.core.samples import ClientData
+from flray.core.network.parts import ModuleMode
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
 from flray.ops.distill import Ensemble, proxy_logits, pull
 from flray.ops.memory import Buffer, Kind, Tally, batch_of, labelled, memory_gradient
 from flray.ops.pooling import mean_of_each

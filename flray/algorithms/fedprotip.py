@@ -18,13 +18,13 @@ from torch import Tensor
 
 from flray.algorithms.protected import SPACE, Blocks, ProtectedCarry, ProtectedDown
 from flray.algorithms.task_prediction import PredictingClient, PredictingState, TaskPrediction
-from flray.core.context import ClientContext, Context
-from flray.core.errors import ConfigError
-from flray.core.exchange import Exchange
-from flray.core.fields import each, shared
-from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics, Record, nbytes
-from flray.core.samples import ClientData
+from flray.core.messages.fields import each, shared
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
 from flray.ops.losses import cross_entropy
 from flray.ops.optim import decay_
 from flray.ops.subspace import ColumnSample, CountRule, Criterion, Svd, extract, space_rank

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
-from flray.core.context import ClientContext, Context
-from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.schema.hp import hp
 
 
 class FedProx(FedAvg, frozen=True):

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
-from flray.core.context import ClientContext, Context
-from flray.core.errors import ConfigError
-from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast
-from flray.core.point import Model
+from flray.core.network.objective import Model
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
 from flray.ops.contrast import Form, cosine_matrices, divergence_penalty, relaxed_contrast
 from flray.ops.losses import cross_entropy
 from flray.ops.optim import clip_

@@ -11,9 +11,9 @@ from typing import Literal
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
-from flray.core.context import ClientContext, Context
-from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, ServerState
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.schema.hp import hp
 from flray.ops.perturb import PartName, around, ascend, check_head, part, still
 
 

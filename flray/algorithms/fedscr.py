@@ -19,13 +19,13 @@ from torch.nn import functional as F
 
 from flray.algorithms.fedavg import Carry, LocalStatistics
 from flray.algorithms.nearest_means import NearestMeans
-from flray.core.context import ClientContext, Context
-from flray.core.errors import ConfigError
-from flray.core.hp import hp
-from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Broadcast, Update
-from flray.core.point import Model
-from flray.core.samples import ClientData
+from flray.core.network.objective import Model
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.inputs import Inputs
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
 from flray.models.base import linear_head, projected
 from flray.ops.contrast import supervised_contrast
 from flray.ops.exemplars import reservoir

@@ -25,12 +25,12 @@ from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.moon import Moon
 from flray.algorithms.scaffold import Scaffold
-from flray.core.context import ClientContext, Context
-from flray.core.errors import ConfigError
-from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, ServerState
-from flray.core.point import Model
-from flray.core.samples import ClientData
+from flray.core.network.objective import Model
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
 from flray.ops.losses import cross_entropy, kl
 from flray.ops.perturb import Adaptive, PartName, around, ascend, check_head, distance, part, part_gradient, still
 from flray.ops.project import project

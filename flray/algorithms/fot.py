@@ -18,12 +18,12 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import OwnStatistics
 from flray.algorithms.protected import Protected, ProtectedDown, ProtectedState
-from flray.core.context import Context
-from flray.core.exchange import Exchange
-from flray.core.fields import mean, sum
-from flray.core.hp import hp
 from flray.core.messages import Cohort, Metrics, Record, Update, nbytes
-from flray.core.samples import ClientData
+from flray.core.messages.fields import mean, sum
+from flray.core.protocol.context import Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.subspace import extract_sketch, project, residual, sketch_threshold
 
 CHUNK = 4096  # columns that are sketched at once: 150 MB where a layer has 4608 inputs

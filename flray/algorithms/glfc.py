@@ -22,11 +22,10 @@ from torch.nn import functional as F
 from flray.algorithms.fedavg import Carry
 from flray.algorithms.herded_exemplars import ExemplarClient, HerdedExemplars
 from flray.algorithms.prototype_monitor import Monitored, OldModel, PrototypeMonitor
-from flray.core import fields
-from flray.core.context import ClientContext, Context
-from flray.core.hp import hp
-from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, Update
-from flray.core.samples import ClientData
+from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, Update, fields
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.compensation import distillation_target, glfc_weights, mean_entropy, weighted_bce
 
 Old = tuple[Tensor, Tensor] | None  # an old model's logits [B, C_old], and its classes' places among those seen [C_old]

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from flray.algorithms.proxy_training import ProxyTraining
-from flray.core.clock import Clock
-from flray.core.context import Context
-from flray.core.errors import ConfigError
-from flray.core.hp import hp
-from flray.core.inputs import Inputs
 from flray.core.messages import Record
-from flray.core.samples import Proxy
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import Context
+from flray.core.protocol.inputs import Inputs
+from flray.core.protocol.samples import Proxy
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
 from flray.models.gan import ProxyDiscriminator, ProxyGenerator
 from flray.ops.acgan import balanced, fit_gan, make
 from flray.ops.distill import blocks

@@ -12,13 +12,12 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from flray.algorithms.fedavg import Down, FedAvg, Local, LocalStatistics, State
-from flray.core import fields
-from flray.core.algorithm import Received, Sent
-from flray.core.context import ClientContext, Context
-from flray.core.exchange import Exchange
-from flray.core.hp import hp
-from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record
-from flray.core.samples import ClientData
+from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, fields
+from flray.core.protocol.algorithm import Received, Sent
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.exemplars import herding, quota, represented
 
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg, OwnStatistics
-from flray.core.algorithm import Predictor
-from flray.core.context import ClientContext
-from flray.core.hp import hp
 from flray.core.messages import Broadcast
-from flray.core.point import Model
-from flray.core.samples import FineTuning
+from flray.core.network.objective import Model
+from flray.core.protocol.algorithm import Predictor
+from flray.core.protocol.context import ClientContext
+from flray.core.protocol.samples import FineTuning
+from flray.core.schema.hp import hp
 from flray.ops.exemplars import represented
 
 

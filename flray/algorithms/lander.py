@@ -24,12 +24,12 @@ from torch.nn import functional as F
 
 from flray.algorithms.data_free_pool import DataFreePool, PoolDown, PoolState
 from flray.algorithms.fedavg import Carry, OwnStatistics
-from flray.core.context import ClientContext, Context
-from flray.core.fields import shared
-from flray.core.hp import hp
-from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Metrics
-from flray.core.point import Model
+from flray.core.messages.fields import shared
+from flray.core.network.objective import Model
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.inputs import Inputs
+from flray.core.schema.hp import hp
 from flray.models.base import linear_head
 from flray.models.generators import NoisyLabelGenerator
 from flray.models.label_embeddings import label_embeddings

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.context import ClientContext, Context
 from flray.core.messages import ClientState, Metrics
-from flray.core.samples import ClientData
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
 from flray.ops.optim import Moments
 
 

@@ -19,11 +19,10 @@ from torch.nn import functional as F
 from flray.algorithms.glfc import GLFC, GLFCClient, Old
 from flray.algorithms.herded_exemplars import Kept
 from flray.algorithms.prototype_monitor import MonitoredState, accuracy
-from flray.core import fields
-from flray.core.context import Context
-from flray.core.hp import hp
-from flray.core.messages import Broadcast, Cohort, Metrics
-from flray.core.samples import ClientData
+from flray.core.messages import Broadcast, Cohort, Metrics, fields
+from flray.core.protocol.context import Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.augmented_features import Deviation, augmented, feature_radius, scatter_sums
 from flray.ops.compensation import Activation, Groups, distillation_target, lga_weights, weighted_bce
 from flray.ops.exemplars import represented

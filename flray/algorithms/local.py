@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from flray.algorithms.lasting import Lasting, Trained
-from flray.core.algorithm import Predictor
-from flray.core.context import ClientContext, Context
 from flray.core.messages import Cohort, Metrics
-from flray.core.samples import FineTuning
+from flray.core.protocol.algorithm import Predictor
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import FineTuning
 
 
 class Local(Lasting, frozen=True):

@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from flray.algorithms.held_out_gan import HeldOutGAN, Maker, labelled
-from flray.core.context import Context
-from flray.core.errors import ConfigError, DataError
-from flray.core.hp import hp
-from flray.core.inputs import Inputs
-from flray.core.samples import Proxy
+from flray.core.protocol.context import Context
+from flray.core.protocol.inputs import Inputs
+from flray.core.protocol.samples import Proxy
+from flray.core.schema.errors import ConfigError, DataError
+from flray.core.schema.hp import hp
 from flray.models.generators import MFCLGenerator
 from flray.ops.acgan import make
 from flray.ops.generate import balanced_by_rejection

@@ -20,12 +20,12 @@ from torch.nn import functional as F
 
 from flray.algorithms.data_free import DataFree, OldDown, OldState
 from flray.algorithms.fedavg import Carry, OwnStatistics
-from flray.core.classes import ClassSet
-from flray.core.context import ClientContext, Context
-from flray.core.fields import shared
-from flray.core.hp import hp
 from flray.core.messages import Batch, Metrics
-from flray.core.point import Model
+from flray.core.messages.fields import shared
+from flray.core.network.objective import Model
+from flray.core.protocol.classes import ClassSet
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.schema.hp import hp
 from flray.models.generators import MFCLGenerator
 from flray.ops.generate import MFCLWeights, noise
 from flray.ops.losses import cross_entropy

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.context import ClientContext, Context
-from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, ClientState, ServerState, Update
-from flray.core.point import Model
-from flray.core.samples import ClientData
+from flray.core.network.objective import Model
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.contrast import model_contrast
 from flray.ops.losses import cross_entropy
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flray.algorithms.fedavg import FedAvg, Local, Stored
-from flray.core.algorithm import Predictor
-from flray.core.context import ClientContext, Context
-from flray.core.exchange import Exchange, Who
-from flray.core.fields import sum
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Published, Record, ServerState, Update
-from flray.core.point import Model
-from flray.core.samples import ClientData, FineTuning
+from flray.core.messages.fields import sum
+from flray.core.network.objective import Model
+from flray.core.protocol.algorithm import Predictor
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.exchange import Exchange, Who
+from flray.core.protocol.samples import ClientData, FineTuning
 from flray.ops.exemplars import class_means, nearest_mean, represented
 
 

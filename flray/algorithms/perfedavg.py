@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
-from flray.core.algorithm import Predictor
-from flray.core.context import ClientContext, Context
-from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, ServerState, Update
-from flray.core.samples import FineTuning
+from flray.core.protocol.algorithm import Predictor
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import FineTuning
+from flray.core.schema.hp import hp
 from flray.ops.optim import sgd_direction_
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from flray.core.context import Context
-from flray.core.errors import ConfigError
-from flray.core.hp import hp
 from flray.core.messages import Cohort
-from flray.core.section import Section
+from flray.core.protocol.context import Context
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
+from flray.core.schema.section import Section
 from flray.ops.privacy import accountant, aggregate_noise, amplified, gaussian_multiplier, privatised, spent
 
 

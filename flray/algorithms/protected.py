@@ -16,12 +16,12 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from flray.algorithms.fedavg import Carry, FedAvg, Stored
-from flray.core.context import Context
-from flray.core.fields import shared
-from flray.core.hp import hp
-from flray.core.layers import LAYERS, Layer, LayerInputs
 from flray.core.messages import Batch, Broadcast, Metrics, ServerState, Update
-from flray.core.samples import ClientData
+from flray.core.messages.fields import shared
+from flray.core.network.layers import LAYERS, Layer, LayerInputs
+from flray.core.protocol.context import Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.subspace import append, project_
 
 SPACE = "space"  # key of the final layer, whose inputs are the features

@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from typing_extensions import TypeVar
 
 from flray.algorithms.fedavg import Down, FedAvg, Local, Stored
-from flray.core.algorithm import Received, Sent
-from flray.core.context import Context
-from flray.core.errors import ConfigError
-from flray.core.hp import hp
-from flray.core.inputs import Inputs
 from flray.core.messages import Metrics, Record, ServerState
-from flray.core.point import Model
-from flray.core.samples import ClientData
+from flray.core.network.objective import Model
+from flray.core.protocol.algorithm import Received, Sent
+from flray.core.protocol.context import Context
+from flray.core.protocol.inputs import Inputs
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
 from flray.models.lenet import LeNet
 from flray.ops.compensation import weighted_bce
 from flray.ops.exemplars import nearest_to_mean, represented

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from flray.core.context import Context
-from flray.core.cut import edges
-from flray.core.hp import hp
-from flray.core.network_parts import ModuleMode
-from flray.core.samples import Proxy, TensorProxy
-from flray.core.section import Section
+from flray.core.network.parts import ModuleMode
+from flray.core.protocol.batching import edges
+from flray.core.protocol.context import Context
+from flray.core.protocol.samples import Proxy, TensorProxy
+from flray.core.schema.hp import hp
+from flray.core.schema.section import Section
 from flray.ops.acgan import wrong_labels
 from flray.ops.proxy_step import full_gradient, train_on_proxy
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg, LocalStatistics
-from flray.core.context import ClientContext, Context
-from flray.core.cut import edges
-from flray.core.hp import hp
 from flray.core.messages import Batch, Cohort, Metrics, ServerState, Update
-from flray.core.samples import ClientData
+from flray.core.protocol.batching import edges
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.control import accumulation, mass
 from flray.ops.losses import cross_entropy
 

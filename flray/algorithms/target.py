@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from flray.algorithms.data_free_pool import DataFreePool, PoolDown, PoolState
 from flray.algorithms.fedavg import Carry, OwnStatistics
-from flray.core.context import ClientContext, Context
-from flray.core.hp import hp
 from flray.core.messages import Batch, Metrics
-from flray.core.point import Model
-from flray.core.samples import ClientData
+from flray.core.network.objective import Model
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.models.generators import TargetGenerator
 from flray.ops.generate import Moved, eight_bit, noise, reinitialised
 from flray.ops.losses import soft_cross_entropy

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import LocalStatistics
 from flray.algorithms.protected import Bases, Projected, Protected, ProtectedState
-from flray.core.context import ClientContext, Context
-from flray.core.exchange import Exchange
-from flray.core.fields import each, shared
-from flray.core.hp import hp
 from flray.core.messages import Cohort, Metrics, Published, Record, Update, nbytes
-from flray.core.modes import SAMPLE, Mode, Prediction, Reading, batch, window
-from flray.core.samples import ClientData
+from flray.core.messages.fields import each, shared
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.modes import SAMPLE, Mode, Prediction, Reading, batch, window
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.task_vote import batch_relevance, relevance, route, window_relevance
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from flray.bench import detector, processes, projected, sweep_cost, text_cost
 from flray.bench.bare import WARM_UP, BarePool, Measured, Way, Workload, measure
-from flray.core.errors import ConfigError, unknown
+from flray.core.schema.errors import ConfigError, unknown
 
 Row = dict[str, Any]
 HOPELESS = 3.0  # times the best bare loop

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flray.core import seeding
-from flray.core.clock import Clock
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
+from flray.core.protocol import seeding
+from flray.core.protocol.clock import Clock
 from flray.data import load_dataset
 from flray.data.splits import Split
-from flray.experiment import Experiment
-from flray.loader import load_config
 from flray.models import build_model
 from flray.scenario import Partition, Scenario, build
 

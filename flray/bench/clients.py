@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from flray.bench import W2
 from flray.bench.bare import Bare, Way, Workload
-from flray.core.clock import Clock
 from flray.core.messages import to_numpy
+from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
 from flray.engine.client import Client
 from flray.engine.workbench import Roll, Workbench
@@ -47,9 +47,9 @@ def measure(workload: Workload, rounds: int) -> dict[str, float]:
 
 
 def main(rounds: int = 60) -> None:
-    from flray.bench.steps import one_thread
+    from flray.core.network.threads import threads
 
-    with one_thread():
+    with threads(1):
         best = measure(W2, rounds)
     sides = ", ".join(f"{side} {ms:.3f}" for side, ms in best.items())
     print(f"CPU ms a client: {sides}; flray / the better bare loop {best.pop('flray') / min(best.values()):.3f}")

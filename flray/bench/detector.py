@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from flray.bench.projected import NETWORK, Half
-from flray.bench.steps import one_thread
+from flray.core.network.threads import threads
 from flray.ops.detect import Detector, Signal
 
 STEPS = 5 * 3 * 14  # of a round: five clients, three epochs, batches of 64 out of 900 samples
@@ -14,7 +14,7 @@ STEPS = 5 * 3 * 14  # of a round: five clients, three epochs, batches of 64 out 
 
 def share(repeats: int, network: dict[str, Any] | None = None, side: int = 32) -> tuple[float, str]:
     """(CPU time of the detector over that of the round's local steps, in words); the best of `repeats` of each."""
-    with one_thread():
+    with threads(1):
         half = Half("fedavg", "none", network or NETWORK, side)
         before, detector, signal = half.state.w, Detector(), Signal()
         after, state = before * 1.001, detector.nothing_seen()

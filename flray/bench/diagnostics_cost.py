@@ -9,10 +9,10 @@ from typing import Any
 from flray.api import simulate
 from flray.bench.bare import Workload
 from flray.bench.live_bytes import Alive
-from flray.bench.steps import one_thread
-from flray.core.errors import FlrayError
-from flray.experiment import Experiment
-from flray.loader import load_config
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
+from flray.core.network.threads import threads
+from flray.core.schema.errors import FlrayError
 from flray.metrics.probes import PROBES
 from flray.rundir.reader import load
 
@@ -32,7 +32,7 @@ def costs(repeats: int, home: Path, workload: Workload = WORK) -> list[dict[str,
     seconds: dict[str, list[float]] = {name: [] for name in PROBES.names()}
     bytes_: dict[str, int] = {}
     failed: dict[str, str] = {}
-    with one_thread():
+    with threads(1):
         nothing = _peak(_experiment(workload, ()), home)  # and what happens once in a process
         for name in seconds:
             try:

@@ -16,10 +16,10 @@ from typing import Any
 from flray.api import simulate
 from flray.bench.bare import Workload
 from flray.bench.live_bytes import Alive
-from flray.bench.steps import one_thread
-from flray.core.errors import ConfigError
+from flray.config.loader import load_config
+from flray.core.network.threads import threads
+from flray.core.schema.errors import ConfigError
 from flray.engine.replay import Replay
-from flray.loader import load_config
 from flray.reference.papers import read_csv
 from flray.rundir.reader import Run, load
 
@@ -56,7 +56,7 @@ def table(repeats: int, home: Path, rounds: int = 3, workload: Workload = SMALL)
     if rounds < 2:
         raise ConfigError(f"bench: table5 leaves the first round out; rounds={rounds} must be at least 2")
     found: dict[str, list[dict[str, float]]] = {method: [] for method in PASSES}
-    with one_thread():
+    with threads(1):
         for _ in range(repeats):
             for method in PASSES:
                 found[method].append(_measured(method, workload, rounds, home))

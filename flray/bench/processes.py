@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from flray.core.errors import ConfigError, FlrayError
+from flray.core.schema.errors import ConfigError, FlrayError
 
 HOME = Path(__file__).resolve().parents[2]  # the checkout, or the folder of installed packages
 

@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any
 
 from flray.bench.bare import WARM_UP, Workload
-from flray.core.errors import ConfigError, unknown
-from flray.experiment import algorithm_name
+from flray.config.experiment import algorithm_name
+from flray.core.schema.errors import ConfigError, unknown
 
 PARTS = {
     "client begin": "`begin`: copies of the broadcast",

@@ -18,13 +18,13 @@ import torch
 from flray.algorithms.fedprotip import FedProTIP
 from flray.algorithms.task_prediction import PredictingState
 from flray.bench.bare import Workload
-from flray.bench.steps import one_thread
-from flray.core.clock import Clock
+from flray.config.loader import load_config
 from flray.core.messages import Cohort, nbytes
+from flray.core.network.threads import threads
+from flray.core.protocol.clock import Clock
 from flray.data import load_dataset
 from flray.engine.client import Client
 from flray.engine.workbench import Roll, Workbench
-from flray.loader import load_config
 from flray.scenario import build
 
 SHARE = 0.36  # q / d
@@ -36,7 +36,7 @@ Found = dict[str, tuple[float, str]]  # name -> value, detail
 
 def costs(repeats: int, network: dict[str, Any] | None = None, side: int = 32) -> Found:
     """The rows by name; `repeats` times both algorithms take a step in turns, on one thread."""
-    with one_thread():
+    with threads(1):
         plain = Half("fedavg", "none", network or NETWORK, side)
         frozen = Half("fedprotip", "early", network or NETWORK, side)
         every = Half("fedprotip", "none", network or NETWORK, side)

@@ -4,22 +4,21 @@ give."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
 
 from flray.algorithms import built_in
 from flray.bench.bare import Workload
-from flray.core.clock import Clock
+from flray.config.loader import load_config
+from flray.core.network.threads import threads
+from flray.core.protocol.clock import Clock
 from flray.data import load_dataset
 from flray.engine.client import Client
 from flray.engine.local_loop import train
 from flray.engine.workbench import Roll, Workbench
-from flray.loader import load_config
 from flray.scenario import Partition, Scenario
 
 MOST = 1.3  # times its theory: beyond that an algorithm gets profiled
@@ -36,7 +35,7 @@ def compare_steps(names: Sequence[str], workload: Workload, repeats: int) -> lis
     """
     chosen = built_in(federated=True) if list(names) == ["all"] else list(names)
     kinds = list(dict.fromkeys(["fedavg", *chosen]))
-    with one_thread():
+    with threads(1):
         trains = {name: local_training(name, workload) for name in kinds}
         times = [{name: train()[0] for name, train in trains.items()} for _ in range(1 + BATCHES * repeats)][1:]
     rows = []
@@ -92,13 +91,3 @@ def _experiment(name: str, workload: Workload) -> Any:
     }
     proxy = {"source": "holdout", "size": min(2000, workload.clients * workload.images // 2)}
     return load_config(workload.experiment(1), {"algorithm": options, "proxy": proxy})[0]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -19,7 +19,7 @@ IN_A_ROW = """
 import sys, yaml
 from pathlib import Path
 from flray.api import simulate
-from flray.loader import load_config
+from flray.config.loader import load_config
 spec = yaml.safe_load(open(sys.argv[1]))
 for i, lr in enumerate(spec["space"]["algorithm.lr"][: spec["trials"]]):
     simulate(load_config(spec["experiment"], {"algorithm.lr": lr})[0], Path(sys.argv[2]) / str(i), overwrite=True)

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from flray.bench.bare import WARM_UP, Bare, Way
-from flray.bench.steps import one_thread
-from flray.core.clock import Clock
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
 from flray.core.messages import to_numpy
+from flray.core.network.threads import threads
+from flray.core.protocol.clock import Clock
 from flray.data import load_dataset
 from flray.data.splits import Split
 from flray.engine import cohort as cohorts
 from flray.engine.client import Client
 from flray.engine.workbench import Roll, Workbench
-from flray.experiment import Experiment
-from flray.loader import load_config
 from flray.scenario import Scenario, build
 
 CLIENTS, TEXTS, COHORT, BATCH = 8, 64, 4, 16
@@ -85,7 +85,7 @@ def _round(chosen: Experiment, home: Path) -> tuple[float, str]:
     dataset = load_dataset(chosen.data)
     scenario = build(dataset, chosen.partition, seed=chosen.seed)
     times: list[tuple[float, float]] = []
-    with one_thread():
+    with threads(1):
         bare = BareText(chosen, scenario, Way(1, 1), addressed=True)
         weights = [parameter.detach().clone() for parameter in bare.parameters]
         began = time.process_time()

@@ -14,7 +14,7 @@ from typing import NoReturn
 import typer
 
 from flray.cli import begin, draw, look, proxies, reproduce, runs, sweeps, watch
-from flray.core.errors import FlrayError
+from flray.core.schema.errors import FlrayError
 
 app = typer.Typer(
     help="Federated learning that does not forget, on Ray.\n\nStart with: flray init && flray run quickstart.yaml",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from flray.cli.show import console, print_rows, runs_in, sheet_of
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 
 TEMPLATES = Path(__file__).parent / "init"
 
@@ -59,7 +59,7 @@ def show(
 
 def _row(folder: Path) -> dict[str, Any]:
     """One run; what is damaged about it stands in its status."""
-    from flray.core.errors import CheckpointError
+    from flray.core.schema.errors import CheckpointError
     from flray.results.tables import planned_rounds, settings
     from flray.rundir.reader import Run
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from flray.core.errors import unknown
-from flray.core.hp import Hyperparameter, hyperparameters
+from flray.core.schema.errors import unknown
+from flray.core.schema.hp import Hyperparameter, hyperparameters
 from flray.metrics.names import METRICS
 
 
@@ -50,8 +50,8 @@ INSIDE = {
 
 def _keys() -> list[dict[str, Any]]:
     """Every key of an experiment, then every key of a sweep (`sweep: KEY`)."""
-    from flray.experiment import Experiment
-    from flray.keys import keys_of
+    from flray.config.experiment import Experiment
+    from flray.config.keys import keys_of
     from tuning.config import Sweep
 
     rows: list[dict[str, Any]] = []

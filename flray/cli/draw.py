@@ -10,7 +10,7 @@ import typer
 
 from flray.cli.show import runs_in
 from flray.cli.unused import refuse_unused
-from flray.core.errors import FlrayError, unknown
+from flray.core.schema.errors import FlrayError, unknown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,7 +23,7 @@ from flray.cli.show import (
     runs_in,
 )
 from flray.cli.unused import refuse_unused
-from flray.core.errors import FlrayError, unknown
+from flray.core.schema.errors import FlrayError, unknown
 
 if TYPE_CHECKING:
     from flray.results.report_page import Lead
@@ -88,9 +88,9 @@ def doctor(
 
     Trains nothing.
     """
-    from flray.core.plain import read
+    from flray.config.loader import load_config
+    from flray.core.schema.plain import read
     from flray.doctor import beside, examine, examine_upload
-    from flray.loader import load_config
 
     own_modules()
     found = read(config.read_text(errors="replace"), str(config)) if config.is_file() else None

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.core.errors import ConfigError
-from flray.experiment import Experiment, algorithm_name
-from flray.loader import load_config
-from flray.overrides import pairs
+from flray.config.experiment import Experiment, algorithm_name
+from flray.config.loader import load_config
+from flray.config.overrides import pairs
+from flray.core.schema.errors import ConfigError
 
 # what the configuration says about clients does not apply; the optimiser's hyper-parameters stay
 WHOLE: Mapping[str, Any] = {

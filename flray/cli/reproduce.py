@@ -10,7 +10,7 @@ import typer
 
 from flray.cli.runs import starting
 from flray.cli.show import console, interruptible, kept, own_modules, print_rows
-from flray.core.errors import ConfigError, FlrayError, unknown
+from flray.core.schema.errors import ConfigError, FlrayError, unknown
 from flray.engine.progress import stage
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def reproduce(
         raise ConfigError(f"--concurrency {concurrency}: auto, or a number of at least 1")
     settings = chosen(table, cells or [])
     own_modules()
-    from flray.grid import cell_status
+    from flray.config.grid import cell_status
     from flray.reference.outcome import judge
     from flray.reference.page import counts, in_common, markdown, put_on_page, render, write
     from flray.reference.plan import another, configs_folder, plan
@@ -138,7 +138,7 @@ def _again(
 
 
 def _show_plan(found: Plan, scale: str, extra: list[str]) -> None:
-    from flray.grid import cell_status
+    from flray.config.grid import cell_status
     from flray.reference.plan import commands
 
     rows: list[dict[str, Any]] = [

@@ -34,10 +34,10 @@ def run(
     own_modules()
     with nullcontext() if dry_run else starting(config, overrides or []):
         from flray.api import simulate
-        from flray.grid import grid_rows
-        from flray.keys import grid_notes
-        from flray.loader import load_config
-        from flray.overrides import count_cells
+        from flray.config.grid import grid_rows
+        from flray.config.keys import grid_notes
+        from flray.config.loader import load_config
+        from flray.config.overrides import count_cells
         from flray.rundir.folder import default_folder
     count = count_cells(overrides or []) if config.is_file() else 0
     for note in grid_notes(overrides or []):

@@ -91,7 +91,7 @@ def kept(folder: Path, storage: str | None) -> Path:
 
 
 def import_modules(modules: list[str] | None) -> None:
-    from flray.core.registry import imported
+    from flray.core.schema.registry import imported
 
     for module in modules or []:
         imported(module, f"--import {module}")
@@ -168,7 +168,7 @@ def report(folder: Path) -> None:
 
 
 def other_algorithm(experiment: Any) -> str:
-    from flray.experiment import algorithm_name
+    from flray.config.experiment import algorithm_name
 
     if algorithm_name(experiment.algorithm) != "fedavg":
         return "fedavg"
@@ -200,7 +200,7 @@ def runs_in(folders: list[str], whole: bool = False) -> list[Run]:
     With `whole` a run whose tables are damaged or lost is left out as well. Raises `CheckpointError` where none is
     left.
     """
-    from flray.core.errors import CheckpointError
+    from flray.core.schema.errors import CheckpointError
     from flray.results.readable import found, sound
 
     runs, broken, notes = found(folders)

@@ -36,7 +36,7 @@ def sweep(
     """
     own_modules()
     with starting(config, overrides or [], trials=1):
-        from flray.core.errors import ConfigError
+        from flray.core.schema.errors import ConfigError
         from tuning.sweep import default_folder, resume_sweep, run_sweep
         from tuning.sweep_file import load_sweep
 
@@ -82,9 +82,9 @@ def ablate(
     """
     own_modules()
     with starting(config, overrides or [], trials=1):
-        from flray.core.errors import ConfigError
-        from flray.loader import load_config
-        from flray.overrides import count_cells
+        from flray.config.loader import load_config
+        from flray.config.overrides import count_cells
+        from flray.core.schema.errors import ConfigError
         from tuning.ablate import axes, check_comparison, reference_cell, run_grid, write_ablation
     count = count_cells(overrides or [])
     with stage(f"a grid of {count:,} cells", count > 1):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import typer
 
-from flray.core.errors import FlrayError
+from flray.core.schema.errors import FlrayError
 
 
 def refuse_unused(ctx: typer.Context, used: Iterable[str], what: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flray.cli.show import console, sheet_of
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from flray.rundir.uri import is_uri
 
 if TYPE_CHECKING:

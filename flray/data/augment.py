@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.data.data_config import Augment
 
 RATIO = (3 / 4, 4 / 3)  # width over height of a part that is stretched to the whole

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.cut import LastBatch, edges
 from flray.core.messages import Batch
+from flray.core.protocol.batching import LastBatch, edges
 from flray.data.augment import apply_brightness, apply_crop_flip, apply_cutout, apply_resized_crop, draw
 from flray.data.cache import Array
 from flray.data.data_config import Augment

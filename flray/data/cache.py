@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flray.core.disk import checksum, file_checksum, remove, sealed, unsealed, whole
-from flray.core.errors import DataError
+from flray.core.schema.errors import DataError
+from flray.files import checksum, file_checksum, remove, sealed, unsealed, whole
 
 FORMAT = 2  # raise it when decoded arrays change meaning: old entries are then simply not found
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flray.core.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data.data_config import DataConfig
 from flray.data.splits import Splits
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flray.core.cut import LastBatch
+from flray.core.protocol.batching import LastBatch
 from flray.data.batching import Batches, Normalizer, Rng
 from flray.data.cache import Array
 from flray.data.data_config import Augment

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from flray.core.errors import ConfigError, shown
-from flray.core.section import Section, spelled_out
+from flray.core.schema.errors import ConfigError, shown
+from flray.core.schema.section import Section, spelled_out
 from flray.data.published import augmentation
 
 

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flray.core.disk import array_checksum, checksum
-from flray.core.errors import ConfigError, DataError
-from flray.core.seeding import rng
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array, Entry, digest, fetch
 from flray.data.checks import LabelWarning, check_fit, check_splits, note_cut
 from flray.data.data_config import Augment, Constants, DataConfig
 from flray.data.published import CONSTANTS, FEDZOO, plain_name
 from flray.data.sources import load_splits
 from flray.data.splits import Split, Splits, Vocabulary, content_of, pack, unpack
+from flray.files import array_checksum, checksum
 
 LEAK_LIMIT = 0.01  # of the test split; CIFAR-100 as published shares 10 images of 10,000
 

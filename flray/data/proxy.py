@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flray.core.disk import array_checksum
-from flray.core.errors import ConfigError, DataError
-from flray.core.seeding import rng
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array, Entry, digest, fetch
 from flray.data.data_config import ProxyConfig
 from flray.data.dataset import Dataset, input_shape, load_dataset, stratified, take
 from flray.data.splits import Split, content_of, pack, unpack
+from flray.files import array_checksum
 
 
 class Proxy(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flray.core.errors import ConfigError, nearest
+from flray.core.schema.errors import ConfigError, nearest
 
 # per-channel mean and std of the train split, as in Lee-Gihun/FedSOL (CIFAR-100: of all 50,000 images); one number
 # serves every channel

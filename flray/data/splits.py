@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flray.core.disk import array_checksum
-from flray.core.errors import DataError
+from flray.core.schema.errors import DataError
 from flray.data.cache import Array, Entry, digest, fetch
+from flray.files import array_checksum
 
 
 class Split(NamedTuple):

@@ -11,15 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from flray.core.algorithm import Algorithm
-from flray.core.clock import Clock
-from flray.core.context import ClientContext
-from flray.core.errors import AlgorithmError, ClientError, FlrayError, TracedError, described
-from flray.core.exchange import Exchange
-from flray.core.last_call import LastCall
 from flray.core.messages import tensors
-from flray.core.returned import named
-from flray.core.samples import ClientData
+from flray.core.protocol.algorithm import Algorithm
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import ClientContext
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import AlgorithmError, ClientError, FlrayError, LastCall, TracedError, described, named
 
 Note = Callable[[Callable[..., Any]], None]  # hears of a method just before it is called
 

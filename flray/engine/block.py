@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flray.core.errors import AlgorithmError
+from flray.core.schema.errors import AlgorithmError
 
 ACTIVATION_BYTES = 16 * 2**20  # of the largest activation of a block: beyond it, it no longer stays in a CPU's cache
 # more samples gain nothing, even with a small model, and a test set has to make blocks for all actors

@@ -18,17 +18,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core import last_call, seeding
-from flray.core.algorithm import Predictor
-from flray.core.clock import Clock
-from flray.core.context import ClientContext
-from flray.core.errors import AlgorithmError, ClientError, ConfigError, NonFiniteError, TracedError, described
-from flray.core.exchange import Exchange
-from flray.core.frozen import begin, reached_rows
+from flray.config.experiment import Experiment
 from flray.core.messages import equal, sendable, to_numpy, to_torch
-from flray.core.probe import Looking
-from flray.core.returned import check, check_logits, label, named
-from flray.core.samples import ClientData
+from flray.core.network.frozen import begin, reached_rows
+from flray.core.protocol import last_call, seeding
+from flray.core.protocol.algorithm import Predictor
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import ClientContext
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.probe import Looking
+from flray.core.protocol.returned import check, check_logits, label
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import (
+    AlgorithmError,
+    ClientError,
+    ConfigError,
+    NonFiniteError,
+    TracedError,
+    described,
+    named,
+)
 from flray.data import Batches
 from flray.data.cache import Array
 from flray.engine.blame import from_signal, half, versions, writer, wrote
@@ -36,7 +45,6 @@ from flray.engine.blame import work as rehearse
 from flray.engine.health import client_problem, reported
 from flray.engine.local_loop import Trained, train
 from flray.engine.workbench import Workbench
-from flray.experiment import Experiment
 from flray.ops.pooling import Collector, Sent
 from flray.scenario import Shares
 from flray.scenario.local_test import local_test

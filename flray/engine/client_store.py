@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from flray.core.disk import file_checksum, whole
-from flray.core.errors import CheckpointError
 from flray.core.messages import is_none, map_tensors
-from flray.core.packed import Packed
+from flray.core.messages.packed import Packed
+from flray.core.schema.errors import CheckpointError
+from flray.files import file_checksum, whole
 from flray.rundir.checkpoint import disk_errors
 
 THREADS = 8  # that read client states at a resume

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from flray.core.algorithm import Algorithm
-from flray.core.clock import Clock
-from flray.core.exchange import Exchange
+from flray.config.experiment import CohortConfig, Experiment
 from flray.core.messages import Cohort
-from flray.core.seeding import rng
+from flray.core.protocol.algorithm import Algorithm
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.seeding import rng
 from flray.engine.blame import half
 from flray.engine.client import Assignment
-from flray.experiment import CohortConfig, Experiment
 from flray.scenario import Scenario, clients_at
 
 

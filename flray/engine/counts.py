@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from flray.core.algorithm import Algorithm
-from flray.core.context import Context
-from flray.core.errors import AlgorithmError
-from flray.core.modes import SAMPLE, Mode, Prediction, Reading
-from flray.core.returned import check_logits, named
-from flray.core.seeding import rng
+from flray.core.protocol.algorithm import Algorithm
+from flray.core.protocol.context import Context
+from flray.core.protocol.modes import SAMPLE, Mode, Prediction, Reading
+from flray.core.protocol.returned import check_logits
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import AlgorithmError, named
 from flray.data import Normalizer
 from flray.data.cache import Array
 from flray.data.dataset import Dataset

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.clock import Clock
+from flray.config.experiment import Experiment
+from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
 from flray.engine.rounds import Executor
-from flray.experiment import Experiment
 from flray.metrics import fairness
 from flray.scenario import Scenario
 

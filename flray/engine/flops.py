@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from flray.core import last_call
-from flray.core.returned import label
+from flray.core.protocol import last_call
+from flray.core.protocol.returned import label
 from flray.engine.client import Assignment, Client, failed
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray.core.errors import AlgorithmError, shown
 from flray.core.messages import leaves
-from flray.core.returned import named
+from flray.core.schema.errors import AlgorithmError, named, shown
 from flray.metrics.names import reserved
 
 LOSS = "train/loss"

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from flray.core import last_call
-from flray.core.clock import PHASES, START, Clock, Phase, Position
-from flray.core.disk import remove, whole
-from flray.core.errors import AlgorithmError, CheckpointError
 from flray.core.messages import nbytes, sendable, to_numpy, to_torch
-from flray.core.packed import Packed
+from flray.core.messages.packed import Packed
+from flray.core.protocol import last_call
+from flray.core.protocol.clock import PHASES, START, Clock, Phase, Position
+from flray.core.schema.errors import AlgorithmError, CheckpointError
 from flray.engine.blame import half
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.workbench import Workbench
+from flray.files import remove, whole
 from flray.models.weights import save_weights
 from flray.rundir import checkpoint
 from flray.rundir import lock as locks

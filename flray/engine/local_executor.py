@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate
 
-from flray.core.clock import Clock
-from flray.core.exchange import Exchange
+from flray.config.experiment import Experiment
 from flray.core.messages import to_numpy
-from flray.core.shared import join
-from flray.core.torch_threads import threads
+from flray.core.messages.shared import join
+from flray.core.network.threads import threads
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Assignment, Client
 from flray.engine.cohort import Hop
 from flray.engine.counts import Tally
@@ -23,7 +24,6 @@ from flray.engine.rounds import P, Ran, T
 from flray.engine.server import Plan, Server
 from flray.engine.threads import cores
 from flray.engine.workbench import Roll, Workbench
-from flray.experiment import Experiment
 from flray.scenario import Scenario
 
 

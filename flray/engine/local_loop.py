@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from flray.core import last_call
-from flray.core.algorithm import Algorithm
-from flray.core.context import ClientContext
-from flray.core.frozen import Held
 from flray.core.messages import Metrics
-from flray.core.probe import ClientView, Looking, Place
-from flray.core.returned import label
-from flray.core.samples import ClientData
+from flray.core.network.frozen import Held
+from flray.core.protocol import last_call
+from flray.core.protocol.algorithm import Algorithm
+from flray.core.protocol.context import ClientContext
+from flray.core.protocol.probe import ClientView, Looking, Place
+from flray.core.protocol.returned import label
+from flray.core.protocol.samples import ClientData
 
 
 class Trained(NamedTuple):

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flray.core.disk import array_checksum
 from flray.data.cache import Entry, cache_root, digest, fetch
+from flray.files import array_checksum
 
 LEAST = 16 * 2**20  # bytes: what is smaller is not worth a file
 ALIGNED = 64  # bytes, as a tensor of its own would lie

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.core.clock import START, schedule
-from flray.core.disk import whole
-from flray.core.errors import CheckpointError, DataError, ResourceError
+from flray.config.experiment import Experiment
+from flray.core.protocol.clock import START, schedule
+from flray.core.schema.errors import CheckpointError, DataError, ResourceError
 from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy
 from flray.engine import cohort as cohorts
-from flray.experiment import Experiment
+from flray.files import whole
 from flray.rundir.recorder import write_text
 from flray.scenario import Drifting, DriftWarning, Scenario, build, drift_table, partition_csv
 

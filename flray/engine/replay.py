@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from flray.core.clock import START, Clock, Position, schedule
-from flray.core.errors import ClientError, ConfigError
-from flray.core.exchange import Exchange
+from flray.config.launch_context import started_in
 from flray.core.messages import to_torch
-from flray.core.probe import Looking, Probe, RoundView
-from flray.core.shared import join
-from flray.core.torch_threads import threads
+from flray.core.messages.shared import join
+from flray.core.network.threads import threads
+from flray.core.protocol.clock import START, Clock, Position, schedule
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.probe import Looking, Probe, RoundView
+from flray.core.schema.errors import ClientError, ConfigError
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts
 from flray.engine.client import in_folder
@@ -34,7 +35,6 @@ from flray.engine.workbench import Roll, Workbench
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run, load
 from flray.scenario import Scenario
-from flray.whereabouts import started_in
 
 
 class Replay:

@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from flray.core.clock import Clock
-from flray.core.exchange import Exchange
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Assignment
 from flray.engine.cohort import Hop
 from flray.engine.counts import Tally

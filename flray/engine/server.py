@@ -17,17 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flray.core import last_call
-from flray.core.clock import Clock
-from flray.core.context import Context
-from flray.core.disk import array_checksum
-from flray.core.errors import AlgorithmError
-from flray.core.exchange import Exchange
-from flray.core.frozen import begin, reached_rows, unmoved
 from flray.core.messages import Cohort, is_none, map_tensors, nbytes_by_field, sendable, to_numpy, to_torch
-from flray.core.probe import FinishView, Looking, RoundView
-from flray.core.returned import check, named
-from flray.core.shared import join, received, split
+from flray.core.messages.shared import join, received, split
+from flray.core.network.frozen import begin, reached_rows, unmoved
+from flray.core.protocol import last_call
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.probe import FinishView, Looking, RoundView
+from flray.core.protocol.returned import check
+from flray.core.schema.errors import AlgorithmError, named
 from flray.engine.blame import half, versions
 from flray.engine.client import Assignment, Client, Delivery
 from flray.engine.client_store import FileStore
@@ -35,6 +34,7 @@ from flray.engine.counts import Tally
 from flray.engine.flops import StepFlops, counted
 from flray.engine.health import model_is_finite, reported
 from flray.engine.keeper import Keeper
+from flray.files import array_checksum
 from flray.ops.pooling import pooled
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from flray.core.clock import PHASES, START, Clock, Position, schedule
-from flray.core.errors import (
+from flray.config.experiment import Experiment, algorithm_name
+from flray.core.protocol.clock import PHASES, START, Clock, Position, schedule
+from flray.core.schema.errors import (
     AlgorithmError,
     CheckpointError,
     ClientError,
@@ -30,7 +31,6 @@ from flray.engine.rounds import Executor
 from flray.engine.server import Server
 from flray.engine.summary import collapsed, judged, untrained
 from flray.engine.transactions import Transactions
-from flray.experiment import Experiment, algorithm_name
 from flray.models.weights import weights_fingerprint
 from flray.rundir import checkpoint, doing
 from flray.rundir.environment import environment, write_environment

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.core.errors import AlgorithmError
+from flray.core.schema.errors import AlgorithmError
 from flray.metrics.names import LAST
 
 if TYPE_CHECKING:

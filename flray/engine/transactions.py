@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.clock import Clock, Position
-from flray.core.errors import AlgorithmError
+from flray.config.experiment import Experiment
+from flray.core.protocol.clock import Clock, Position
+from flray.core.schema.errors import AlgorithmError
 from flray.engine import cohort as cohorts
 from flray.engine.counts import Tally, with_sums
 from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
@@ -21,7 +22,6 @@ from flray.engine.flops import StepFlops, kind, largest
 from flray.engine.progress import Progress
 from flray.engine.rounds import Executor, add_sent, transact
 from flray.engine.server import Plan, Server
-from flray.experiment import Experiment
 from flray.rundir import tested
 from flray.rundir.recorder import Recorder
 from flray.scenario import Scenario

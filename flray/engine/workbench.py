@@ -14,21 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flray.core import last_call, seeding
-from flray.core.algorithm import Algorithm
-from flray.core.classes import Classes
-from flray.core.clock import Clock
-from flray.core.context import ClientContext, Context
-from flray.core.errors import ConfigError, DataError
-from flray.core.frozen import Frozen, HeadRows
-from flray.core.inputs import Inputs
+from flray.config.experiment import CohortConfig, Experiment
+from flray.config.schedule import in_force
 from flray.core.messages import to_torch
-from flray.core.midrun import in_force
-from flray.core.networks import objectives
-from flray.core.objective import Objective
-from flray.core.probe import Reads
-from flray.core.returned import label
-from flray.core.telling import nobody
+from flray.core.network.frozen import Frozen, HeadRows
+from flray.core.network.networks import objectives
+from flray.core.network.objective import Objective
+from flray.core.protocol import last_call, seeding
+from flray.core.protocol.algorithm import Algorithm
+from flray.core.protocol.classes import Classes
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.inputs import Inputs
+from flray.core.protocol.probe import Reads
+from flray.core.protocol.progress import nobody
+from flray.core.protocol.returned import label
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import Normalizer, Proxy, load_dataset, load_proxy
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples
@@ -36,7 +37,6 @@ from flray.engine.blame import half
 from flray.engine.block import samples_at_once
 from flray.engine.counts import Evaluator, Tally
 from flray.engine.node_memory import share_frozen
-from flray.experiment import CohortConfig, Experiment
 from flray.models import build_model, starts_from
 from flray.scenario import Scenario, Stage, meanings, relabelled
 

@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from flray.core.context import Context
-from flray.core.probe import ClientView, Place, Probe, Reads, Row
+from flray.core.protocol.context import Context
+from flray.core.protocol.probe import ClientView, Place, Probe, Reads, Row
 from flray.metrics.reading import Sample, due
 from flray.metrics.theory import agreement, kappa
 from flray.ops.losses import cross_entropy, kl

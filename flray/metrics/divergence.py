@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flray.core.context import SERVER, ClientContext, Context
-from flray.core.probe import ClientView, FinishView, Place, Probe, Row
+from flray.core.protocol.context import SERVER, ClientContext, Context
+from flray.core.protocol.probe import ClientView, FinishView, Place, Probe, Row
 from flray.metrics.reading import average
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flray.core.shares import floor_share
+from flray.core.schema.shares import floor_share
 
 
 class Spread(NamedTuple):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from flray.core.classes import ClassSet
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.protocol.classes import ClassSet
 from flray.ops.detect import variance
 
 FisherLabels = Literal["sampled", "empirical"]

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flray.core.context import ClientContext, Context
 from flray.core.messages import Batch
-from flray.core.probe import ClientView, Place, Probe, Reads, Row
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.probe import ClientView, Place, Probe, Reads, Row
 from flray.metrics.conflict import cosine
 from flray.metrics.reading import Sample, due
 from flray.metrics.theory import agreement

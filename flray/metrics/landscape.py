@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from flray.core.context import Context
-from flray.core.point import Model
-from flray.core.probe import Place, Probe, Reads, RoundView, Row
+from flray.core.network.objective import Model
+from flray.core.protocol.context import Context
+from flray.core.protocol.probe import Place, Probe, Reads, RoundView, Row
 from flray.metrics.reading import BLOCK, Sample, due
 from flray.ops.losses import cross_entropy
 

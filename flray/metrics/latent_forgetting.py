@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flray.core.context import Context
-from flray.core.probe import FinishView, Place, Probe, Reads, Row
+from flray.core.protocol.context import Context
+from flray.core.protocol.probe import FinishView, Place, Probe, Reads, Row
 from flray.metrics.gradients import FisherLabels, fisher_trace, gradient_variance, pseudo_gradient_cosine
 from flray.metrics.reading import Sample, average, due
 from flray.ops.detect import Detector, Signal

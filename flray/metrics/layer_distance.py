@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flray.core.context import Context
-from flray.core.objective import Objective
-from flray.core.probe import ClientView, Place, Probe, Row
+from flray.core.network.objective import Objective
+from flray.core.protocol.context import Context
+from flray.core.protocol.probe import ClientView, Place, Probe, Row
 from flray.metrics.reading import due
 from flray.ops.perturb import Adaptive, distance, groups, part
 

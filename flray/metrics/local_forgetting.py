@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from torch import Tensor
 
-from flray.core.context import SERVER, Context
-from flray.core.probe import ClientView, FinishView, Place, Probe, Reads, Row
+from flray.core.protocol.context import SERVER, Context
+from flray.core.protocol.probe import ClientView, FinishView, Place, Probe, Reads, Row
 from flray.metrics.classification import accuracy, per_class
 from flray.metrics.reading import Sample, average, due, predicted
 

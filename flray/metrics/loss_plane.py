@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flray.core.context import Context
-from flray.core.params import Layout
-from flray.core.seeding import rng
+from flray.core.network.layout import Layout
+from flray.core.protocol.context import Context
+from flray.core.protocol.seeding import rng
 from flray.metrics.landscape import losses, sharpest
 from flray.metrics.reading import Sample
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from flray.core.context import SERVER, Context
-from flray.core.probe import ClientView, FinishView, Place, Probe, Reads, Row
+from flray.core.protocol.context import SERVER, Context
+from flray.core.protocol.probe import ClientView, FinishView, Place, Probe, Reads, Row
 from flray.metrics.reading import client_models, due, logits
 from flray.metrics.theory import flip_bound, flip_threshold
 from flray.ops.losses import kl

@@ -1,7 +1,7 @@
 """Diagnostics by name. Adding one: its file, and one line here; from outside an entry point of the group
 `flray.diagnostics`, or `--import my_module`, whose import calls `PROBES.add(...)`."""
 
-from flray.core.registry import Registry
+from flray.core.schema.registry import Registry
 
 PROBES = Registry(
     "diagnostic",

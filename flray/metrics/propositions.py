@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flray.core.context import Context
-from flray.core.point import Model
-from flray.core.probe import ClientView, Place, Probe, Row
+from flray.core.network.objective import Model
+from flray.core.protocol.context import Context
+from flray.core.protocol.probe import ClientView, Place, Probe, Row
 from flray.metrics.reading import due
 from flray.metrics.theory import proposition_1, proposition_2
 from flray.ops.losses import cross_entropy, kl

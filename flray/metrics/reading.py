@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flray.core.context import Context
-from flray.core.errors import ConfigError
 from flray.core.messages import Published
-from flray.core.probe import FinishView
-from flray.core.samples import Proxy
-from flray.core.seeding import rng
+from flray.core.protocol.context import Context
+from flray.core.protocol.probe import FinishView
+from flray.core.protocol.samples import Proxy
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError
 from flray.ops.average import tree_mean
 
 BLOCK = 256  # samples in one forward pass

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 
 
 class Classifier(nn.Module):

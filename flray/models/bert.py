@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import Tensor, nn
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.models.base import Classifier
 from flray.models.hugging_face import load_pretrained, reject_shape, unpadded
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 
 WIDTH = 64  # channels next to the image, twice as many a level below; units for data that are no images
 

@@ -12,7 +12,7 @@ from math import ceil
 import torch
 from torch import Tensor, nn
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 
 WIDTH = 128  # of the first layers
 

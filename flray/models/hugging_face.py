@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 
 
 def load_pretrained(model: str, kind: str, network: Any, name: str, fit: Callable[[Any], None]) -> Any:

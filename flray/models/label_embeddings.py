@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError
 
 WAYS = "a .safetensors or .npy file with a row for each class, the folder of a text model, or random"
 RANDOM_STD = 0.45  # CLIP's text embeddings of 512 entries have a length of about 10

@@ -23,10 +23,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from flray.core.errors import ConfigError, ResourceError, shown, unknown
-from flray.core.hp import Hyperparameter, hyperparameters
-from flray.core.registry import Registry, load
-from flray.core.section import Section
+from flray.core.schema.errors import ConfigError, ResourceError, shown, unknown
+from flray.core.schema.hp import Hyperparameter, hyperparameters
+from flray.core.schema.registry import Registry, load
+from flray.core.schema.section import Section
 from flray.models.weights import Head, load_weights
 
 MODELS = Registry(

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from flray.core.inputs import Inputs
+from flray.core.protocol.inputs import Inputs
 
 AT_ONCE = 2**22  # activations of the teacher: it is so wide that a block of samples would fill the memory
 

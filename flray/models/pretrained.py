@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.models.weights import read_weights
 
 STATISTICS = ("running_mean", "running_var")

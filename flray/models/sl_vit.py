@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.models.base import Classifier, enlarge, image_shape
 
 WIDTH, DEPTH, HEADS, HEAD_WIDTH, MLP_WIDTH = 192, 9, 12, 64, 192

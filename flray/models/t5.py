@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.core.errors import ConfigError, unknown
+from flray.core.schema.errors import ConfigError, unknown
 from flray.models.base import Classifier
 from flray.models.hugging_face import load_pretrained, reject_shape, unpadded
 from flray.models.prefix import add_prefixes

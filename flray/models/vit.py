@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.models.base import Classifier, image_shape
 from flray.models.pretrained import adopt, foreign_weights
 

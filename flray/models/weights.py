@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flray.core.disk import array_checksum, checksum
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
+from flray.files import array_checksum, checksum
 
 Head = Literal["load", "fresh"]
 FILE = "model.safetensors"  # in a run folder, and of a pretrained network

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flray.core.objective import Objective
-from flray.core.telling import Tell, to_nobody
+from flray.core.network.objective import Objective
+from flray.core.protocol.progress import Tell, to_nobody
 from flray.ops.distill import blocks
 from flray.ops.generate import noise
 from flray.ops.optim import Moments, adam_direction_

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flray.core.errors import AlgorithmError
 from flray.core.messages import children, rebuilt
+from flray.core.schema.errors import AlgorithmError
 
 # one number, one for each field, or None for a plain sum, in which integers stay integers
 Weight = float | None | dict[str, float | None]

@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from flray.core.hp import hp
 from flray.core.messages import Record
-from flray.core.objective import Objective
-from flray.core.section import Section
+from flray.core.network.objective import Objective
+from flray.core.schema.hp import hp
+from flray.core.schema.section import Section
 from flray.ops import tranad
 
 Layers = Literal["all", "last", "head"]

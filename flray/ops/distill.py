@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.context import Context
 from flray.core.messages import Record
-from flray.core.network_parts import ModuleMode
-from flray.core.objective import Objective
-from flray.core.samples import Proxy
+from flray.core.network.objective import Objective
+from flray.core.network.parts import ModuleMode
+from flray.core.protocol.context import Context
+from flray.core.protocol.samples import Proxy
 from flray.ops.losses import Direction, kl
 from flray.ops.optim import Moments, adam_direction_, clip_
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flray.core.messages import Batch
-from flray.core.point import Model
+from flray.core.network.objective import Model
 
 
 def quota(memory_size: int, learned: int) -> int:

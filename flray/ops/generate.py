@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 
 
 # statistics at the batch norms ------------------------------------------------------------------

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from flray.core.objective import Objective
-from flray.core.telling import Tell, to_nobody
-from flray.core.torch_threads import threads
+from flray.core.network.objective import Objective
+from flray.core.network.threads import threads
+from flray.core.protocol.progress import Tell, to_nobody
 from flray.ops.lbfgs import BatchedLBFGS
 
 AT_ONCE = 128  # inputs that are searched for together: each has the encoder's gradients in memory

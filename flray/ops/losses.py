@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flray.core.classes import ClassSet
+from flray.core.protocol.classes import ClassSet
 
 Direction = Literal["forward", "reverse"]
 

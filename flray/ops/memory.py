@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.context import Context
 from flray.core.messages import Record
-from flray.core.network_parts import ModuleMode
+from flray.core.network.parts import ModuleMode
+from flray.core.protocol.context import Context
 from flray.ops.distill import blocks
 from flray.ops.losses import cross_entropy, kl
 from flray.ops.project import Conflict

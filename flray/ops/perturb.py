@@ -9,10 +9,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flray.core.errors import ConfigError
-from flray.core.objective import Objective
-from flray.core.params import Entry
-from flray.core.point import Model
+from flray.core.network.layout import Entry
+from flray.core.network.objective import Model, Objective
+from flray.core.schema.errors import ConfigError
 
 Adaptive = Literal["columnwise", "tensor", "layer", "none"]
 PartName = Literal["head", "body", "all"]

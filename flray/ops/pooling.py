@@ -1,4 +1,5 @@
-"""Updates on their way from the clients to the server half: pooled by field as their class says (`core/fields.py`).
+"""Updates on their way from the clients to the server half: pooled by field as their class says
+(`core/messages/fields.py`).
 
 A process that trained a run of the cohort sends partial sums of the fields with a mean or a sum, along the tree of
 `ops/average.py`, and beside them, by position, every client's own values of the fields declared `each()`.
@@ -13,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flray.core.errors import AlgorithmError
-from flray.core.fields import pools
 from flray.core.messages import Record, as_tensors, leaves, map_tensors, nbytes_by_field, to_numpy
+from flray.core.messages.fields import pools
+from flray.core.schema.errors import AlgorithmError
 from flray.ops.average import Node, TreeSum, Weight, combine, scale, tree_mean
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 
 ORDERS = (*(1 + x / 10 for x in range(1, 110)), *range(12, 64), 128, 256, 512)  # of Renyi divergences
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from flray.core.params import Entry
+from flray.core.network.layout import Entry
 
 Rule = Literal["threshold", "epsilon", "always"]
 

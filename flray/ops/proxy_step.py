@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.classes import ClassSet
-from flray.core.network_parts import ModuleMode
-from flray.core.objective import Objective
-from flray.core.samples import Proxy
+from flray.core.network.objective import Objective
+from flray.core.network.parts import ModuleMode
+from flray.core.protocol.classes import ClassSet
+from flray.core.protocol.samples import Proxy
 from flray.ops.distill import blocks
 from flray.ops.losses import cross_entropy
 

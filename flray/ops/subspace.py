@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.layers import LayerInputs
+from flray.core.network.layers import LayerInputs
 
 Criterion = Literal["energy", "residual_energy", "sigma_sum"]
 CountRule = Literal["inclusive", "gpm_strict_first"]

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.core.classes import ClassSet
-from flray.core.objective import Objective
-from flray.core.point import Model
-from flray.core.telling import Tell, to_nobody
+from flray.core.network.objective import Model, Objective
+from flray.core.protocol.classes import ClassSet
+from flray.core.protocol.progress import Tell, to_nobody
 from flray.ops.generate import (
     PUBLISHED,
     MFCLWeights,

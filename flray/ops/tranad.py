@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flray.core.seeding import torch_seed
+from flray.core.protocol.seeding import torch_seed
 
 WINDOW = 10  # values that TranAD reads at once
 

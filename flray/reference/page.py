@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flray.core.disk import whole
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
+from flray.files import whole
 from flray.reference.outcome import Compared, Judged, table_of
 from flray.reference.verdict import POWER
 from flray.results.blank import blank

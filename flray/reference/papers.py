@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from flray.core.errors import ConfigError, nearest, shown, unknown
+from flray.core.schema.errors import ConfigError, nearest, shown, unknown
 
 HERE = Path(__file__).parent
 SCALES = ("small", "full")

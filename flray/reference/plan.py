@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import flray
-from flray.core.errors import ConfigError, FlrayError
+from flray.config.experiment import RESUMABLE, Experiment
+from flray.config.loader import load_config
+from flray.config.overrides import pair
+from flray.core.schema.errors import ConfigError, FlrayError
 from flray.data.sources import at_hand
 from flray.data.sources.union import sets_of
-from flray.experiment import RESUMABLE, Experiment
-from flray.loader import load_config
-from flray.overrides import pair
 from flray.reference.papers import Part, Row, Setting, with_methods
 from flray.scenario.drift import Window
 

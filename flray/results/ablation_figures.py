@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.results.blank import one_axis
 from flray.results.colours import colour_of, colours_of, markers_of, palette
 from flray.results.figures import FEW, axis_label, end_at_all, headline, plain, spread_words

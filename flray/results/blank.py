@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

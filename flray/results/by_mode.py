@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_KEPT, OF_TASKS
 from flray.results.continual import is_column, numbers
 from flray.results.intervals import interval, is_share, lowest

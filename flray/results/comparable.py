@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flray.core.disk import unsealed
+from flray.files import unsealed
 from flray.results.answers import labels, ranked, unequal_cost
 from flray.results.paired import describe, find, missing
 from flray.results.tables import keys_of, over_seeds, settings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.results import diagnoses
 from flray.results.blank import figure_of
 from flray.results.colours import colours_of

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from flray.metrics import forgetting
 from flray.metrics.classification import accuracy, per_class
 from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_KEPT, OF_TASKS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.metrics.detection import delays, false_alarms, on_before, scores
 from flray.ops.detect import PRESETS, Detector
 from flray.results.alarms import signals

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.metrics.divergence import between
 from flray.metrics.local_forgetting import shares_in_and_out
 from flray.results.tables import settings

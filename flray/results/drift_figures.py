@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.metrics.classification import per_class
 from flray.results.alarms import PROBE, alarms, signals
 from flray.results.blank import blank, figure_of, given

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from flray.core.errors import ConfigError
-from flray.core.samples import TensorProxy
+from flray.core.protocol.samples import TensorProxy
+from flray.core.schema.errors import ConfigError
 from flray.engine.replay import Replay
 from flray.metrics.reading import logits
 from flray.ops.losses import kl

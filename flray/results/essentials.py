@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from flray.metrics.classification import worst_class
 from flray.results.alarms import alarms
 from flray.results.answers import COSTS, spent

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from flray.metrics.classification import worst_class
 from flray.metrics.fairness import minority, spread
 from flray.results.continual import tested_set

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.results.blank import one_axis
 from flray.results.colours import colours_of, markers_of
 from flray.results.intervals import interval_words, is_share

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from flray.core.errors import ConfigError, unknown
+from flray.core.schema.errors import ConfigError, unknown
 from flray.results.blank import one_axis
 from flray.results.colours import colours_of, markers_of, styles_of
 from flray.results.figures import (

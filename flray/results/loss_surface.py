@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.core.disk import checksum, file_checksum
-from flray.core.errors import ConfigError, unknown
+from flray.core.schema.errors import ConfigError, unknown
+from flray.files import checksum, file_checksum
 from flray.results.blank import blank, figure_of, given
 from flray.results.figures import names_of, open_runs, writing
 from flray.rundir.reader import Run
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from flray.core.context import Context
+    from flray.core.protocol.context import Context
     from flray.metrics.loss_plane import Watch
 
 # what the axes of a plane are
@@ -191,7 +191,7 @@ def surface_of(run: Run, round: int | None, directions: str, points: int, span: 
 
 def _model(run: Run, round: int | None) -> tuple[Context, Tensor, Tensor]:
     """The context of a moment with the test set in it, and the model `(w [P], b [Q])` at that moment."""
-    from flray.core.clock import Clock
+    from flray.core.protocol.clock import Clock
     from flray.engine.replay import Replay, workbench_of
     from flray.models.weights import read_weights
 

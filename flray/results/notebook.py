@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flray.core.errors import FlrayError
+from flray.core.schema.errors import FlrayError
 from flray.results.by_mode import modes_of
 from flray.results.learning import draw, learning_curves
 from flray.results.rendering import caption_of, cells, is_number, shown_columns, spelled, to_markdown

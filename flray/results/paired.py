@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flray.core.errors import ConfigError, unknown
+from flray.core.schema.errors import ConfigError, unknown
 from flray.results.intervals import bootstrap, effect, interval, is_share, lowest
 from flray.results.tables import about, keys_of, over_seeds
 

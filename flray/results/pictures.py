@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.results.ablation_figures import ablation, ablation_cells
 from flray.results.answers import EQUAL
 from flray.results.blank import blank, figure_of, given

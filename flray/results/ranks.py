@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.results.blank import one_axis
 from flray.results.colours import colours_of
 from flray.results.intervals import smaller_is_better

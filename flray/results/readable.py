@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from flray.core.errors import CheckpointError, FlrayError
+from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.results.tables import compare, settings
 from flray.rundir.reader import Run, runs_below
 from flray.rundir.uri import is_uri

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.results.blank import blank, figure_of, given
 from flray.results.colours import MARKERS, cycle, palette
 from flray.results.figures import names_of, open_runs, writing

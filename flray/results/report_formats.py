@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from flray.core.errors import unknown
+from flray.core.schema.errors import unknown
 from flray.results.fair import NOTE, NUMBERS
 from flray.results.paired import caption
 from flray.results.rendering import caption_of, cells, is_number, spelled, spelled_numbers, to_markdown

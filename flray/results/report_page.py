@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from flray.core.disk import whole
-from flray.core.errors import ConfigError, unknown
+from flray.core.schema.errors import ConfigError, unknown
+from flray.files import whole
 from flray.results import pictures
 from flray.results.answers import at_what_cost, costs_of, labels, verdict, what_was_forgotten
 from flray.results.by_mode import by_mode

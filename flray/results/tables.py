@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flray.core.errors import CheckpointError, ConfigError, nearest
+from flray.core.schema.errors import CheckpointError, ConfigError, nearest
 from flray.metrics.names import LAST
 from flray.results import continual
 from flray.results.intervals import interval, is_share, lowest
@@ -19,7 +19,7 @@ from flray.rundir.reader import Run
 if TYPE_CHECKING:
     import pandas
 
-    from flray.experiment import Experiment
+    from flray.config.experiment import Experiment
 
 # columns of `compare`
 MEASURED = ("done", "status", "test/acc", "test/acc_best", "test/acc_mean10", "comm/bytes", "time/s")

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flray.core.clock import PHASES, Phase, Position
-from flray.core.disk import file_checksum, remove, sealed, unsealed, whole
-from flray.core.errors import CheckpointError
-from flray.core.packed import Packed
+from flray.core.messages.packed import Packed
+from flray.core.protocol.clock import PHASES, Phase, Position
+from flray.core.schema.errors import CheckpointError
+from flray.files import file_checksum, remove, sealed, unsealed, whole
 
 FILES = ("server.safetensors", "clients.safetensors", "engine.safetensors")
 FORMAT = 2  # of a checkpoint; 1 had no structure beside its arrays and did not say its format

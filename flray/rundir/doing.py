@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flray.core.clock import Clock
+from flray.core.protocol.clock import Clock
 
 NAME = ".doing"
 EVERY_S = 1.0

@@ -6,9 +6,9 @@ import secrets
 import shutil
 from pathlib import Path
 
-from flray.core.disk import checksum
-from flray.core.errors import CheckpointError, nearest
+from flray.core.schema.errors import CheckpointError, nearest
 from flray.data.cache import cache_root
+from flray.files import checksum
 from flray.rundir.mirrored import DRIVER, SERVER, TABLES, files
 from flray.rundir.storage import Storage
 from flray.rundir.uri import join, open_uri, reason, split

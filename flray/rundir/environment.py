@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flray.core.disk import sealed
+from flray.config.launch_context import whereabouts
+from flray.files import sealed
 from flray.rundir.recorder import write_text
-from flray.whereabouts import whereabouts
 
 
 def environment(**more: Any) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from flray.core.errors import CheckpointError
-from flray.experiment import Experiment, algorithm_name
+from flray.config.experiment import Experiment, algorithm_name
+from flray.core.schema.errors import CheckpointError
 from flray.rundir.lock import NAME as LOCK
 from flray.rundir.lock import FolderLock, owner
 from flray.rundir.swap import MARK, aside_of, discard, interrupted, is_room, mark, mend, swap, unmark

@@ -18,7 +18,7 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 
 NAME = ".lock"
 BEAT_S = 10.0  # between two signs of life

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flray.core.disk import checksum, whole
+from flray.files import checksum, whole
 from flray.rundir.tested import NEEDED
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flray.core.disk import checksum, unsealed
-from flray.core.errors import CheckpointError, ConfigError, DataError
+from flray.config.experiment import Experiment
+from flray.config.grid import config_changes
+from flray.core.schema.errors import CheckpointError, ConfigError, DataError
 from flray.data import SOURCES
-from flray.experiment import Experiment
-from flray.grid import config_changes
+from flray.files import checksum, unsealed
 from flray.models import MODELS
 from flray.rundir import checkpoint
 from flray.scenario import PARTITIONS

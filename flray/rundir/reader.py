@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flray.core.disk import unsealed
-from flray.core.errors import CheckpointError, ConfigError, nearest
+from flray.core.schema.errors import CheckpointError, ConfigError, nearest
+from flray.files import unsealed
 from flray.rundir import checkpoint
 from flray.rundir.lock import pulse
 from flray.rundir.swap import interrupted, is_replaced
@@ -19,7 +19,7 @@ from flray.rundir.uri import is_uri
 if TYPE_CHECKING:
     import pandas
 
-    from flray.experiment import Experiment
+    from flray.config.experiment import Experiment
     from flray.rundir.by_task import TaskTests
 
 MOST = 20_000  # folders that are looked into for runs
@@ -47,7 +47,7 @@ class Run:
     @cached_property
     def experiment(self) -> Experiment:
         """The configuration; a `ConfigChangedWarning` where config.yaml is not that of the run any more."""
-        from flray.loader import load_config
+        from flray.config.loader import load_config
 
         found = load_config(self.folder / "config.yaml")[0]
         if self.changed:
@@ -57,8 +57,8 @@ class Run:
     @property
     def changed(self) -> str:
         """The first key of config.yaml that the run had otherwise; empty: none, or its record is lost."""
-        from flray.grid import config_changes
-        from flray.loader import read_yaml
+        from flray.config.grid import config_changes
+        from flray.config.loader import read_yaml
 
         try:
             before = unsealed(self.folder / "environment.json")["experiment"]

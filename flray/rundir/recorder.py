@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flray.core.clock import PHASES, Position
-from flray.core.disk import clear_partial, whole
-from flray.core.errors import AlgorithmError, CheckpointError, shown
+from flray.core.protocol.clock import PHASES, Position
+from flray.core.schema.errors import AlgorithmError, CheckpointError, shown
+from flray.files import clear_partial, whole
 from flray.rundir.parts import RowsMissingWarning, gaps, read_part, untested, without_clients, write_part
 from flray.rundir.trackers import Trackers
 

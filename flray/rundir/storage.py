@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from flray.core.errors import CheckpointError, ConfigError
-from flray.grid import difference
+from flray.config.grid import difference
+from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.rundir import checkpoint
 from flray.rundir.mirrored import DRIVER, FIXED, complete, files, hidden, is_meta, parent
 from flray.rundir.parts import read_part

@@ -21,11 +21,11 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow.parquet as pq
 
-from flray.core.disk import whole
-from flray.core.errors import CheckpointError, ConfigError
-from flray.experiment import Experiment, algorithm_name
-from flray.grid import dotted
-from flray.tracking import Mlflow, Wandb
+from flray.config.experiment import Experiment, algorithm_name
+from flray.config.grid import dotted
+from flray.config.tracking import Mlflow, Wandb
+from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.files import whole
 
 FOLDER = "track"
 WAIT_S = 60.0  # for a tracker to take the rest, at the end

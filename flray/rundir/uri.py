@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from flray.core.errors import ConfigError, nearest
+from flray.core.schema.errors import ConfigError, nearest
 
 
 def is_uri(place: str | Path) -> bool:

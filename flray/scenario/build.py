@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from flray.core.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
 from flray.scenario import held_out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flray.core.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array
 from flray.scenario.partition import Draws, Partition
 from flray.scenario.partition_config import PartitionConfig

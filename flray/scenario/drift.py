@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from flray.core.errors import ConfigError
-from flray.core.registry import Registry
-from flray.core.section import Section
-from flray.core.seeding import Address, rng
+from flray.core.protocol.seeding import Address, rng
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.registry import Registry
+from flray.core.schema.section import Section
 from flray.data.cache import Array
 
 DRIFTS = Registry(

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from flray.core.disk import array_checksum
-from flray.core.errors import ConfigError, DataError, nearest, shown
+from flray.core.schema.errors import ConfigError, DataError, nearest, shown
+from flray.files import array_checksum
 from flray.scenario.drift import Drift, Now, known_classes
 
 COLUMNS = ("round", "client", "class", "kept", "to_round")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from flray.core.disk import checksum
 from flray.data.cache import Array
+from flray.files import checksum
 from flray.scenario.drift import Drift, Now, World
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class DriftWarning(UserWarning):
 
 
 class Moment(Protocol):
-    """What of a moment decides who holds what (`flray.core.clock.Clock`)."""
+    """What of a moment decides who holds what (`flray.core.protocol.clock.Clock`)."""
 
     @property
     def task(self) -> int: ...

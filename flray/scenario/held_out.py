@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from flray.core.errors import DataError
-from flray.core.section import Section
-from flray.core.seeding import rng
-from flray.core.shares import floor_share
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import DataError
+from flray.core.schema.section import Section
+from flray.core.schema.shares import floor_share
 from flray.data.cache import Array
 from flray.data.dataset import stratified
 from flray.scenario.partition import Partition

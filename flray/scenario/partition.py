@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from flray.core.disk import array_checksum, let_go, sealed, unsealed, whole
-from flray.core.errors import DataError
-from flray.core.seeding import rng as addressed
+from flray.core.protocol.seeding import rng as addressed
+from flray.core.schema.errors import DataError
 from flray.data.cache import Array
+from flray.files import array_checksum, let_go, sealed, unsealed, whole
 from flray.scenario.partition_config import PARTITIONS, PartitionConfig
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from flray.core.errors import ConfigError, nearest
-from flray.core.registry import Registry
-from flray.core.section import Section
+from flray.core.schema.errors import ConfigError, nearest
+from flray.core.schema.registry import Registry
+from flray.core.schema.section import Section
 
 PARTITIONS = Registry(
     "partition",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array
 from flray.scenario.partition import Draws, Partition
 from flray.scenario.partition_config import PartitionConfig

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flray.core.disk import array_checksum, checksum, unsealed
-from flray.core.errors import DataError
+from flray.core.schema.errors import DataError
 from flray.data.cache import Array
+from flray.files import array_checksum, checksum, unsealed
 from flray.scenario.drifting import Drifting, Moment
 from flray.scenario.partition import Partition, from_lists, load_partition, write
 from flray.scenario.partition_config import PartitionConfig

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from flray.core.algorithm import Algorithm
-from flray.core.errors import ConfigError, DataError, nearest
-from flray.core.section import Section
-from flray.core.seeding import rng
+from flray.core.protocol.algorithm import Algorithm
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError, DataError, nearest
+from flray.core.schema.section import Section
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
 from flray.data.splits import Split

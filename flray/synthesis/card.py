@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.core.disk import whole
+from flray.files import whole
 from flray.synthesis.chunks import disk_errors
 from flray.synthesis.selection import Account, Sample
 from flray.synthesis.settings import Synthesis

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flray.core.disk import whole
-from flray.core.errors import ConfigError, ResourceError
-from flray.core.torch_threads import threads
+from flray.core.network.threads import threads
+from flray.core.schema.errors import ConfigError, ResourceError
 from flray.data.cache import digest
+from flray.files import whole
 from flray.synthesis.language_model import LanguageModel
 from flray.synthesis.settings import Synthesis
 from flray.synthesis.templates import Template

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.synthesis.decoding import Decoding
 from flray.synthesis.templates import Prompt
 

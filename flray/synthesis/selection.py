@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flray.core.errors import DataError
-from flray.core.seeding import rng
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import DataError
 from flray.synthesis.templates import Template
 from flray.synthesis.texts import KEPT, Text
 

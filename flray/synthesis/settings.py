@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from flray.core.section import Section, built, named_entries, one_line
-from flray.loader import laid_in, read_yaml
+from flray.config.loader import laid_in, read_yaml
+from flray.core.schema.section import Section, built, named_entries, one_line
 from flray.synthesis.templates import TEMPLATES, Template
 
 

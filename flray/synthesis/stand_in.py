@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from flray.core.errors import DataError
-from flray.core.seeding import rng, torch_seed
+from flray.core.protocol.seeding import rng, torch_seed
+from flray.core.schema.errors import DataError
 from flray.synthesis.settings import StandIn
 
 POSITIONS = 256

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flray.core.errors import DataError, nearest
-from flray.core.seeding import rng
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import DataError, nearest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import data_root
 from flray.data.sources.readers import parquet_files, parquet_table

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flray.core.disk import whole
 from flray.data.cache import digest, listing_digest
 from flray.engine.progress import Progress, line, stage
+from flray.files import whole
 from flray.rundir.lock import FolderLock
 from flray.synthesis.card import write_card, write_task
 from flray.synthesis.chunks import Chunk, Writer, disk_errors, plan, save, saved

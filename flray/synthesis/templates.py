@@ -15,9 +15,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from flray.core.errors import unknown
-from flray.core.registry import Registry
-from flray.core.section import Section
+from flray.core.schema.errors import unknown
+from flray.core.schema.registry import Registry
+from flray.core.schema.section import Section
 
 
 class Prompt(Section, frozen=True):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flray.core.seeding import rng
+from flray.core.protocol.seeding import rng
 from flray.synthesis.templates import Template
 
 KEPT = ""

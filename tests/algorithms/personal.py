@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flray.core.context import Context
 from flray.core.messages import Batch
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.protocol.context import Context
 from tests.algorithms.rounds import batches_of
 from tests.ops.support import context
 

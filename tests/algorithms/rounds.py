@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.clock import Clock
-from flray.core.context import Context
-from flray.core.exchange import Exchange
+from flray.config.experiment import CohortConfig, EvaluateConfig, Experiment
+from flray.config.schedule import Version
 from flray.core.messages import Batch, map_tensors
-from flray.core.midrun import Version
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import Context
+from flray.core.protocol.exchange import Exchange
 from flray.data import Normalizer
 from flray.data.client_data import ClientSamples
 from flray.data.data_config import Augment
@@ -34,7 +35,6 @@ from flray.engine.local_loop import Trained
 from flray.engine.rounds import Exchanged, transact
 from flray.engine.server import Plan, Server
 from flray.engine.workbench import Roll, Workbench
-from flray.experiment import CohortConfig, EvaluateConfig, Experiment
 from flray.scenario import Scenario
 from flray.scenario.partition import from_lists
 

@@ -16,12 +16,12 @@ from flray.algorithms.data_free_pool import PoolDown
 from flray.algorithms.lander import Lander, LanderDown
 from flray.algorithms.mfcl import MFCL, MFCLDown
 from flray.algorithms.target import Target, kept
-from flray.core.classes import Classes
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError, DataError
-from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Broadcast
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.protocol.classes import Classes
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.inputs import Inputs
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data.augment import boxes
 from flray.engine.replay import Replay
 from flray.models.label_embeddings import label_embeddings

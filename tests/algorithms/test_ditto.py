@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 from flray.algorithms.ditto import Ditto
 from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import Update, equal
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from tests.algorithms.personal import Epochs, assert_same, client_context, optimise
 from tests.algorithms.rounds import alone, play
-from tests.core.networks import Mlp, Norm, build, inputs
+from tests.support.networks import Mlp, Norm, build, inputs
 
 
 class Quadratic(Ditto, frozen=True):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from flray.algorithms.fedasam import FedASAM
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from tests.algorithms.rounds import play
-from tests.core.networks import Conv, Mlp, Norm, build
 from tests.support.losses import Quadratic
+from tests.support.networks import Conv, Mlp, Norm, build
 from tests.support.sharpness import assert_equal_to_a_loop, chosen
 
 

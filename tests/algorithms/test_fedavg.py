@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 
 from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import equal
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from flray.models.mlp import MLP
 from tests.algorithms.rounds import play
-from tests.core.networks import Branches, Mlp, Norm, build, inputs
 from tests.support.losses import Quadratic
+from tests.support.networks import Branches, Mlp, Norm, build, inputs
 
 
 def test_closed_form_on_quadratics():

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from flray.algorithms.fedbabu import BodyMessage, FedBABU
-from flray.core.errors import ConfigError
 from flray.core.messages import nbytes
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from flray.models.base import Classifier
 from tests.algorithms.personal import Epochs, assert_same, client_context, optimise
 from tests.algorithms.rounds import play
-from tests.core.networks import Mlp, Norm, build, inputs
 from tests.ops.support import context
+from tests.support.networks import Mlp, Norm, build, inputs
 
 
 class FirstHead(Classifier):

@@ -7,11 +7,11 @@ import torch
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.feddf import FedDF
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from flray.ops.losses import kl
 from tests.algorithms.rounds import play
-from tests.core.networks import Mlp, Norm, build, inputs
 from tests.ops.support import ListProxy
+from tests.support.networks import Mlp, Norm, build, inputs
 
 LOCAL = {"lr": 0.2, "local_epochs": 2, "batch_size": 4}
 

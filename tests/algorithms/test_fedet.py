@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from flray.algorithms.fedet import FedET
 from flray.core.messages import Update
-from flray.core.objective import Objective
-from flray.core.seeding import rng
+from flray.core.network.objective import Objective
+from flray.core.protocol.seeding import rng
 from tests.algorithms.rounds import play
-from tests.core.networks import Mlp, Norm, build, inputs
 from tests.ops.support import ListProxy, normal
+from tests.support.networks import Mlp, Norm, build, inputs
 
 LOCAL = {"lr": 0.2, "local_epochs": 2, "batch_size": 4}
 SERVER = {"distill_lr": 0.01, "distill_epochs": 2, "distill_batch_size": 4}

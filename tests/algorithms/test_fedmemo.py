@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import ConfigError
 from flray.ops.detect import Detector
 from flray.ops.proxy_step import two_step
 from tests.contracts.inprocess import Local, bits

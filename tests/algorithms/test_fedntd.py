@@ -12,13 +12,13 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedntd import FedNTD
-from flray.core.classes import Classes
 from flray.core.messages import Batch, Broadcast, equal
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.protocol.classes import Classes
 from flray.models.mlp import MLP
 from tests.algorithms.rounds import play
-from tests.core.networks import Mlp, Norm, build, inputs
 from tests.ops.support import context
+from tests.support.networks import Mlp, Norm, build, inputs
 
 LOCAL = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 4}
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from flray.algorithms.fedpec import FedPEC, PECUpdate
-from flray.core.errors import ConfigError
-from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Cohort, ServerState
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.protocol.inputs import Inputs
+from flray.core.schema.errors import ConfigError
 from flray.models.base import count_parameters
 from flray.models.pec import Students
 from tests.contracts.inprocess import Local

@@ -9,11 +9,11 @@ from torch import nn
 
 from flray.algorithms.fedprotip import FedProTIP
 from flray.algorithms.task_prediction import PredictingPublished
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError
-from flray.core.layers import Layer
-from flray.core.modes import batch, window
-from flray.core.objective import Objective
+from flray.core.network.layers import Layer
+from flray.core.network.objective import Objective
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.modes import batch, window
+from flray.core.schema.errors import ConfigError
 from flray.ops.subspace import project_weight
 from tests.contracts.table import TABLE
 from tests.support.bases import orthonormal

@@ -9,12 +9,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flray.algorithms.fedprox import FedProx
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from tests.algorithms.rounds import play
 from tests.algorithms.unequal import clients
-from tests.core.networks import Mlp, Norm, build
 from tests.ops.support import context, normal
 from tests.support.losses import Quadratic
+from tests.support.networks import Mlp, Norm, build
 
 
 class QuadraticProx(FedProx, Quadratic, frozen=True):

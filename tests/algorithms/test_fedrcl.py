@@ -10,14 +10,14 @@ from torch.nn.functional import cross_entropy
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedrcl import FedRCL
-from flray.core.errors import ConfigError
 from flray.core.messages import Batch, equal
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from flray.models.mlp import MLP
 from tests.algorithms.rounds import play
-from tests.core.networks import Mlp, build, inputs
 from tests.ops.support import context
 from tests.support.contrast import by_loops
+from tests.support.networks import Mlp, build, inputs
 
 LOCAL = {"lr": 0.05, "momentum": 0.9, "local_epochs": 2, "batch_size": 6}
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from flray.algorithms.fedsam import FedSAM
-from flray.core.errors import ConfigError
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from tests.algorithms.rounds import play
-from tests.core.networks import Conv, Mlp, Norm, build
 from tests.ops.support import context
 from tests.support.losses import Quadratic
+from tests.support.networks import Conv, Mlp, Norm, build
 from tests.support.sharpness import assert_equal_to_a_loop, chosen
 
 

@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional as F
 
 from flray.algorithms.fedscr import PROJECTION, FedSCR
-from flray.core.errors import ConfigError
-from flray.core.inputs import Inputs
 from flray.core.messages import Batch
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.protocol.inputs import Inputs
+from flray.core.schema.errors import ConfigError
 from flray.models.mlp import MLP
 from flray.ops.contrast import supervised_contrast
 from tests.contracts.inprocess import Local

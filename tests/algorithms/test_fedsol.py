@@ -17,15 +17,15 @@ from flray.algorithms.fednova import NovaBroadcast, NovaClient
 from flray.algorithms.fedsol import FedSOL
 from flray.algorithms.moon import MoonClient
 from flray.algorithms.scaffold import ScaffoldClient, ScaffoldState
-from flray.core.errors import ConfigError
 from flray.core.messages import Broadcast, equal
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from flray.engine.local_loop import train
 from flray.models.base import Classifier
 from tests.algorithms.personal import client_context
 from tests.algorithms.rounds import batches_of, held, play
-from tests.core.networks import Conv, Mlp, Norm, build, inputs
 from tests.ops.support import normal
+from tests.support.networks import Conv, Mlp, Norm, build, inputs
 
 LOCAL = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "local_epochs": 2, "batch_size": 4}
 

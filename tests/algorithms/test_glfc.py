@@ -10,12 +10,12 @@ from torch.nn import functional as F
 from flray.algorithms.glfc import GLFC, GLFCCarry, GLFCDown
 from flray.algorithms.lga import LGA, Scattered
 from flray.algorithms.prototype_monitor import OldModel
-from flray.core.classes import Classes
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError
-from flray.core.inputs import Inputs
 from flray.core.messages import Batch
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.protocol.classes import Classes
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.inputs import Inputs
+from flray.core.schema.errors import ConfigError
 from flray.models.mlp import MLP
 from flray.ops.augmented_features import feature_radius, scatter_sums
 from flray.ops.compensation import glfc_weights, lga_weights

@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import flray
-from flray.core.algorithm import Algorithm
-from flray.core.registry import load
+from flray.core.protocol.algorithm import Algorithm
+from flray.core.schema.registry import load
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "flray" / "algorithms" / "README.md").read_text()

@@ -12,11 +12,11 @@ import torch
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.knnper import KNNPer, neighbour_probabilities
 from flray.core.messages import Broadcast, equal
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from tests.algorithms.personal import Epochs, client_context, optimise
 from tests.algorithms.rounds import play
-from tests.core.networks import Norm, build, inputs
 from tests.ops.support import normal
+from tests.support.networks import Norm, build, inputs
 
 OPTIONS = {"lr": 0.1, "local_epochs": 1, "batch_size": 4}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flray.algorithms.held_out_gan import labelled, pixels, scaled
-from flray.core.clock import Clock
+from flray.core.protocol.clock import Clock
 from tests.contracts.inprocess import Local
 from tests.contracts.table import experiment
 

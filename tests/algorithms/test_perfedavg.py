@@ -14,10 +14,10 @@ from torch.nn.functional import cross_entropy
 
 from flray.algorithms.perfedavg import PerFedAvg
 from flray.core.messages import Broadcast
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from tests.algorithms.personal import Epochs, assert_same, client_context, optimise
 from tests.algorithms.rounds import batches_of, play
-from tests.core.networks import Mlp, Norm, build, inputs
+from tests.support.networks import Mlp, Norm, build, inputs
 
 
 def loss_at(module, batch):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
 from flray.algorithms.scaffold import Scaffold, ScaffoldState, ScaffoldUpdate
-from flray.core.context import Context
+from flray.core.protocol.context import Context
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics
 
 Gradient = tuple[Tensor, Tensor]

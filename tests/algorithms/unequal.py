@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.algorithms.rounds import Data
-from tests.core.networks import Mlp, inputs
+from tests.support.networks import Mlp, inputs
 
 
 def clients(count: int = 3) -> Data:

@@ -15,8 +15,8 @@ from flray.api import simulate
 from flray.bench import BarePool, Way, Workload
 from flray.bench.steps import local_training, step_cost
 from flray.cli.look import BENCHES
-from flray.core.errors import ConfigError
-from flray.core.seeding import torch_seed
+from flray.core.protocol.seeding import torch_seed
+from flray.core.schema.errors import ConfigError
 from flray.models import build_model
 from flray.rundir.reader import load
 

@@ -9,7 +9,7 @@ import pytest
 from flray.bench import Workload
 from flray.bench.clients import measure
 from flray.bench.profile import PARTS, Clocks, profile, profiles
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.engine.client import Client
 from flray.engine.simulation import Simulation
 from flray.ops.pooling import Collector

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.loader import load_config
+from flray.config.loader import load_config
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 

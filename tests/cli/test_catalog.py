@@ -8,10 +8,10 @@ import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.cli.catalog import cards, catalog, detail, page
-from flray.core.errors import ConfigError
-from flray.core.hp import hyperparameters
-from flray.grid import dotted
-from flray.loader import load_config
+from flray.config.grid import dotted
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hyperparameters
 from tuning.sweep_file import load_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from flray.cli import app
 from flray.cli.runs import runs_here
 from flray.cli.show import interruptible
-from flray.core.errors import ConfigError
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
 from flray.doctor import examine
-from flray.loader import load_config
 from flray.scenario import PartitionWarning
 
 QUICK = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import flray
 from flray.cli import app
 from flray.cli.pretrain import pretraining
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 

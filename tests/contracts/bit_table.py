@@ -75,7 +75,7 @@ def _numbers(local: Any) -> str:
     rows = [{**row, **sent} for row, sent in zip(local.rows, local.sent, strict=True)]
     bench, experiment = local.server.bench, local.experiment
     if experiment.algorithm.global_model:
-        from flray.core.clock import Clock
+        from flray.core.protocol.clock import Clock
 
         counts = next(iter(local.server.evaluate(Clock(local.position.task, ROUNDS - 1, done=ROUNDS - 1)).values()))
         rows.append({"loss": counts.loss, "right": counts.right.sum(), "parameters": bench.objective.layout.count})
@@ -101,7 +101,7 @@ def measure() -> dict[str, Any]:
     import torch
 
     from flray.algorithms import built_in
-    from flray.loader import load_config
+    from flray.config.loader import load_config
     from tests.contracts.table import TABLE, experiment
 
     torch.set_num_threads(1)

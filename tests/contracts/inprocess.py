@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from flray.core.clock import START, Clock, schedule
 from flray.core.messages import Record, to_torch
+from flray.core.protocol.clock import START, Clock, schedule
 from flray.engine import cohort as cohorts
 from flray.engine import local_executor as local
 from flray.engine.client import Client

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.core.context import Context
-from flray.core.exchange import Exchange
-from flray.core.fields import each
-from flray.core.hp import hp
 from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState, Update
-from flray.core.samples import ClientData
+from flray.core.messages.fields import each
+from flray.core.protocol.context import Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.ops.losses import cross_entropy
 
 

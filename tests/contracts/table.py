@@ -623,7 +623,7 @@ TABLE: dict[str, Row] = {
 
 def experiment(name: str, options: Mapping[str, Any] | None = None, **sections: Any) -> Any:
     """The tiny experiment of an algorithm: iris, 5 clients of unequal size, batch norm, 3 in a round."""
-    from flray.loader import load_config
+    from flray.config.loader import load_config
 
     row = TABLE[name]
     if row.images:

@@ -16,9 +16,9 @@ import torch
 
 import flray
 from flray.algorithms import ALGORITHMS
-from flray.core.errors import ConfigError
 from flray.core.messages import Record, tensors, to_torch
-from flray.core.packed import Packed
+from flray.core.messages.packed import Packed
+from flray.core.schema.errors import ConfigError
 from flray.metrics.probes import PROBES
 from flray.rundir import checkpoint
 from tests.contracts.inprocess import Local, bits

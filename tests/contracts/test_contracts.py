@@ -11,11 +11,11 @@ import torch
 import yaml
 
 from flray.algorithms import ALGORITHMS, built_in
-from flray.core.clock import Clock, Position
-from flray.core.hp import hyperparameters
+from flray.config.loader import load_config
 from flray.core.messages import Record, tensors, to_torch
-from flray.core.packed import Packed
-from flray.loader import load_config
+from flray.core.messages.packed import Packed
+from flray.core.protocol.clock import Clock, Position
+from flray.core.schema.hp import hyperparameters
 from flray.rundir import checkpoint
 from tests.contracts import own
 from tests.contracts.inprocess import Local, bits
@@ -269,7 +269,7 @@ def test_resumed_between_two_tasks_it_goes_on_the_same(name, tmp_path):
 @pytest.mark.parametrize("store", ["memory", "files"])
 def test_sequential_exchange_shows_every_client_what_the_one_before_added(store, tmp_path):
     """chain' = chain / 2 + (client, its rounds, its draw), over all five clients in order."""
-    from flray.core.seeding import rng
+    from flray.core.protocol.seeding import rng
 
     local = Local(experiment("own", resources={"store": store, "server": {"threads": 1}}), tmp_path)
     local.play(3)

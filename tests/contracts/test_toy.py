@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import flray
-from flray.core.errors import ConfigError
-from flray.core.probe import Probe
+from flray.config.loader import load_config
+from flray.core.protocol.probe import Probe
+from flray.core.schema.errors import ConfigError
 from flray.engine.replay import Replay
-from flray.loader import load_config
 from flray.metrics.divergence import Divergence
 from flray.rundir import checkpoint
 from tests.contracts.faults import interrupted

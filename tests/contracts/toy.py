@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import Carry, FedAvg
-from flray.core.algorithm import ClientData, Context, Exchange
-from flray.core.fields import each, shared, sum
-from flray.core.inputs import Inputs
 from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState, Update
-from flray.core.modes import Mode
-from flray.core.probe import FinishView, Place, Probe, Row
+from flray.core.messages.fields import each, shared, sum
+from flray.core.protocol.algorithm import ClientData, Context, Exchange
+from flray.core.protocol.inputs import Inputs
+from flray.core.protocol.modes import Mode
+from flray.core.protocol.probe import FinishView, Place, Probe, Row
 from flray.metrics.probes import PROBES
 from flray.ops.losses import cross_entropy, kl
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from flray.core.errors import ConfigError
-from flray.core.seeding import rng
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError
 from flray.data import Augment, Batches, Normalizer, Split, eval_batches
 from flray.data import augment as augmenting
 from flray.data import batching as module

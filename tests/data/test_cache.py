@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from flray.core.errors import DataError
+from flray.core.schema.errors import DataError
 from flray.data import DataConfig, cache, load_dataset
 from flray.data.cache import CacheWarning, Entry, digest, fetch, file_digest
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flray.core.cut import edges
-from flray.core.seeding import rng
+from flray.core.protocol.batching import edges
+from flray.core.protocol.seeding import rng
 from flray.data import Augment, Normalizer, Split
 from flray.data.client_data import ClientSamples
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from flray.core.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import SOURCES, Augment, DataConfig, LeakWarning, ProxyConfig, Split, Splits, load_dataset, load_proxy
 from tests.data.files import LABEL, image_column, images, png, write
 
@@ -424,7 +424,7 @@ def test_a_worker_maps_and_imports_nothing_heavy(root):
 
 def test_a_crop_is_padded_by_no_more_than_the_image():
     """4000 would take (32 + 8000)^2 bytes an image and channel."""
-    from flray.core.errors import ConfigError
+    from flray.core.schema.errors import ConfigError
     from flray.data.augment import draw
     from flray.data.data_config import Augment
 

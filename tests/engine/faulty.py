@@ -10,11 +10,11 @@ from torch import Tensor
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.feddf import FedDF
-from flray.core.context import Context
-from flray.core.exchange import Exchange
-from flray.core.hp import hp
 from flray.core.messages import Metrics
-from flray.core.samples import ClientData
+from flray.core.protocol.context import Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from tests.contracts.own import Own
 
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.core.context import Context
-from flray.core.exchange import Exchange
-from flray.core.hp import hp
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
 from flray.core.messages import ClientState, Record, Update
-from flray.core.modes import Mode, Prediction
-from flray.core.samples import ClientData
-from flray.experiment import Experiment
-from flray.loader import load_config
+from flray.core.protocol.context import Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.modes import Mode, Prediction
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 
 
 class Breaking(FedAvg, frozen=True):

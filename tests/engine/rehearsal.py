@@ -12,11 +12,11 @@ from torch import Tensor
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.core.context import Context
-from flray.core.exchange import Exchange
-from flray.core.fields import each
 from flray.core.messages import Batch, ClientState, Cohort, Metrics, Update
-from flray.core.samples import ClientData
+from flray.core.messages.fields import each
+from flray.core.protocol.context import Context
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.samples import ClientData
 from flray.ops.losses import cross_entropy
 
 

@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from flray.core.errors import CheckpointError
 from flray.core.messages import Record, equal
+from flray.core.schema.errors import CheckpointError
 from flray.engine.client_store import FileStore, MemoryStore
 
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError
-from flray.core.exchange import Exchange
-from flray.core.seeding import rng
+from flray.config.experiment import CohortConfig
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError
 from flray.engine.cohort import hops, participants, runs, sample
-from flray.experiment import CohortConfig
 from flray.scenario import Partition, Scenario
 
 COSTS = st.lists(st.floats(0.1, 1000), min_size=1, max_size=60)

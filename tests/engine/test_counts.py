@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.clock import Clock
-from flray.core.context import Context
-from flray.core.errors import AlgorithmError
-from flray.core.modes import SAMPLE, Mode, Prediction, batch, window
-from flray.core.objective import Objective
-from flray.core.seeding import rng
+from flray.core.network.objective import Objective
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import Context
+from flray.core.protocol.modes import SAMPLE, Mode, Prediction, batch, window
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import AlgorithmError
 from flray.data import Normalizer
 from flray.data.data_config import Augment
 from flray.data.dataset import Dataset, Split
 from flray.engine.block import samples_at_once
 from flray.engine.counts import Evaluator, counted, merged, passes, share
 from flray.scenario.stage import TestSet
-from tests.core.networks import Mlp, build
+from tests.support.networks import Mlp, build
 
 CLASSES, N = 4, 103
 passed = Counter()

@@ -11,14 +11,14 @@ import pytest
 
 import flray
 from flray.api import play, simulate
-from flray.core.clock import START, Clock, schedule
-from flray.core.errors import DataError
+from flray.config.loader import load_config
+from flray.core.protocol.clock import START, Clock, schedule
+from flray.core.schema.errors import DataError
 from flray.data import load_dataset
 from flray.doctor import examine
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.train.driver import _drifted
 from flray.engine.replay import Replay
-from flray.loader import load_config
 from flray.scenario import DriftWarning
 from tests.contracts.inprocess import Local
 from tests.flat import flatten

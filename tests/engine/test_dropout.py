@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import flray
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError
-from flray.core.seeding import rng
+from flray.config.experiment import CohortConfig
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError
 from flray.engine.cohort import delivering, sample
 from flray.engine.replay import Replay
-from flray.experiment import CohortConfig
 from flray.rundir import checkpoint
 from tests.contracts.faults import interrupted
 from tests.contracts.inprocess import Local, bits

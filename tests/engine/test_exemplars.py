@@ -8,7 +8,7 @@ import pytest
 
 import flray
 from flray.api import play, simulate
-from flray.core.seeding import rng
+from flray.core.protocol.seeding import rng
 from flray.data import load_dataset
 from flray.scenario import PartitionWarning
 from tests.contracts.inprocess import Local

@@ -17,12 +17,12 @@ import pytest
 from safetensors.numpy import load_file
 
 import flray
-from flray.core.clock import Clock, Position
-from flray.core.disk import sealed
-from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
+from flray.core.protocol.clock import Clock, Position
+from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
 from flray.engine.cohort import sample
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
+from flray.files import sealed
 from flray.rundir import checkpoint
 from flray.rundir.parts import RowsMissingWarning
 from flray.scenario import load_partition

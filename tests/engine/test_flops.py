@@ -11,8 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import flray
-from flray.core.clock import Clock
 from flray.core.messages import to_torch
+from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
 from flray.engine.flops import StepFlops, largest
 from tests.contracts.inprocess import Local

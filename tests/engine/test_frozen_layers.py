@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from flray.algorithms import ALGORITHMS
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError
-from flray.core.frozen import Frozen
-from flray.core.objective import Objective
-from flray.core.point import Model
+from flray.core.network.frozen import Frozen
+from flray.core.network.objective import Model, Objective
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import ConfigError
 from flray.scenario.tasks import TasksConfig
 from tests.contracts.inprocess import Local
 from tests.contracts.networks import Layered

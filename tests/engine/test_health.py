@@ -9,8 +9,8 @@ import torch
 
 import flray
 from flray.algorithms.fedavg import FedAvg
-from flray.core.errors import AlgorithmError
 from flray.core.messages import Record, ServerState, Update
+from flray.core.schema.errors import AlgorithmError
 from flray.engine.health import client_problem, model_is_finite, reported
 from flray.engine.summary import summarise
 from tests.support.runs import config

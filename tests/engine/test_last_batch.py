@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from flray.algorithms import ALGORITHMS, built_in
-from flray.core.algorithm import Algorithm
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError
+from flray.core.protocol.algorithm import Algorithm
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import ConfigError
 from flray.engine import cohort as cohorts
 from tests.contracts.inprocess import Local
 from tests.support.runs import cohort, config

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from flray.algorithms.fedavg import FedAvg
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from flray.engine.local_loop import train
 from tests.algorithms.personal import client_context
 from tests.algorithms.rounds import Federation, held
-from tests.core.networks import Mlp, build, inputs
 from tests.support.losses import Quadratic
+from tests.support.networks import Mlp, build, inputs
 
 
 class Fixed(Quadratic, frozen=True):

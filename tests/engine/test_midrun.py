@@ -8,10 +8,10 @@ import pytest
 
 import flray
 from flray.api import play, simulate
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError
-from flray.core.midrun import in_force
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.config.schedule import in_force
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import ConfigError
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run
 

@@ -13,10 +13,9 @@ from torch import nn
 
 import flray
 from flray.api import resume, simulate
-from flray.core.clock import Clock
-from flray.core.errors import AlgorithmError, CheckpointError, ClientError, ServerLostError
-from flray.core.last_call import LastCall
-from flray.core.modes import Prediction
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.modes import Prediction
+from flray.core.schema.errors import AlgorithmError, CheckpointError, ClientError, LastCall, ServerLostError
 from flray.doctor import examine
 from flray.engine import simulation
 from flray.engine.counts import checked

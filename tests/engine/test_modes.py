@@ -12,11 +12,11 @@ import flray
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.api import play, simulate
+from flray.config.loader import load_config
 from flray.core.messages import Record, nbytes
-from flray.core.modes import SAMPLE, Mode, Prediction, batch
+from flray.core.protocol.modes import SAMPLE, Mode, Prediction, batch
 from flray.data import load_dataset
 from flray.engine.prepare import build_data, build_scenario
-from flray.loader import load_config
 from flray.scenario import Scenario, Stage, TestSet
 from tests.contracts.inprocess import Local
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from flray.config.loader import load_config
 from flray.engine.server import Server
 from flray.engine.workbench import Roll, Workbench
-from flray.loader import load_config
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock
 from tests.contracts.inprocess import Local

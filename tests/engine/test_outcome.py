@@ -139,7 +139,7 @@ def test_personalised_test_by_hand_and_with_any_number_of_actors(ray_cluster, tm
     replay = Replay(run.folder).goto(2)
     bench, state = replay.bench, to_torch(replay.state)
     train, test = bench.dataset.train, bench.dataset.test
-    from flray.core import seeding
+    from flray.core.protocol import seeding
 
     for client in range(5):
         index = replay.scenario.partitions[0].client(client)

@@ -5,9 +5,9 @@ import pytest
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.core.clock import Clock
-from flray.core.errors import AlgorithmError
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import AlgorithmError
 from tests.contracts.inprocess import server_of
 
 

@@ -11,11 +11,11 @@ from safetensors.numpy import load_file
 
 import flray
 from flray.api import resume, simulate
-from flray.core.errors import ServerLostError
+from flray.config.loader import load_config
+from flray.core.schema.errors import ServerLostError
 from flray.engine.local_executor import Local
 from flray.engine.server import Server
 from flray.engine.simulation import Simulation
-from flray.loader import load_config
 from flray.rundir import checkpoint
 from flray.rundir.folder import STARTED
 from flray.rundir.lock import NAME

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import flray
 from flray.api import play, simulate
 from flray.cli import app
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import ConfigError
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts
 from flray.engine.prepare import build_data, build_scenario

@@ -15,8 +15,8 @@ import yaml
 
 import flray
 from flray.api import play
-from flray.core.disk import sealed, unsealed
-from flray.core.errors import CheckpointError, ClientError, ConfigError, DataError, ResourceError
+from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, DataError, ResourceError
+from flray.files import sealed, unsealed
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock, FolderLostError
 from tests.contracts.faults import interrupted

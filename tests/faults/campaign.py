@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from flray.core.errors import FlrayError
+from flray.config.experiment import Experiment
+from flray.core.schema.errors import FlrayError
 from flray.doctor import examine
-from flray.experiment import Experiment
 
 
 def attempt(make: Callable[[], list[Experiment]]) -> None:

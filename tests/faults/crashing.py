@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.core.clock import Clock
-from flray.core.context import Context
-from flray.core.hp import hp
 from flray.core.messages import Cohort, Metrics
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import Context
+from flray.core.schema.hp import hp
 from flray.engine.transactions import Transactions
 
 ROUND = 3  # in which it happens, from 0

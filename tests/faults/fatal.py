@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from flray.algorithms import ALGORITHMS
-from flray.core.clock import Clock
-from flray.core.context import Context
-from flray.core.hp import hp
 from flray.core.messages import Batch
-from flray.core.samples import ClientData
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 from flray.engine import keeper
 from flray.engine.server import Server
 from flray.rundir import checkpoint

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from flray.experiment import Experiment
+from flray.config.experiment import Experiment
 
 # small enough to be built in milliseconds, and with every kind of section
 BASE: dict[str, Any] = {

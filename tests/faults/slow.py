@@ -9,8 +9,8 @@ from typing import Any
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.scaffold import Scaffold
-from flray.core.context import Context
 from flray.core.messages import Batch, Metrics
+from flray.core.protocol.context import Context
 
 
 class Slow(Scaffold, frozen=True):

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import flray
-from flray.core.seeding import rng
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
+from flray.core.protocol.seeding import rng
 from flray.data.cache import CacheWarning
-from flray.experiment import Experiment
-from flray.loader import load_config
 from tests.contracts.faults import interrupted
 from tests.contracts.outcome import contents
 from tests.faults import tables
@@ -125,6 +125,6 @@ def test_without_its_source_a_damaged_cache_is_one_line(settings: Callable[[str]
     for path in files(tmp_path / "cache"):
         truncated(path)
     shutil.rmtree(tmp_path / "pictures")
-    with warnings.catch_warnings(action="ignore"), pytest.raises(flray.core.errors.DataError) as error:
+    with warnings.catch_warnings(action="ignore"), pytest.raises(flray.core.schema.errors.DataError) as error:
         flray.run(settings("local"), out=tmp_path / "run", progress=False)
     assert "\n" not in str(error.value) and "pictures" in str(error.value)

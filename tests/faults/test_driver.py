@@ -16,9 +16,9 @@ from types import ModuleType
 import pytest
 
 import flray
-from flray.core.errors import ConfigError
-from flray.experiment import Experiment
-from flray.loader import load_config
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
 from flray.results.notebook import Run
 from tests.contracts.outcome import contents
 from tests.faults.moments import Moment

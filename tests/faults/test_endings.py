@@ -11,7 +11,7 @@ import time
 import pytest
 
 import flray
-from flray.core.errors import AlgorithmError, ClientError
+from flray.core.schema.errors import AlgorithmError, ClientError
 from tests.engine.misbehaving import experiment
 
 CLIENT = r"client \d failed in task 0, round {round}, exchange {exchange}, seed 3"

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import flray
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from tests.support.runs import config, model
 
 pytestmark = pytest.mark.slow

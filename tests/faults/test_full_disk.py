@@ -13,8 +13,8 @@ import pytest
 
 import flray
 from flray.api import play
-from flray.core.errors import FlrayError
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.core.schema.errors import FlrayError
 from tests.contracts.outcome import contents
 from tests.faults.moments import Moment, at
 from tests.support.runs import config, model

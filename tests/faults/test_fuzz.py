@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from flray.experiment import Experiment
-from flray.loader import load_config
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
 from tests.faults import junk, tables
 from tests.faults.campaign import assert_all_are_told_in_one_line, counts
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import flray
-from flray.core.errors import FlrayError
-from flray.core.packed import Packed
-from flray.core.seeding import rng
+from flray.core.messages.packed import Packed
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import FlrayError
 from flray.engine.replay import Replay
 from flray.results import compare
 from flray.rundir import checkpoint

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import flray
-from flray.core.errors import ResourceError
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
+from flray.core.schema.errors import ResourceError
 from flray.engine.simulation import RESTARTS
-from flray.experiment import Experiment
-from flray.loader import load_config
 from flray.results.notebook import Run
 from tests.contracts.outcome import contents
 

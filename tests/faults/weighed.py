@@ -10,8 +10,8 @@ from typing import Any
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.core.context import Context
 from flray.core.messages import Cohort, Metrics
+from flray.core.protocol.context import Context
 
 SHARED = Path("/dev/shm")
 
@@ -44,7 +44,7 @@ def main(config: str, folder: str, weights: str) -> None:
     `weights` gets a line of JSON a round, with the driver's own weight and the number of names in /dev/shm.
     """
     from flray.api import play
-    from flray.loader import load_config
+    from flray.config.loader import load_config
 
     with Path(weights).open("w") as file:
         for row in play(load_config(config)[0], Path(folder)):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import flray
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.metrics.conflict import cosine
 from flray.results import diagnoses
 

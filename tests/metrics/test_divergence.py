@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import flray
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from flray.engine.replay import Replay
 from flray.metrics.divergence import between
 from flray.metrics.layer_distance import by_layer

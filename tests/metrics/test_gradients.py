@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import flray
-from flray.core.classes import ClassSet
-from flray.core.errors import ConfigError
-from flray.core.objective import Objective
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.core.network.objective import Objective
+from flray.core.protocol.classes import ClassSet
+from flray.core.schema.errors import ConfigError
 from flray.metrics.gradients import fisher_trace, gradient_variance, pseudo_gradient_cosine
 from tests.ops.support import normal
 from tests.support.latent import CONFIG, PROBE

@@ -10,7 +10,7 @@ import torch
 
 import flray
 from flray.core.messages import Batch
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from flray.engine.replay import Replay
 from flray.metrics.heterogeneity import mean_gradient
 from flray.models.mlp import MLP

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from flray.metrics.landscape import sharpest, top_eigenpairs
 from flray.metrics.reading import Sample
 from flray.models.mlp import MLP

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import flray
-from flray.core.errors import ConfigError
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
 from flray.ops.detect import Detector
 from flray.rundir import checkpoint
 from tests.contracts.faults import interrupted

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from flray.metrics.landscape import top_eigenpairs
 from flray.metrics.loss_plane import filter_normalised, loss_on_plane, mean_loss, random_plane, sharpest_plane
 from flray.metrics.reading import Sample

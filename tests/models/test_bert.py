@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 from transformers import BertConfig, BertForSequenceClassification, BertModel, GPT2Config
 
-from flray.core.errors import ConfigError
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from flray.data.dataset import TextShape
 from flray.data.splits import Vocabulary
 from flray.models import Classifier, ModelConfig, build_model, count_parameters

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
-from flray.core.errors import ConfigError
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from flray.data.dataset import TextShape
 from flray.data.splits import Vocabulary
 from flray.models import ModelConfig, build_model

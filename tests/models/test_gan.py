@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.models.gan import ProxyDiscriminator, ProxyGenerator, stack
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.models import count_parameters
 from flray.models.generators import MFCLGenerator, NoisyLabelGenerator, TargetGenerator
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 from torch import nn
 
-from flray.core.errors import ConfigError, ResourceError
+from flray.core.schema.errors import ConfigError, ResourceError
 from flray.models import MODELS, ModelConfig, build_model, model_options
 
 OWN = "tests.models.own_networks"

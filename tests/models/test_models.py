@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.models import MODELS, Classifier, ModelConfig, build_model, count_parameters
 
 CIFAR, MNIST, RGB28 = (3, 32, 32), (1, 28, 28), (3, 28, 28)
@@ -291,7 +291,7 @@ def test_sl_vit_initialisation():
 
 def test_a_scalar_parameter_has_its_place_in_the_flat_vector():
     """SL-ViT's temperatures are 0-dimensional: value and gradient are those of a plain backward pass."""
-    from flray.core.objective import Objective
+    from flray.core.network.objective import Objective
 
     x, y = torch.randn(4, *CIFAR), torch.arange(4)
     plain, objective = make("sl_vit"), Objective(make("sl_vit"))

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
-from flray.core.errors import ConfigError
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from flray.models import ModelConfig, build_model, count_parameters, starts_from
 
 SMALL, LARGE = (3, 16, 16), (3, 64, 64)

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import BertConfig, T5Config, T5ForConditionalGeneration
 
-from flray.core.errors import ConfigError
 from flray.core.messages import nbytes
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from flray.data.dataset import TextShape
 from flray.data.splits import Vocabulary
 from flray.models import Classifier, ModelConfig, build_model, count_parameters

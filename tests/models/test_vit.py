@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer
 
-from flray.core.errors import ConfigError
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from flray.models import ModelConfig, build_model, count_parameters, starts_from
 from flray.models.vit import ViT, resampled
 

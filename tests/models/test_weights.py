@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flray.core.errors import ConfigError
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from flray.models import ModelConfig, build_model
 from flray.models.weights import save_weights, weights_fingerprint
 

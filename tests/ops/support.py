@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flray.core.clock import Clock
-from flray.core.context import ClientContext, Context
-from flray.core.objective import Objective
-from flray.core.samples import TensorProxy
+from flray.core.network.objective import Objective
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import TensorProxy
 
 
 class ListProxy(TensorProxy):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from flray.models.gan import ProxyDiscriminator, ProxyGenerator
 from flray.ops.acgan import balanced, conditioned, discriminator_loss, fit_gan, generator_loss, make, wrong_labels
 from tests.ops.support import normal

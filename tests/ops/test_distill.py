@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.nn.functional import kl_div, log_softmax, softmax
 
-from flray.core.classes import Classes
-from flray.core.clock import Clock
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.protocol.classes import Classes
+from flray.core.protocol.clock import Clock
 from flray.ops.distill import distill, ensemble, proxy_logits
 from flray.ops.losses import kl
 from flray.ops.memory import labelled
-from tests.core.networks import Branches, Mlp, Norm, build, inputs
 from tests.ops.support import ListProxy, context, flatten_like, normal
+from tests.support.networks import Branches, Mlp, Norm, build, inputs
 
 OTHER = {"forward": "reverse", "reverse": "forward"}
 

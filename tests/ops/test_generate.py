@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from flray.ops import generate as g
-from tests.core.networks import Conv, Norm, build
+from tests.support.networks import Conv, Norm, build
 
 
 def drawn(*shape, seed=0):

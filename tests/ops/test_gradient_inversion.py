@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flray.core.objective import Objective
-from flray.core.torch_threads import threads
+from flray.core.network.objective import Objective
+from flray.core.network.threads import threads
 from flray.models.base import count_parameters
 from flray.models.lenet import LeNet
 from flray.ops import gradient_inversion

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.core.classes import Classes
+from flray.core.protocol.classes import Classes
 from flray.ops.losses import cross_entropy, kl, new_against_old, not_true_kl, soft_cross_entropy
 from tests.ops.support import normal
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from flray.core.errors import ConfigError
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.schema.errors import ConfigError
 from flray.ops.perturb import ascend, check_head, distance, magnitude, part, part_gradient, still
-from tests.core.networks import Conv, Mlp, Norm, Tied, build, inputs
 from tests.ops.support import normal
+from tests.support.networks import Conv, Mlp, Norm, Tied, build, inputs
 
 
 class Odd(nn.Module):

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flray.core.errors import AlgorithmError
-from flray.core.fields import each, mean, pools, sum
 from flray.core.messages import EachUpdate, Record, Update, equal, nbytes, nbytes_by_field
+from flray.core.messages.fields import each, mean, pools, sum
+from flray.core.schema.errors import AlgorithmError
 from flray.ops.pooling import Collector, mean_of_each, pooled, separate
 from tests.ops.support import normal
 

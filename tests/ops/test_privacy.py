@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.special import gammaln, logsumexp
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.ops import privacy
 
 

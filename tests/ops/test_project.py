@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from flray.core.params import Layout
+from flray.core.network.layout import Layout
 from flray.ops.project import project
 from tests.ops.support import normal
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from flray.core.classes import ClassSet
-from flray.core.objective import Objective
-from flray.core.samples import TensorProxy
+from flray.core.network.objective import Objective
+from flray.core.protocol.classes import ClassSet
+from flray.core.protocol.samples import TensorProxy
 from flray.ops.proxy_step import full_gradient, mixing_weight, train_on_proxy, two_step
 from tests.ops.support import normal
 

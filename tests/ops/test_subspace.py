@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from flray.ops import subspace
 from flray.ops.subspace import ColumnSample, append, extract, extract_sketch, merge, project, project_weight, sketch
 from tests.support.bases import matrix, orthonormal

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flray.core.classes import ClassSet
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
+from flray.core.protocol.classes import ClassSet
 from flray.models.generators import MFCLGenerator
 from flray.ops.generate import adversarial, batch_norms, mfcl_loss, outside, statistics_distance
 from flray.ops.synthesis import (

@@ -7,7 +7,7 @@ import pandas
 import pytest
 
 from flray.api import simulate
-from flray.loader import load_config
+from flray.config.loader import load_config
 from flray.reference.moments import at_moment
 from flray.reference.outcome import judge
 from flray.reference.papers import Measure, chosen, with_methods

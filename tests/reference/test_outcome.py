@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from flray.api import simulate
 from flray.cli import app
-from flray.loader import load_config
+from flray.config.loader import load_config
 from flray.reference.outcome import Compared, Judged, _judged, common, course, judge, shared, table_of
 from flray.reference.page import figure, lines_of, markdown, put_on_page, render, table_name, write
 from flray.reference.papers import Printed, chosen, with_methods

@@ -9,8 +9,8 @@ import pytest
 
 from flray.cli.draw import FIGURES
 from flray.cli.look import ALONE
-from flray.core.errors import ConfigError
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
 from flray.reference.papers import SCALES, chosen, papers, read_csv, settings_of, tables, with_methods
 from flray.reference.plan import Planned, another, commands, configs_folder, missing, of_part, plan, slug
 from tests.reference.readme_commands import pages, written

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from flray import results
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.results import diagnosis_figures, pictures, ranks
 from flray.results.conflict_figures import conflict_over, losses_along
 from flray.results.partition_figures import drift_figure, partition_figure

@@ -9,7 +9,7 @@ import pandas
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.core.disk import sealed
+from flray.files import sealed
 from flray.results import compare
 from flray.results.comparable import caveats
 from flray.rundir.reader import Run

@@ -12,9 +12,9 @@ import yaml
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.core.disk import sealed
-from flray.core.errors import CheckpointError, ConfigError
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.files import sealed
 from flray.metrics.names import METRICS, OF_ALARMS, OF_DRIFT, OF_TASKS
 from flray.results import by_mode, compare, paired, render, summary, to_markdown
 from flray.results.alarms import alarms, signals

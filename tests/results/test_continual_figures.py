@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.results import accuracy_by_task, accuracy_through_drift
 from flray.results.alarms import alarms
 from flray.results.drift_figures import class_accuracies

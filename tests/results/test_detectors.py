@@ -7,8 +7,8 @@ import math
 import pytest
 
 import flray
-from flray.core.errors import ConfigError
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
 from flray.metrics.detection import scores
 from flray.ops.detect import Detector
 from flray.results.detectors import compare_detectors

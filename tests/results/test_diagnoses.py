@@ -13,7 +13,7 @@ from scipy import stats
 
 import flray
 from flray.cli.draw import DIAGNOSED
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.metrics.probes import PROBES
 from flray.results import diagnoses
 from flray.results.diagnosis_figures import FIGURES

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.results.ensemble_drift import ensemble_drift
 from tests.support.iris import IRIS, LOCAL
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 import flray
 from flray.cli import app
-from flray.core.errors import CheckpointError
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.core.schema.errors import CheckpointError
 from flray.results.essentials import about, essentials, sparkline
 from flray.rundir.lock import FolderLock
 from flray.rundir.reader import Run

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 import flray
 from flray.cli import app
-from flray.core.errors import ConfigError
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
 from flray.engine.replay import Replay
-from flray.loader import load_config
 from flray.results import compare
 from flray.results.ablation_figures import ablation, ablation_cells
 from flray.results.colours import colour_of

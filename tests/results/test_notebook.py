@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flray.core.errors import CheckpointError, ConfigError
+from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.results import compare, summary
 from flray.results.notebook import Run, Table, load
 from tests.support.tables import config, folder

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.results import compare, paired, render, to_markdown
 from flray.results.intervals import bootstrap, effect, interval
 from flray.results.paired import difference, holm

@@ -15,7 +15,7 @@ from scipy.stats import friedmanchisquare
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.results import compare
 from flray.results.ranks import cliques, diagram, exact_p, of_scores, ranks, table, words
 from tests.support.tables import config, folder

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flray.cli import app
-from flray.core.disk import sealed
-from flray.core.errors import CheckpointError, FlrayError
+from flray.core.schema.errors import CheckpointError, FlrayError
+from flray.files import sealed
 from flray.results import readable
 from flray.rundir.reader import Run
 from tests.support.tables import config, folder

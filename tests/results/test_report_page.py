@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import flray
 from flray.cli import app
-from flray.core.errors import ConfigError, FlrayError
+from flray.core.schema.errors import ConfigError, FlrayError
 from flray.results import compare
 from flray.results.answers import unequal_cost, verdict
 from flray.results.report_formats import as_json, as_markdown

@@ -10,7 +10,7 @@ import pandas
 import pytest
 from rich.console import Console
 
-from flray.core.errors import CheckpointError, ConfigError
+from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.results import compare, render, summary, to_markdown
 from flray.results.tables import differing, interval
 from flray.rundir.reader import Run, load

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from flray.results.watching import Glance, glances
 from flray.rundir.lock import NAME, FolderLock, Owner
 from tests.support.tables import config, folder
@@ -24,7 +24,7 @@ from tests.support.tables import config, folder
 RUN = """
 import sys, time, flray.api
 from pathlib import Path
-from flray.loader import load_config
+from flray.config.loader import load_config
 values = {
     "rounds": 4, "data": {"source": "iris"}, "partition": {"name": "iid", "clients": 3}, "model": {"name": "mlp"},
     "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8}, "resources": {"executor": "local"},

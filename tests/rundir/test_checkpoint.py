@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from flray.core.clock import Position
-from flray.core.disk import sealed, unsealed
-from flray.core.errors import CheckpointError
-from flray.core.packed import Packed
+from flray.core.messages.packed import Packed
+from flray.core.protocol.clock import Position
+from flray.core.schema.errors import CheckpointError
+from flray.files import sealed, unsealed
 from flray.rundir import checkpoint
 from flray.rundir.checkpoint import FILES
 

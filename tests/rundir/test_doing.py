@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flray.core.clock import Clock
+from flray.core.protocol.clock import Clock
 from flray.rundir.doing import Doing, clear, doing
 
 

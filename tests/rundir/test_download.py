@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.core.clock import Position
-from flray.core.errors import CheckpointError, ConfigError
-from flray.core.packed import Packed
+from flray.core.messages.packed import Packed
+from flray.core.protocol.clock import Position
+from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.engine.ray.pool import Pool
 from flray.results import compare
 from flray.rundir import checkpoint

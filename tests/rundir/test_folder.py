@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flray.core.errors import CheckpointError
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.core.schema.errors import CheckpointError
 from flray.rundir.folder import RunFolder, default_folder, is_run
 from flray.rundir.lock import NAME, FolderLock, holder
 from flray.rundir.swap import MARK

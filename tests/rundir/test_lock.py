@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from flray.rundir import lock as locks
 from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner, holder
 

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from flray.core.disk import sealed
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
+from flray.files import sealed
 from flray.rundir.provenance import Origin, module_fingerprints
 from tests.contracts.table import experiment
 

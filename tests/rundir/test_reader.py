@@ -7,9 +7,9 @@ import pyarrow
 import pytest
 
 import flray
-from flray.core.clock import Position
-from flray.core.disk import sealed
-from flray.core.errors import CheckpointError
+from flray.core.protocol.clock import Position
+from flray.core.schema.errors import CheckpointError
+from flray.files import sealed
 from flray.results import compare
 from flray.rundir.parts import RowsMissingWarning, write_part
 from flray.rundir.reader import Run

@@ -8,8 +8,8 @@ import warnings
 import pandas as pd
 import pytest
 
-from flray.core.clock import Position
-from flray.core.errors import CheckpointError
+from flray.core.protocol.clock import Position
+from flray.core.schema.errors import CheckpointError
 from flray.rundir import recorder
 from flray.rundir.parts import RowsMissingWarning
 from flray.rundir.recorder import Recorder, Table

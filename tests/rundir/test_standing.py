@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from flray.api import resume
 from flray.cli import app
-from flray.core.errors import CheckpointError, ConfigError
+from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.results.essentials import essentials
 from flray.results.tables import compare
 from flray.rundir import reader

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import yaml
 
-from flray.core.clock import Clock, Position
-from flray.core.errors import CheckpointError, ConfigError
-from flray.core.packed import Packed
+from flray.core.messages.packed import Packed
+from flray.core.protocol.clock import Clock, Position
+from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.rundir import checkpoint, storage
 from flray.rundir.mirrored import DRIVER, SERVER, STATE
 from flray.rundir.storage import Storage

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from flray.rundir import lock as locks
 from flray.rundir import swap
 from flray.rundir.folder import RunFolder, mended

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flray.core.clock import Position
-from flray.core.errors import ConfigError
+from flray.core.protocol.clock import Position
+from flray.core.schema.errors import ConfigError
 from flray.metrics.classification import Counts
 from flray.results.learning import learning_curves
 from flray.rundir import recorder, tested

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import flray
-from flray.core.errors import ConfigError
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.config.tracking import TRACKERS, Mlflow
+from flray.core.schema.errors import ConfigError
 from flray.rundir import trackers
-from flray.tracking import TRACKERS, Mlflow
 
 BASE = {
     "rounds": 3, "data": {"source": "iris"}, "partition": {"name": "iid", "clients": 3}, "model": {"name": "mlp"},
@@ -55,7 +55,7 @@ class Notebook:
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Notebook]]:
     kind = type("Notebook", (Notebook,), {"asked": []})
-    monkeypatch.setitem(TRACKERS._table, "notebook", "flray.tracking:Mlflow")
+    monkeypatch.setitem(TRACKERS._table, "notebook", "flray.config.tracking:Mlflow")
     monkeypatch.setitem(trackers.BACKENDS, "notebook", kind)
     yield kind
 

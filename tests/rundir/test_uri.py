@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.rundir.uri import join, open_uri, split
 
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flray.api import run
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError, DataError
+from flray.config.loader import load_config
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from flray.engine.prepare import build_data, build_scenario
-from flray.loader import load_config
 from flray.scenario import DRIFTS, PartitionConfig, Scenario, ValidationConfig, build, make_partition
 from flray.scenario.by_source import shared_out
 from tests.contracts.inprocess import Local

@@ -10,13 +10,13 @@ import torch
 
 import flray
 from flray.api import play, simulate
-from flray.core.errors import ConfigError, DataError
-from flray.core.modes import Prediction
+from flray.config.loader import load_config
+from flray.core.protocol.modes import Prediction
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from flray.engine.counts import counted
 from flray.engine.replay import Replay
 from flray.engine.workbench import Roll, Workbench
-from flray.loader import load_config
 from flray.scenario import PartitionConfig, TasksConfig, ValidationConfig, build, meanings, relabelled
 
 NAMES = ("photo", "sketch", "art")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError, DataError
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import ConfigError, DataError
 from flray.scenario import DRIFTS, Scenario, drift_table
 from flray.scenario.drift import Drift
 from flray.scenario.drifting import Drifting, vanished

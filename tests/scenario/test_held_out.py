@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flray.core.errors import DataError
+from flray.core.schema.errors import DataError
 from flray.scenario.held_out import of_clients, of_server
 from flray.scenario.partition import from_lists, load_partition
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flray.core.seeding import rng
+from flray.core.protocol.seeding import rng
 from flray.scenario import local_test
 
 TEST = np.array([0, 1, 2] * 20 + [2] * 5)  # 20, 20 and 25 of classes 0, 1 and 2

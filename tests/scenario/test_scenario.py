@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flray.core.errors import DataError
-from flray.core.seeding import rng
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import DataError
 from flray.data import DataConfig, load_dataset
 from flray.data.splits import Vocabulary
 from flray.scenario import Partition, Scenario, Stage, TestSet, clients_at, load_partition, num_outputs, relabelled

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flray.core.errors import ConfigError, DataError
-from flray.core.seeding import rng
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from flray.scenario import (
     PartitionConfig,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flray.loader import load_config
+from flray.config.loader import load_config
 
 
 def config(workers=1, rounds=4, model=None, **sections):

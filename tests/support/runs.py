@@ -6,9 +6,9 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from flray.core.clock import Clock
+from flray.config.loader import load_config
+from flray.core.protocol.clock import Clock
 from flray.engine.cohort import sample
-from flray.loader import load_config
 from flray.rundir import checkpoint
 from tests.flat import flatten
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flray.core.objective import Objective
+from flray.core.network.objective import Objective
 from tests.algorithms.rounds import play
-from tests.core.networks import build, inputs
+from tests.support.networks import build, inputs
 
 
 def split_statistics(module, moving):

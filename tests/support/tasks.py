@@ -5,7 +5,7 @@ from __future__ import annotations
 from safetensors.numpy import load_file
 
 import flray
-from flray.loader import load_config
+from flray.config.loader import load_config
 
 BASE = {
     "seed": 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flray.core.errors import DataError
+from flray.core.schema.errors import DataError
 from flray.synthesis.selection import select
 from flray.synthesis.templates import TEMPLATES
 from flray.synthesis.texts import Text

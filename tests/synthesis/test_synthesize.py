@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from flray.core.errors import ConfigError, DataError, FlrayError, ResourceError
+from flray.core.schema.errors import ConfigError, DataError, FlrayError, ResourceError
 from flray.synthesis import chunks as chunk_files
 from flray.synthesis import synthesize as synthesis
 from flray.synthesis.settings import load_synthesis

@@ -10,10 +10,10 @@ import pandas
 import pytest
 
 from flray.api import play, simulate
-from flray.core.errors import CheckpointError, FlrayError
-from flray.experiment import Experiment
-from flray.grid import labels
-from flray.loader import load_config
+from flray.config.experiment import Experiment
+from flray.config.grid import labels
+from flray.config.loader import load_config
+from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.rundir.reader import Run
 from tests.tuning.iris import EXPERIMENT
 from tuning.ablate import axes, reference_cell, run_cells, run_grid

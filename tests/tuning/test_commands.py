@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 from tests.tuning.iris import EXPERIMENT, SPACE
 
 

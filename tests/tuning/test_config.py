@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flray.core.errors import ConfigError
-from flray.loader import load_config
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError
 from flray.metrics.names import METRICS
 from tuning.config import CUMULATIVE
 from tuning.sweep_file import load_sweep
@@ -180,8 +180,9 @@ def test_another_file_to_extend_is_found_from_the_working_directory(tmp_path, mo
 
 def test_modules_are_imported_before_their_names_are_read(tmp_path, monkeypatch):
     (tmp_path / "own_sweep_algorithm.py").write_text(
-        "from flray.algorithms import ALGORITHMS\nfrom flray.algorithms.fedavg import FedAvg\nfrom flray.core.hp "
-        "import hp\nclass Mine(FedAvg, frozen=True):\n    pull: float = hp(0.1, log=(0.01, 1.0), gt=0, doc='how "
+        "from flray.algorithms import ALGORITHMS\nfrom flray.algorithms.fedavg import FedAvg\n"
+        "from flray.core.schema.hp import hp\nclass Mine(FedAvg, frozen=True):\n"
+        "    pull: float = hp(0.1, log=(0.01, 1.0), gt=0, doc='how "
         "much')\nALGORITHMS.add('own_of_a_sweep', Mine)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

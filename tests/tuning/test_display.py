@@ -49,7 +49,9 @@ def test_a_line_for_each_trial_that_ends(capsys: pytest.CaptureFixture[str]) -> 
         complete(show, "0002", 0.3, round=3, diverged=True, status="diverged in round 3: client 2: loss is not finite")
         complete(show, "0003", None, round=1, status="failed: client 3: boom")
         show.on_trial_error(
-            1, [], FakeTrial("0004", error="Traceback ...\n  line\nflray.core.errors.ResourceError: memory ran out\n\n")
+            1,
+            [],
+            FakeTrial("0004", error="Traceback\n  line\nflray.core.schema.errors.ResourceError: memory ran out\n\n"),
         )
     out, error = capsys.readouterr()
     assert out == ""

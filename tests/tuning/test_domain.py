@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from optuna.trial import FixedTrial
 
-from flray.core.errors import ConfigError
-from flray.core.hp import Space
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import Space
 from tuning.domain import Choice, Fixed, Range, check_within, written
 
 

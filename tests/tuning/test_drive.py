@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from ray.tune.schedulers import FIFOScheduler
 
-from flray.core.errors import ResourceError
-from flray.experiment import Experiment
-from flray.loader import load_config
+from flray.config.experiment import Experiment
+from flray.config.loader import load_config
+from flray.core.schema.errors import ResourceError
 from flray.rundir.reader import Run
 from tests.tuning.iris import EXPERIMENT
 from tuning import drive as module

@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from tests.support.tables import config, folder
 from tests.tuning.sweeps import FakeSweep
 from tuning import sweep_figures as figures

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, PopulationBasedTraining
 from ray.tune.search import SearchGenerator
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from tests.tuning.iris import ended, iris_sweep
 from tuning.config import SchedulerConfig
 from tuning.schedulers import RUNGS, Asha, make_scheduler, rungs

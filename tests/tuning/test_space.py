@@ -17,9 +17,9 @@ from optuna.trial import FixedTrial
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.algorithms.fedavg import FedAvg
-from flray.core.errors import ConfigError
-from flray.core.hp import hp, hyperparameters
-from flray.experiment import algorithm_name
+from flray.config.experiment import algorithm_name
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp, hyperparameters
 from tuning.space import build, resolve
 from tuning.sweep_file import narrowed
 

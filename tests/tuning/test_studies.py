@@ -14,7 +14,7 @@ import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from tests.tuning.iris import ended, iris_sweep
 from tuning.config import Sweep
 from tuning.searcher import StudySearcher

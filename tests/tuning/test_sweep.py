@@ -14,7 +14,7 @@ import yaml
 
 import flray
 from flray.api import simulate
-from flray.core.errors import CheckpointError, ConfigError, ResourceError
+from flray.core.schema.errors import CheckpointError, ConfigError, ResourceError
 from tests.support.sweeps import SWEEP, found, rungs
 from tests.tuning.iris import EXPERIMENT
 from tuning.studies import Studies

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner
 from tests.rundir.swapping import write_run
 from tests.tuning.iris import ended, iris_sweep

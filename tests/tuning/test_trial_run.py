@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flray import Run
-from flray.core.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError
 from flray.metrics.classification import Counts
 from flray.rundir import tested
 from flray.rundir.recorder import Recorder

@@ -4,13 +4,13 @@
     flray run quickstart.yaml algorithm=fedavg,my_algorithm algorithm.mu=0.1 seed=0..2 --import my_algorithm
 
 It changes one of FedAvg's methods (`begin`, `gradient`, `step`, `end` on the client, `broadcast`, `aggregate` on the
-server). The others, and what each is given, stand in `flray.core.algorithm`; `flray list algorithms` has algorithms to
-start from.
+server). The others, and what each is given, stand in `flray.core.protocol.algorithm`;
+`flray list algorithms` has algorithms to start from.
 """
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.core.hp import hp
+from flray.core.schema.hp import hp
 
 
 class MyAlgorithm(FedAvg):

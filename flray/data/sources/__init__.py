@@ -7,8 +7,8 @@ their contents.
 
 from __future__ import annotations
 
-from flray.core.errors import DataError, nearest
-from flray.core.registry import Registry
+from flray.core.schema.errors import DataError, nearest
+from flray.core.schema.registry import Registry
 from flray.data.cache import digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, data_root, not_found

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from flray.core.errors import DataError, shown
-from flray.core.seeding import rng
+from flray.core.protocol.seeding import rng
+from flray.core.schema.errors import DataError, shown
 from flray.data.cache import digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, no_columns

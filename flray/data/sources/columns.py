@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flray.core.errors import DataError, shown
+from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.errors import DataError, shown
+from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
 
 

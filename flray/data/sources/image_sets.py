@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.errors import DataError
+from flray.core.schema.errors import DataError
 from flray.data.cache import Array, digest, file_digest, listing_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, data_root, no_columns, not_found

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.core.errors import DataError, nearest, shown
+from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.data_config import DataConfig
 
 

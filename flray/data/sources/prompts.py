@@ -7,7 +7,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flray.core.errors import ConfigError, DataError, nearest, shown
+from flray.core.schema.errors import ConfigError, DataError, nearest, shown
 from flray.data.data_config import DataConfig
 from flray.data.published import ONE_TOKEN, TEXT_TO_TEXT, plain_name
 from flray.data.splits import Vocabulary

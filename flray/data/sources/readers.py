@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from flray.core.errors import DataError, nearest, shown
+from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
 from flray.data.published import LABELS, plain_name

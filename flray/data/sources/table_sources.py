@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flray.core.errors import DataError
+from flray.core.schema.errors import DataError
 from flray.data.cache import digest, file_digest
 from flray.data.data_config import DataConfig
 from flray.data.published import plain_name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.core.errors import DataError, nearest
+from flray.core.schema.errors import DataError, nearest
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
 from flray.data.sources.prompts import filled

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from flray.core.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array, Entry, digest, fetch
 from flray.data.checks import CutWarning
 from flray.data.data_config import DataConfig

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.errors import DataError, shown
-from flray.core.section import one_line
+from flray.core.schema.errors import DataError, shown
+from flray.core.schema.section import one_line
 from flray.data.cache import digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, no_columns

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flray.core.clock import PHASES, Clock, Phase, Position
-from flray.core.exchange import Exchange
-from flray.core.shared import join
+from flray.config.experiment import Experiment
+from flray.core.messages.shared import join
+from flray.core.protocol.clock import PHASES, Clock, Phase, Position
+from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Assignment, Client, Delivery
 from flray.engine.counts import Tally
 from flray.engine.flops import StepFlops
@@ -26,7 +27,6 @@ from flray.engine.ray import last_calls
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
 from flray.engine.server import Plan, Server
 from flray.engine.workbench import Roll, Workbench
-from flray.experiment import Experiment
 from flray.scenario import Scenario
 
 

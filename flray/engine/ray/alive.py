@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flray.core.errors import FlrayError, ResourceError
+from flray.core.schema.errors import FlrayError, ResourceError
 
 PROBE_S = 2.0  # between two questions to the GCS
 PATIENCE_S = 30.0  # with a GCS that another machine may start again; Ray gives up after 60

@@ -13,9 +13,10 @@ from typing import Any, Concatenate, TypeVar, cast
 
 from ray.exceptions import ObjectLostError
 
-from flray.core.clock import Clock
-from flray.core.exchange import Exchange
+from flray.config.experiment import Experiment
 from flray.core.messages import to_numpy
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Assignment
 from flray.engine.cohort import Hop
 from flray.engine.counts import Tally, merged
@@ -24,7 +25,6 @@ from flray.engine.ray.actors import ServerActor
 from flray.engine.ray.pool import Piece, Pool
 from flray.engine.rounds import P, Ran
 from flray.engine.server import Plan, Server
-from flray.experiment import Experiment
 
 LOST_RESULTS = 3  # times that one piece of work is computed
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from flray.core.errors import ResourceError
+from flray.core.schema.errors import ResourceError
 from flray.engine.ray import alive
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs its workers at nice 15 otherwise

@@ -16,9 +16,10 @@ from typing import Any, Concatenate
 from ray.dag import InputNode
 from ray.exceptions import RayChannelError, RayChannelTimeoutError, RayTaskError
 
-from flray.core.clock import Clock
-from flray.core.exchange import Exchange
+from flray.config.experiment import Experiment
 from flray.core.messages import to_numpy
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Assignment
 from flray.engine.cohort import Hop
 from flray.engine.counts import Tally
@@ -31,7 +32,6 @@ from flray.engine.ray.nodes import Answer, Order
 from flray.engine.ray.pool import LOST, Pool, cause
 from flray.engine.rounds import P, Ran
 from flray.engine.server import Plan, Server
-from flray.experiment import Experiment
 
 DOWN = 3  # models that a channel has room for: a broadcast, or states
 UP = 12  # the same for a run's partial sums, 2 log2 of its clients

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from flray.core.errors import ResourceError
+from flray.core.schema.errors import ResourceError
 
 START_S = 120.0  # that a loaded machine may take
 TRIES = 3  # Ray gives itself 30 s for a part of it, whatever else the machine does

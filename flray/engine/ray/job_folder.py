@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ray._private import ray_constants
 from ray._private.runtime_env import packaging
 
-from flray.core.errors import ConfigError
+from flray.core.schema.errors import ConfigError
 
 LIMIT = min(ray_constants.DASHBOARD_CLIENT_MAX_SIZE, packaging.GCS_STORAGE_MAX_SIZE)  # of the archive, bytes
 MOST = 0.9  # share of a folder from which on the part is named, not the folder

@@ -10,8 +10,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from flray.core import last_call
-from flray.core.last_call import LastCall
+from flray.core.protocol import last_call
+from flray.core.schema.errors import LastCall
 
 ANSWER_S = 5.0  # that other nodes have to answer
 

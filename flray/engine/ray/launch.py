@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.clock import Clock
-from flray.core.disk import checksum
-from flray.core.errors import ResourceError, ServerLostError
+from flray.config.experiment import Experiment
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import ResourceError, ServerLostError
 from flray.engine import cohort as cohorts
 from flray.engine.blame import ended
 from flray.engine.ray.actors import Recipe
@@ -19,7 +19,7 @@ from flray.engine.ray.graph import Graph
 from flray.engine.ray.pool import LESS, Pool, reserved
 from flray.engine.ray.room import how_many
 from flray.engine.threads import cores
-from flray.experiment import Experiment
+from flray.files import checksum
 from flray.scenario import Scenario
 
 SMALL = 1_000_000  # parameters and buffers of a model whose messages are what a graph makes cheaper

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from ray import cloudpickle
 
-from flray.core.clock import Clock
-from flray.core.exchange import Exchange
 from flray.core.messages import Cohort
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Assignment, Client, Delivery
 from flray.engine.counts import Tally, merged
 from flray.engine.server import Plan, Server

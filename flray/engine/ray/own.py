@@ -24,7 +24,7 @@ from ray._private import node, parameter, ray_constants, services, utils
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
 
-from flray.core.errors import ResourceError
+from flray.core.schema.errors import ResourceError
 
 START_S = 30.0  # that Ray itself gives a raylet
 SHARED = Path("/dev/shm")

@@ -18,8 +18,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from flray.core.errors import ResourceError, ServerLostError
-from flray.core.last_call import LastCall
+from flray.core.schema.errors import LastCall, ResourceError, ServerLostError
 from flray.engine.blame import Deaths
 from flray.engine.ray import alive, last_calls
 from flray.engine.ray.actors import ClientActor, Recipe, ServerActor

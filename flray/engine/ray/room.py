@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from ray._common.utils import get_system_memory  # of the container, where there is one
 
-from flray.core.errors import ResourceError
+from flray.config.experiment import Experiment
+from flray.core.schema.errors import ResourceError
 from flray.engine.ray.cluster import ray, starts_here
 from flray.engine.threads import cores
-from flray.experiment import Experiment
 
 PROCESS_BYTES = 2**28  # of one that has imported torch, at least
 

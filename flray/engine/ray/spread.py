@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
-from flray.core.errors import FlrayError, ResourceError
+from flray.core.schema.errors import FlrayError, ResourceError
 from flray.engine.ray.cluster import connect, ray
 from flray.engine.ray.room import count_held, machines
 from flray.engine.threads import cores

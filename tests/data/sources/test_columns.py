@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flray.core.errors import ConfigError, DataError
+from flray.config.loader import load_config
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, LabelWarning, load_dataset
 from flray.engine.prepare import build_data
-from flray.loader import load_config
 from tests.data.files import LABEL, image_column, images, write
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from flray.core.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import Augment, DataConfig, load_dataset
 from tests.data.files import LABEL, image_column, images, write
 
@@ -338,7 +338,7 @@ def test_an_experiment_saves_the_record(tmp_path):
     """`augment: fedsol` in a file, the record in config.yaml, and the same experiment from it."""
     import yaml
 
-    from flray.loader import load_config
+    from flray.config.loader import load_config
 
     file = {
         "rounds": 1,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from flray.core.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import CutWarning, DataConfig, ProxyConfig, load_dataset, load_proxy
 from flray.data.published import ONE_TOKEN, TEXT_TO_TEXT
 from flray.data.sources.prompts import fields, with_words

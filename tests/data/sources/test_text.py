@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from flray.core.clock import Clock
-from flray.core.errors import ConfigError, DataError
+from flray.config.loader import load_config
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import (
     SOURCES,
     Batches,
@@ -26,7 +27,6 @@ from flray.data import (
     load_proxy,
 )
 from flray.data.sources.text import trained
-from flray.loader import load_config
 from tests.contracts.inprocess import Local
 from tests.data.files import write
 

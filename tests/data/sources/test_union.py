@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flray.core.errors import ConfigError, DataError
+from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 
 SMALL = {"source": "digits", "name": "small", "train_size": 100, "test_size": 40}

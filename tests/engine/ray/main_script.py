@@ -12,8 +12,8 @@ from torch import Tensor
 import flray
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
-from flray.core.fields import each, sum
 from flray.core.messages import ClientState, ServerState, Update, equal
+from flray.core.messages.fields import each, sum
 from flray.rundir import checkpoint
 
 

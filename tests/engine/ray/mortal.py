@@ -12,10 +12,10 @@ from torch import Tensor
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.scaffold import Scaffold
-from flray.core.context import Context
-from flray.core.hp import hp
 from flray.core.messages import Metrics
-from flray.core.samples import ClientData
+from flray.core.protocol.context import Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.hp import hp
 
 
 class Mortal(Scaffold, frozen=True):

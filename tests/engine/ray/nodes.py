@@ -16,11 +16,11 @@ from typing import Any
 from unittest.mock import patch
 
 from flray.api import play
+from flray.config.loader import load_config
 from flray.engine.ray.calls import Calls
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.graph import Compiled
 from flray.engine.ray.pool import Pool
-from flray.loader import load_config
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SETTINGS = (

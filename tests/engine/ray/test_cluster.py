@@ -26,7 +26,7 @@ QUICK = ROOT / "configs" / "quickstart.yaml"
 ASK = """
 import sys, time
 from flray.engine.ray.cluster import connect, os, ray
-from flray.core.errors import ResourceError
+from flray.core.schema.errors import ResourceError
 if sys.argv[1] != "same":
     ray.__version__ = sys.argv[1]
 for address in sys.argv[2:]:

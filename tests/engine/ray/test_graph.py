@@ -15,7 +15,7 @@ from ray.experimental.channel.shared_memory_channel import CompositeChannel
 
 import flray
 from flray.api import play
-from flray.core.errors import ClientError
+from flray.core.schema.errors import ClientError
 from flray.engine.ray.graph import Compiled
 from flray.engine.ray.pool import CHECK_S, Pool
 from tests.engine.ray import mortal  # noqa: F401  registers the algorithm

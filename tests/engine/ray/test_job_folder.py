@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.core.errors import ConfigError, ResourceError
+from flray.core.schema.errors import ConfigError, ResourceError
 from flray.engine.ray.job_folder import LIMIT, RAYIGNORE, working_dir
 
 ROOT = Path(__file__).parents[3]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from flray.config.experiment import ResourcesConfig
 from flray.engine.ray.launch import SMALL, chosen
-from flray.experiment import ResourcesConfig
 from tests.support.runs import config
 
 

@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError
 
 import flray
 from flray.api import play
-from flray.core.errors import ResourceError
+from flray.core.schema.errors import ResourceError
 from flray.engine.ray import pool as pools
 from flray.engine.ray.actors import ClientActor
 from flray.engine.ray.pool import Pool

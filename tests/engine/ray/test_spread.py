@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flray.core.errors import DataError, ResourceError
+from flray.core.schema.errors import DataError, ResourceError
 from flray.engine.ray.spread import spread
 
 

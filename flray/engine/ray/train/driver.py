@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from flray.core.clock import START, Clock, schedule
-from flray.core.errors import ConfigError, NonFiniteError
+from flray.config.experiment import Experiment
+from flray.core.protocol.clock import START, Clock, schedule
+from flray.core.schema.errors import ConfigError, NonFiniteError
 from flray.engine.evaluate import personal_epochs
 from flray.engine.progress import Progress
 from flray.engine.ray.actors import Recipe
@@ -22,7 +23,6 @@ from flray.engine.rounds import Executor
 from flray.engine.server import Server
 from flray.engine.simulation import Simulation
 from flray.engine.threads import cores
-from flray.experiment import Experiment
 from flray.scenario import Scenario
 
 

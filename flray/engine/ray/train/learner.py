@@ -15,11 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flray.core import seeding
-from flray.core.clock import Clock
-from flray.core.context import SERVER, ClientContext
-from flray.core.frozen import Held, begin
 from flray.core.messages import Batch, Metrics, Record
+from flray.core.network.frozen import Held, begin
+from flray.core.protocol import seeding
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.context import SERVER, ClientContext
 from flray.data import Batches
 from flray.data.cache import Array
 from flray.engine.counts import Tally, merged

@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.clock import START, Clock, schedule
-from flray.core.errors import ClientError, FlrayError, ServerLostError
+from flray.config.experiment import Experiment
 from flray.core.messages import to_numpy, to_torch
+from flray.core.protocol.clock import START, Clock, schedule
+from flray.core.schema.errors import ClientError, FlrayError, ServerLostError
 from flray.engine.health import model_is_finite, reported
 from flray.engine.ray import alive
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
@@ -33,7 +34,6 @@ from flray.engine.ray.cluster import ray
 from flray.engine.ray.pool import CHECK_S, LOST, Pool, places
 from flray.engine.ray.train.learner import Gather, Learner
 from flray.engine.workbench import Workbench
-from flray.experiment import Experiment
 
 FAILURES = 3  # of worker groups that Ray Train replaces, where there is room for the same number of workers
 CALLERS = 64  # threads of the conductor for workers; those of a lost group may still wait there

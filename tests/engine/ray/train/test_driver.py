@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 
 import flray
 from flray.api import play, simulate
-from flray.core.clock import Clock
-from flray.core.errors import ClientError, ConfigError, NonFiniteError
 from flray.core.messages import equal, to_numpy
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import ClientError, ConfigError, NonFiniteError
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.pool import Pool
 from flray.engine.ray.train.learner import Learner

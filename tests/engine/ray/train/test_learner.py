@@ -11,14 +11,14 @@ import torch
 from torch.nn import functional as F
 
 from flray.algorithms import ALGORITHMS
-from flray.core.clock import Clock
-from flray.core.hp import hyperparameters
+from flray.config.loader import load_config
 from flray.core.messages import equal, map_tensors
-from flray.core.seeding import rng, torch_seed
+from flray.core.protocol.clock import Clock
+from flray.core.protocol.seeding import rng, torch_seed
+from flray.core.schema.hp import hyperparameters
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.train.learner import Learner
 from flray.engine.workbench import Roll, Workbench
-from flray.loader import load_config
 from flray.models import build_model
 
 NORM = {"name": "tests.contracts.networks:NormNet"}

@@ -1,0 +1,1 @@
+"""What a configuration says: its keys, its overrides, and how a YAML file becomes an `Experiment`."""

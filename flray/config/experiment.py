@@ -1,0 +1,338 @@
+"""One experiment: what the YAML file says, checked and complete. `loader.py` reads it, `api.py` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from flray.algorithms import ALGORITHMS
+from flray.config.schedule import Change, Version, versions
+from flray.config.tracking import TRACKERS
+from flray.core.network.objective import Precision
+from flray.core.protocol.algorithm import Algorithm
+from flray.core.protocol.probe import Probe
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.registry import Registry
+from flray.core.schema.section import Section, built, named_entries, one_line, spelled_out
+from flray.core.schema.shares import floor_share
+from flray.data import DataConfig, ProxyConfig
+from flray.metrics.probes import PROBES
+from flray.models import ModelConfig
+from flray.scenario import DRIFTS, Drift, PartitionConfig, TasksConfig, ValidationConfig
+
+# what may change when a run is resumed
+RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage", "track")
+
+
+def _folder_name(value: str) -> str:
+    if value in ("", ".", "..") or "/" in value or not value.isprintable() or len(value.encode()) > 200:
+        raise ValueError("must be the name of one folder: at most 200 bytes, no / and no control characters")
+    return value
+
+
+FolderName = Annotated[str, AfterValidator(_folder_name)]
+
+
+class CohortConfig(Section):
+    """Which clients take part in a round: `size` of them, or a `fraction` of the population; neither: all.
+
+    A sampled client that drops out gets the first message of the round and is then gone: it sends nothing in any of the
+    round's exchanges, what it learned is lost (so its training is not computed) and its state stays the one before. The
+    weights are those of the clients that deliver; when nobody does, the server's state stays. At a task's end nobody
+    drops out.
+    """
+
+    shorthand: ClassVar[Mapping[type, str]] = {int: "size", float: "fraction"}
+    size: int | None = Field(None, ge=1, description="clients per round (K)")
+    fraction: float | None = Field(
+        None, gt=0, le=1, description="share of the population, rounded down, at least one client"
+    )
+    sampling: Literal["addressed", "numpy_round_seed"] = Field(
+        "addressed", description="numpy_round_seed: the sets of FedSOL's code, numpy.random.seed(round)"
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability that a sampled client does not deliver, drawn each round"
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> CohortConfig:
+        if self.size is not None and self.fraction is not None:
+            raise ValueError("give size or fraction, not both")
+        return self
+
+    def count(self, population: int) -> int:
+        """K of the `population` clients that hold samples; raises `ConfigError` when it is larger than that."""
+        if self.fraction is not None:
+            return max(floor_share(self.fraction, population), 1)
+        size = population if self.size is None else self.size
+        if size > population:
+            raise ConfigError(f"cohort.size: {size} clients per round, but {population} hold samples; lower it")
+        return size
+
+
+class EvaluateConfig(Section):
+    """When, where and on what the global model is tested, and whether clients are tested on their own data."""
+
+    validation: ValidationConfig | None = Field(
+        None,
+        description="test on held-out training data: val/acc and val/loss, and the test set is not read; what a sweep "
+        "tunes on",
+    )
+
+    every: int = Field(1, ge=0, description="rounds between two tests; 0: only after the last round")
+    batch_size: int | Literal["auto"] = Field(
+        "auto",
+        description="samples tested at once; auto: by the model's activations, in environment.json, never by the "
+        "machine",
+    )
+    on: Literal["clients", "server"] = Field(
+        "clients", description="spread over the client actors, or on the server actor"
+    )
+    clients: bool = Field(True, description="accuracy of each client on its own data before and after local training")
+    finetune_epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="personalised test at the end: fine-tuning epochs (0: none) before each client is tested on its "
+        "own test share",
+    )
+    personal_clients: int | None = Field(
+        None, ge=1, description="clients of the personalised evaluation, the first of them; none: all"
+    )
+    local_test: Literal["proportional", "classes"] = Field(
+        "proportional",
+        description="a client's test share: proportional to its labels (FedSOL), or all samples of its classes "
+        "(FedZoo)",
+    )
+    local_test_size: int = Field(1000, ge=1, description="samples of a proportional share (FedSOL's code: 1000)")
+
+    @property
+    def split(self) -> Literal["val", "test"]:
+        """Prefix of the columns `acc` and `loss`: what the global model is tested on."""
+        return "test" if self.validation is None else "val"
+
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether the global model is tested after round `round` (from 0) of `rounds`."""
+        return bool(self.every and (round + 1) % self.every == 0) or round + 1 == rounds
+
+    @field_validator("batch_size")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if not isinstance(value, str) and value < 1:
+            raise ValueError("must be at least 1")
+        return value
+
+    @field_validator("finetune_epochs", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
+
+
+class CheckpointConfig(Section):
+    """How often the whole state is saved; a run that ends or is interrupted always saves."""
+
+    shorthand: ClassVar[Mapping[type, str]] = {int: "every"}
+    every: int = Field(10, ge=0, description="rounds between two checkpoints; 0: only at the end")
+    keep: int = Field(2, ge=0, description="checkpoints kept; 0: all")
+
+
+class ClientResources(Section):
+    num_cpus: float = Field(1.0, ge=0, description="CPUs of a client actor; it runs max(1, int(num_cpus)) threads")
+    num_gpus: float | Literal["auto"] = Field(0.0, description="GPU share of a client actor; auto: measured")
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _share(cls, value: float | str) -> float | str:
+        if not isinstance(value, str) and (value < 0 or (value > 1 and value != int(value))):
+            raise ValueError("must be between 0 and 1, or a whole number")
+        return value
+
+
+class ServerResources(Section):
+    num_cpus: float = Field(
+        0.0, ge=0, description="CPUs reserved for the server actor; 0: it works while the clients wait"
+    )
+    num_gpus: float = Field(0.0, ge=0, description="GPU share of the server actor")
+    threads: int | Literal["auto"] = Field("auto", description="torch threads of the server actor; auto: every core")
+
+
+class ResourcesConfig(Section):
+    client_actors: int | Literal["auto"] = Field(
+        "auto", description="client actors; auto: what the cluster's CPUs or GPUs hold"
+    )
+    client: ClientResources = ClientResources()
+    server: ServerResources = ServerResources()
+    executor: Literal["auto", "local", "calls", "graph"] = Field(
+        "auto",
+        description="local: this process alone, without Ray; calls: Ray actors, one call a run of the cohort; graph: "
+        "the same actors in a compiled Ray graph, one execution an exchange; auto: graph for a model of at most "
+        "1,000,000 parameters and buffers whose clients train in parallel and without a GPU, calls for the others",
+    )
+    store: Literal["memory", "files"] = Field(
+        "memory", description="where client state lives between rounds; files: in the run folder"
+    )
+
+    @field_validator("client_actors")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if not isinstance(value, str) and value < 1:
+            raise ValueError("must be at least 1")
+        return value
+
+
+class Experiment(Section):
+    """A complete, checked experiment; `flray run DIR/config.yaml` repeats it to the same bits."""
+
+    name: FolderName = Field("run", description="names the run's folder")
+    seed: int = Field(0, description="address of every random draw")
+    rounds: int = Field(ge=0, description="rounds per task")
+    data: DataConfig
+    proxy: ProxyConfig | None = Field(None, description="public data on the server")
+    partition: PartitionConfig
+    tasks: TasksConfig | None = Field(None, description="a sequence of tasks; none: one, of all classes")
+    drift: Drift | None = Field(
+        None, description="classes that vanish from clients' data in some rounds; none: nothing"
+    )
+    model: ModelConfig
+    algorithm: Algorithm
+    cohort: CohortConfig = CohortConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+    schedule: tuple[Change, ...] = Field(
+        (),
+        description="hyper-parameters that change: [{from_round: 50, algorithm.optimizer: adam, algorithm.lr: 0.001}]",
+    )
+    diagnostics: tuple[str | dict[str, Any], ...] = Field(
+        (), description="probes that look into training: names, or {name: ..., option: ...}"
+    )
+    track: tuple[str | dict[str, Any], ...] = Field(
+        (), description="trackers that get every round as well, mlflow or wandb: names, or {name: ..., option: ...}"
+    )
+    on_nonfinite: Literal["stop", "skip", "fail"] = Field(
+        "stop",
+        description="a NaN or an infinity: the run ends as diverged, the client is left out, or the run fails with an "
+        "error",
+    )
+    precision: Precision = Field("fp32", description="bf16: autocast in forward and backward passes")
+    address: str | None = Field(
+        None, description="Ray cluster; none: a new one here (or RAY_ADDRESS); auto: the one that runs"
+    )
+    storage: str | None = Field(
+        None, description="URI that the run folder is mirrored below, e.g. s3://bucket/exp; none: only the folder"
+    )
+    imports: tuple[str, ...] = Field((), description="modules to import first: your own algorithms, models, sources")
+
+    @field_validator("diagnostics", mode="before")
+    @classmethod
+    def _diagnostics(cls, value: Any) -> Any:
+        return named_entries("diagnostics", value, PROBES)
+
+    def probes(self) -> dict[str, Probe]:
+        """The diagnostics by name, in their order."""
+        return built(self.diagnostics, PROBES)
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _track(cls, value: Any) -> Any:
+        return named_entries("track", value, TRACKERS)
+
+    def trackers(self) -> dict[str, Section]:
+        """The trackers' options by name, in their order."""
+        return built(self.track, TRACKERS)
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _algorithm(cls, value: Any) -> Any:
+        return _of_its_kind("algorithm", value, Algorithm, ALGORITHMS, "fedavg")
+
+    @field_validator("drift", mode="before")
+    @classmethod
+    def _drift(cls, value: Any) -> Any:
+        return None if value is None else _of_its_kind("drift", value, Drift, DRIFTS, "remove_classes, from_round: 10")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Experiment:
+        readers = [f"algorithm {algorithm_name(self.algorithm)}"] if self.algorithm.needs_proxy else []
+        readers += [f"diagnostics {name}" for name, probe in self.probes().items() if "proxy" in probe.reads]
+        if readers and self.proxy is None:
+            example = "e.g. proxy: {source: holdout, size: 200}"
+            raise ConfigError(f"{readers[0]} needs public data: add a `proxy` section, {example}")
+        if self.num_tasks > 1 and not self.rounds:
+            raise ConfigError("rounds: 0 in each of several tasks trains nothing; set 1 or more, or leave tasks out")
+        if len(self.versions) > 1 and self.algorithm.centralized:
+            raise ConfigError("schedule: a centralized run has none; leave it out, or write algorithm.lr_decay")
+        if self.schedule and self.schedule[-1].from_round > self.total_rounds:
+            late = f"from_round {self.schedule[-1].from_round} is after the last round, {self.total_rounds}"
+            raise ConfigError(f"schedule: {late}; lower it, or leave the change out (schedule=null)")
+        if self.tasks is not None:
+            self.tasks.check_algorithm(self.algorithm, algorithm_name(self.algorithm))
+        if self.evaluate.validation is not None and (self.evaluate.finetune_epochs or not self.algorithm.global_model):
+            what = (
+                "evaluate.finetune_epochs"
+                if self.evaluate.finetune_epochs
+                else f"algorithm {algorithm_name(self.algorithm)}"
+            )
+            raise ConfigError(
+                f"evaluate.validation: {what} tests each client on the test set; leave one of the two out"
+            )
+        return self
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _schedule(cls, value: Any) -> Any:
+        return () if value is None else [value] if isinstance(value, Mapping) else value
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """The algorithm as it is from each round on that changes it."""
+        return versions(self.algorithm, algorithm_name(self.algorithm), self.schedule, self.num_tasks)
+
+    @property
+    def num_tasks(self) -> int:
+        """T: the stages of the scenario."""
+        return 1 if self.tasks is None else self.tasks.num_tasks
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds over all tasks: where `done` ends."""
+        return self.rounds * self.num_tasks
+
+    def dump(self) -> dict[str, Any]:
+        """Plain values, complete, in the order of the file."""
+        values = self.model_dump(mode="json", exclude={"algorithm", "drift"})
+        values["algorithm"] = {"name": algorithm_name(self.algorithm), **self.algorithm.model_dump(mode="json")}
+        values["drift"] = None
+        if self.drift is not None:
+            values["drift"] = {"name": registered_name(DRIFTS, self.drift), **self.drift.model_dump(mode="json")}
+        return {key: values[key] for key in type(self).model_fields}
+
+    def yaml(self) -> str:
+        return yaml.safe_dump(self.dump(), sort_keys=False)
+
+
+def algorithm_name(algorithm: Algorithm) -> str:
+    """The name under which an algorithm's class is registered."""
+    return registered_name(ALGORITHMS, algorithm)
+
+
+def registered_name(table: Registry, section: Section) -> str:
+    """The name under which a section's class is registered in a table. Raises `ConfigError` where it has none."""
+    for name in table.names():
+        if table.get(name) is type(section):
+            return name
+    kind = type(section).__name__
+    raise ConfigError(f"{kind} is not registered; add it with {table.kind.upper()}S.add('name', {kind})")
+
+
+def _of_its_kind(key: str, value: Any, base: type[Section], table: Registry, example: str) -> Any:
+    """The section `key` as the class that its `name` stands for in a table. Raises `ConfigError`."""
+    if isinstance(value, base):
+        return value
+    values = spelled_out(value, base)
+    if not isinstance(values, dict) or "name" not in values:
+        raise ConfigError(f"{key}: the name is missing; write {key}: {{name: {example}}}")
+    kind = table.get(values.pop("name"))
+    with one_line(key, kind):
+        return kind(**values)

@@ -1,0 +1,67 @@
+"""Every key of a configuration: what `flray list config` prints, and where a key belongs that stands outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from flray.algorithms import ALGORITHMS
+from flray.config.experiment import Experiment
+from flray.core.schema.hp import Hyperparameter, hyperparameters
+from flray.core.schema.section import section_at
+from flray.models import MODELS
+from flray.models.model_config import START, model_options
+
+
+class Key(NamedTuple):
+    """One key: its dotted name, and what its section declares of it; `section` where it is a section of its own."""
+
+    name: str
+    declared: Hyperparameter
+    section: bool
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
+    """All keys of a section and of the sections in it, in the order of the file."""
+    for declared in hyperparameters(model):
+        inner = section_at(model, (declared.name,))
+        name = f"{prefix}{declared.name}"
+        yield Key(name, declared, inner is not None)
+        if inner is not None:
+            yield from keys_of(inner, f"{name}.")
+
+
+def places_of(key: str, values: Mapping[str, Any]) -> list[str]:
+    """Dotted names of `key` in the sections of an experiment, with the algorithm and the model that `values` choose."""
+    found = [known.name for known in keys_of(Experiment) if known.name.endswith(f".{key}")]
+    for section, table in (("algorithm", ALGORITHMS), ("model", MODELS)):
+        chosen = values.get(section)
+        name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+        if isinstance(name, str) and name in table.names():
+            fields = (
+                table.get(name).model_fields
+                if section == "algorithm"
+                else [*(o.name for o in model_options(name)), *START]
+            )
+            found += [f"{section}.{key}"] if key in fields else []
+    return list(dict.fromkeys(found))
+
+
+def grid_notes(overrides: Iterable[str]) -> list[str]:
+    """Returns a line for each override whose commas may mean something else to its author.
+
+    A key whose value is a list makes a grid; `preset` makes none.
+    """
+    lists = {key.name for key in keys_of(Experiment) if key.declared.type.startswith("list")}
+    given = [(text.partition("=")[0].strip(), text.partition("=")[2]) for text in overrides]
+    return [
+        f"{key}={text} makes a run for each value; one run with the list: '{key}=[{text}]'"
+        for key, text in given
+        if key in lists and "," in text and not text.strip().startswith("[")
+    ] + [
+        f"preset={text} is one run, a later preset over an earlier one; a run for each: preset={text.replace(',', '/')}"
+        for key, text in given
+        if key == "preset" and "," in text and "/" not in text
+    ]

@@ -1,0 +1,120 @@
+"""Overrides `key.sub=value`, as on the command line: their values, and the grid that several values make.
+
+pairs(["algorithm=fedavg,feddf", "seed=0..4"])  # {"algorithm": "fedavg,feddf", "seed": "0..4"}
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from flray.config.experiment import Experiment
+from flray.core.schema.errors import ConfigError, shown
+from flray.core.schema.plain import plain, read
+from flray.core.schema.section import section_at, spelled_out
+
+CELLS = 10_000  # experiments of one grid; every one is a folder
+
+
+def pairs(*given: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides by key, of texts `key=value` and mappings.
+
+    Raises `ConfigError` for one without a key, or given twice.
+    """
+    found: dict[str, Any] = {}
+    for overrides in given:
+        for key, value in overrides.items() if isinstance(overrides, Mapping) else map(pair, overrides):
+            if not isinstance(key, str) or not all(key.split(".")):
+                raise ConfigError(f"override {shown(key)}: no key; write key=value, for example algorithm.lr=0.1")
+            plain(key, "an override's key")
+            if key in found:
+                raise ConfigError(f"override {key} is given twice: {shown(found[key])} and {shown(value)}; keep one")
+            found[key] = value
+    return found
+
+
+def pair(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise ConfigError(f"override {shown(text)}: write key=value, for example algorithm.lr=0.1")
+    return key.strip(), value
+
+
+def several(key: str, value: Any) -> list[Any]:
+    """One value, or several: `a,b,c` and `0..4` outside brackets.
+
+    Of `preset` a comma combines and a slash makes several: `small/official,scratch` are two values.
+    Raises `ConfigError` for more than a grid can have.
+    """
+    if not isinstance(value, str):
+        return [plain(value, f"override {key}")]
+    if value.strip().startswith(("[", "{", "'", '"')):
+        return [scalar(key, value)]
+    found: list[Any] = []
+    between = "/" if key == "preset" else ","
+    for part in value.split(between):
+        ends = re.fullmatch(r"\s*(-?[0-9]{1,19})\.\.(-?[0-9]{1,19})\s*", part)
+        if between == "/" and "," in part:
+            found.append(part)
+        elif ends:
+            low, high = int(ends[1]), int(ends[2])
+            if high - low >= CELLS:
+                raise ConfigError(
+                    f"override {key}={part.strip()}: {high - low + 1:,} values, and a grid has at most {CELLS:,} "
+                    "experiments"
+                )
+            found.extend(range(low, high + 1))
+        elif part.strip() or between not in value:
+            found.append(scalar(key, part))
+    if not found:
+        raise ConfigError(f"override {key}={shown(value)}: no value")
+    seen = set[tuple[type, str]]()
+    for one in found:
+        if (word := (type(one), str(one))) in seen:
+            raise ConfigError(f"override {key}={shown(value)}: {shown(one)} is there twice; give each value once")
+        seen.add(word)
+    return found
+
+
+def scalar(key: str, text: str) -> Any:
+    """The YAML value of an override's text."""
+    return read(text, f"override {key}={text if len(text) <= 100 else shown(text)}")
+
+
+def count_cells(overrides: Iterable[str] | Mapping[str, Any]) -> int:
+    """How many experiments the overrides make of a file, without making one.
+
+    Raises `ConfigError` for more than a grid can have.
+    """
+    return math.prod(map(len, axes_of(overrides)[1].values()))
+
+
+def axes_of(overrides: Iterable[str] | Mapping[str, Any]) -> tuple[list[Any], dict[str, list[Any]]]:
+    """(modules to import, the values of every other key)."""
+    axes = {key: several(key, value) for key, value in pairs(overrides).items()}
+    modules = axes.pop("imports", [])
+    once(axes)
+    count = math.prod(map(len, axes.values()))
+    if count > CELLS:
+        factors = " x ".join(f"{key} {len(values)}" for key, values in axes.items() if len(values) > 1)
+        raise ConfigError(
+            f"these overrides make {count:,} experiments ({factors}), and a grid has at most {CELLS:,}; give fewer "
+            "values"
+        )
+    return modules, axes
+
+
+def once(axes: Mapping[str, Sequence[Any]]) -> None:
+    """`ConfigError` where two overrides set the same field: `cohort=10 cohort.size=20`."""
+    owner: dict[str, str] = {}
+    for key, values in axes.items():
+        section = section_at(Experiment, key.split("."))
+        words = [spelled_out(value, section) for value in values if not isinstance(value, dict)]
+        for field in {
+            f"{key}.{name}" for word in words if isinstance(word, dict) for name in word if word[name] is not None
+        } or {key}:
+            if field in owner:
+                raise ConfigError(f"override {key} and override {owner[field]} set the same field; keep one")
+            owner[field] = key

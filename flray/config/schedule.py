@@ -1,0 +1,83 @@
+"""The section `schedule`: hyper-parameters of the algorithm that change from a round on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import Field, model_validator
+
+from flray.core.protocol.algorithm import Algorithm
+from flray.core.protocol.clock import Clock
+from flray.core.schema.errors import ConfigError, nearest, shown
+from flray.core.schema.section import Section, one_line
+
+
+class Change(Section, frozen=True):
+    """New values of hyper-parameters, `{from_round: 50, algorithm.optimizer: adam, algorithm.lr: 0.001}`."""
+
+    from_round: int = Field(ge=1, description="first round with these values, from 1, over all tasks")
+    algorithm: dict[str, Any] = Field(
+        min_length=1, description="hyper-parameters and their new values; lr_decay counts from this round"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dotted(cls, data: Any) -> Any:
+        """`algorithm.lr: 0.1` is `algorithm: {lr: 0.1}`."""
+        if not isinstance(data, Mapping):
+            return data
+        found = {key: value for key, value in data.items() if not str(key).startswith("algorithm.")}
+        own = {str(key)[len("algorithm.") :]: data[key] for key in data if key not in found}
+        if own and not isinstance(found.get("algorithm", {}), Mapping):
+            raise ConfigError(f"schedule: algorithm is {shown(found['algorithm'])}; write algorithm.KEY: VALUE")
+        return {**found, "algorithm": {**found.get("algorithm", {}), **own}} if own else found
+
+    def __str__(self) -> str:
+        return f"from round {self.from_round}: " + ", ".join(f"{key} {value}" for key, value in self.algorithm.items())
+
+
+class Version(NamedTuple):
+    """The algorithm as it is from a round (from 1, over all tasks) on."""
+
+    from_round: int
+    algorithm: Algorithm
+
+
+def versions(algorithm: Algorithm, name: str, changes: Sequence[Change], tasks: int = 1) -> tuple[Version, ...]:
+    """The algorithm before and after each change, in the order of the rounds; without changes itself alone.
+
+    `lr_decay` of a change counts from its round: the rate there is `lr`, that of the k-th round after it lr lr_decay^k.
+    Raises `ConfigError` for rounds that do not ascend, and for what cannot change or has no such value.
+    """
+    found, values, begins = [Version(1, algorithm)], algorithm.model_dump(), 0
+    may = sorted(algorithm.changes_midrun)
+    for change in changes:
+        where = f"schedule, from_round {change.from_round}"
+        if not may:
+            raise ConfigError(f"{where}: nothing of algorithm {name} can change in mid-run; leave the schedule out")
+        if change.from_round <= found[-1].from_round and len(found) > 1:
+            raise ConfigError(f"{where}: comes after {found[-1].from_round}; write the rounds in ascending order")
+        for key in change.algorithm:
+            if key in type(algorithm).model_fields and key not in may:
+                raise ConfigError(f"{where}: algorithm.{key} cannot change in mid-run; what can: {', '.join(may)}")
+            if key not in may:
+                raise ConfigError(f"{where}: algorithm {name} has no {shown(key)}{nearest(key, may)}")
+        if "lr_decay" in change.algorithm:
+            if tasks > 1:
+                raise ConfigError(f"{where}: lr_decay begins anew in every task; write lr at each round instead")
+            begins = change.from_round - 1
+        values |= change.algorithm
+        with one_line(where, type(algorithm)):
+            checked = type(algorithm)(**values)
+            values = checked.model_dump()
+            # FedAvg's rate in round r (from 0) is lr lr_decay^r
+            rate = {"lr": values["lr"] / values["lr_decay"] ** begins} if begins and "lr_decay" in values else {}
+            found.append(Version(change.from_round, type(algorithm)(**values | rate)))
+    return tuple(found)
+
+
+def in_force(found: Sequence[Version], clock: Clock) -> Algorithm:
+    """The version of a moment. What follows a round (the end of a task, a test of every client) has that round's."""
+    round = clock.done + (clock.phase in ("round", "task_begin"))
+    return [version.algorithm for version in found if version.from_round <= max(round, 1)][-1]

@@ -1,0 +1,30 @@
+"""What `track:` may name, with its options; `rundir/trackers.py` says what each of them gets."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from flray.core.schema.registry import Registry
+from flray.core.schema.section import Section
+
+
+class Mlflow(Section):
+    """MLflow, its tracking store and its artifacts (`pip install 'flray[mlflow]'`)."""
+
+    uri: str | None = Field(None, description="tracking store; none: MLFLOW_TRACKING_URI, or MLflow's own default")
+    experiment: str | None = Field(None, description="MLflow's experiment; none: the run's name")
+
+
+class Wandb(Section):
+    """Weights & Biases (`pip install 'flray[wandb]'`)."""
+
+    project: str | None = Field(None, description="none: the run's name")
+    entity: str | None = Field(None, description="user or team; none: the one who is logged in")
+    mode: Literal["online", "offline"] | None = Field(
+        None, description="offline: files below wandb/, for `wandb sync`; none: WANDB_MODE, or online"
+    )
+
+
+TRACKERS = Registry("tracker", {"mlflow": "flray.config.tracking:Mlflow", "wandb": "flray.config.tracking:Wandb"})

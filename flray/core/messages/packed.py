@@ -1,0 +1,159 @@
+"""A message as a file holds it: its arrays, and its structure as JSON. Reading it takes no template, only the classes.
+
+The structure of a record names its class as `module:qualname`; a number, a truth value, a text and None stand in it as
+they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import importlib
+import json
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flray.core.messages import Record, children, leaves, to_numpy
+from flray.core.schema.errors import CheckpointError
+
+STRUCTURE = "flray.structure"  # in a file's metadata
+
+
+@dataclass(frozen=True)
+class Packed:
+    """`structure`: what :func:`json.dumps` takes; `arrays` by name, and their names stand in the structure."""
+
+    structure: Any
+    arrays: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, message: Any) -> Packed:
+        """Raises `AlgorithmError` for what no message holds."""
+        message = to_numpy(message)
+        arrays: dict[str, np.ndarray] = {}
+        for name, leaf in leaves(message):
+            if isinstance(leaf, np.ndarray):
+                arrays[_free(name, arrays)] = leaf
+        return cls(_structure(message, iter(arrays)), arrays)
+
+    def message(self) -> Any:
+        """The message again, of NumPy arrays; each of its values has the type, and each array the bits, that it had.
+
+        Raises `CheckpointError` for a class that is not loaded, a field that a class does not have or now needs, a
+        missing array.
+        """
+        return _message(self.structure, self.arrays, _classes())
+
+    def write(self, path: Path) -> None:
+        """One safetensors file, whose metadata hold the structure. Raises `OSError` and `SafetensorError`."""
+        from safetensors.numpy import save_file
+
+        arrays = {name: np.asarray(array, order="C") for name, array in self.arrays.items()}
+        save_file(arrays, path, {STRUCTURE: json.dumps(self.structure)})
+
+    @classmethod
+    def read(cls, path: Path) -> Packed:
+        """What :meth:`write` wrote. Raises `OSError`, `SafetensorError`, `ValueError` for a file of something else."""
+        from safetensors import safe_open
+
+        with safe_open(path, framework="numpy") as file:
+            structure = (file.metadata() or {}).get(STRUCTURE)
+            if structure is None:
+                raise ValueError("it does not say what its arrays are")
+            return cls(json.loads(structure), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    """`name`, longer while it is taken: a dict's keys may look like fields."""
+    while name in taken:
+        name += "'"
+    return name
+
+
+def _structure(message: Any, names: Iterator[str]) -> Any:
+    """The structure, with the next of `names` for each array."""
+    if isinstance(message, np.ndarray):
+        return {"array": next(names)}
+    parts = children(message)
+    if parts is None:
+        return message
+    inner = {key: _structure(part, names) for key, part in parts.items()}
+    if isinstance(message, Record):
+        return {"record": _name(type(message)), "fields": inner}
+    return {"dict": inner} if isinstance(message, dict) else {"tuple": list(inner.values())}
+
+
+def _message(structure: Any, arrays: Mapping[str, np.ndarray], classes: dict[str, type[Record]]) -> Any:
+    match structure:
+        case {"array": name}:
+            if name not in arrays:
+                raise CheckpointError(f"array {name} is missing")
+            return arrays[name]
+        case {"record": name, "fields": fields}:
+            return _record(name, {key: _message(part, arrays, classes) for key, part in fields.items()}, classes)
+        case {"dict": parts}:
+            return {key: _message(part, arrays, classes) for key, part in parts.items()}
+        case {"tuple": parts}:
+            return tuple(_message(part, arrays, classes) for part in parts)
+    return structure
+
+
+def _record(name: str, values: dict[str, Any], classes: dict[str, type[Record]]) -> Record:
+    module, _, own = name.partition(":")
+    if name not in classes and module.startswith("flray."):  # an algorithm's file is imported when it is used
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+        classes.update(_classes())
+    if name not in classes:
+        raise CheckpointError(
+            f"the class {own} of the module {module} is not loaded; import what defines it (--import {module})"
+        )
+    kind = classes[name]
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    unknown = sorted(values.keys() - fields.keys())
+    if unknown:
+        raise CheckpointError(f"{name} has no field {unknown[0]} any more (its fields: {', '.join(fields)})")
+    needed = [n for n, f in fields.items() if n not in values and f.default is f.default_factory is dataclasses.MISSING]
+    if needed:
+        raise CheckpointError(f"{name} has a field {needed[0]} now, of which nothing was saved; give it a default")
+    return kind(**values)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+_settled: weakref.WeakSet[type] = weakref.WeakSet()  # classes of one name with another that are both in use
+
+
+def _classes() -> dict[str, type[Record]]:
+    """Every record class by name, wherever it came from; of two with one name (a cell run twice) the later.
+
+    Where a class arrives by value again, cloudpickle makes an empty one of its name, and drops it for the one that it
+    knows: until it is collected it would be found here.
+    """
+    found = _by_name()
+    twice = {kind for kinds in found.values() if len(kinds) > 1 for kind in kinds}
+    if not twice <= set(_settled):
+        del twice
+        found.clear()
+        gc.collect()
+        found = _by_name()
+        _settled.update(kind for kinds in found.values() if len(kinds) > 1 for kind in kinds)
+    return {name: kinds[-1] for name, kinds in found.items()}
+
+
+def _by_name() -> dict[str, list[type[Record]]]:
+    found: dict[str, list[type[Record]]] = {}
+    parents: list[type[Record]] = [Record]
+    while parents:
+        parents = [kind for parent in parents for kind in parent.__subclasses__()]
+        for kind in parents:
+            found.setdefault(_name(kind), []).append(kind)
+    return found

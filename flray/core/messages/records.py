@@ -1,0 +1,326 @@
+"""What travels between server, clients and store: frozen records of tensors, compared, copied and measured as values.
+
+An algorithm that sends or keeps more than the records below inherits from them:
+`class ScaffoldState(ServerState): c: Tensor`. A field holds a tensor (or a NumPy array), a number, a truth value, text,
+None, a record, a tuple of these, or a dict of them by name (of the layer). A shape may change from round to round, and
+None may become a tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, Self, dataclass_transform
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.core.messages import fields
+from flray.core.schema.errors import AlgorithmError, named, shown
+
+Metrics = Mapping[str, float | Tensor]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@dataclass_transform(
+    frozen_default=True,
+    eq_default=False,
+    field_specifiers=(fields.mean, fields.sum, fields.each, fields.shared, dataclasses.field),
+)
+class Record:
+    """The base of all messages: a class that inherits from it is a frozen dataclass of its own and its base's fields.
+
+    Two records are compared with :func:`equal`. Raises `AlgorithmError`, in one line that names the place, for a field
+    that is missing or that the class does not have.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
+
+    @classmethod
+    def of(cls, base: Record, **more: Any) -> Self:
+        """A record of this class from a record of one of its bases and the fields that it has `more`."""
+        return cls(**{**vars(base), **more})
+
+    def replace(self, **changes: Any) -> Self:
+        """The same record with other values of some fields; what is not changed is shared, not copied."""
+        kind, fields = type(self), self.__dict__
+        if not changes.keys() <= fields.keys() or hasattr(kind, "__post_init__"):
+            return kind(**{**fields, **changes})
+        # every local step comes here, and the constructor takes twice as long
+        other = object.__new__(kind)
+        other.__dict__.update(fields)
+        other.__dict__.update(changes)
+        return other
+
+    def __repr__(self) -> str:
+        inside = (f"{name}={_brief(value)}" for name, value in vars(self).items())
+        return f"{type(self).__qualname__}({', '.join(inside)})"
+
+
+def _checked(make: Callable[..., None]) -> Callable[..., None]:
+    """A dataclass's `__init__` whose complaint about arguments is one line with the class, the place and the fields."""
+
+    def __init__(self: Record, *values: Any, **named: Any) -> None:
+        try:
+            make(self, *values, **named)
+        except TypeError:
+            try:
+                inspect.signature(make).bind(self, *values, **named)
+            except TypeError as error:
+                raise _misuse(type(self), error) from None
+            raise
+
+    return __init__
+
+
+def _misuse(kind: type[Record], error: TypeError) -> AlgorithmError:
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    place = f" ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})" if frame is not None else ""
+    names = ", ".join(field.name for field in dataclasses.fields(kind))
+    return AlgorithmError(f"{kind.__name__}{place}: {error}; its fields: {names or 'none'}")
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return repr(value)
+
+
+class HasModel(Protocol):
+    """Any record with parameters `w [P]` and batch-norm statistics `b [Q]`."""
+
+    @property
+    def w(self) -> Tensor: ...
+    @property
+    def b(self) -> Tensor: ...
+
+
+class ServerState(Record):
+    """Global parameters `w [P]` and batch-norm statistics `b [Q]`."""
+
+    w: Tensor
+    b: Tensor
+
+
+class Broadcast(Record):
+    """Server -> every client of the cohort: the global model."""
+
+    w: Tensor
+    b: Tensor
+
+
+class Update(Record):
+    """Client -> server: the local parameters and statistics after local training."""
+
+    w: Tensor
+    b: Tensor
+
+
+class EachUpdate(Update):
+    """An update of which the server half gets every client's model, as `Models`."""
+
+    w: Tensor = fields.each()
+    b: Tensor = fields.each()
+
+
+class Models(Record):
+    """How a type checker sees an `EachUpdate` at the server: `w` and `b` are tuples, a client each, in cohort order."""
+
+    w: tuple[Tensor, ...]
+    b: tuple[Tensor, ...]
+
+
+class ClientState(Record):
+    """What a client keeps from one round to the next. A client without any has the state `()`: nothing is stored."""
+
+
+class LocalState(Record):
+    """A client in training, between two local steps: its parameters `w [P]` and statistics `b [Q]`."""
+
+    w: Tensor
+    b: Tensor
+
+
+class Published(Record):
+    """Server -> whoever tests the global model: its parameters and statistics."""
+
+    w: Tensor
+    b: Tensor
+
+
+class Cohort(Record):
+    """Who took part, in cohort order; all `[K]`, on the CPU. `weights` sum to 1 over the clients that delivered."""
+
+    client_ids: Tensor
+    num_examples: Tensor
+    num_steps: Tensor
+    weights: Tensor
+
+
+class Batch(Record):
+    """Inputs `x [B, ...]` float32 (images `[B, C, H, W]` in channels-last memory) and labels `y [B]` (int64).
+
+    Both are on the actor's device.
+    """
+
+    x: Tensor
+    y: Tensor
+
+
+# walking through a message ----------------------------------------------------------------------
+def children(message: Any) -> dict[Any, Any] | None:
+    """What a record, a dict or a tuple holds, by field, key or place; None for anything else, which is a leaf."""
+    if isinstance(message, Record):
+        return vars(message)
+    if type(message) is dict and all(isinstance(key, str) for key in message):
+        return message
+    return dict(enumerate(message)) if type(message) is tuple else None
+
+
+def rebuilt(message: Any, parts: Mapping[Any, Any]) -> Any:
+    """A record, dict or tuple like `message` that holds `parts` in place of its :func:`children`."""
+    if isinstance(message, Record):
+        return type(message)(**parts)
+    return dict(parts) if type(message) is dict else tuple(parts.values())
+
+
+def leaves(message: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, leaf) in field order; named as in `inner.c`, `fisher[layer.weight]`, `blocks[0]`; a bare leaf: `value`."""
+    parts = children(message)
+    if parts is None:
+        yield prefix or "value", message
+        return
+    for key, part in parts.items():
+        yield from leaves(part, _named(prefix, message, key))
+
+
+def _named(prefix: str, message: Any, key: Any) -> str:
+    return (f"{prefix}.{key}" if prefix else key) if isinstance(message, Record) else f"{prefix}[{key}]"
+
+
+def map_tensors(apply: Callable[[Any], Any], message: Any, where: str = "") -> Any:
+    """The same message with `apply` on every tensor (or array); all else stays as it is.
+
+    Raises `AlgorithmError` for what no message holds; `where` names the field that it was found in.
+    """
+    if isinstance(message, Tensor | np.ndarray):
+        return apply(message)
+    if message is None or isinstance(message, int | float | str):
+        return message
+    parts = children(message)
+    if parts is None:
+        held = "a message holds tensors, numbers, text, None, records, tuples and dicts by name"
+        found = f"{type(message).__name__}: {shown(message)}"
+        raise AlgorithmError(f"{f'{where}: ' if where else ''}{held}, not {found}")
+    where = where or type(message).__name__
+    return rebuilt(message, {key: map_tensors(apply, part, _named(where, message, key)) for key, part in parts.items()})
+
+
+def tensors(message: Any) -> dict[str, Any]:
+    """Name -> tensor, in field order; names as of :func:`leaves`."""
+    return {name: leaf for name, leaf in leaves(message) if isinstance(leaf, Tensor | np.ndarray)}
+
+
+def sendable(message: Any, method: Callable[..., Any], what: str) -> Any:
+    """The message with its tensors cut off from what they were computed from.
+
+    Raises `AlgorithmError`, which names the `method` that returned it and `what` it is, for a tensor that NumPy cannot
+    hold: a sparse one, one in bfloat16.
+    """
+    detach = False
+    for name, leaf in leaves(message):
+        if isinstance(leaf, Tensor):
+            detach |= leaf.requires_grad
+            if leaf.layout is not torch.strided or leaf.dtype not in _NUMPY or leaf.is_meta:
+                sparse = leaf.layout is not torch.strided
+                kind = "sparse" if sparse else "meta" if leaf.is_meta else str(leaf.dtype).removeprefix("torch.")
+                raise AlgorithmError(
+                    f"{named(method)}: its {what}'s {name} is a {kind} tensor, which no message holds; return "
+                    f"{name}.{'to_dense()' if sparse else 'float()'}"
+                )
+    return map_tensors(lambda t: t.detach() if isinstance(t, Tensor) else t, message) if detach else message
+
+
+_NUMPY = {
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+    torch.uint64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+}  # fmt: skip
+
+
+def is_none(state: Any) -> bool:
+    """Whether a state is one that nothing is stored of: None or `()`."""
+    return state is None or (type(state) is tuple and not state)
+
+
+# copies and measures ----------------------------------------------------------------------------
+def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
+    """NumPy arrays -> tensors to **read only**: on the CPU they share the arrays' memory, maybe Ray's object store."""
+
+    def view(array: Any) -> Tensor:
+        if isinstance(array, Tensor):
+            return array.to(device)
+        with warnings.catch_warnings():
+            # torch warns that the array is not writable: nothing writes to it
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.from_numpy(np.asarray(array)).to(device)
+
+    return map_tensors(view, message)
+
+
+def nbytes(message: Any) -> int:
+    """Bytes that are sent: those of the tensors, 8 for a number, 1 for a truth value, those of a text."""
+    parts = children(message)
+    return _nbytes(message) if parts is None else sum(map(nbytes, parts.values()))
+
+
+def nbytes_by_field(message: Any) -> dict[str, int]:
+    """:func:`nbytes` of every field of a record, whose sum is that of the record; of another message under `value`."""
+    if not isinstance(message, Record):
+        return {"value": nbytes(message)} if children(message) != {} else {}
+    return {name: nbytes(part) for name, part in vars(message).items()}
+
+
+def _nbytes(leaf: Any) -> int:
+    if isinstance(leaf, Tensor | np.ndarray):
+        return int(leaf.nbytes)
+    if isinstance(leaf, str):
+        return len(leaf.encode())
+    return 0 if leaf is None else 1 if isinstance(leaf, bool) else 8
+
+
+def to_numpy(message: Any) -> Any:
+    """Tensors -> NumPy arrays on the CPU: Ray ships a flat array without a copy, a torch tensor costs 20 times more."""
+    return map_tensors(lambda t: t.detach().cpu().numpy() if isinstance(t, Tensor) else t, message)
+
+
+def to_torch(message: Any, device: torch.device | str = "cpu") -> Any:
+    """NumPy arrays -> **copies** as tensors on `device`; one in the object store is shared memory and read-only."""
+
+    def copy(array: Any) -> Tensor:
+        if isinstance(array, Tensor):
+            return array.to(device, copy=True)
+        return torch.from_numpy(np.array(array)).to(device)
+
+    return map_tensors(copy, message)
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Same structure, dtypes and values (NaN equals NaN), of messages of tensors or of arrays."""
+    if isinstance(left, Tensor | np.ndarray) and isinstance(right, Tensor | np.ndarray):
+        a, b = (np.asarray(to_numpy(side)) for side in (left, right))
+        return a.dtype == b.dtype and a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
+    if type(left) is not type(right):
+        return False
+    mine, others = children(left), children(right)
+    if mine is None or others is None:
+        return bool(left == right)
+    return mine.keys() == others.keys() and all(equal(part, others[key]) for key, part in mine.items())

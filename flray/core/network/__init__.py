@@ -1,0 +1,1 @@
+"""A network as a function of flat vectors."""

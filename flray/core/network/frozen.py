@@ -1,0 +1,191 @@
+"""A network of which a part is frozen: constants to every loss, whatever the algorithm.
+
+A part is tensors (the layers that the network declares as early) and rows of the head. A row of the head stands for a
+class, so the rows of a task are that task's head: `torch.optim` would pass over the head of an older task, whose
+parameters have no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flray.core.messages import ServerState
+from flray.core.network.objective import Model, Objective
+from flray.core.network.parts import ModuleModes
+
+
+class HeadRows(NamedTuple):
+    """Which rows of the head stay, bool `[C]` each: `unreached` where no gradient reaches them, `fixed` always."""
+
+    unreached: Tensor
+    fixed: Tensor
+
+
+class Frozen(Objective):
+    """An objective whose gradient does not reach the tensors of a part, so that neither it nor weight decay moves them.
+
+    The same holds for rows of the head: those that are fixed, and those that no gradient has reached since
+    :meth:`begin`. What moves parameters in other ways (control variates, a server's momentum, noise) does not know of
+    it: the engine puts them back after every local step (:class:`Held`) and at the server (:func:`unmoved`).
+    """
+
+    __slots__ = ("_mask", "_names", "_part", "_reached_rows", "_rows", "_statistics", "_tables")
+
+    def __init__(
+        self, objective: Objective, part: str | None = None, statistics: bool = True, rows: HeadRows | None = None
+    ) -> None:
+        """`part` as :meth:`Objective.mask` names it; `statistics`: its batch norms use theirs and leave them alone.
+
+        Raises `ConfigError` where the network has no such part.
+        """
+        names = objective.parts.tensors(part) if part is not None else set()
+        self.__dict__ = objective.__dict__  # one network, which is bound to one point at a time: one set of caches
+        self._part, self._statistics, self._names, self._rows = part, statistics, names, rows
+        size = 0 if rows is None else len(rows.fixed)
+        entries = zip(self.layout.entries, self.in_head, strict=True)
+        self._tables = [e for e, in_head in entries if in_head and e.name not in names and e.shape[0] == size]
+        self._reached_rows = torch.zeros(size, dtype=torch.bool, device=self.device)
+        self._mask: Tensor | None = None
+
+    def at(
+        self, w: Tensor, b: Tensor, mode: ModuleModes = "eval", grad: bool = False, fixed: str | None = None
+    ) -> Model:
+        if self._part is not None and self._statistics and mode != "eval":
+            mode = {**({"all": mode} if isinstance(mode, str) else mode), self._part: "eval"}
+        return super().at(w, b, mode, grad, fixed or (self._part if grad else None))
+
+    # tensors ----------------------------------------------------------------------------------
+    def constants(self, w: Tensor) -> list[Tensor]:
+        """The views of `w [P]` that stay as they are."""
+        return [entry.view(w) for entry in self.layout.entries if entry.name in self._names]
+
+    def constant_statistics(self, b: Tensor) -> list[Tensor]:
+        """The views of `b [Q]` that do."""
+        names = self.parts.statistics(self._part) if self._part is not None and self._statistics else ()
+        return [entry.view(b) for entry in self.buffer_layout.entries if entry.name in names]
+
+    # rows of the head -------------------------------------------------------------------------
+    def begin(self) -> None:
+        """From here on: what gradients reached before does not count."""
+        self._reached_rows = torch.zeros_like(self._reached_rows)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows of the head may stay."""
+        return bool(self._tables)
+
+    @property
+    def reached_rows(self) -> Tensor:
+        """Of every row of the head whether a gradient that is not 0 has reached it, bool `[C]`."""
+        return self._reached_rows
+
+    def staying(self, reached: Tensor) -> Tensor:
+        """Of every row of the head whether it stays, bool `[C]`, where gradients have `reached` these, bool `[C]`."""
+        assert self._rows is not None
+        return self._rows.fixed | (self._rows.unreached & ~reached)
+
+    def tables(self, w: Tensor) -> list[Tensor]:
+        """The views of `w [P]` that have a row for each class, `[C, n]`."""
+        return [(view := entry.view(w)).view(len(view), -1) for entry in self._tables]
+
+    def gradient(self, value: Tensor, leaves: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+        flat = super().gradient(value, leaves, out)
+        for table in self.tables(flat):
+            assert self._rows is not None
+            table.masked_fill_(self._rows.fixed[:, None], 0.0)
+            self._reached_rows |= (table != 0).any(dim=1)
+        return flat
+
+    def reached(self) -> Tensor | None:
+        """As of any objective; 0 on the rows that stay as well. Valid until it is asked again."""
+        reached = super().reached()
+        if not self._tables:
+            return reached
+        if reached is not None:
+            mask = reached.clone()
+        else:
+            mask = self._mask = torch.ones(self.layout.size, device=self.device) if self._mask is None else self._mask
+        moving = ~self.staying(self._reached_rows)[:, None]
+        for table in self.tables(mask):
+            table.copy_(moving.expand_as(table))
+        return mask
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        kept, self._reached_rows = self._reached_rows, self._reached_rows.clone()
+        try:
+            with super().aside():
+                yield
+        finally:
+            self._reached_rows = kept
+
+
+def begin(objective: Objective) -> None:
+    """Before an exchange of a client, and before the server half of one: see :meth:`Frozen.begin`."""
+    if isinstance(objective, Frozen):
+        objective.begin()
+
+
+def reached_rows(objective: Objective) -> np.ndarray | None:
+    """Rows of the head that gradients have reached since :func:`begin`, bool `[C]`; None: no row is frozen."""
+    return objective.reached_rows.cpu().numpy() if isinstance(objective, Frozen) and objective.has_rows else None
+
+
+class Held:
+    """A client's copies of what is frozen, to be put back after a step."""
+
+    def __init__(self, objective: Objective, point: tuple[Tensor, Tensor] | None) -> None:
+        """`point`: `(w [P], b [Q])` before the first step; None, and an objective without a frozen part: nothing is
+        held."""
+        self._objective = objective if isinstance(objective, Frozen) and point is not None else None
+        self._kept, self._rows = [], []
+        if self._objective is not None and point is not None:
+            self._kept = [view.clone() for view in self._objective.constants(point[0].detach())]
+            self._rows = [table.clone() for table in self._objective.tables(point[0].detach())]
+
+    def __bool__(self) -> bool:
+        return bool(self._kept or self._rows)
+
+    def put_back_(self, w: Tensor) -> None:
+        """Writes the copies to `w [P]`."""
+        objective = self._objective
+        if objective is None:
+            return
+        if self._kept:
+            torch._foreach_copy_(objective.constants(w.detach()), self._kept)
+        if self._rows:
+            stays = objective.staying(objective.reached_rows)
+            _put_back_(objective.tables(w.detach()), self._rows, stays)
+
+
+def unmoved(objective: Objective, before: Any, after: Any, reached: Tensor | None = None) -> Any:
+    """The server's state `after` an exchange, with what is frozen as it was `before`, to the bit.
+
+    `reached`: the rows of the head that gradients of the clients or the server reached in it, bool `[C]`; None: none.
+    """
+    if not isinstance(objective, Frozen) or not isinstance(before, ServerState) or not isinstance(after, ServerState):
+        return after
+    if (after.w is before.w and after.b is before.b) or len(after.w) != objective.layout.size:
+        return after
+    w, b = after.w.clone(), after.b.clone()
+    pairs = [(objective.constants(w), objective.constants(before.w))]
+    pairs.append((objective.constant_statistics(b), objective.constant_statistics(before.b)))
+    for here, there in pairs:
+        if here:
+            torch._foreach_copy_(here, there)
+    tables = objective.tables(w)
+    if tables:
+        found = torch.zeros_like(objective.reached_rows) if reached is None else reached.to(objective.device)
+        _put_back_(tables, objective.tables(before.w), objective.staying(found))
+    return after.replace(w=w, b=b)
+
+
+def _put_back_(tables: list[Tensor], kept: list[Tensor], stays: Tensor) -> None:
+    for table, old in zip(tables, kept, strict=True):
+        table.copy_(torch.where(stays[:, None], old, table))

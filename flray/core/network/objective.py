@@ -1,0 +1,391 @@
+"""The only place that knows how the flat vectors `w`, `b` map to an `nn.Module`.
+
+`objective.at(w, b)` is the model at a point: call it for logits. `objective.value_and_grad` gives a loss and
+its gradient as one flat vector. Parameters that do not require a gradient stay inside the module, out of `w`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flray.core.network.layers import LAYERS, LayerInputs, inputs_of, watched
+from flray.core.network.layout import Layout
+from flray.core.network.parts import Flags, ModuleModes, NetworkParts
+from flray.core.network.tensor_cache import Kept
+from flray.core.schema.errors import ConfigError
+
+Precision = Literal["fp32", "bf16"]
+
+CACHED_POINTS = 32  # views, no storage: a few for a local step, one a client while an ensemble is asked batch by batch
+
+
+class Objective:
+    """An `nn.Module` as a function of flat parameters `w [P]` and batch-norm statistics `b [Q]`.
+
+    The module is a classifier, a wrapped one, a list of networks, a generator: what it declares besides a forward pass
+    (`features`, `head`, `levels`, any part by its name) can be asked for. Integer buffers (`num_batches_tracked`) do
+    not influence a forward pass and are left out of `b`. `layout` says where each trained tensor lies in `w`,
+    `buffer_layout` where each statistic lies in `b`.
+    """
+
+    def __init__(
+        self, module: nn.Module, device: torch.device | str = "cpu", precision: Precision = "fp32", trains: bool = True
+    ) -> None:
+        """`trains=False`: nothing of the module need be trainable (a frozen teacher), `w` may be empty.
+
+        Raises `ConfigError` for a module without a trainable parameter otherwise, and for one that is not float32.
+        """
+        self.device = torch.device(device)
+        self.precision = precision
+        self.module = module.to(self.device)
+        trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        if not trained and trains:
+            raise ConfigError(f"model {type(module).__name__} has no trainable parameter: every requires_grad is False")
+        for name, tensor in trained.items():
+            if tensor.dtype != torch.float32:
+                wrong = f"trainable parameter {name} is {tensor.dtype}, not float32"
+                raise ConfigError(f"model {type(module).__name__}: {wrong}")
+        buffers = {n: t for n, t in module.named_buffers() if t.is_floating_point() and _is_statistic(module, n)}
+        self.layout = Layout({n: p.shape for n, p in trained.items()})
+        self.buffer_layout = Layout({n: t.shape for n, t in buffers.items()})
+        self._initial = (self.layout.flatten(trained, self.device), self.buffer_layout.flatten(buffers, self.device))
+        names = {id(p): n for n, p in trained.items()}
+        everywhere = module.named_parameters(remove_duplicate=False)
+        self._aliases = {n: names[id(p)] for n, p in everywhere if id(p) in names and names[id(p)] != n}
+        # frozen parameters are never written, so they are the module's own; counters are kept as they are now: how far
+        # one of this process went (num_batches_tracked) is nobody's state
+        untrained = {n for n, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+        elsewhere = {*trained, *buffers, *self._aliases}
+        rest = {n: t.detach() for n, t in module.state_dict().items() if n not in elsewhere}
+        self._rest = {n: t if n in untrained else t.clone() for n, t in rest.items()}
+        self.frozen = tuple(n for n in rest if n in untrained)  # names in `state_dict` of what nobody trains
+        # a tied parameter has one place in `w` and several in the module
+        holders: dict[int, list[dict[str, Tensor | None]]] = {}
+        for owner in module.modules():
+            for parameter in owner._parameters.values():
+                if parameter is not None:
+                    holders.setdefault(id(parameter), []).append(owner._parameters)  # type: ignore[arg-type]
+        self._sites = [(holders[id(p)], n.rpartition(".")[2]) for n, p in trained.items()]
+        self._buffer_sites = [
+            (module.get_submodule(n.rpartition(".")[0])._buffers, n.rpartition(".")[2]) for n in buffers
+        ]
+        self.parts = NetworkParts(module, trained, buffers)
+        self.in_head = self.parts.in_head
+        self._bound: Model | None = None
+        self._training: Flags | None = None
+        self._points: Kept[Model] = Kept(CACHED_POINTS)
+        self._gradients: Kept[list[Tensor]] = Kept(CACHED_POINTS)
+        self._scratch: dict[str, Tensor] = {}
+        self._missed: frozenset[int] | None = None  # numbers of the tensors that no gradient reached, see `reached`
+        self._reached: dict[frozenset[int], Tensor] = {}
+
+    # parameters ------------------------------------------------------------------------------
+    def initial(self) -> tuple[Tensor, Tensor]:
+        """Copies of the module's own initial `(w [P], b [Q])`."""
+        return self._initial[0].clone(), self._initial[1].clone()
+
+    def views(self, w: Tensor) -> dict[str, Tensor]:
+        """Per-layer views of `w`, logical shapes, for methods that work layer by layer."""
+        return self.layout.views(w)
+
+    def mask(self, part: str) -> Tensor:
+        """Float `[P]`, 1 on the tensors of a part: `"head"`, `"body"` (all but the head), `"all"`, or a submodule.
+
+        `"early"` are the layers that the network declares as those to freeze after the first task.
+        Raises `ConfigError` where the part has no trained tensor, or is the head or body of a network without a head.
+        """
+        chosen = self.parts.tensors(part)
+        return self.layout.mask(lambda name: name in chosen).to(self.device)
+
+    def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
+        """Every name and logical shape of the module's own `state_dict`; a tied parameter under each of its names.
+
+        Contiguous copies, but for the `frozen` parameters, which are the module's own: do not write to them.
+        """
+        named = {**self.views(w), **self.buffer_layout.views(b)}
+        named |= {alias: named[n] for alias, n in self._aliases.items()}
+        return {**self._rest, **{n: t.detach().contiguous().clone() for n, t in named.items()}}
+
+    def from_state_dict(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """`(w [P], b [Q])` out of what :meth:`state_dict` gave.
+
+        Raises `ConfigError` for a missing or misshapen tensor.
+        """
+        for entry in (*self.layout.entries, *self.buffer_layout.entries):
+            found = tensors.get(entry.name)
+            if found is None or tuple(found.shape) != entry.shape:
+                have = "absent" if found is None else f"of shape {tuple(found.shape)}"
+                raise ConfigError(
+                    f"weights for {type(self.module).__name__}: {entry.name} is {have}, expected {entry.shape}"
+                )
+        return self.layout.flatten(tensors, self.device), self.buffer_layout.flatten(tensors, self.device)
+
+    def scratch(self, name: str, like: Tensor) -> Tensor:
+        """A preallocated tensor shaped as `like`, contents undefined, the same one at every call with this name.
+
+        For `Carry` only: what one client leaves in it the next one overwrites.
+        """
+        found = self._scratch.get(name)
+        if found is None or found.shape != like.shape:
+            found = self._scratch[name] = torch.empty_like(like)
+        return found
+
+    # the function and its gradient ------------------------------------------------------------
+    def at(
+        self, w: Tensor, b: Tensor, mode: ModuleModes = "eval", grad: bool = False, fixed: str | None = None
+    ) -> Model:
+        """The model at `(w, b)`; `grad` where it will be differentiated.
+
+        `train` uses batch statistics and updates `b` in place; `train_frozen` uses them and leaves `b` alone; `eval`
+        uses `b`. `{"all": "train", "body": "eval"}` says it by part (as :meth:`mask` names them, a later one wins);
+        what no part names is in eval. `fixed` is a part whose tensors are constants: no gradient reaches them, and none
+        is computed for what only leads there. Raises `ConfigError` for a part that the network does not have.
+        """
+        train: Flags
+        frozen: Flags
+        if isinstance(mode, str):
+            train, frozen = mode != "eval", mode == "train_frozen" and b.numel() > 0
+        else:
+            train, frozen = self.parts.flags(mode)
+        still = self.scratch("frozen statistics", b).copy_(b) if frozen else b
+        key = (w.data_ptr(), b.data_ptr(), train, frozen, grad, fixed)
+        model = self._points.get(key)
+        if model is None:
+            entries = self.buffer_layout.entries
+            flags = frozen if isinstance(frozen, tuple) else (frozen,) * len(entries)
+            places = (b.detach(), still.detach())
+            buffers = [entry.view(places[flag]) for entry, flag in zip(entries, flags, strict=True)]
+            constant = set() if fixed is None else self.parts.tensors(fixed)
+            wanted = [grad and entry.name not in constant for entry in self.layout.entries]
+            model = Model(self, w, buffers, train, wanted)
+            self._points.put(key, model, *(tensor for tensor in (w, b) if tensor.numel()))
+        return model
+
+    def _switch(self, train: Flags) -> None:
+        """Put the module's parts into train or eval mode."""
+        if isinstance(train, bool):
+            if self._training is not train:
+                self.module.train(train)
+        elif self._training != train:
+            for module, flag in zip(self.module.modules(), train, strict=True):
+                module.training = flag
+        self._training = train
+
+    def value_and_grad(
+        self,
+        loss: Callable[[Model], Tensor],
+        w: Tensor,
+        b: Tensor,
+        mode: ModuleModes = "train",
+        out: Tensor | None = None,
+        fixed: str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The scalar `loss(model at (w, b))`, detached, and its gradient `[P]` with respect to `w`.
+
+        The gradient is written to `out [P]` where that is given. `mode` and `fixed` are those of :meth:`at`.
+        """
+        model = self.at(w, b, mode, True, fixed)
+        value = loss(model)
+        return value.detach(), self.gradient(value, model.leaves, out)
+
+    def gradient(self, value: Tensor, leaves: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+        """Gradient `[P]` of the scalar `value` with respect to `leaves`, one for every tensor of `w`, in their order.
+
+        They are those of a model, or of two models where a part of the network ran at another point. Tensors that the
+        gradient does not reach get 0. It is written to `out [P]` where that is given.
+        """
+        # a ready-made d value / d value would cost more than it saves: torch checks its shape, by SymPy
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        parts: tuple[Any, ...] = torch.autograd.grad(value, wanted, allow_unused=True)
+        if len(wanted) < len(leaves):  # the others are fixed
+            found = iter(parts)
+            parts = tuple(next(found) if leaf.requires_grad else None for leaf in leaves)
+        flat = torch.zeros(self.layout.size, device=self.device) if out is None else out
+        if out is None:
+            views = [entry.view(flat) for entry in self.layout.entries]
+        else:
+            views = self._views_of(out)
+        missed = frozenset(i for i, part in enumerate(parts) if part is None)
+        self._missed = missed if self._missed is None else self._missed & missed
+        if missed:
+            parts = tuple(torch.zeros_like(v) if p is None else p for p, v in zip(parts, views, strict=True))
+        torch._foreach_copy_(views, parts)
+        return flat
+
+    def hvp(
+        self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, v: Tensor, mode: ModuleModes = "eval"
+    ) -> Tensor:
+        """H v `[P]`: the Hessian at `w` of the scalar `loss(model at (w, b))`, times `v [P]`.
+
+        It is 0 on the tensors that the loss does not reach. Takes three to four times as long as a gradient. Attention
+        takes its plain formula here, because the fused kernels have no second derivative. What `reached` says does not
+        change.
+        """
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        model, product = self.at(w, b, mode, grad=True), torch.zeros(self.layout.size, device=self.device)
+        with sdpa_kernel(SDPBackend.MATH):
+            pairs = zip(model.leaves, self.layout.entries, strict=True)
+            leaves, entries = zip(*((leaf, entry) for leaf, entry in pairs if leaf.requires_grad), strict=True)
+            first = torch.autograd.grad(loss(model), leaves, create_graph=True, allow_unused=True)
+        along = [
+            (g * e.view(v)).sum() for g, e in zip(first, entries, strict=True) if g is not None and g.requires_grad
+        ]
+        if along:
+            second = torch.autograd.grad(torch.stack(along).sum(), leaves, allow_unused=True, materialize_grads=True)
+            torch._foreach_copy_([entry.view(product) for entry in entries], second)
+        return product
+
+    def layer_inputs(self, w: Tensor, b: Tensor, x: Tensor, mode: ModuleModes = "eval") -> dict[str, LayerInputs]:
+        """What enters every trained linear layer and convolution at `(w, b)`, from one forward pass of `x [B, ...]`.
+
+        By the layer's name, in the order of the modules; its weight is the view `NAME.weight` of `w`. A layer that did
+        not run is left out; `nn.MultiheadAttention` runs no layer for its first projection. Raises `ConfigError` for a
+        convolution that ran on images of two sizes.
+        """
+        trained = {*(entry.name for entry in self.layout.entries), *self._aliases}
+        modules = self.module.named_modules()
+        layers = {name: m for name, m in modules if isinstance(m, LAYERS) and f"{name}.weight".lstrip(".") in trained}
+        model = self.at(w, b, mode)
+        with torch.no_grad(), watched(layers) as seen:
+            model(x)
+        return {name: inputs_of(name, layers[name], calls) for name, calls in seen.items() if calls}
+
+    def reached(self) -> Tensor | None:
+        """Float `[P]`: 0 on the tensors that no gradient reached since this was asked last; None: all were reached.
+
+        An optimiser asks at every step, for `torch.optim` passes over a parameter that has no gradient: weight decay
+        does not shrink it.
+        """
+        missed, self._missed = self._missed, None
+        if not missed:
+            return None
+        if missed not in self._reached:
+            names = {self.layout.entries[i].name for i in missed}
+            self._reached[missed] = self.layout.mask(lambda name: name not in names).to(self.device)
+        return self._reached[missed]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done in this block leaves scratch tensors and :meth:`reached` as they were: a probe looks in."""
+        kept = (self._scratch, self._gradients, self._missed)
+        self._scratch, self._gradients, self._missed = {}, Kept(CACHED_POINTS), None
+        try:
+            yield
+        finally:
+            self._scratch, self._gradients, self._missed = kept
+
+    def _views_of(self, out: Tensor) -> list[Tensor]:
+        views = self._gradients.get(out.data_ptr())
+        if views is None:
+            out.zero_()  # the gaps between tensors
+            flat = out.detach()
+            views = [entry.view(flat) for entry in self.layout.entries]
+            self._gradients.put(out.data_ptr(), views, out)
+        return views
+
+
+def _is_statistic(module: nn.Module, name: str) -> bool:
+    """Whether a buffer is persistent state; position indices and the like are constants of the module."""
+    owner, _, leaf = name.rpartition(".")
+    return leaf not in module.get_submodule(owner)._non_persistent_buffers_set
+
+
+class Model:
+    """The network at a point `(w, b)`; its tensors are views, so it follows in-place changes of `w` and `b`.
+
+    It is called like the network itself. `leaves` are the views of `w`, one for every tensor, in the layout's order.
+    """
+
+    __slots__ = ("_buffers", "_objective", "_train", "leaves")
+
+    def __init__(
+        self,
+        objective: Objective,
+        w: Tensor,
+        buffers: Sequence[Tensor],
+        train: bool | tuple[bool, ...],
+        wanted: Sequence[bool],
+    ) -> None:
+        """`buffers` are views of the statistics; `train` says whether all modules, or which, are in train mode,
+        `wanted` of every tensor whether it will be differentiated by."""
+        self._objective, self._train, self._buffers = objective, train, buffers
+        flat = w.detach()
+        self.leaves = [entry.view(flat) for entry in objective.layout.entries]
+        for leaf, flag in zip(self.leaves, wanted, strict=True):
+            leaf.requires_grad_(flag)
+
+    def _bind(self) -> nn.Module:
+        objective = self._objective
+        if objective._bound is not self:
+            for (holders, name), leaf in zip(objective._sites, self.leaves, strict=True):
+                for holder in holders:
+                    holder[name] = leaf
+            for (holder, name), buffer in zip(objective._buffer_sites, self._buffers, strict=True):
+                holder[name] = buffer
+            objective._switch(self._train)
+            objective._bound = self
+        return objective.module
+
+    def _give(self, called: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+        if self._objective.precision == "fp32":
+            return called(*inputs)
+        with torch.autocast(self._objective.device.type, dtype=torch.bfloat16):
+            return _single(called(*inputs))
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Logits `[B, C]`, float32, of inputs `x [B, ...]`; of another network what it gives for what it takes."""
+        return self._give(self._bind(), inputs)  # type: ignore[no-any-return]
+
+    def together(self, *batches: Tensor) -> tuple[Tensor, ...]:
+        """Logits of every batch `x [B_i, ...]`, from one forward pass over all samples.
+
+        For a loss that reads two sets: what is normalised by batch statistics sees them as one batch.
+        """
+        return torch.split(self(torch.cat(batches)), [len(batch) for batch in batches])
+
+    def run(self, part: str, *inputs: Tensor) -> Any:
+        """What a part of the network gives, float32: a submodule or a method by its name, such as `"students.2"`.
+
+        Raises `ConfigError` where the network declares no such part; an error inside it is the network's, and stays
+        what it is.
+        """
+        module = self._bind()
+        try:
+            found: Callable[..., Any] = reduce(getattr, part.split("."), module)
+        except AttributeError:
+            raise ConfigError(
+                f"model {type(module).__name__} declares no {part}(x), which this algorithm reads"
+            ) from None
+        return self._give(found, inputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Representation `z [B, F]` that enters the head. Raises `ConfigError` where the network declares none."""
+        return self.run("features", x)  # type: ignore[no-any-return]
+
+    def head(self, z: Tensor) -> Tensor:
+        """Logits `[B, C]` of representations `z [B, F]`. Raises `ConfigError` where the network declares no head."""
+        return self.run("head", z)  # type: ignore[no-any-return]
+
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """(representations `[B, F_l]` of the network's levels, shallow to deep, before their activation; logits).
+
+        Raises `ConfigError` where the network declares no levels.
+        """
+        levels, logits = self.run("levels", x)
+        return list(levels), logits
+
+
+def _single(found: Any) -> Any:
+    """What a network gave, in single precision: a tensor, or tensors in lists, tuples and dicts."""
+    if isinstance(found, Tensor):
+        return found.float() if found.is_floating_point() else found
+    if isinstance(found, dict):
+        return {name: _single(value) for name, value in found.items()}
+    return type(found)(map(_single, found)) if type(found) in (list, tuple) else found

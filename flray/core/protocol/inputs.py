@@ -1,0 +1,56 @@
+"""What the inputs of an experiment's network are: known to every process without a sample at hand.
+
+What makes inputs itself (a generator, a reconstruction from gradients) takes their shape and scale from here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flray.core.schema.errors import ConfigError
+
+
+class Inputs(NamedTuple):
+    """Shape and scale of one input, and the names of the outputs.
+
+    `shape`: (C, H, W) of an image, (d,) of features, (L,) of token ids. `mean` and `std`, `[C]`, are an image's
+    constants on the 0..1 scale; empty for what is used as it is. `classes`: a name for every output of the head.
+    """
+
+    shape: tuple[int, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    classes: tuple[str, ...] = ()
+    text: bool = False
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.shape) == 3
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Images `[B, C, H, W]` on the 0..1 scale as a network takes them, (pixels - mean) / std, with their gradient.
+
+        What is no image is returned as it is.
+        """
+        if not self.is_image:
+            return pixels
+        mean, std = (torch.tensor(part, dtype=pixels.dtype, device=pixels.device) for part in (self.mean, self.std))
+        return (pixels - mean[:, None, None]) / std[:, None, None]
+
+    def pixels(self, x: Tensor) -> Tensor:
+        """The images `[B, C, H, W]` on the 0..1 scale of those that a network takes: x std + mean.
+
+        What is no image is returned as it is.
+        """
+        if not self.is_image:
+            return x
+        mean, std = (torch.tensor(part, dtype=x.dtype, device=x.device) for part in (self.mean, self.std))
+        return x * std[:, None, None] + mean[:, None, None]
+
+    def require_numbers(self, what: str) -> None:
+        """Raises `ConfigError` where the inputs are token ids, which `what` cannot make."""
+        if self.text:
+            raise ConfigError(f"{what} makes images or feature vectors, the data are texts; choose another algorithm")

@@ -1,0 +1,136 @@
+"""Probes look into training and change no bit of it: what they are, where they look, and what they see there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flray.core.messages import Cohort, Record, map_tensors
+from flray.core.protocol import seeding
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
+from flray.core.schema.section import Section
+
+Place = Literal["start", "step", "end", "finish", "round"]
+Reads = frozenset[Literal["tests", "clients", "proxy", "proxy_labels"]]
+Row = Mapping[str, Any]
+Point = Callable[[Any], tuple[Tensor, Tensor] | None]
+
+
+class ClientView(NamedTuple):
+    """A client at the start of local training, after one of its steps, or at its end. Every tensor is a copy.
+
+    `point` gives the model `(w [P], b [Q])` that a message carries, or None (`Algorithm.point`). `steps` have been
+    taken, the last one on `batch`; the `update` is there at the end.
+    """
+
+    place: Place
+    point: Point
+    down: Any
+    client: Any
+    carry: Any
+    data: ClientData
+    steps: int
+    batch: Any = None
+    update: Any = None
+
+
+class FinishView(NamedTuple):
+    """The server half of an exchange: the state before, the pooled update, the state after, and who took part."""
+
+    place: Place
+    point: Point
+    before: Any
+    updates: Any
+    after: Any
+    cohort: Cohort
+
+
+class RoundView(NamedTuple):
+    """A whole transaction, before it is committed, or a stored checkpoint: the state before (None on demand), after."""
+
+    place: Place
+    point: Point
+    before: Any
+    after: Any
+
+
+class Probe(Section, ABC, frozen=True):
+    """A diagnostic: a record of options that observes at some places and reports rows for its own table.
+
+    `at` names the places: a client's `start`, every `step`, its `end`; the server's `finish` of an exchange; after a
+    whole `round` (or a task's beginning or end), which can also be asked of a stored checkpoint (`Replay.observe`).
+    """
+
+    at: ClassVar[frozenset[Place]] = frozenset()
+
+    @property
+    def reads(self) -> Reads:
+        """The data that the probe declares to read, besides a client's own: the `tests` (`ctx.tests`), the training
+        samples of all `clients` (in their place), the `proxy`, and the `proxy_labels` with it."""
+        return frozenset()
+
+    @abstractmethod
+    def observe(self, ctx: Context, view: Any, memory: Any) -> tuple[Sequence[Row], Any]:
+        """(rows to report, the probe's next memory) from what it sees at a place; `memory` is None at first.
+
+        At a client's places the memory goes from its start to its end. At `finish` and `round` it is the server's: a
+        message, committed with the round and stored in its checkpoints. `ctx.rng` is addressed as the algorithm's own:
+        name the probe in the purpose.
+        """
+
+
+@contextmanager
+def aside(ctx: Context) -> Iterator[None]:
+    """Around what a probe does: scratch tensors, and the generator that modules draw from, are afterwards as before."""
+    devices = [ctx.device] if ctx.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), ctx.objective.aside():
+        seed = seeding.torch_seed(ctx.seed, "probe", *ctx.address)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would format a stack trace for every device
+        if devices:
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+class Looking:
+    """The probes of one client's training, or of one server half, with their memories and what they reported so far."""
+
+    def __init__(
+        self,
+        probes: Mapping[str, Probe],
+        reveal: Callable[[Context, Reads], Context],
+        memory: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`reveal(ctx, reads)` is the context with the data that a probe declares to read."""
+        self.probes, self.reveal, self.memory = probes, reveal, dict(memory or {})
+        self.rows: list[tuple[str, dict[str, Any]]] = []  # (probe, row)
+
+    def wants(self, place: Place) -> bool:
+        """Whether any probe looks here: what nobody looks at is not copied."""
+        return any(place in probe.at for probe in self.probes.values())
+
+    def look(self, ctx: Context, view: Any) -> None:
+        """Show a view to the probes of its place, on copies of its tensors."""
+        for name, probe in self.probes.items():
+            if view.place not in probe.at:
+                continue
+            copied = type(view)(*(_copied(part) for part in view))
+            with aside(ctx):
+                seen = self.reveal(ctx, probe.reads)
+                rows, self.memory[name] = probe.observe(seen, copied, self.memory.get(name))
+            where = {"exchange": ctx.clock.exchange, "place": view.place}
+            if isinstance(ctx, ClientContext):
+                where["client"] = ctx.client
+            self.rows += [(name, {**where, **row}) for row in rows]
+
+
+def _copied(part: Any) -> Any:
+    """A message with copies of its tensors and arrays; a function, a client's data and a count are what they are."""
+    if not isinstance(part, Tensor | Record | dict | tuple):
+        return part
+    return map_tensors(lambda held: held.clone() if isinstance(held, Tensor) else held.copy(), part)

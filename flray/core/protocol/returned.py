@@ -1,0 +1,109 @@
+"""What a method of an algorithm must return, checked as it returns: the error names the method, not the line that
+stumbled over it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from flray.core.protocol import last_call
+from flray.core.schema.errors import AlgorithmError, named, place
+
+# by method: what it must return; a tuple of names is a plain tuple of so many values
+RETURNS: dict[str, str | tuple[str, ...]] = {
+    "init_server": "the first server state",
+    "broadcast": "the message to the clients",
+    "aggregate": ("state", "metrics"),
+    "predict": "logits [B, C]",
+    "init_client": "the client's first state, () for none",
+    "begin": "the carry",
+    "batches": "the batches of the local steps",
+    "gradient": ("loss", "gradient [P]"),
+    "step": "the carry",
+    "end": ("update", "client state"),
+    "report": "metrics",
+    "personalize": "a predictor",
+}
+EXAMPLES = {
+    "aggregate": "return state, {}",
+    "gradient": "return loss, g",
+    "step": "return carry",
+    "end": "return Update(carry.w, carry.b), client",
+}
+
+
+def check_returns(kind: type) -> None:
+    """From now on the methods that the class `kind` defines raise `AlgorithmError` when they return something else."""
+    for name in RETURNS:
+        method = vars(kind).get(name)
+        if inspect.isfunction(method):
+            setattr(kind, name, _checked(method, f"{kind.__name__}.{name}"))
+
+
+def _checked(method: Callable[..., Any], label: str) -> Callable[..., Any]:
+    wanted, name = RETURNS[method.__name__], f"{label}{place(method)}"
+    entered = last_call.label(name)
+
+    @functools.wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
+        before = last_call.enter(entered)
+        try:
+            found = method(*args, **options)
+        finally:
+            last_call.enter(before)
+        if _fits(found, wanted):
+            return found
+        raise _wrong(name, found, wanted, method.__name__)
+
+    return call
+
+
+def check(found: Any, wanted: tuple[str, ...], method: Callable[..., Any]) -> None:
+    """Raises `AlgorithmError` where what `method` returned is no tuple of the `wanted` values: of a function that an
+    exchange names, and of methods that flray's own algorithms define."""
+    if not _fits(found, wanted):
+        raise _wrong(named(method), found, wanted, method.__name__)
+
+
+def check_logits(found: Any, samples: int, classes: int, method: Callable[..., Any]) -> None:
+    """Raises `AlgorithmError` where what `method` returned are no logits `[samples, classes]`."""
+    if not isinstance(found, Tensor) or found.shape != (samples, classes):
+        form = f"[{samples}, {classes}]: one for each of {classes} classes, of {samples} samples"
+        raise AlgorithmError(f"{named(method)} returned {_words(found)}; it must return logits {form}")
+
+
+@functools.cache
+def label(kind: type, method: str) -> bytes:
+    """What `last_call.enter` takes for a method of the class `kind`."""
+    return last_call.label(f"{kind.__name__}.{method}{place(getattr(kind, method))}")
+
+
+def _wrong(label: str, found: Any, wanted: str | tuple[str, ...], method: str) -> AlgorithmError:
+    form = f"({', '.join(wanted)})" if isinstance(wanted, tuple) else wanted
+    example = f", for example: {EXAMPLES[method]}" if method in EXAMPLES else ""
+    return AlgorithmError(f"{label} returned {_words(found)}; it must return {form}{example}")
+
+
+def _fits(found: Any, wanted: str | tuple[str, ...]) -> bool:
+    if isinstance(wanted, str):
+        return _is(found, wanted)
+    return type(found) is tuple and len(found) == len(wanted) and all(map(_is, found, wanted))
+
+
+def _is(value: Any, wanted: str) -> bool:
+    kinds = {"metrics": Mapping, "gradient [P]": Tensor, "a predictor": Callable}
+    if wanted in kinds:
+        return isinstance(value, kinds[wanted])  # type: ignore[arg-type]  # a Callable is a class to isinstance
+    return value is not None or wanted == "client state"  # None: nothing is stored
+
+
+def _words(found: Any) -> str:
+    if found is None:
+        return "None (a return is missing)"
+    if type(found) is tuple:
+        return f"({', '.join('None' if value is None else type(value).__name__ for value in found)})"
+    return f"a {type(found).__name__}" + (f" {list(found.shape)}" if isinstance(found, Tensor) else "")

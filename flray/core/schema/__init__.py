@@ -1,0 +1,1 @@
+"""Configuration sections, hyper-parameters, names, and errors of one line."""

@@ -1,0 +1,142 @@
+"""Errors that a user can act on: one line that says what is wrong, where, and what to do.
+
+The command line prints the message of a :class:`FlrayError` without a traceback and exits with code 2.
+Anything else is a defect of flray, or of the user's own code, and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class LastCall(NamedTuple):
+    """Where a process ended: in `method` ("Mine.step (mine.py, line 12)"), at work on `client` (None: the server
+    half), which is `where`; `signal` "": Python saw none."""
+
+    pid: int
+    client: int | None
+    where: str
+    method: str
+    signal: str = ""
+
+
+class FlrayError(Exception):
+    """What is wrong, where, and what to do, in one line, whatever a library or the user's own text put into it."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(single_line(str(message)))
+
+
+class ConfigError(FlrayError):
+    """A key, a type, a name or a value in the configuration that cannot be used."""
+
+
+class DataError(FlrayError):
+    """A data set, a file or a partition that is missing, corrupt or does not fit."""
+
+
+class CheckpointError(FlrayError):
+    """A run folder or a checkpoint that cannot be read, or must not be written over."""
+
+
+class ResourceError(FlrayError):
+    """More CPUs, GPUs, memory or disk than there is."""
+
+
+class ServerLostError(FlrayError):
+    """The server's process died; the driver goes on from the last checkpoint.
+
+    `call`: the method in which it ended, where it was in one.
+    """
+
+    def __init__(self, message: object = "", call: LastCall | None = None) -> None:
+        super().__init__(message)
+        self.call = call
+
+
+class TracedError(FlrayError):
+    """The user's own code failed in another process: the first line says where, further ones are its own traceback."""
+
+    def __init__(self, message: object = "") -> None:
+        Exception.__init__(self, "\n".join(_printable(line) for line in str(message).split("\n")))
+
+
+class AlgorithmError(TracedError):
+    """A method of an algorithm returns what it must not, or its server half failed."""
+
+
+class ClientError(TracedError):
+    """A client failed; the message carries its id and its address."""
+
+
+class NonFiniteError(ClientError):
+    """A client's loss or update is NaN or infinite."""
+
+
+def single_line(text: str) -> str:
+    """`text` without line breaks, and with what a terminal would act on (escape codes, NUL, half characters) spelled
+    out."""
+    return _printable(_BREAK.sub(" ", text.strip()))
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def described(error: BaseException) -> str:
+    """`"Kind: message"` of any exception in one line, also of one whose `__str__` raises."""
+    try:
+        text = single_line(str(error))
+    except Exception as second:
+        text = f"(its __str__ raises {type(second).__name__})"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+_BREAK = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")  # what `str.splitlines` breaks at
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it: its `repr` in one line of at most 100 characters."""
+    try:
+        text = single_line(repr(value))
+    except Exception:  # an integer of more digits than Python prints; an object of the user's
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:60]} ... {text[-30:]}"
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`" (did you mean 'x'?)"`, or the list of valid names where none is near."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f" (valid: {', '.join(names)})" if names else ""
+
+
+def unknown(kind: str, name: str, valid: Iterable[str], where: str = "") -> ConfigError:
+    """The error for a name that is not in a table, with the nearest one that is."""
+    place = f" in {where}" if where else ""
+    return ConfigError(f"unknown {kind} {shown(name)}{place}{nearest(name, valid)}")
+
+
+def named(method: Callable[..., Any]) -> str:
+    """`"Mine.predict (mine.py, line 12)"`: a method or a function, and where it is defined."""
+    inside: Any = method
+    while not hasattr(inside, "__self__") and hasattr(inside, "__wrapped__"):
+        inside = inside.__wrapped__
+    owner, name = getattr(inside, "__self__", None), getattr(inside, "__name__", type(inside).__name__)
+    label = name if owner is None or inspect.ismodule(owner) else f"{type(owner).__name__}.{name}"
+    return f"{label}{place(method)}"
+
+
+def place(method: Callable[..., Any]) -> str:
+    """`" (mine.py, line 12)"`: where a function is defined; "" for one that is not written in Python."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return "" if code is None else f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"

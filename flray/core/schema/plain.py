@@ -1,0 +1,167 @@
+"""Plain values: what a YAML document or a mapping may hold, checked before anything reads it.
+
+Mappings with text as keys, lists, text, numbers, true, false and null. What YAML offers besides is refused with its
+line: a key that stands twice, tags (`!!timestamp`), aliases that multiply, nesting without end. A date stays text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import yaml
+
+from flray.core.schema.errors import ConfigError, shown, single_line
+
+DEPTH = 50  # of nesting; a configuration has six levels, and deep nesting overflows the stack of libyaml
+REPEATED = 100_000  # values that aliases may add to those that were written
+MERGE = "tag:yaml.org,2002:merge"
+
+
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is built in
+
+
+class _Loader(_Base):  # type: ignore[misc]
+    """YAML 1.1 as PyYAML reads it, without dates, octal (`010`) and sexagesimal (`1:30`) numbers: these are text."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+
+
+for _kind, _first, _pattern in (
+    ("merge", "<", r"<<"),
+    ("null", "~nN\0", r"~|null|Null|NULL|"),
+    ("bool", "yYnNtTfFoO", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF"),
+    ("int", "-+0123456789", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F][0-9a-fA-F_]*)"),
+    (
+        "float",
+        "-+.0123456789",
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    ),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(f"^({_pattern})$"), [c.strip("\0") for c in _first]
+    )
+
+
+def read(text: str, where: str) -> Any:
+    """The plain value of a YAML document.
+
+    Raises `ConfigError` that names `where` and, in a text of several lines, the line.
+    """
+    plain(text, where)
+    many = "\n" in text
+
+    def wrong(node: Any, what: str) -> ConfigError:
+        return ConfigError(f"{where}{f', line {node.start_mark.line + 1}' if many else ''}: {what}")
+
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=_Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEPTH:
+                raise wrong(event, f"more than {DEPTH} levels of nesting")
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _Check(loader, wrong)(node)
+            return plain(loader.construct_document(node), where)
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        line = f", line {mark.line + 1}" if mark is not None and many else ""
+        raise ConfigError(
+            f"{where}{line}: not valid YAML: {single_line(str(problem))}; quote a value with special characters"
+        ) from None
+    except ValueError:  # Python reads no integer of thousands of digits
+        raise ConfigError(f"{where}: an integer of more than 64 bits") from None
+
+
+class _Check:
+    """Walks the nodes of one document, each once, and counts what it would be with its aliases written out."""
+
+    def __init__(self, loader: Any, wrong: Any) -> None:
+        self.loader, self.wrong = loader, wrong
+        self.sizes: dict[int, tuple[int, int]] = {}  # by node: values in it, levels below it; (0, 0) while it is walked
+
+    def __call__(self, root: Any) -> None:
+        size, _ = self.walk(root)
+        if size > len(self.sizes) + REPEATED:
+            raise self.wrong(root, f"its aliases multiply to {size:,} values; write out what is needed")
+
+    def walk(self, node: Any) -> tuple[int, int]:
+        known = self.sizes.get(id(node))
+        if known is not None:
+            if known == (0, 0):
+                raise self.wrong(node, "an alias inside the value that it stands for")
+            return known
+        self.sizes[id(node)] = (0, 0)
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        inside: list[tuple[int, int]] = []
+        if isinstance(node, yaml.MappingNode):
+            usual = kind == "map"
+            self.keys(node)
+            inside = [self.walk(value) for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            usual = kind == "seq"
+            inside = [self.walk(value) for value in node.value]
+        else:
+            usual = kind == "str" or node.tag == self.loader.resolve(yaml.ScalarNode, node.value, (True, False))
+        if not usual:
+            raise self.wrong(node, f"the tag {shown(kind)} is not read here; write the plain value")
+        found = 1 + sum(size for size, _ in inside), 1 + max((levels for _, levels in inside), default=0)
+        if found[1] > DEPTH:
+            raise self.wrong(node, f"more than {DEPTH} levels of nesting")
+        self.sizes[id(node)] = found
+        return found
+
+    def keys(self, node: Any) -> None:
+        """Keys are text as written (`on` is no truth value), and each stands once."""
+        first: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self.wrong(key, "a key that is a list or a mapping; keys are words")
+            if key.tag == MERGE:
+                continue
+            key.tag = "tag:yaml.org,2002:str"
+            if key.value in first:
+                again = f" (first in line {first[key.value]})" if first[key.value] != key.start_mark.line + 1 else ""
+                raise self.wrong(key, f"the key {shown(key.value)} stands twice{again}; keep one")
+            first[key.value] = key.start_mark.line + 1
+
+
+def plain(value: Any, where: str, *path: str) -> Any:
+    """A copy of a value whose mappings are dicts; what is no plain value (a path, a class) stays as it is.
+
+    Raises `ConfigError` for keys that are no text, text with a NUL or undecodable bytes, integers of more than 64 bits,
+    and nesting without end; it names `where` the value comes from and the `path` of keys to it.
+    """
+
+    def wrong(what: str) -> ConfigError:
+        key = ".".join(path) if len(path) < DEPTH else f"{path[0]}. ... .{path[-1]}"
+        return ConfigError(": ".join(part for part in (where, key, what) if part))
+
+    if len(path) > DEPTH:
+        raise wrong(f"more than {DEPTH} levels of nesting")
+    if isinstance(value, Mapping):
+        found = {}
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise wrong(f"the key {shown(key)} is no text")
+            found[plain(key, where, *path)] = plain(inner, where, *path, key)
+        return found
+    if isinstance(value, list | tuple):
+        items = [plain(inner, where, *path, str(i)) for i, inner in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, str) and _UNUSABLE.search(value):
+        raise wrong(f"{shown(value)} holds a character that no name, path or text can have")
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise wrong("an integer of more than 64 bits")
+    return value
+
+
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")  # NUL; half characters, which stand for bytes that could not be decoded

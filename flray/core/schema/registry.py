@@ -1,0 +1,100 @@
+"""Names on the command line -> Python objects, imported when first used.
+
+A package adds to a table with an entry point (group `flray.algorithms`, `flray.models`,
+`flray.sources`, `flray.partitions`), a script with `--import my_module`, whose import calls `TABLE.add(...)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+from flray.core.schema.errors import ConfigError, shown, unknown
+
+
+class Registry:
+    """A table of names. Values are objects, or `"module:attribute"` paths imported on demand."""
+
+    def __init__(self, kind: str, table: dict[str, str]) -> None:
+        self.kind = kind
+        self._table: dict[str, Any] = dict(table)
+        self._scanned = False
+
+    def add(self, name: str, target: Any) -> Any:
+        """Register `target`, an object or a `"module:attribute"` path, under `name`."""
+        known = self._table.get(name)
+        if known is not None and known is not target and _path(known) != _path(target):
+            raise ConfigError(
+                f"{self.kind} {name!r} is registered twice: {_path(known)} and {_path(target)}; rename one"
+            )
+        self._table[name] = target
+        return target
+
+    def names(self) -> list[str]:
+        self._scan()
+        return list(self._table)
+
+    def check(self, name: Any) -> None:
+        """Raises `ConfigError`, with the nearest valid name, for what is no name of this table."""
+        if not isinstance(name, str):
+            raise ConfigError(f"{self.kind}: {shown(name)} is no name; see flray list")
+        if name not in self._table:
+            self._scan()
+        if name not in self._table:
+            raise unknown(self.kind, name, self._table)
+
+    def get(self, name: str) -> Any:
+        """The object behind `name`; raises `ConfigError` with the nearest valid name."""
+        self.check(name)
+        target = self._table[name]
+        return load(target, f"{self.kind} {name!r}") if isinstance(target, str) else target
+
+    def _scan(self) -> None:
+        if not self._scanned:
+            self._scanned = True
+            for point in entry_points(group=f"flray.{self.kind}s"):
+                self._table.setdefault(point.name, point.value)
+
+
+def _path(target: Any) -> str:
+    return target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
+
+
+def load(path: str, what: str) -> Any:
+    """Import `"module:attribute"`; raises `ConfigError` naming the part that does not exist."""
+    module_name, _, attribute = path.partition(":")
+    if not attribute:
+        raise ConfigError(f"{what}: {path!r} is not an import path; write 'module:Name'")
+    module = imported(module_name, what)
+    if not hasattr(module, attribute):
+        raise unknown("name", attribute, [n for n in vars(module) if not n.startswith("_")], f"module {module_name!r}")
+    return getattr(module, attribute)
+
+
+def imported(name: str, what: str) -> ModuleType:
+    """The module of that name.
+
+    Raises `ConfigError` for one that is not there, and for whatever its own code raises, with its place.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{what}: cannot import {name!r} ({error}); is it installed and on PYTHONPATH?") from error
+    except (Exception, SystemExit) as error:  # it is the user's code that runs here
+        raise ConfigError(
+            f"{what}: {name!r} cannot be imported ({type(error).__name__}: {error}{_place(error)})"
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """The file and line in the user's code where an import failed; a syntax error tells them itself."""
+    machinery = (__file__, importlib.__file__)
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if f.filename not in machinery and not f.filename.startswith("<")
+    ]
+    return f", {frames[-1].filename}, line {frames[-1].lineno}" if frames and not isinstance(error, SyntaxError) else ""

@@ -1,0 +1,134 @@
+"""Sections of the configuration: what they have in common, what one written as one word means, and pydantic's errors in
+one line."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError, model_validator
+
+from flray.core.schema.errors import ConfigError, nearest, shown
+from flray.core.schema.registry import Registry
+
+
+class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """A part of the configuration: unknown keys are errors, numbers are finite, `true` and `yes` are no numbers.
+
+    `shorthand`: the field that the section written as one value means, by the type of the value, as in `cohort: 10`.
+    """
+
+    shorthand: ClassVar[Mapping[type, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, data: Any) -> Any:
+        """pydantic reads true as 1: where only numbers fit it becomes the text `true`, which its own error names with
+        its place."""
+        if not isinstance(data, Mapping):
+            return data
+        return {key: _truth_as_text(value) if key in _numeric(cls) else value for key, value in data.items()}
+
+
+@functools.cache
+def _numeric(section: type[BaseModel]) -> frozenset[str]:
+    """The fields that take numbers, and no truth values."""
+    kinds = {name: set(_kinds(info.annotation)) for name, info in section.model_fields.items()}
+    return frozenset(name for name, found in kinds.items() if found & {int, float} and not found & {bool, Any, object})
+
+
+def _kinds(annotation: Any) -> Iterable[Any]:
+    if get_origin(annotation) is Literal:
+        return [type(value) for value in get_args(annotation)]
+    inner = get_args(annotation)
+    return [kind for part in inner for kind in _kinds(part)] if inner else [annotation]
+
+
+def _truth_as_text(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_truth_as_text(item) for item in value]
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def section_at(root: type[BaseModel] | None, path: Iterable[Any]) -> type[BaseModel] | None:
+    """The section below `root` at a path of keys; None where there is a plain value, or nothing."""
+    for part in path:
+        if str(part).isdigit() and root is not None:  # an entry of a list of sections
+            continue
+        info = root.model_fields.get(part) if root is not None else None
+        options = [info.annotation, *get_args(info.annotation)] if info else []
+        root = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+    return root
+
+
+def spelled_out(value: Any, section: type[BaseModel] | None) -> Any:
+    """`value` with every section in it that is written as one word as the mapping that it means.
+
+    `10` for a cohort is `{size: 10, fraction: None}`: laid over another mapping it wins over the other fields of the
+    shorthand.
+    """
+    if isinstance(value, Mapping):
+        return {key: spelled_out(inner, section_at(section, (key,))) for key, inner in value.items()}
+    fields: Mapping[type, str] = getattr(section, "shorthand", {})
+    meant = fields.get(type(value)) or (fields.get(float) if type(value) is int else None)
+    return value if meant is None else {**dict.fromkeys(fields.values()), meant: value}
+
+
+def named_entries(key: str, value: Any, table: Registry) -> tuple[str | dict[str, Any], ...]:
+    """The value of a key such as `diagnostics`: names of a table, each alone or with options, as `[NAME, {name: NAME,
+    option: ...}]`, with every option written out. Raises `ConfigError`."""
+    found: dict[str, dict[str, Any]] = {}
+    entries = (value,) if isinstance(value, str | dict) else () if value is None else value
+    if not isinstance(entries, list | tuple) or not all(isinstance(entry, str | dict) for entry in entries):
+        raise ValueError("must be a list of names, or of {name: ..., option: ...}")
+    for entry in entries:
+        values = {"name": entry} if isinstance(entry, str) else dict(entry)
+        name = values.pop("name", None)
+        kind = table.get(name)
+        if name in found:
+            raise ConfigError(f"{key}: {name} is there twice; leave one of them out")
+        with one_line(f"{key}.{name}", kind):
+            found[name] = {"name": name, **kind(**values).model_dump(mode="json")}
+    return tuple(values["name"] if len(values) == 1 else values for values in found.values())
+
+
+def built(entries: Iterable[str | dict[str, Any]], table: Registry) -> dict[str, Any]:
+    """The sections of checked entries by name, in their order."""
+    found = {}
+    for entry in entries:
+        values = {"name": entry} if isinstance(entry, str) else dict(entry)
+        name = values.pop("name")
+        found[name] = table.get(name)(**values)
+    return found
+
+
+class one_line:
+    """Turn a pydantic error inside the block into one `ConfigError` line: key, problem, nearest valid key."""
+
+    def __init__(self, where: str, model: type[BaseModel]) -> None:
+        self.where, self.model = where, model
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not isinstance(error, ValidationError):
+            return
+        lines = [self._line(item) for item in error.errors()]
+        more = f" (and {len(lines) - 1} more: {'; '.join(lines[1:4])})" if len(lines) > 1 else ""
+        raise ConfigError(lines[0] + more) from None
+
+    def _line(self, item: Any) -> str:
+        path = [str(part) for part in item["loc"] if not str(part).startswith(("function-", "literal["))]
+        key = ".".join([self.where, *path] if self.where else path)
+        if item["type"] == "extra_forbidden":
+            owner = section_at(self.model, path[:-1])
+            return f"{key}: unknown key{nearest(path[-1], owner.model_fields) if owner else ''}"
+        if item["type"] == "missing":
+            return f"{key}: missing; add it to the configuration"
+        if item["type"] == "model_type":
+            fields = getattr(section_at(self.model, path), "shorthand", {}).values() or ["..."]
+            return f"{key}: {shown(item['input'])} is no section; write {key}: {{{' or '.join(fields)}: VALUE}}"
+        message = item["msg"].removeprefix("Value error, ")
+        return f"{key}: {message[0].lower()}{message[1:]}, got {shown(item['input'])}"

@@ -1,0 +1,65 @@
+"""What is already in the folder of a grid's cell."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flray.config.grid import cell_status, labels
+from flray.config.loader import load_config
+from flray.core.schema.errors import CheckpointError, ConfigError
+
+QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+
+
+def test_a_run_of_a_flray_that_did_not_know_all_keys_is_gone_on_with(tmp_path):
+    """What the older one did not write has today's default; another value of it is another experiment."""
+    (cell,) = load_config(QUICK)
+    older = yaml.safe_load(cell.yaml())
+    del older["on_nonfinite"], older["evaluate"]["every"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(older))
+    (tmp_path / "STATUS").write_text("finished")
+    assert cell_status(cell, tmp_path) == "finished"
+    with pytest.raises(CheckpointError, match=r"evaluate\.every is 1 there, 7 here"):
+        cell_status(load_config(QUICK, ["evaluate.every=7"])[0], tmp_path)
+
+
+def test_what_a_resume_may_change_makes_no_other_experiment(tmp_path):
+    """A grid can be gone on with by a tracker, other checkpoints or other actors; more rounds are another grid."""
+    (tmp_path / "config.yaml").write_text(load_config(QUICK)[0].yaml())
+    (tmp_path / "STATUS").write_text("interrupted after round 3")
+    (cell,) = load_config(QUICK, ["track=[mlflow]", "checkpoint.every=3", "resources.executor=local"])
+    assert cell_status(cell, tmp_path) == "resumed"
+    with pytest.raises(CheckpointError, match="rounds is 30 there, 40 here"):
+        cell_status(load_config(QUICK, ["rounds=40"])[0], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("algorithm=fedavg,fedavg", "fedavg"),
+        ("seed=0,0", "0"),
+        ("seed=0..3,2", "2"),
+        ("algorithm.lr=0.1,0.2,0.1", r"0\.1"),
+        ("preset=small/small", "small"),
+    ],
+)
+def test_a_value_that_is_there_twice_is_one_line(override, value):
+    """Two cells would race for one folder."""
+    with pytest.raises(
+        ConfigError, match=rf"override {override.partition('=')[0]}=.*: '?{value}'? is there twice; give"
+    ):
+        load_config(QUICK, [override])
+
+
+def test_values_that_come_to_the_same_are_one_line():
+    with pytest.raises(
+        ConfigError, match=r"two experiments of this grid would have the folder fedavg: give each value once"
+    ):
+        labels(load_config(QUICK, ["algorithm.lr=1,1.0"]))
+
+
+def test_a_section_that_only_some_cells_have_names_their_folders():
+    drift = '{"name":"remove_classes","classes":[0],"from_round":2}'
+    cells = [load_config(QUICK, [f"drift={text}"])[0] for text in ("none", drift)]
+    assert [name.rpartition("-")[2] for name in labels(cells)] == ["driftnone", "driftremove_classes"]

@@ -1,0 +1,45 @@
+"""Where a run was started, as its folder remembers it."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from flray.config.launch_context import find_modules, started_in, whereabouts
+
+
+def test_modules_and_relative_paths_of_a_run_are_those_of_its_start(tmp_path, monkeypatch):
+    start, run = tmp_path / "start", tmp_path / "run"
+    start.mkdir(), run.mkdir()
+    (start / "own_module_of_test_home.py").write_text("X = 1\n")
+    with monkeypatch.context() as then:
+        then.chdir(start)
+        then.syspath_prepend(str(start))
+        (run / "environment.json").write_text(json.dumps({"started": whereabouts()}))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = os.getcwd()
+    with started_in(run):
+        assert Path("own_module_of_test_home.py").exists()
+    assert os.getcwd() == before
+    find_modules(run)
+    import own_module_of_test_home
+
+    assert own_module_of_test_home.X == 1
+    length = len(sys.path)
+    find_modules(run)
+    assert len(sys.path) == length
+
+
+def test_only_what_is_not_the_installation_is_kept():
+    assert not [
+        entry for entry in whereabouts()["path"] if "site-packages" in entry or entry.startswith(sys.base_prefix)
+    ]
+
+
+def test_a_folder_that_is_gone_or_a_damaged_record_is_passed_over(tmp_path):
+    before = os.getcwd(), [*sys.path]
+    for record in ('{"started": {"folder": "/nowhere", "path": ["/nowhere"]}}', "{", "[]", '{"started": 3}'):
+        (tmp_path / "environment.json").write_text(record)
+        find_modules(tmp_path)
+        with started_in(tmp_path):
+            assert (os.getcwd(), sys.path) == before

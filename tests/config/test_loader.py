@@ -1,0 +1,440 @@
+"""The configuration: presets, overrides, grids, and one clear line for everything that is wrong."""
+
+import re
+
+import pytest
+import yaml
+
+from flray.config.experiment import Experiment
+from flray.config.grid import labels
+from flray.config.keys import grid_notes
+from flray.config.loader import laid_in, load_config, self_contained
+from flray.config.overrides import pairs
+from flray.core.schema.errors import ConfigError
+
+BASE = {
+    "rounds": 3,
+    "data": {"source": "digits"},
+    "proxy": {"source": "holdout", "size": 100},
+    "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.3},
+    "model": {"name": "mlp", "hidden": [16]},
+    "algorithm": {"name": "fedproj", "lr": 0.05, "projection_rate": 0.5, "temperature": 2.0},
+    "presets": {"small": {"rounds": 1, "model": {"name": "fedavg_cnn"}, "algorithm": {"lr": 0.2}}},
+}
+
+
+def only(*overrides: str):
+    (experiment,) = load_config(BASE, overrides)
+    return experiment
+
+
+def test_dump_is_complete_and_reads_back_to_the_same_experiment():
+    experiment = only("algorithm.momentum=0.5", "seed=7")
+    again = load_config(yaml.safe_load(experiment.yaml()))[0]
+    assert again == experiment
+    written = yaml.safe_load(experiment.yaml())
+    assert written["algorithm"]["delta"] == 1e-12  # a default of the algorithm stands in the file
+    assert written["partition"]["variant"] == "fedzoo"
+
+
+def test_algorithm_switch_keeps_what_both_share():
+    """`algorithm=feddf` keeps lr and temperature (both have them) and drops projection_rate (FedProj's own)."""
+    switched = only("algorithm=feddf")
+    assert type(switched.algorithm).__name__ == "FedDF"
+    assert (switched.algorithm.lr, switched.algorithm.temperature) == (0.05, 2.0)
+    assert type(only("algorithm=fedavg").algorithm).__name__ == "FedAvg"
+
+
+@pytest.mark.parametrize("name", ["local", "centralized"])
+def test_algorithm_switch_drops_what_a_descendant_took_away(name):
+    """FedAvg's `weighting` is no option of those that average nothing."""
+    switched = load_config(
+        {**BASE, "algorithm": {"name": "fedavg", "weighting": "uniform", "lr": 0.05}}, [f"algorithm={name}"]
+    )[0].algorithm
+    assert switched.lr == 0.05 and "weighting" not in type(switched).model_fields
+
+
+def test_override_beats_preset_beats_file():
+    experiment = only("preset=small", "algorithm.lr=0.3")
+    assert (experiment.rounds, experiment.model.name, experiment.algorithm.lr) == (1, "fedavg_cnn", 0.3)
+    assert only("preset=small").algorithm.lr == 0.2
+    assert only().algorithm.lr == 0.05
+
+
+PRESETS = {
+    "official": {"rounds": 9, "algorithm": {"lr": 0.2, "temperature": 3.0}, "model": {"hidden": [4]}},
+    "scratch": {"algorithm": {"lr": 0.7}, "seed": 5},
+    "vit": {"model": {"name": "fedavg_cnn"}},
+}
+
+
+@pytest.mark.parametrize("named", ["official,scratch", " official , scratch", "[official, scratch]"])
+def test_presets_combine_a_later_one_over_an_earlier_one(named):
+    """lr stands in both presets, rounds and temperature in the first alone, seed in the second alone."""
+    (both,) = load_config({**BASE, "presets": PRESETS}, [f"preset={named}"])
+    (turned,) = load_config({**BASE, "presets": PRESETS}, ["preset=scratch,official"])
+    (in_file,) = load_config({**BASE, "presets": PRESETS, "preset": yaml.safe_load(named)})
+    assert (both.algorithm.lr, both.rounds, both.algorithm.temperature, both.seed) == (0.7, 9, 3.0, 5)
+    assert turned == both.model_copy(update={"algorithm": both.algorithm.model_copy(update={"lr": 0.2})})
+    assert in_file == both
+
+
+def test_a_preset_that_names_another_model_drops_the_options_an_earlier_preset_gave_the_old_one():
+    (found,) = load_config({**BASE, "presets": PRESETS}, ["preset=official,vit"])
+    assert (found.model.name, found.rounds) == ("fedavg_cnn", 9) and "hidden" not in found.model.options
+
+
+def test_a_slash_makes_a_grid_of_presets_and_a_comma_makes_none():
+    cells = load_config(
+        {**BASE, "presets": PRESETS}, ["preset=official/scratch/official,scratch", "algorithm.momentum=0,0.5"]
+    )
+    assert [(c.algorithm.lr, c.rounds, c.algorithm.momentum) for c in cells] == [
+        (lr, rounds, momentum) for lr, rounds in ((0.2, 9), (0.7, 3), (0.7, 9)) for momentum in (0, 0.5)
+    ]
+    assert load_config({**BASE, "presets": PRESETS, "preset": "scratch"}, ["preset=null"])[0].algorithm.lr == 0.05
+
+
+def test_a_run_is_told_that_a_comma_combines_presets():
+    (note,) = grid_notes(["preset=official,scratch", "seed=0,1"])
+    assert note.endswith("a run for each: preset=official/scratch")
+    assert not grid_notes(["preset=official", "preset=official/scratch"])
+
+
+def test_what_lays_values_in_combines_presets_as_well():
+    """`self_contained` (sweeps) and `laid_in` (synthesis) read presets too."""
+    raw = {**BASE, "presets": PRESETS}
+    values = self_contained(raw, {"preset": "official,scratch"})
+    assert (values["rounds"], values["algorithm"]["lr"], values["seed"]) == (9, 0.7, 5)
+    assert not {"preset", "presets"} & set(values)
+    assert laid_in(raw, ["preset=official,scratch"], Experiment)["algorithm"]["lr"] == 0.7
+
+
+def test_naming_another_model_or_partition_drops_the_options_of_the_old_one():
+    assert "hidden" not in only("model=fedavg_cnn").model.options
+    shared = only("partition=iid").partition
+    assert (shared.name, shared.clients, shared.alpha) == ("iid", 10, None)
+
+
+def test_grid_is_the_product_in_the_order_written():
+    cells = load_config(BASE, ["algorithm=fedavg,feddf", "seed=0..2"])
+    assert [(type(c.algorithm).__name__, c.seed) for c in cells] == [
+        (a, s) for a in ("FedAvg", "FedDF") for s in (0, 1, 2)
+    ]
+
+
+def test_a_list_is_one_value():
+    assert only("model.hidden=[8, 4]").model.options["hidden"] == [8, 4]
+
+
+def test_proxy_looks_below_the_same_root_as_the_data(tmp_path):
+    experiment = only(f"data.root={tmp_path}")
+    assert experiment.proxy.root == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("algorithm.projection_rat=1", "algorithm.projection_rat: unknown key (did you mean 'projection_rate'?)"),
+        ("algorithm.lr=abc", "algorithm.lr: .*number.*'abc'"),
+        ("algorithm.lr=-1", "algorithm.lr: .*greater than 0.*-1"),
+        ("algorithm.rule=thresh", "algorithm.rule: .*threshold.*'thresh'"),
+        ("algorithm=fedporj", "unknown algorithm 'fedporj' (did you mean 'fedproj'?)"),
+        ("model=mlpp", "unknown model 'mlpp' (did you mean 'mlp'?)"),
+        ("partition=dirichle", "unknown partition 'dirichle' (did you mean 'dirichlet'?)"),
+        ("data.sorce=iris", "data.sorce: unknown key (did you mean 'source'?)"),
+        ("partition.alpha=0", "partition.alpha: 0.0 must be above 0"),
+        ("cohort.size=0", "cohort.size: .*greater than or equal to 1"),
+        ("resources.client.num_gpus=1.5", "resources.client.num_gpus: must be between 0 and 1, or a whole number"),
+        ("roundz=3", "roundz: unknown key (did you mean 'rounds'?)"),
+        ("preset=smal", "unknown preset 'smal' in this configuration (did you mean 'small'?)"),
+        ("rounds.x=1", "override rounds.x: rounds is a value, not a section"),
+        ("nonsense", "override 'nonsense': write key=value"),
+        ("algorithm..lr=1", "override 'algorithm..lr': no key"),
+        ("algorithm.lr=true", "algorithm.lr: .*number.*got 'true'"),
+        ("preset=small,smal", "unknown preset 'smal' in this configuration (did you mean 'small'?)"),
+        ("preset=/", "override preset='/': no value"),
+        ("preset=small,small", "preset: 'small' is listed twice"),
+        ("preset=small,", "unknown preset '' in this configuration (valid: small)"),
+        ("preset=small/smal", "unknown preset 'smal' in this configuration (did you mean 'small'?)"),
+        ("algorithm.lr=yes", "algorithm.lr: .*number.*got 'true'"),
+        ("algorithm.lr=1e400", "algorithm.lr: input should be a finite number, got '1e400'"),
+        ("algorithm.lr=.nan", "algorithm.lr: input should be a finite number, got nan"),
+        ("algorithm.name=~", "algorithm.name: None is no name"),
+        ("algorithm={lr: 1, lr: 2}", "override algorithm={lr: 1, lr: 2}: the key 'lr' stands twice"),
+        ("cohort.size=true", "cohort.size: .*integer.*got 'true'"),
+        ("model.hidden=[true]", "model 'mlp', option 'hidden.0': .*got 'true'"),
+        ("model=os:system", "model 'os:system' is no torch.nn.Module class"),
+        ("model={name: 'os:system', command: ls}", "model 'os:system' is no torch.nn.Module class"),
+        ("name=../..", "name: must be the name of one folder.*got '../..'"),
+        ("name=/abs", "name: must be the name of one folder.*got '/abs'"),
+        ("name=" + "x" * 300, "name: must be the name of one folder"),
+        ('name="a\0b"', "holds a character that no name, path or text can have"),
+        ("name=2001-99-99/", "name: must be the name of one folder.*got '2001-99-99/'"),
+        ("data.source=../x", "data.source: leads out of the folder of data sets"),
+        ("data.source=/etc", "data.source: leads out of the folder of data sets"),
+        ("data.augment.preset=3", "data.augment.preset: 3 is no name of a preset"),
+        ("seed=²..3", "seed: .*integer.*got '²..3'"),
+        (
+            "seed=0..2000000000",
+            "override seed=0..2000000000: 2,000,000,001 values, and a grid has at most 10,000 experiments",
+        ),
+        ("preset=[a]", "unknown preset"),
+        ("presets={small: 1}", "presets: unknown key"),
+        ("partition.variant={}", "partition.variant: input should be a valid string, got {}"),
+        ("partition.name={}", "partition.name: {} is no name"),
+        ("partition={name: table, table: [[]]}", "partition.table: write one row a client"),
+        ("resources.client.num_gpus=.inf", "resources.client.num_gpus.float: input should be a finite number"),
+        ("imports=[3]", "imports: 3 is no name of a module"),
+        ("seed=!!timestamp x", "override seed=!!timestamp x: the tag 'timestamp' is not read here"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(override, words):
+    with pytest.raises(ConfigError) as caught:
+        load_config(BASE, [override])
+    import re
+
+    message = str(caught.value)
+    pattern = ".*".join(re.escape(part) for part in words.split(".*"))
+    assert re.search(pattern, message), message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"algorithm": 0}, "algorithm: the name is missing"),
+        ({"algorithm": {"lr": 0.1}}, "algorithm: the name is missing"),
+        ({"algorithm": {"name": [1]}}, "algorithm: [1] is no name"),
+        ({"model": 3}, "model: 3 is no section; write model: {name: VALUE}"),
+        ({"partition": True}, "partition: True is no section"),
+        ({"data": None}, "data: None is no section; write data: {source: VALUE}"),
+        ({"presets": {"small": 1}}, "presets: {'small': 1} is no table"),
+        ({"algorithms": ["fedavg"]}, "algorithms: ['fedavg'] is no table"),
+        ({"models": {"mlpp": {}}}, "unknown model 'mlpp' (did you mean 'mlp'?)"),
+        ({"imports": 3}, "imports: 3 is no name of a module"),
+        ({"extends": 3}, "extends: 3 is no file"),
+        ({1: 2}, "the key 1 is no text"),
+    ],
+)
+def test_sections_of_another_shape(section, says):
+    with pytest.raises(ConfigError) as caught:
+        load_config({**BASE, **section})
+    assert says in str(caught.value)
+
+
+def test_an_override_is_given_once():
+    for wrong, says in (
+        (["seed=1", "seed=2"], "override seed is given twice: '1' and '2'"),
+        (["cohort=10", "cohort.size=5"], "override cohort.size and override cohort set the same field"),
+        (["model=mlp", "model.name=resnet18"], "override model.name and override model set the same field"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_config(BASE, wrong)
+    with pytest.raises(ConfigError, match="seed is given twice"):
+        pairs(["seed=1"], {"seed": 2})
+
+
+def test_a_grid_is_counted_before_it_is_made():
+    many = ",".join(map(str, range(1, 301)))
+    with pytest.raises(
+        ConfigError, match=r"27,000,000 experiments \(rounds 300 x seed 300 x partition.alpha 300\).*at most 10,000"
+    ):
+        load_config(BASE, [f"rounds={many}", f"seed={many}", f"partition.alpha={many}"])
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_a_section_of_one_obvious_field_is_written_as_one_word(by_file):
+    """In a file and as an override; the section's other options stay."""
+    words = {
+        "model": "fedavg_cnn",
+        "data": "iris",
+        "proxy": "uniform_box",
+        "partition": "iid",
+        "algorithm": "feddf",
+        "checkpoint": 5,
+    }
+    base = {
+        **BASE,
+        "cohort": {"fraction": 0.5, "sampling": "numpy_round_seed"},
+        "data": {"source": "digits", "split_seed": 3},
+    }
+    if by_file:
+        found = load_config({**base, "presets": {"words": {**words, "cohort": 10}}, "preset": "words"})[0]
+    else:
+        found = load_config(base, {**words, "cohort": 10})[0]
+    assert (found.model.name, found.data.source, found.data.split_seed) == ("fedavg_cnn", "iris", 3)
+    assert (found.proxy.source, found.partition.name, found.partition.clients) == ("uniform_box", "iid", 10)
+    assert (type(found.algorithm).__name__, found.algorithm.lr, found.checkpoint.every) == ("FedDF", 0.05, 5)
+    assert (found.cohort.size, found.cohort.fraction, found.cohort.sampling) == (10, None, "numpy_round_seed")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_word_and_a_key_inside_the_section_combine_in_any_order(order):
+    overrides = ["cohort=10", "cohort.sampling=numpy_round_seed"][::order]
+    cohort = only(*overrides).cohort
+    assert (cohort.size, cohort.fraction, cohort.sampling) == (10, None, "numpy_round_seed")
+    assert only("cohort=0.1").cohort.fraction == 0.1
+    assert only("evaluate.validation=0.2").evaluate.validation.fraction == 0.2
+    assert load_config({**BASE, "cohort": 5}, ["cohort.sampling=numpy_round_seed"])[0].cohort.size == 5
+
+
+def test_a_preset_of_augmentation_replaces_what_was_there():
+    base = {**BASE, "data": {"source": "cifar10", "augment": {"crop_padding": 2, "crop_mode": "reflect"}}}
+    expected = load_config({**BASE, "data": {"source": "cifar10", "augment": "fedsol"}})[0].data.augment
+    assert load_config(base, ["data.augment=fedsol"])[0].data.augment == expected
+
+
+def test_one_module_is_one_word(tmp_path, monkeypatch):
+    assert only("imports=json").imports == ("json",)
+    assert only("imports=json,string").imports == ("json", "string")  # no grid
+    assert load_config({**BASE, "imports": "json"}, imports=["string"])[0].imports == ("json", "string")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "bad_syntax.py").write_text("x = 1\ndef f(:\n")
+    (tmp_path / "bad_name.py").write_text("x = 1\ny = nowhere\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
+    for module, says in (
+        (
+            "bad_syntax",
+            r"--import bad_syntax: 'bad_syntax' cannot be imported \(SyntaxError: invalid syntax \(bad_syntax.py, line "
+            r"2\)\)",
+        ),
+        ("bad_name", r"\(NameError: name 'nowhere' is not defined, .*bad_name.py, line 2\)"),
+        ("leaves", r"\(SystemExit: 3"),
+        ("", r"--import : '' cannot be imported"),
+        ("..x", r"cannot be imported"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_config(BASE, [], [module])
+
+
+def test_missing_file_names_the_nearest(tmp_path):
+    (tmp_path / "quickstart.yaml").write_text("rounds: 1")
+    with pytest.raises(ConfigError, match=r"did you mean 'quickstart\.yaml'"):
+        load_config(tmp_path / "quickstrt.yaml")
+
+
+def test_feddf_without_public_data_says_what_to_add():
+    without = {k: v for k, v in BASE.items() if k != "proxy"}
+    with pytest.raises(ConfigError, match="needs public data: add a `proxy` section"):
+        load_config(without)
+
+
+def test_import_of_a_module_that_does_not_exist():
+    with pytest.raises(ConfigError, match="--import no_such_module"):
+        load_config(BASE, [], ["no_such_module"])
+
+
+def test_cohort_fraction_takes_at_least_one_client():
+    assert only("cohort.fraction=0.001").cohort.count(10) == 1
+    assert only("cohort.fraction=0.29").cohort.count(10) == 2  # int(2.9), as FedSOL's code
+    with pytest.raises(ConfigError, match=r"cohort\.size: 11 clients per round, but 10 hold samples"):
+        only("cohort.size=11").cohort.count(10)
+
+
+# extends, and the table `algorithms` ----------------------------------------------------------
+def test_a_file_extends_another_and_its_own_values_win(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "base.yaml").write_text(
+        yaml.safe_dump({**BASE, "presets": {"small": {"rounds": 1}, "tiny": {"rounds": 2}}})
+    )
+    child = {"extends": "../base.yaml", "name": "child", "algorithm": {"lr": 0.5}, "presets": {"small": {"seed": 4}}}
+    (tmp_path / "deep" / "child.yaml").write_text(yaml.safe_dump(child))
+    (experiment,) = load_config(tmp_path / "deep" / "child.yaml", ["preset=small"])
+    assert (experiment.name, experiment.rounds, experiment.seed) == ("child", 1, 4)
+    assert (experiment.algorithm.lr, experiment.algorithm.projection_rate) == (0.5, 0.5)
+    # another partition in the child: the parent's options go
+    (tmp_path / "deep" / "child.yaml").write_text(
+        "extends: ../base.yaml\npartition: {name: shards, shards_per_client: 2}\n"
+    )
+    (experiment,) = load_config(tmp_path / "deep" / "child.yaml")
+    assert (experiment.partition.clients, experiment.partition.alpha) == (10, None)
+
+
+def test_extending_what_is_not_there_or_itself_is_one_line(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    with pytest.raises(ConfigError, match=r"no configuration file .*b\.yaml"):
+        load_config(tmp_path / "a.yaml")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_config(tmp_path / "a.yaml")
+
+
+def test_the_table_of_algorithms_sets_what_the_chosen_one_needs():
+    base = {**BASE, "algorithms": {"fedproj": {"projection_rate": 0.25}, "feddf": {"temperature": 4.0}}}
+    assert load_config(base)[0].algorithm.projection_rate == 0.25
+    assert load_config(base, ["algorithm=feddf"])[0].algorithm.temperature == 4.0
+    assert load_config(base, ["algorithm=feddf", "algorithm.temperature=5"])[0].algorithm.temperature == 5.0
+    with pytest.raises(ConfigError, match="did you mean"):
+        load_config({**BASE, "algorithms": {"fedpproj": {}}})
+
+
+def test_a_hyper_parameter_of_the_same_name_and_another_meaning_is_not_kept():
+    """`alpha` weighs a divergence term in FedProj and a proximal term in FedDyn."""
+    base = {**BASE, "algorithm": {**BASE["algorithm"], "alpha": 0.3}}
+    switched = load_config(base, ["algorithm=feddyn"])[0].algorithm
+    assert switched.lr == 0.05
+    assert switched.alpha == type(switched).model_fields["alpha"].default
+
+
+def test_an_option_on_top_of_a_section_written_as_one_word():
+    """`augment: fedsol` with cutout off, `algorithm: fedavg` with another rate."""
+    base = {**BASE, "data": {"source": "cifar10", "augment": "fedsol"}, "algorithm": "fedavg"}
+    config = load_config(base, ["data.augment.cutout=0", "algorithm.lr=0.3"])[0]
+    assert (config.data.augment.crop_padding, config.data.augment.flip, config.data.augment.cutout) == (4, True, 0)
+    assert load_config(base)[0].data.augment.cutout == 16
+    assert config.algorithm.lr == 0.3
+    assert load_config(yaml.safe_load(config.yaml()))[0] == config
+
+
+@pytest.mark.parametrize(
+    ("override", "place"),
+    [
+        ("hidden=[64]", "model.hidden"),
+        ("lr=0.1", "algorithm.lr"),
+        ("size=3", "proxy.size or cohort.size"),
+        ("num_gpus=1", "resources"),
+    ],
+)
+def test_a_key_without_its_section_is_told_where_it_belongs(override, place):
+    with pytest.raises(
+        ConfigError, match=rf"^{override.partition('=')[0]}: this key belongs into a section; write {re.escape(place)}"
+    ):
+        only(override)
+
+
+def test_a_file_comes_before_its_overrides_and_a_folder_is_no_file(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"^rounds=2 stands where the configuration file belongs: the file comes first"
+    ):
+        load_config("rounds=2", ["configs/quickstart.yaml"])
+    with pytest.raises(ConfigError, match="is a folder, not a configuration file: give a YAML file"):
+        load_config(tmp_path)
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(ConfigError, match=f"is a folder, not a configuration file: a run; .*flray resume {tmp_path}"):
+        load_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"no configuration file .*config \(did you mean 'config.yaml'\?\)"):
+        load_config(tmp_path / "config")
+
+
+def test_a_grid_over_lists():
+    """`[64, 32]` in the name of a folder would be read by a shell; commas without brackets make a run for each
+    value."""
+    cells = [only(f"evaluate.finetune_epochs={value}") for value in ("[]", "0", "[1,5]")]
+    assert labels(cells) == ["fedproj-finetune_epochsnone", "fedproj-finetune_epochs0", "fedproj-finetune_epochs1-5"]
+    (note,) = grid_notes(["evaluate.finetune_epochs=0,1,5", "model.hidden=[64,32]", "seed=0,1"])
+    assert note.endswith("one run with the list: 'evaluate.finetune_epochs=[0,1,5]'")
+
+
+def test_the_folder_of_a_cell_has_a_name_that_a_disk_takes():
+    """However many keys vary, and however long their values are; the names stay apart."""
+    cells = [only(f"data.root={'x' * 300}", f"proxy.root={'y' * 300}{i}", "evaluate.every=2") for i in range(3)]
+    names = labels([*cells, only()])
+    assert len(set(names)) == 4 and all(len(name.encode()) <= 255 for name in names)
+
+
+@pytest.mark.parametrize(
+    "value", [3, [3], [["divergence"]], True, {"x": 1}, ["divergnce"], ["divergence", "divergence"]]
+)
+def test_diagnostics_that_are_none_are_one_line(value):
+    with pytest.raises(ConfigError, match=r"^(diagnostics?: |unknown diagnostic 'divergnce' \(did you mean)"):
+        load_config({**BASE, "diagnostics": value})

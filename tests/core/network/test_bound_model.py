@@ -1,0 +1,49 @@
+"""Which messages hold the model, for whoever tests, probes or saves one (`Algorithm.point`)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.fedmemo import FedMemo, MemoDown
+from flray.algorithms.held_out_gan import Maker
+from flray.algorithms.local import Local
+from flray.core.messages import Broadcast, ClientState, LocalState, Published, Record, ServerState, Update
+from flray.core.network.objective import Objective
+from tests.ops.support import context
+from tests.support.networks import Mlp, build
+
+W, B = torch.arange(3.0), torch.arange(2.0)
+
+
+class Generator(Record):
+    """A network's parameters, which are no model's."""
+
+    w: Tensor
+    b: Tensor
+
+
+@pytest.mark.parametrize("kind", [ServerState, Broadcast, Update, Published, LocalState])
+def test_the_messages_of_a_model_hold_it(kind):
+    class Own(kind):
+        more: Tensor
+
+    for message in (kind(W, B), Own(W, B, W)):
+        w, b = FedAvg().point(context(Objective(build(Mlp))), message)
+        assert w is W and b is B
+
+
+def test_a_generator_is_no_model():
+    ctx, maker = context(Objective(build(Mlp))), Maker(W[None], B[None], W, B)
+    assert FedMemo().point(ctx, maker) is None and FedAvg().point(ctx, Generator(W, B)) is None
+    assert FedMemo().point(ctx, MemoDown(W, B, maker))[0] is W
+    assert FedAvg().point(ctx, ClientState()) is None and FedAvg().point(ctx, ()) is None
+    assert issubclass(Carry, LocalState)
+
+
+def test_one_client_alone_has_its_model_in_its_state():
+    algorithm, ctx = Local(), context(Objective(build(Mlp)))
+    state = algorithm.init_client(ctx)
+    assert algorithm.point(ctx, state)[0] is state.w and FedAvg().point(ctx, state) is None

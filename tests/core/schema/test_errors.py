@@ -1,0 +1,47 @@
+"""One line that names the nearest valid name."""
+
+from __future__ import annotations
+
+import pickle
+
+from flray.core.schema.errors import (
+    ClientError,
+    ConfigError,
+    DataError,
+    FlrayError,
+    NonFiniteError,
+    nearest,
+    shown,
+    unknown,
+)
+
+
+def test_nearest_suggests_one_name_or_lists_all():
+    names = ["fedavg", "feddf", "fedproj"]
+    assert nearest("fedproy", names) == " (did you mean 'fedproj'?)"
+    assert nearest("zzz", names) == " (valid: fedavg, feddf, fedproj)"
+    assert nearest("zzz", []) == ""
+
+
+def test_unknown_is_one_line_with_kind_name_and_place():
+    error = unknown("algorithm", "fedavgg", ["fedavg"], "config.yaml")
+    assert isinstance(error, ConfigError)
+    assert str(error) == "unknown algorithm 'fedavgg' in config.yaml (did you mean 'fedavg'?)"
+
+
+def test_a_caller_can_catch_everything_of_flray_at_once():
+    assert issubclass(NonFiniteError, ClientError) and issubclass(ClientError, FlrayError)
+
+
+def test_an_error_is_one_line_whatever_is_put_into_it():
+    error = DataError("file\n  is bad\r\n\x1b[31m and \0 and \udcff \u2028 end\n")
+    assert str(error) == r"file is bad \x1b[31m and \x00 and \udcff end"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    # the traceback of the user's own code is kept
+    assert str(ClientError("client 3\nTraceback")) == "client 3\nTraceback"
+
+
+def test_a_quoted_value_is_short_and_never_fails():
+    assert shown("a\nb") == r"'a\nb'"
+    assert len(shown("x" * 10**6)) < 110
+    assert shown(16**6000) == "a int"  # more digits than Python prints

@@ -1,0 +1,77 @@
+"""YAML as plain values: what is read otherwise than a reader of the file would, or without end, is refused with its
+line."""
+
+import pytest
+
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.plain import plain, read
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: 1\nb: [x, 1.5, true, ~]", {"a": 1, "b": ["x", 1.5, True, None]}),
+        ("on: server\n1: a", {"on": "server", "1": "a"}),  # `on` is the key of a section, not true
+        ("base: &b {x: 1, y: 2}\nmore:\n  <<: *b\n  y: 3", {"base": {"x": 1, "y": 2}, "more": {"x": 1, "y": 3}}),
+        ("2001-01-01", "2001-01-01"),
+        ("010", "010"),
+        ("1:30", "1:30"),
+        ("1e-3", "1e-3"),
+        ("0x10", 16),
+        ("", None),
+    ],
+)
+def test_values(text, value):
+    assert read(text, "file") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: 1\nb:\n  lr: 1\n  c: 2\n  lr: 3", "file, line 5: the key 'lr' stands twice (first in line 3); keep one"),
+        ("{lr: 1, lr: 2}", "file: the key 'lr' stands twice; keep one"),
+        ("a: 1\nb: !!timestamp x", "file, line 2: the tag 'timestamp' is not read here; write the plain value"),
+        ("!!int abc", "file: the tag 'int' is not read here"),
+        ("!!python/object/apply:os.system [x]", "is not read here"),
+        ("? [a]\n: b", "file, line 1: a key that is a list or a mapping"),
+        ("a: &a\n  b: *a", "an alias inside the value that it stands for"),
+        (BOMB, "its aliases multiply to"),
+        # without a limit libyaml overflows the stack: no traceback, a crash
+        ("[" * 100_000, "file: more than 50 levels of nesting"),
+        ("- " * 100_000, "file: more than 50 levels of nesting"),
+        ("a: b: c", "file: not valid YAML: mapping values are not allowed"),
+        ("x: 1\ny: @", "file, line 2: not valid YAML"),
+        ('"\\0"', "holds a character that no name, path or text can have"),
+        ("\udcff", "holds a character that no name, path or text can have"),
+        ("9" * 30, "file: an integer of more than 64 bits"),
+        ("9" * 5000, "file: an integer of more than 64 bits"),
+        ("a: 0x" + "f" * 5000, "file: a: an integer of more than 64 bits"),
+    ],
+)
+def test_what_is_refused_is_said_in_one_line(text, says):
+    with pytest.raises(ConfigError) as caught:
+        read(text, "file")
+    assert says in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_a_mapping_is_copied_and_its_path_is_named():
+    inner = [1, (2, 3)]
+    values = {"a": {"b": inner}}
+    copied = plain(values, "")
+    assert copied == values
+    assert copied["a"]["b"] is not inner
+    wrong = [
+        ({"a": {1: 2}}, "a: the key 1 is no text"),
+        ({"a": {"b": "x\0"}}, r"a.b: 'x\x00' holds"),
+        ({"a": 2**70}, "a: an integer"),
+    ]
+    for value, says in wrong:
+        with pytest.raises(ConfigError) as caught:
+            plain(value, "")
+        assert str(caught.value).startswith(says)
+    values["a"]["b"] = values
+    with pytest.raises(ConfigError, match="more than 50 levels of nesting"):
+        plain(values, "")
