@@ -16,14 +16,14 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import Carry, FedAvg
 from flray.algorithms.scaffold import Scaffold, ScaffoldState, ScaffoldUpdate
-from flray.core.protocol.context import Context
+from flray.core.protocol.context import ClientContext, Context
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics
 
 Gradient = tuple[Tensor, Tensor]
 
 
 class Near(FedAvg, frozen=True):
-    def gradient(self, ctx: Context, down: Broadcast, client: Any, carry: Carry, batch: Batch) -> Gradient:
+    def gradient(self, ctx: ClientContext, down: Broadcast, client: Any, carry: Carry, batch: Batch) -> Gradient:
         loss, g = super().gradient(ctx, down, client, carry, batch)
         return loss, g + carry.w - down.w
 
