@@ -45,10 +45,10 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     table = drifted(experiment, scenario)
     ctx = bench.context(Clock())
     state = algorithm.init_server(ctx, *objective.initial())
-    down = algorithm.broadcast(ctx, state)
+    broadcast = algorithm.broadcast(ctx, state)
     vector = objective.layout.size * 4
-    up, alone = _update(bench, down, scenario)
-    traffic = [size(each * cohort) for each in (nbytes(down), sum(up.values()))]
+    up, alone = _update(bench, broadcast, scenario)
+    traffic = [size(each * cohort) for each in (nbytes(broadcast), sum(up.values()))]
     server = vector * 4 + sum(up[name] for name in alone) * cohort
     memory = (len(dataset.train.x) + len(dataset.test.x)) * dataset.train.x[0].nbytes
     free = shutil.disk_usage(Path.cwd()).free
@@ -205,7 +205,7 @@ def examine_upload(experiment: Experiment, folder: Path) -> list[dict[str, Any]]
     return [{"check": name, "found": value} for name, value in rows]
 
 
-def _update(bench: Workbench, down: Any, scenario: Scenario) -> tuple[dict[str, int], list[str]]:
+def _update(bench: Workbench, broadcast: Any, scenario: Scenario) -> tuple[dict[str, int], list[str]]:
     """(bytes of a client's update by field, the fields of which the server keeps every client's): that of one which
     makes one step.
 
@@ -221,21 +221,21 @@ def _update(bench: Workbench, down: Any, scenario: Scenario) -> tuple[dict[str, 
     shares = scenario.drifting(None).shares(clock, np.array([scenario.members(0)[0]]))
     ctx = bench.client_context(clock, int(shares.clients[0]), num_steps=1, num_examples=len(shares.indices), weight=1.0)
     client, data = algorithm.init_client(ctx), bench.client_data(ctx, shares.indices)
-    sent, updates = to_numpy(map_tensors(torch.clone, down)), []
+    sent, updates = to_numpy(map_tensors(torch.clone, broadcast)), []
 
     def run(note: Note) -> None:
         note(algorithm.begin)
-        carry = algorithm.begin(ctx, down, client, data)
+        local = algorithm.begin(ctx, broadcast, client, data)
         note(algorithm.batches)
-        for batch in algorithm.batches(ctx, down, client, carry, data):
+        for batch in algorithm.batches(ctx, broadcast, client, local, data):
             if len(batch.y) > 1:  # else batch norm cannot train on it
                 note(algorithm.step)
-                carry = algorithm.step(ctx, down, client, carry, batch)
+                local = algorithm.step(ctx, broadcast, client, local, batch)
             break
         note(algorithm.end)
-        updates.append(algorithm.end(ctx, down, client, carry, data)[0])
+        updates.append(algorithm.end(ctx, broadcast, client, local, data)[0])
 
-    if who := writer(run, lambda: equal(sent, to_numpy(down))):
+    if who := writer(run, lambda: equal(sent, to_numpy(broadcast))):
         raise AlgorithmError(wrote(who))
     (update,) = updates
     how = pools(type(update)) if isinstance(update, Record) else {}

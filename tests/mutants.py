@@ -146,8 +146,8 @@ MUTANTS = (
     ),
     Mutant(
         "algorithms/scaffold.py",
-        "torch.sub(down.c, client.c, out",
-        "torch.sub(client.c, down.c, out",
+        "torch.sub(broadcast.c, client.c, out",
+        "torch.sub(client.c, broadcast.c, out",
         "algorithms/test_scaffold.py",
     ),
     Mutant(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.fedavg import FedAvg, SGDState
 from flray.core.messages import Batch, Broadcast, ClientState, Metrics, ServerState, Update
 from flray.core.protocol.algorithm import Predictor
 from flray.core.protocol.context import ClientContext, Context
@@ -26,13 +26,13 @@ class DittoClient(ClientState):
     b: Tensor
 
 
-class DittoCarry(Carry):
-    """FedAvg's carry for the global model, and one for the personal model."""
+class DittoLocalState(SGDState):
+    """FedAvg's local state for the global model, and one for the personal model."""
 
-    personal: Carry
+    personal: SGDState
 
 
-class Ditto(FedAvg[ServerState, Broadcast, Update, DittoClient, DittoCarry], frozen=True):
+class Ditto(FedAvg[ServerState, Broadcast, Update, DittoClient, DittoLocalState], frozen=True):
     lam: float = hp(
         1.0, choice=(0.05, 0.1, 0.2, 1.0, 2.0), ge=0, doc="pull of v_k towards the global model (lambda); 0: v_k alone"
     )
@@ -54,48 +54,52 @@ class Ditto(FedAvg[ServerState, Broadcast, Update, DittoClient, DittoCarry], fro
         w, b = ctx.objective.initial()
         return DittoClient(w, b, b.clone() if self.buffers == "local" else b[:0].clone())
 
-    def begin(self, ctx: ClientContext, down: Broadcast, client: DittoClient, data: ClientData) -> DittoCarry:
-        carry, scratch = super().begin(ctx, down, client, data), ctx.objective.scratch
-        first = scratch("personal first moment", carry.moments.first).zero_()
-        moments = Moments(first, scratch("personal second moment", carry.moments.second).zero_(), 0)
+    def begin(self, ctx: ClientContext, broadcast: Broadcast, client: DittoClient, data: ClientData) -> DittoLocalState:
+        local, scratch = super().begin(ctx, broadcast, client, data), ctx.objective.scratch
+        first = scratch("personal first moment", local.moments.first).zero_()
+        moments = Moments(first, scratch("personal second moment", local.moments.second).zero_(), 0)
         # copies, not scratch: they become the client's state
-        personal = Carry(client.v.clone(), client.statistics.clone(), carry.grad, moments, torch.zeros_like(carry.loss))
-        return DittoCarry.of(carry, personal=personal)
+        personal = SGDState(
+            client.v.clone(), client.statistics.clone(), local.grad, moments, torch.zeros_like(local.loss)
+        )
+        return DittoLocalState.of(local, personal=personal)
 
     def step(
-        self, ctx: ClientContext, down: Broadcast, client: DittoClient, carry: DittoCarry, batch: Batch
-    ) -> DittoCarry:
-        done = max(carry.moments.steps, carry.personal.moments.steps)
+        self, ctx: ClientContext, broadcast: Broadcast, client: DittoClient, local: DittoLocalState, batch: Batch
+    ) -> DittoLocalState:
+        done = max(local.moments.steps, local.personal.moments.steps)
         per_epoch = ctx.num_steps // max(self.epochs)
         if done < per_epoch * self.epochs[1]:
-            carry = carry.replace(personal=self.personal_step(ctx, down, client, carry.personal, batch))
+            local = local.replace(personal=self.personal_step(ctx, broadcast, client, local.personal, batch))
         if done < per_epoch * self.epochs[0]:
-            carry = super().step(ctx, down, client, carry, batch)
-        return carry
+            local = super().step(ctx, broadcast, client, local, batch)
+        return local
 
     def personal_step(
-        self, ctx: ClientContext, down: Broadcast, client: DittoClient, personal: Carry, batch: Batch
-    ) -> Carry:
+        self, ctx: ClientContext, broadcast: Broadcast, client: DittoClient, personal: SGDState, batch: Batch
+    ) -> SGDState:
         """v <- v - eta direction(grad F(v) + lam (v - w^t))."""
-        loss, g = self.gradient(ctx, down, client, personal, batch)  # type: ignore[arg-type]  # FedAvg reads no more
+        loss, g = self.gradient(ctx, broadcast, client, personal, batch)  # type: ignore[arg-type]  # FedAvg reads no more
         personal.loss.add_(loss)
-        g.add_(personal.w, alpha=self.lam).add_(down.w, alpha=-self.lam)
-        v = self.direction(ctx, down, personal, g)  # type: ignore[arg-type]
+        g.add_(personal.w, alpha=self.lam).add_(broadcast.w, alpha=-self.lam)
+        v = self.direction(ctx, broadcast, personal, g)  # type: ignore[arg-type]
         personal.w.add_(v, alpha=-self.learning_rate(ctx))
         return personal.replace(moments=personal.moments.replace(steps=personal.moments.steps + 1))
 
     def end(
-        self, ctx: ClientContext, down: Broadcast, client: DittoClient, carry: DittoCarry, data: ClientData
+        self, ctx: ClientContext, broadcast: Broadcast, client: DittoClient, local: DittoLocalState, data: ClientData
     ) -> tuple[Update, DittoClient]:
-        update, _ = super().end(ctx, down, client, carry, data)
+        update, _ = super().end(ctx, broadcast, client, local, data)
         return update, DittoClient(
-            carry.personal.w, carry.personal.b, carry.b.clone() if self.buffers == "local" else client.b
+            local.personal.w, local.personal.b, local.b.clone() if self.buffers == "local" else client.b
         )
 
-    def report(self, ctx: ClientContext, carry: DittoCarry) -> Metrics:
-        personal = carry.personal
-        return {**super().report(ctx, carry), "ditto/personal_loss": personal.loss / max(personal.moments.steps, 1)}
+    def report(self, ctx: ClientContext, local: DittoLocalState) -> Metrics:
+        personal = local.personal
+        return {**super().report(ctx, local), "ditto/personal_loss": personal.loss / max(personal.moments.steps, 1)}
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: ClientContext, down: Broadcast, client: DittoClient, batches: FineTuning) -> Predictor:
+    def personalize(
+        self, ctx: ClientContext, broadcast: Broadcast, client: DittoClient, batches: FineTuning
+    ) -> Predictor:
         return ctx.objective.at(*self.finetune(ctx, client.v, client.statistics, batches))

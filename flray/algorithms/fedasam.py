@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry
+from flray.algorithms.fedavg import SGDState
 from flray.algorithms.fedsam import FedSAM
 from flray.core.protocol.context import Context
 from flray.core.schema.hp import hp
@@ -24,10 +24,10 @@ class FedASAM(FedSAM, frozen=True):
         "weights", doc="tensors with T_w = |w| + eta: all, or those named weight (1 on the rest)"
     )
 
-    def perturbed(self, ctx: Context, carry: Carry, g: Tensor) -> Tensor:
+    def perturbed(self, ctx: Context, local: SGDState, g: Tensor) -> Tensor:
         objective = ctx.objective
         scale = magnitude(
-            carry.w, objective.layout.entries, self.eta, self.scaled, objective.scratch("magnitude", carry.w)
+            local.w, objective.layout.entries, self.eta, self.scaled, objective.scratch("magnitude", local.w)
         )
-        spans, out = part(objective, self.perturb).spans, around(objective, carry.w, self.perturb)
-        return ascend(carry.w, g.mul_(scale), self.rho, spans, scale, self.eps, out=out)
+        spans, out = part(objective, self.perturb).spans, around(objective, local.w, self.perturb)
+        return ascend(local.w, g.mul_(scale), self.rho, spans, scale, self.eps, out=out)

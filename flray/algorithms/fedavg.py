@@ -34,7 +34,7 @@ from flray.ops.losses import cross_entropy
 from flray.ops.optim import Moments, adam_direction_, decay_, sgd_direction_
 
 
-class Carry(LocalState):
+class SGDState(LocalState):
     """A client in training: parameters `w [P]`, statistics `b [Q]`, scratch `grad [P]`, optimiser state, sum of the
     losses."""
 
@@ -55,7 +55,7 @@ OwnStatistics = LocalStatistics | tuple[()]  # the state of a client that keeps 
 State = TypeVar("State", bound=ServerState, default=ServerState)
 Down = TypeVar("Down", bound=HasModel, default=Broadcast)
 Stored = TypeVar("Stored", default=OwnStatistics)
-Local = TypeVar("Local", bound=Carry, default=Carry)
+Local = TypeVar("Local", bound=SGDState, default=SGDState)
 
 
 class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True):
@@ -106,13 +106,13 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
     def init_client(self, ctx: Context) -> Stored:
         return self.own_statistics(ctx.objective.initial()[1]) if self.buffers == "local" else ()  # type: ignore[return-value]
 
-    def begin(self, ctx: ClientContext, down: Down, client: Stored, data: ClientData) -> Local:
-        return self.start(ctx, down.w, self.statistics_before(down, client))
+    def begin(self, ctx: ClientContext, broadcast: Down, client: Stored, data: ClientData) -> Local:
+        return self.start(ctx, broadcast.w, self.statistics_before(broadcast, client))
 
-    def statistics_before(self, down: HasModel, client: Stored) -> Tensor:
+    def statistics_before(self, broadcast: HasModel, client: Stored) -> Tensor:
         """The batch-norm statistics `[Q]` with which a client begins: its own under `buffers: local`, else the global
         ones."""
-        return cast(HasModel, client).b if self.buffers == "local" else down.b
+        return cast(HasModel, client).b if self.buffers == "local" else broadcast.b
 
     def own_statistics(self, b: Tensor) -> LocalStatistics:
         """What a client keeps of the statistics `b [Q]` with which it ended: a copy under `buffers: local`, else
@@ -127,82 +127,82 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         first, second = ctx.objective.scratch("first moment", w), w[:0]
         if self.optimizer == "adam":
             first, second = first.zero_(), ctx.objective.scratch("second moment", w).zero_()
-        return Carry(  # type: ignore[return-value]  # who carries more makes it of this one
+        return SGDState(  # type: ignore[return-value]  # who carries more makes it of this one
             w, b, ctx.objective.scratch("gradient", w), Moments(first, second, 0), torch.zeros((), device=w.device)
         )
 
     def gradient(
-        self, ctx: ClientContext, down: Down, client: Stored, carry: Local, batch: Batch
+        self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        return self.local_gradient(ctx, carry, batch)
+        return self.local_gradient(ctx, local, batch)
 
-    def local_gradient(self, ctx: Context, carry: Carry, batch: Batch) -> tuple[Tensor, Tensor]:
+    def local_gradient(self, ctx: Context, local: SGDState, batch: Batch) -> tuple[Tensor, Tensor]:
         """(local cross-entropy, its gradient `[P]`, which is scratch), whatever the method adds."""
         # the first gradient is where momentum begins: written there, it need not be copied
-        begins = self.optimizer == "sgd" and self.momentum and carry.moments.steps == 0
+        begins = self.optimizer == "sgd" and self.momentum and local.moments.steps == 0
         return ctx.objective.value_and_grad(
             lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes),
-            carry.w,
-            carry.b,
-            out=carry.moments.first if begins else carry.grad,
+            local.w,
+            local.b,
+            out=local.moments.first if begins else local.grad,
         )
 
-    def step(self, ctx: ClientContext, down: Down, client: Stored, carry: Local, batch: Batch) -> Local:
-        return self.descend(ctx, down, carry, *self.gradient(ctx, down, client, carry, batch))
+    def step(self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, batch: Batch) -> Local:
+        return self.descend(ctx, broadcast, local, *self.gradient(ctx, broadcast, client, local, batch))
 
-    def descend(self, ctx: ClientContext, down: Down, carry: Local, loss: Tensor, g: Tensor) -> Local:
+    def descend(self, ctx: ClientContext, broadcast: Down, local: Local, loss: Tensor, g: Tensor) -> Local:
         """The step along a gradient `g [P]`, which it consumes."""
-        carry.loss.add_(loss)
-        carry.w.add_(self.direction(ctx, down, carry, g), alpha=-self.learning_rate(ctx))
-        return carry.replace(moments=carry.moments.replace(steps=carry.moments.steps + 1))
+        local.loss.add_(loss)
+        local.w.add_(self.direction(ctx, broadcast, local, g), alpha=-self.learning_rate(ctx))
+        return local.replace(moments=local.moments.replace(steps=local.moments.steps + 1))
 
-    def direction(self, ctx: ClientContext, down: Down, carry: Local, g: Tensor) -> Tensor:
+    def direction(self, ctx: ClientContext, broadcast: Down, local: Local, g: Tensor) -> Tensor:
         """The direction `v [P]` of w <- w - lr v; consumes `g`."""
-        return self.optimizer_direction(ctx, carry, g)
+        return self.optimizer_direction(ctx, local, g)
 
-    def optimizer_direction(self, ctx: Context, carry: Local, g: Tensor) -> Tensor:
+    def optimizer_direction(self, ctx: Context, local: Local, g: Tensor) -> Tensor:
         """That of the optimiser, whatever the method adds; consumes `g`."""
-        g = self.decayed(ctx, carry, g)
+        g = self.decayed(ctx, local, g)
         if self.optimizer == "adam":
-            return adam_direction_(carry.w, g, carry.moments, 0.0)
-        return sgd_direction_(carry.w, g, carry.moments, self.momentum, 0.0)
+            return adam_direction_(local.w, g, local.moments, 0.0)
+        return sgd_direction_(local.w, g, local.moments, self.momentum, 0.0)
 
-    def decayed(self, ctx: Context, carry: Local, g: Tensor) -> Tensor:
+    def decayed(self, ctx: Context, local: Local, g: Tensor) -> Tensor:
         """What the optimiser gets: the gradient `g [P]` and, where one arrived, weight decay, in its place."""
-        decay_(g, carry.w, self.weight_decay, ctx.objective.reached())
+        decay_(g, local.w, self.weight_decay, ctx.objective.reached())
         return g
 
     def learning_rate(self, ctx: Context) -> float:
         return float(self.lr * self.lr_decay**ctx.clock.round)
 
     def end(
-        self, ctx: ClientContext, down: Down, client: Stored, carry: Local, data: ClientData
+        self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, data: ClientData
     ) -> tuple[Sent, Stored]:
-        kept = self.own_statistics(carry.b) if self.buffers == "local" else client
-        return Update(carry.w, carry.b), kept  # type: ignore[return-value]
+        kept = self.own_statistics(local.b) if self.buffers == "local" else client
+        return Update(local.w, local.b), kept  # type: ignore[return-value]
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: ClientContext, down: Down, client: Stored, batches: FineTuning) -> Predictor:
-        w, b = self.finetune(ctx, down.w, self.statistics_before(down, client), batches)
+    def personalize(self, ctx: ClientContext, broadcast: Down, client: Stored, batches: FineTuning) -> Predictor:
+        w, b = self.finetune(ctx, broadcast.w, self.statistics_before(broadcast, client), batches)
         return ctx.objective.at(w, b)
 
     def finetune(self, ctx: ClientContext, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         """Scratch `(w [P], b [Q])` after plain cross-entropy steps from a point with a new optimiser, whatever the
         algorithm's own client does (FedSOL section 4.4)."""
-        carry = self.start(ctx, w, b)
+        local = self.start(ctx, w, b)
         for batch in batches:
-            _, g = self.local_gradient(ctx, carry, batch)
-            carry.w.add_(self.optimizer_direction(ctx, carry, g), alpha=-self.learning_rate(ctx))
-            carry = carry.replace(moments=carry.moments.replace(steps=carry.moments.steps + 1))
-        return carry.w, carry.b
+            _, g = self.local_gradient(ctx, local, batch)
+            local.w.add_(self.optimizer_direction(ctx, local, g), alpha=-self.learning_rate(ctx))
+            local = local.replace(moments=local.moments.replace(steps=local.moments.steps + 1))
+        return local.w, local.b
 
     def continued(self, ctx: ClientContext, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         """Scratch `(w [P], b [Q])` after the algorithm's own local steps from a point, for one whose network has no
         cross-entropy to be fine-tuned with."""
-        carry = self.start(ctx, w, b)
+        local = self.start(ctx, w, b)
         for batch in batches:
-            carry = self.step(ctx, None, (), carry, batch)  # type: ignore[arg-type]  # its step reads neither
-        return carry.w, carry.b
+            local = self.step(ctx, None, (), local, batch)  # type: ignore[arg-type]  # its step reads neither
+        return local.w, local.b
 
-    def report(self, ctx: ClientContext, carry: Local) -> Metrics:
-        return {"train/loss": carry.loss / max(carry.moments.steps, 1)}
+    def report(self, ctx: ClientContext, local: Local) -> Metrics:
+        return {"train/loss": local.loss / max(local.moments.steps, 1)}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
+from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.network.layout import Entry
 from flray.core.network.objective import Objective
@@ -56,27 +56,27 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
             return super().point(ctx, message)
         return self.whole(ctx, message.body), message.b
 
-    def begin(self, ctx: ClientContext, down: BodyMessage, client: OwnStatistics, data: ClientData) -> Carry:
-        return super().begin(ctx, Broadcast(self.whole(ctx, down.body), down.b), client, data)
+    def begin(self, ctx: ClientContext, broadcast: BodyMessage, client: OwnStatistics, data: ClientData) -> SGDState:
+        return super().begin(ctx, Broadcast(self.whole(ctx, broadcast.body), broadcast.b), client, data)
 
-    def direction(self, ctx: ClientContext, down: BodyMessage, carry: Carry, g: Tensor) -> Tensor:
-        v = super().direction(ctx, down, carry, g)
+    def direction(self, ctx: ClientContext, broadcast: BodyMessage, local: SGDState, g: Tensor) -> Tensor:
+        v = super().direction(ctx, broadcast, local, g)
         for place in parts(ctx.objective, head=True):
             v.narrow(0, place.offset, place.numel).zero_()
         return v
 
     def end(
-        self, ctx: ClientContext, down: BodyMessage, client: OwnStatistics, carry: Carry, data: ClientData
+        self, ctx: ClientContext, broadcast: BodyMessage, client: OwnStatistics, local: SGDState, data: ClientData
     ) -> tuple[BodyMessage, OwnStatistics]:
-        _, client = super().end(ctx, down, client, carry, data)
-        return BodyMessage(body_of(ctx.objective, carry.w), carry.b), client
+        _, client = super().end(ctx, broadcast, client, local, data)
+        return BodyMessage(body_of(ctx.objective, local.w), local.b), client
 
     # personalised evaluation ------------------------------------------------------------------
     def personalize(
-        self, ctx: ClientContext, down: BodyMessage, client: OwnStatistics, batches: FineTuning
+        self, ctx: ClientContext, broadcast: BodyMessage, client: OwnStatistics, batches: FineTuning
     ) -> Predictor:
         # finetune moves the head as well
-        return super().personalize(ctx, Broadcast(self.whole(ctx, down.body), down.b), client, batches)
+        return super().personalize(ctx, Broadcast(self.whole(ctx, broadcast.body), broadcast.b), client, batches)
 
 
 def parts(objective: Objective, head: bool) -> list[Entry]:

@@ -48,9 +48,9 @@ class ServerDistillation(FedAvg[State, Down, EachUpdate, OwnStatistics, Local, M
         return self.distill(ctx, state, updates, average, self.ensemble(ctx, updates))
 
     def end(
-        self, ctx: ClientContext, down: Down, client: OwnStatistics, carry: Local, data: ClientData
+        self, ctx: ClientContext, broadcast: Down, client: OwnStatistics, local: Local, data: ClientData
     ) -> tuple[EachUpdate, OwnStatistics]:
-        update, client = super().end(ctx, down, client, carry, data)
+        update, client = super().end(ctx, broadcast, client, local, data)
         return EachUpdate.of(update), client
 
     @abstractmethod

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg, LocalStatistics
+from flray.algorithms.fedavg import FedAvg, LocalStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, Cohort, EachUpdate, Metrics, ServerState, Update
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
@@ -34,13 +34,13 @@ class DynClient(LocalStatistics):
     h: Tensor
 
 
-class DynCarry(Carry):
-    """FedAvg's carry and the constant part of the terms' gradient, `linear [P]` = -h_k - alpha w_g."""
+class DynLocalState(SGDState):
+    """FedAvg's local state and the constant part of the terms' gradient, `linear [P]` = -h_k - alpha w_g."""
 
     linear: Tensor
 
 
-class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynCarry], frozen=True):
+class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], frozen=True):
     alpha: float = hp(0.1, log=(1e-3, 1.0), gt=0, doc="strength of the dynamic regulariser (alpha)")
     official: bool = hp(False, doc="official code: alpha n / (n_k N) on client k, and clipping before the part alpha w")
     clip: float | None = hp(None, gt=0, doc="largest norm of the local gradient (official code: 10); none: no clipping")
@@ -72,43 +72,45 @@ class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynCarry], frozen=Tr
             return self.alpha
         return self.alpha * ctx.mean_examples / max(ctx.num_examples, 1)
 
-    def begin(self, ctx: ClientContext, down: Broadcast, client: DynClient, data: ClientData) -> DynCarry:
-        base: Carry = super().begin(ctx, down, client, data)
-        linear = torch.mul(down.w, -self.strength(ctx), out=ctx.objective.scratch("linear term", base.w)).sub_(client.h)
-        return DynCarry.of(base, linear=linear)
+    def begin(self, ctx: ClientContext, broadcast: Broadcast, client: DynClient, data: ClientData) -> DynLocalState:
+        base: SGDState = super().begin(ctx, broadcast, client, data)
+        linear = torch.mul(broadcast.w, -self.strength(ctx), out=ctx.objective.scratch("linear term", base.w)).sub_(
+            client.h
+        )
+        return DynLocalState.of(base, linear=linear)
 
     def gradient(
-        self, ctx: ClientContext, down: Broadcast, client: DynClient, carry: DynCarry, batch: Batch
+        self, ctx: ClientContext, broadcast: Broadcast, client: DynClient, local: DynLocalState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        loss, g = super().gradient(ctx, down, client, carry, batch)
+        loss, g = super().gradient(ctx, broadcast, client, local, batch)
         if self.official:  # the quadratic part is weight decay, which is added after clipping
-            return loss, self.clipped(g.add_(carry.linear)).add_(carry.w, alpha=self.strength(ctx))
-        return loss, self.clipped(g.add_(carry.linear).add_(carry.w, alpha=self.strength(ctx)))
+            return loss, self.clipped(g.add_(local.linear)).add_(local.w, alpha=self.strength(ctx))
+        return loss, self.clipped(g.add_(local.linear).add_(local.w, alpha=self.strength(ctx)))
 
     def clipped(self, g: Tensor) -> Tensor:
         return g if self.clip is None else clip_(g, self.clip)
 
     def proximal(
-        self, ctx: ClientContext, down: Broadcast, client: DynClient, carry: DynCarry, batch: Batch
+        self, ctx: ClientContext, broadcast: Broadcast, client: DynClient, local: DynLocalState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """(-<h_k, w> + alpha/2 norm(w - w_g)^2, its gradient `[P]`, scratch) (FedSOL Table 4)."""
         # not linear + alpha w: near w_g that cancels, and FedSOL blows the rounding up to length rho
-        drift = torch.sub(carry.w, down.w, out=ctx.objective.scratch("drift", carry.w))
-        g = torch.mul(drift, self.strength(ctx), out=ctx.objective.scratch("proximal gradient", carry.w)).sub_(client.h)
-        return 0.5 * self.strength(ctx) * torch.dot(drift, drift) - torch.dot(client.h, carry.w), g
+        drift = torch.sub(local.w, broadcast.w, out=ctx.objective.scratch("drift", local.w))
+        g = torch.mul(drift, self.strength(ctx), out=ctx.objective.scratch("proximal gradient", local.w)).sub_(client.h)
+        return 0.5 * self.strength(ctx) * torch.dot(drift, drift) - torch.dot(client.h, local.w), g
 
     def end(
         self,
         ctx: ClientContext,
-        down: Broadcast,
+        broadcast: Broadcast,
         client: DynClient,
-        carry: DynCarry,
+        local: DynLocalState,
         data: ClientData,
         used: float = 1.0,
     ) -> tuple[Update, DynClient]:
         """`used`: the share of h_k that the local steps contained; 1 but under FedSOL (its card says why)."""
-        drift = torch.sub(carry.w, down.w, out=carry.linear)
+        drift = torch.sub(local.w, broadcast.w, out=local.linear)
         h = torch.mul(client.h, used).sub_(drift, alpha=self.strength(ctx))
         # a weighted and a plain mean need the models themselves
         sent = Update if self.weighting == "uniform" else EachUpdate
-        return sent(carry.w, carry.b), DynClient.of(self.own_statistics(carry.b), h=h)
+        return sent(local.w, local.b), DynClient.of(self.own_statistics(local.b), h=h)

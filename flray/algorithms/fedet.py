@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry
+from flray.algorithms.fedavg import SGDState
 from flray.algorithms.feddf import ServerDistillation
 from flray.core.messages import Broadcast, Metrics, Models, Record, ServerState, Update
 from flray.core.protocol.context import Context
@@ -36,7 +36,7 @@ class Consensus(Record):
     disputed: Tensor
 
 
-class FedET(ServerDistillation[ServerState, Broadcast, Carry], frozen=True):
+class FedET(ServerDistillation[ServerState, Broadcast, SGDState], frozen=True):
     fedet: Literal["takfl", "paper"] = hp("takfl", doc="form of the weights and of samples on which all clients agree")
     diversity: float | None = hp(
         None, log=(0.01, 1.0), ge=0, doc="weight of the diversity term (lambda); none: the form's own"

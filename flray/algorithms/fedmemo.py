@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
+from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.algorithms.held_out_gan import Maker
 from flray.algorithms.memo_proxy import ProxySource
 from flray.algorithms.private_updates import PrivateUpdates
@@ -137,26 +137,26 @@ class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg[MemoState], 
 
     # client -----------------------------------------------------------------------------------
     def end(
-        self, ctx: ClientContext, down: Broadcast, client: OwnStatistics, carry: Carry, data: ClientData
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: SGDState, data: ClientData
     ) -> tuple[Update, OwnStatistics]:
-        update, client = super().end(ctx, down, client, carry, data)
+        update, client = super().end(ctx, broadcast, client, local, data)
         if self.dp_clip is not None:
-            update = Update(self.private(ctx, down.w, carry.w, "real"), down.b)
-        if not isinstance(down, MemoDown):
+            update = Update(self.private(ctx, broadcast.w, local.w, "real"), broadcast.b)
+        if not isinstance(broadcast, MemoDown):
             return update, client
-        w, b = self.trained_on_made(ctx, down, data)
+        w, b = self.trained_on_made(ctx, broadcast, data)
         return MemoUpdate.of(update, w_proxy=w, b_proxy=b), client
 
     def repair(
-        self, ctx: Context, down: MemoDown, client: OwnStatistics, data: ClientData
+        self, ctx: Context, broadcast: MemoDown, client: OwnStatistics, data: ClientData
     ) -> tuple[Update, OwnStatistics, Metrics]:
-        return Update(*self.trained_on_made(ctx, down, data)), client, {}
+        return Update(*self.trained_on_made(ctx, broadcast, data)), client, {}
 
-    def trained_on_made(self, ctx: Context, down: MemoDown, data: ClientData) -> tuple[Tensor, Tensor]:
+    def trained_on_made(self, ctx: Context, broadcast: MemoDown, data: ClientData) -> tuple[Tensor, Tensor]:
         """What a client sends of its training on as many made samples as it holds real ones, with noise as well."""
-        proxy = self.drawn_without_data(ctx, down.maker, data.num_examples)
-        w, b = self.trained(ctx, down.w, down.b, proxy)
-        return self.private(ctx, down.w, w, "proxy"), b
+        proxy = self.drawn_without_data(ctx, broadcast.maker, data.num_examples)
+        w, b = self.trained(ctx, broadcast.w, broadcast.b, proxy)
+        return self.private(ctx, broadcast.w, w, "proxy"), b
 
     def repaired(self, ctx: Context, state: MemoState, updates: Update, cohort: Cohort) -> tuple[MemoState, Metrics]:
         return self.mixed(state, updates.w, updates.b, float(cohort.num_examples.sum()), {})

@@ -17,7 +17,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg, LocalStatistics, OwnStatistics
+from flray.algorithms.fedavg import FedAvg, LocalStatistics, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
@@ -55,13 +55,13 @@ class NovaUpdate(Record):
     own: Tensor | None
 
 
-class NovaCarry(Carry):
-    """FedAvg's carry and, with ccvr, the `correction [P]` dbar - d_k."""
+class NovaLocalState(SGDState):
+    """FedAvg's local state and, with ccvr, the `correction [P]` dbar - d_k."""
 
     correction: Tensor | None
 
 
-class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStatistics, NovaCarry], frozen=True):
+class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStatistics, NovaLocalState], frozen=True):
     mu: float = hp(0.0, ge=0, doc="weight of a proximal term (mu); needs momentum 0 or nova_compat")
     gmf: float = hp(0.0, choice=(0.0, 0.5, 0.9), ge=0, lt=1, doc="slow momentum of the server (gmf)")
     nova_compat: bool = hp(False, doc="a_k by the original optimiser's counters: mu with momentum, and under Adam")
@@ -113,37 +113,46 @@ class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStati
         return NovaClient.of(self.own_statistics(b), d=torch.zeros_like(w))
 
     def begin(
-        self, ctx: ClientContext, down: NovaBroadcast, client: NovaClient | OwnStatistics, data: ClientData
-    ) -> NovaCarry:
-        base: Carry = super().begin(ctx, down, client, data)
+        self, ctx: ClientContext, broadcast: NovaBroadcast, client: NovaClient | OwnStatistics, data: ClientData
+    ) -> NovaLocalState:
+        base: SGDState = super().begin(ctx, broadcast, client, data)
         if not isinstance(client, NovaClient):
-            return NovaCarry.of(base, correction=None)
+            return NovaLocalState.of(base, correction=None)
         correction = torch.neg(client.d, out=ctx.objective.scratch("correction", base.w))
-        return NovaCarry.of(base, correction=correction if down.dbar is None else correction.add_(down.dbar))
+        return NovaLocalState.of(
+            base, correction=correction if broadcast.dbar is None else correction.add_(broadcast.dbar)
+        )
 
     def gradient(
         self,
         ctx: ClientContext,
-        down: NovaBroadcast,
+        broadcast: NovaBroadcast,
         client: NovaClient | OwnStatistics,
-        carry: NovaCarry,
+        local: NovaLocalState,
         batch: Batch,
     ) -> tuple[Tensor, Tensor]:
-        loss, g = super().gradient(ctx, down, client, carry, batch)
+        loss, g = super().gradient(ctx, broadcast, client, local, batch)
         if self.mu:
-            g.add_(torch.sub(carry.w, down.w, out=ctx.objective.scratch("proximal gradient", carry.w)), alpha=self.mu)
-        if carry.correction is not None:
-            g.add_(carry.correction)
+            g.add_(
+                torch.sub(local.w, broadcast.w, out=ctx.objective.scratch("proximal gradient", local.w)), alpha=self.mu
+            )
+        if local.correction is not None:
+            g.add_(local.correction)
         return loss, g
 
     def proximal(
-        self, ctx: Context, down: NovaBroadcast, client: NovaClient | OwnStatistics, carry: NovaCarry, batch: Batch
+        self,
+        ctx: Context,
+        broadcast: NovaBroadcast,
+        client: NovaClient | OwnStatistics,
+        local: NovaLocalState,
+        batch: Batch,
     ) -> tuple[Tensor, Tensor]:
         """(<dbar - d_k, w>, its gradient `[P]`, scratch) (FedSOL Table 4)."""
-        if carry.correction is None:
+        if local.correction is None:
             raise ConfigError("FedNova's proximal loss <dbar - d_k, w> is that of ccvr: set ccvr to fixed")
-        g = ctx.objective.scratch("proximal gradient", carry.w).copy_(carry.correction)
-        return torch.dot(g, carry.w), g
+        g = ctx.objective.scratch("proximal gradient", local.w).copy_(local.correction)
+        return torch.dot(g, local.w), g
 
     def normalizer(self, ctx: Context, steps: int) -> float:
         """a_k of a client that made `steps` local steps."""
@@ -154,21 +163,21 @@ class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStati
     def end(
         self,
         ctx: ClientContext,
-        down: NovaBroadcast,
+        broadcast: NovaBroadcast,
         client: NovaClient | OwnStatistics,
-        carry: NovaCarry,
+        local: NovaLocalState,
         data: ClientData,
         used: float = 1.0,
     ) -> tuple[NovaUpdate, NovaClient | OwnStatistics]:
         """`used`: the share of dbar - d_k that the local steps contained; 1 but under FedSOL (its card says why)."""
-        a = self.normalizer(ctx, carry.moments.steps)
+        a = self.normalizer(ctx, local.moments.steps)
         scale = a * self.learning_rate(ctx) or 1.0  # a client without a step sends 0
-        d = torch.sub(down.w, carry.w, out=carry.grad).div_(scale)
+        d = torch.sub(broadcast.w, local.w, out=local.grad).div_(scale)
         own = None
         if self.ccvr == "fixed":  # a client without a step keeps what it had
-            assert isinstance(client, NovaClient) and carry.correction is not None  # of begin
-            own = torch.sub(d, carry.correction, alpha=used) if a else client.d.clone()
-        update = NovaUpdate(d, (down.b - carry.b).div_(scale), float(carry.moments.steps) if self.mu else a, own)
+            assert isinstance(client, NovaClient) and local.correction is not None  # of begin
+            own = torch.sub(d, local.correction, alpha=used) if a else client.d.clone()
+        update = NovaUpdate(d, (broadcast.b - local.b).div_(scale), float(local.moments.steps) if self.mu else a, own)
         if self.ccvr == "off":
-            return update, super().end(ctx, down, client, carry, data)[1]
-        return update, NovaClient.of(self.own_statistics(carry.b), d=d.clone() if own is None else own)
+            return update, super().end(ctx, broadcast, client, local, data)[1]
+        return update, NovaClient.of(self.own_statistics(local.b), d=d.clone() if own is None else own)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
+from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast
 from flray.core.network.objective import Model
 from flray.core.protocol.context import ClientContext
@@ -26,16 +26,16 @@ class FedNTD(FedAvg, frozen=True):
         return 1 + 1 / 3 if self.beta else 1.0
 
     def gradient(
-        self, ctx: ClientContext, down: Broadcast, client: OwnStatistics, carry: Carry, batch: Batch
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         if not self.beta:
-            return super().gradient(ctx, down, client, carry, batch)
+            return super().gradient(ctx, broadcast, client, local, batch)
         with torch.no_grad():
-            teacher = ctx.seen(ctx.objective.at(down.w, down.b)(batch.x))
+            teacher = ctx.seen(ctx.objective.at(broadcast.w, broadcast.b)(batch.x))
 
         def loss(f: Model) -> Tensor:
             z, y = f(batch.x), batch.y
             known = y if ctx.classes is None else ctx.classes.seen.local(y)
             return cross_entropy(z, y, ctx.classes) + self.beta * not_true_kl(teacher, ctx.seen(z), known, self.tau)
 
-        return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)
+        return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
+from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.messages.fields import sum
 from flray.core.network.objective import Model
@@ -35,14 +35,14 @@ class PECUpdate(Record):
     counts: Tensor = sum()
 
 
-class PECCarry(Carry):
-    """FedAvg's carry; the steps that each class's student has taken, and the samples that it has read, both `[C]`."""
+class PECLocalState(SGDState):
+    """FedAvg's local state; by class the steps that its student has taken and the samples that it has read, `[C]`."""
 
     steps: Tensor
     read: Tensor
 
 
-class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECCarry], frozen=True):
+class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalState], frozen=True):
     buffers: ClassVar[Literal["average", "keep", "local"]] = "average"  # type: ignore[misc]  # students have none
 
     lr: float = hp(1e-3, log=(1e-4, 1e-1), gt=0, doc="local learning rate (eta)")
@@ -68,17 +68,17 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECCarry],
         return state.replace(w=students.index_copy(0, mine, mean).flatten()), {}
 
     # client -----------------------------------------------------------------------------------
-    def start(self, ctx: Context, w: Tensor, b: Tensor) -> PECCarry:
+    def start(self, ctx: Context, w: Tensor, b: Tensor) -> PECLocalState:
         classes = len(ctx.inputs.classes)
         base = super().start(ctx, w, b)
-        return PECCarry.of(base, steps=torch.zeros(classes, dtype=torch.int64), read=torch.zeros(classes))
+        return PECLocalState.of(base, steps=torch.zeros(classes, dtype=torch.int64), read=torch.zeros(classes))
 
     def gradient(
-        self, ctx: ClientContext, down: Broadcast, client: OwnStatistics, carry: PECCarry, batch: Batch
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: PECLocalState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """Each class's mean error has a gradient for its own student alone; the loss is the mean over all samples."""
         rows = [(c, batch.y == c) for c in torch.unique(batch.y).tolist()]
-        value = torch.zeros_like(carry.loss)
+        value = torch.zeros_like(local.loss)
 
         def errors(f: Model) -> Tensor:
             target = f.run("target", batch.x)
@@ -87,39 +87,39 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECCarry],
                 value.add_(mean.detach() * mine.sum() / len(batch.y))
             return torch.stack(means).sum()
 
-        _, g = ctx.objective.value_and_grad(errors, carry.w, carry.b, out=carry.grad)
+        _, g = ctx.objective.value_and_grad(errors, local.w, local.b, out=local.grad)
         return value, g
 
     def step(
-        self, ctx: ClientContext, down: Broadcast, client: OwnStatistics, carry: PECCarry, batch: Batch
-    ) -> PECCarry:
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: PECLocalState, batch: Batch
+    ) -> PECLocalState:
         """One step of the students of the classes in the batch; the others rest."""
-        loss, g = self.gradient(ctx, down, client, carry, batch)
-        carry.loss.add_(loss)
+        loss, g = self.gradient(ctx, broadcast, client, local, batch)
+        local.loss.add_(loss)
         classes, counts = torch.unique(batch.y.cpu(), return_counts=True)
-        parts = (carry.w, g, carry.moments.first, carry.moments.second)
-        tables = [part.view(len(carry.steps), len(part) // len(carry.steps)) for part in parts]  # SGD has no second one
+        parts = (local.w, g, local.moments.first, local.moments.second)
+        tables = [part.view(len(local.steps), len(part) // len(local.steps)) for part in parts]  # SGD has no second one
         rate = self.learning_rate(ctx)
         if self.schedule == "linear":
-            rate *= 1 - carry.moments.steps / ctx.num_steps
+            rate *= 1 - local.moments.steps / ctx.num_steps
         for c in classes.tolist():
             w, slope, first, second = (table[c] for table in tables)
-            moved = Moments(first, second, int(carry.steps[c]))
+            moved = Moments(first, second, int(local.steps[c]))
             if self.optimizer == "adam":
                 v = adam_direction_(w, slope, moved, self.weight_decay)
             else:
                 v = sgd_direction_(w, slope, moved, self.momentum, self.weight_decay)
             w.add_(v, alpha=-rate)
-        carry.steps[classes] += 1
-        carry.read[classes] += counts
-        return carry.replace(moments=carry.moments.replace(steps=carry.moments.steps + 1))
+        local.steps[classes] += 1
+        local.read[classes] += counts
+        return local.replace(moments=local.moments.replace(steps=local.moments.steps + 1))
 
     def end(
-        self, ctx: ClientContext, down: Broadcast, client: OwnStatistics, carry: PECCarry, data: ClientData
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: PECLocalState, data: ClientData
     ) -> tuple[PECUpdate, OwnStatistics]:
-        counts = (carry.read > 0).float() if self.weighting == "uniform" else carry.read / self.local_epochs
+        counts = (local.read > 0).float() if self.weighting == "uniform" else local.read / self.local_epochs
         mine = ctx.in_use.index
-        students, counts = carry.w.view(len(counts), -1)[mine], counts.to(ctx.device)[mine]
+        students, counts = local.w.view(len(counts), -1)[mine], counts.to(ctx.device)[mine]
         return PECUpdate(students * counts[:, None], counts), client
 
     def finetune(self, ctx: ClientContext, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, OwnStatistics
+from flray.algorithms.fedavg import OwnStatistics, SGDState
 from flray.algorithms.feddf import FedDF
 from flray.core.messages import Batch, Broadcast, Metrics, Models, ServerState, Update
 from flray.core.network.parts import ModuleMode
@@ -44,8 +44,8 @@ class FedProjBroadcast(Broadcast):
     logits: Tensor
 
 
-class FedProjCarry(Carry):
-    """FedAvg's carry, scratch for the memory gradient `[P]`, and what was drawn for this client and round:
+class FedProjLocalState(SGDState):
+    """FedAvg's local state, scratch for the memory gradient `[P]`, and what was drawn for this client and round:
     the `order [M]` in which it reads the memory (with labels: the samples that have one of the classes seen so far)
     and one u ~ U(0, 1) per local step (`draws`)."""
 
@@ -55,7 +55,7 @@ class FedProjCarry(Carry):
     tally: Tally
 
 
-class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjCarry], frozen=True):
+class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=True):
     projection_rate: float = hp(
         1.0, linear=(0.0, 1.0), ge=0, le=1, doc="share of local steps that project (r); 0: FedDF's client"
     )
@@ -123,20 +123,20 @@ class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjCarry], frozen=True):
 
     # client -----------------------------------------------------------------------------------
     def begin(
-        self, ctx: ClientContext, down: FedProjBroadcast, client: OwnStatistics, data: ClientData
-    ) -> FedProjCarry:
-        base: Carry = super().begin(ctx, down, client, data)
+        self, ctx: ClientContext, broadcast: FedProjBroadcast, client: OwnStatistics, data: ClientData
+    ) -> FedProjLocalState:
+        base: SGDState = super().begin(ctx, broadcast, client, data)
         order = ctx.rng("memory order").permutation(
-            ctx.require_proxy().size if down.memory is None else len(down.memory)
+            ctx.require_proxy().size if broadcast.memory is None else len(broadcast.memory)
         )
-        if self._loss_kind(ctx, down) == "ce_labels":
-            order = labelled(ctx, down.memory, order)
+        if self._loss_kind(ctx, broadcast) == "ce_labels":
+            order = labelled(ctx, broadcast.memory, order)
         draws, tally = (
             ctx.rng("projection").random(ctx.num_steps),
             Tally(*torch.zeros(5, device=base.w.device).unbind()),
         )
         memory_grad = ctx.objective.scratch("memory gradient", base.w)
-        return FedProjCarry.of(base, memory_grad=memory_grad, order=order, draws=draws, tally=tally)
+        return FedProjLocalState.of(base, memory_grad=memory_grad, order=order, draws=draws, tally=tally)
 
     def step_cost(self, proxy_size: int | None = None) -> float:
         """1 + r m / B: a share r of the steps reads m samples of the memory besides the B of the local batch.
@@ -154,45 +154,53 @@ class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjCarry], frozen=True):
         return 1 + self.projection_rate * min(sizes) / self.batch_size
 
     def gradient(
-        self, ctx: ClientContext, down: FedProjBroadcast, client: OwnStatistics, carry: FedProjCarry, batch: Batch
+        self,
+        ctx: ClientContext,
+        broadcast: FedProjBroadcast,
+        client: OwnStatistics,
+        local: FedProjLocalState,
+        batch: Batch,
     ) -> tuple[Tensor, Tensor]:
-        loss, g = super().gradient(ctx, down, client, carry, batch)
-        if self.project_stage == "gradient" and self.remembers(ctx, down, carry):
-            g = self.projected(ctx, down, carry, g, out=g)
+        loss, g = super().gradient(ctx, broadcast, client, local, batch)
+        if self.project_stage == "gradient" and self.remembers(ctx, broadcast, local):
+            g = self.projected(ctx, broadcast, local, g, out=g)
         return loss, g
 
-    def direction(self, ctx: ClientContext, down: FedProjBroadcast, carry: FedProjCarry, g: Tensor) -> Tensor:
-        v = super().direction(ctx, down, carry, g)
-        if self.project_stage == "update" and self.remembers(ctx, down, carry):
-            v = self.projected(ctx, down, carry, v, out=None)  # v may be the momentum buffer itself
+    def direction(self, ctx: ClientContext, broadcast: FedProjBroadcast, local: FedProjLocalState, g: Tensor) -> Tensor:
+        v = super().direction(ctx, broadcast, local, g)
+        if self.project_stage == "update" and self.remembers(ctx, broadcast, local):
+            v = self.projected(ctx, broadcast, local, v, out=None)  # v may be the momentum buffer itself
         return v
 
-    def remembers(self, ctx: ClientContext, down: FedProjBroadcast, carry: FedProjCarry) -> bool:
+    def remembers(self, ctx: ClientContext, broadcast: FedProjBroadcast, local: FedProjLocalState) -> bool:
         """Whether this local step reads the memory: u < r, and there is something to remember."""
-        reads = len(carry.order) > 0 and self._loss_kind(ctx, down) != "skip"
-        return reads and bool(carry.draws[carry.moments.steps] < self.projection_rate)
+        reads = len(local.order) > 0 and self._loss_kind(ctx, broadcast) != "skip"
+        return reads and bool(local.draws[local.moments.steps] < self.projection_rate)
 
-    def _loss_kind(self, ctx: Context, down: FedProjBroadcast) -> Any:
+    def _loss_kind(self, ctx: Context, broadcast: FedProjBroadcast) -> Any:
         """Which memory loss this round reads: `kl`, `ce_labels`, or `skip`."""
-        if self.memory_loss == "ce_labels" or len(down.logits):
+        if self.memory_loss == "ce_labels" or len(broadcast.logits):
             return self.memory_loss
         before = "ce_labels" if ctx.require_proxy().same_labels else "skip"  # the first ensemble
         return before if self.round0 == "auto" else self.round0
 
     def projected(
-        self, ctx: ClientContext, down: FedProjBroadcast, carry: FedProjCarry, v: Tensor, out: Tensor | None
+        self, ctx: ClientContext, broadcast: FedProjBroadcast, local: FedProjLocalState, v: Tensor, out: Tensor | None
     ) -> Tensor:
         """`v [P]` after the projection with this step's memory gradient, which is tallied."""
         size, full = self.memory_batch_size or self.batch_size, self.memory_batch == "full"
-        chosen = carry.order if full else batch_of(carry.order, carry.moments.steps, size)
-        where, how = (carry.w, carry.b, Buffer(down.memory, down.logits)), (self._loss_kind(ctx, down), self.memory_bn)
+        chosen = local.order if full else batch_of(local.order, local.moments.steps, size)
+        where, how = (
+            (local.w, local.b, Buffer(broadcast.memory, broadcast.logits)),
+            (self._loss_kind(ctx, broadcast), self.memory_bn),
+        )
         loss, g_mem = memory_gradient(
-            ctx, *where, chosen, *how, self.distill_batch_size if full else size, carry.memory_grad
+            ctx, *where, chosen, *how, self.distill_batch_size if full else size, local.memory_grad
         )
         entries = ctx.objective.layout.entries if self.scope == "tensor" else None
         result, conflict = project(v, g_mem, self.rule, self.delta, self.eps, out, entries)
-        carry.tally.add_(loss, conflict)
+        local.tally.add_(loss, conflict)
         return result
 
-    def report(self, ctx: ClientContext, carry: FedProjCarry) -> Metrics:
-        return {**super().report(ctx, carry), **carry.tally.report(carry.moments.steps)}
+    def report(self, ctx: ClientContext, local: FedProjLocalState) -> Metrics:
+        return {**super().report(ctx, local), **local.tally.report(local.moments.steps)}

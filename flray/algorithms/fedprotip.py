@@ -16,7 +16,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from flray.algorithms.protected import SPACE, Blocks, ProtectedCarry, ProtectedDown
+from flray.algorithms.protected import SPACE, Blocks, ProtectedDown, ProtectedLocalState
 from flray.algorithms.task_prediction import PredictingClient, PredictingState, TaskPrediction
 from flray.core.messages import Batch, Cohort, Metrics, Record, nbytes
 from flray.core.messages.fields import each, shared
@@ -50,13 +50,13 @@ class Extracted(Record):
     space: tuple[Tensor, ...]
 
 
-class ProTIPCarry(ProtectedCarry):
+class ProTIPLocalState(ProtectedLocalState):
     """`moves [P]`: 0 where a gradient may change nothing; None: it may everywhere."""
 
     moves: Tensor | None
 
 
-class FedProTIP(TaskPrediction[ProTIPDown, ProTIPCarry], frozen=True):
+class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     keeps: ClassVar[str] = "features of samples of each task on the clients; bases and references on the server"
 
     eps: float = hp(0.7, choice=(0.7, 0.8, 0.9), ge=0, le=1, doc="share of the activations' energy to protect")
@@ -90,42 +90,44 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPCarry], frozen=True):
     def broadcast(self, ctx: Context, state: PredictingState) -> ProTIPDown:
         return ProTIPDown(state.w, state.b, state.blocks, state.spaces)
 
-    def start(self, ctx: Context, w: Tensor, b: Tensor) -> ProTIPCarry:
-        return ProTIPCarry.of(super().start(ctx, w, b), moves=None)
+    def start(self, ctx: Context, w: Tensor, b: Tensor) -> ProTIPLocalState:
+        return ProTIPLocalState.of(super().start(ctx, w, b), moves=None)
 
-    def begin(self, ctx: ClientContext, down: ProTIPDown, client: PredictingClient, data: ClientData) -> ProTIPCarry:
-        carry = super().begin(ctx, down, client, data)
-        if not down.blocks:
-            return carry
-        based, moves = self.based(ctx, down.blocks), None
+    def begin(
+        self, ctx: ClientContext, broadcast: ProTIPDown, client: PredictingClient, data: ClientData
+    ) -> ProTIPLocalState:
+        local = super().begin(ctx, broadcast, client, data)
+        if not broadcast.blocks:
+            return local
+        based, moves = self.based(ctx, broadcast.blocks), None
         if self.norm_affine != "train":
-            moves = ctx.objective.scratch("moves", carry.w).fill_(1.0)
+            moves = ctx.objective.scratch("moves", local.w).fill_(1.0)
             protected = {layer.entry for layer, _ in based}
             for entry, in_head in zip(ctx.objective.layout.entries, ctx.objective.in_head, strict=True):
                 if not in_head and entry not in protected:
                     entry.view(moves).zero_()
-        rows = tuple((layer.stored(carry.grad), basis) for layer, basis in based)
-        return carry.replace(moves=moves, protected=rows)
+        rows = tuple((layer.stored(local.grad), basis) for layer, basis in based)
+        return local.replace(moves=moves, protected=rows)
 
     def gradient(
-        self, ctx: ClientContext, down: ProTIPDown, client: PredictingClient, carry: ProTIPCarry, batch: Batch
+        self, ctx: ClientContext, broadcast: ProTIPDown, client: PredictingClient, local: ProTIPLocalState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """FedAvg's, always written to `carry.grad`, whose rows are projected in their place."""
+        """FedAvg's, always written to `local.grad`, whose rows are projected in their place."""
         return ctx.objective.value_and_grad(
-            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), carry.w, carry.b, out=carry.grad
+            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), local.w, local.b, out=local.grad
         )
 
-    def decayed(self, ctx: Context, carry: ProTIPCarry, g: Tensor) -> Tensor:
+    def decayed(self, ctx: Context, local: ProTIPLocalState, g: Tensor) -> Tensor:
         if self.decay_projection == "none":
-            self.project_(carry)
+            self.project_(local)
         reached = ctx.objective.reached()
-        if carry.moves is not None:
-            g.mul_(carry.moves)
+        if local.moves is not None:
+            g.mul_(local.moves)
             if self.norm_affine == "frozen":
-                reached = carry.moves if reached is None else reached * carry.moves
-        decay_(g, carry.w, self.weight_decay, reached)
+                reached = local.moves if reached is None else reached * local.moves
+        decay_(g, local.w, self.weight_decay, reached)
         if self.decay_projection == "project":
-            self.project_(carry)
+            self.project_(local)
         return g
 
     # the end of a task ----------------------------------------------------------------------------
@@ -136,26 +138,26 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPCarry], frozen=True):
         return [extraction, self.relating, None][ctx.clock.exchange]
 
     def extract(
-        self, ctx: ClientContext, down: ProTIPDown, client: PredictingClient, data: ClientData
+        self, ctx: ClientContext, broadcast: ProTIPDown, client: PredictingClient, data: ClientData
     ) -> tuple[Directions, PredictingClient, Metrics]:
         """A client's new directions U_k of every layer, and the features that it keeps (Eqs. 6 to 8)."""
-        model, layers = ctx.objective.at(down.w, down.b), self.layers(ctx)
+        model, layers = ctx.objective.at(broadcast.w, broadcast.b), self.layers(ctx)
         samples: dict[str, ColumnSample] = {}
         features = []
-        for seen, inputs in self.activations(ctx, down, data):
+        for seen, inputs in self.activations(ctx, broadcast, data):
             with torch.no_grad():
                 features.append(model.features(seen.x))
             for name, given in inputs.items():
                 samples.setdefault(name, ColumnSample(self.columns, ctx.rng("columns", name))).add(given)
         found = {
-            key: self.directions(ctx, columns, down.blocks, key)
+            key: self.directions(ctx, columns, broadcast.blocks, key)
             for name, sample in samples.items()
             for key, columns in zip(layers[name].keys, sample.columns, strict=True)
         }
         kept = torch.cat(features)
         first = ctx.clock.task == 0
-        rank = space_rank(ctx.population, first, first and not down.spaces, self.space_first)
-        spaces = tuple({SPACE: block} for block in down.spaces)
+        rank = space_rank(ctx.population, first, first and not broadcast.spaces, self.space_first)
+        spaces = tuple({SPACE: block} for block in broadcast.spaces)
         space = self.directions(ctx, kept.T, spaces, SPACE, rank if self.space_rank == "fixed" else None)
         features_by_task = {**client.features, str(ctx.clock.task): kept}
         return Directions(found, space), client.replace(features=features_by_task), {}

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
+from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast
 from flray.core.network.objective import Model
 from flray.core.protocol.context import ClientContext, Context
@@ -44,12 +44,12 @@ class FedRCL(FedAvg, frozen=True):
     clip: float | None = hp(None, gt=0, doc="largest norm of the gradient; none: no clipping")
 
     def gradient(
-        self, ctx: ClientContext, down: Broadcast, client: OwnStatistics, carry: Carry, batch: Batch
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         if self.scl_weight or self.penalty_weight:
-            loss, g = ctx.objective.value_and_grad(lambda f: self.loss(ctx, f, batch), carry.w, carry.b, out=carry.grad)
+            loss, g = ctx.objective.value_and_grad(lambda f: self.loss(ctx, f, batch), local.w, local.b, out=local.grad)
         else:
-            loss, g = super().gradient(ctx, down, client, carry, batch)
+            loss, g = super().gradient(ctx, broadcast, client, local, batch)
         return loss, g if self.clip is None else clip_(g, self.clip)
 
     def loss(self, ctx: Context, f: Model, batch: Batch) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
+from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, ServerState
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.schema.hp import hp
@@ -32,14 +32,14 @@ class FedSAM(FedAvg, frozen=True):
         return 2.0
 
     def gradient(
-        self, ctx: ClientContext, down: Broadcast, client: OwnStatistics, carry: Carry, batch: Batch
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        loss, g = super().gradient(ctx, down, client, carry, batch)
-        b = carry.b if self.bn_passes == "both" else still(ctx.objective, carry.b)
-        there = carry.replace(w=self.perturbed(ctx, carry, g), b=b)
-        return loss, super().gradient(ctx, down, client, there, batch)[1]
+        loss, g = super().gradient(ctx, broadcast, client, local, batch)
+        b = local.b if self.bn_passes == "both" else still(ctx.objective, local.b)
+        there = local.replace(w=self.perturbed(ctx, local, g), b=b)
+        return loss, super().gradient(ctx, broadcast, client, there, batch)[1]
 
-    def perturbed(self, ctx: Context, carry: Carry, g: Tensor) -> Tensor:
+    def perturbed(self, ctx: Context, local: SGDState, g: Tensor) -> Tensor:
         """w + e `[P]` in scratch; may overwrite `g`."""
-        spans, out = part(ctx.objective, self.perturb).spans, around(ctx.objective, carry.w, self.perturb)
-        return ascend(carry.w, g, self.rho, spans, eps=self.eps, out=out)
+        spans, out = part(ctx.objective, self.perturb).spans, around(ctx.objective, local.w, self.perturb)
+        return ascend(local.w, g, self.rho, spans, eps=self.eps, out=out)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.algorithms.fedavg import Carry, LocalStatistics
+from flray.algorithms.fedavg import LocalStatistics, SGDState
 from flray.algorithms.nearest_means import NearestMeans
 from flray.core.messages import Batch, Broadcast, Update
 from flray.core.network.objective import Model
@@ -42,15 +42,15 @@ class SCRClient(LocalStatistics):
     task: int
 
 
-class SCRCarry(Carry):
-    """FedAvg's carry, the client's reservoir, and the samples `x [m, ...]`, `y [m]` in it."""
+class SCRLocalState(SGDState):
+    """FedAvg's local state, the client's reservoir, and the samples `x [m, ...]`, `y [m]` in it."""
 
     client: SCRClient
     x: Tensor
     y: Tensor
 
 
-class FedSCR(NearestMeans[SCRClient, SCRCarry], frozen=True):
+class FedSCR(NearestMeans[SCRClient, SCRLocalState], frozen=True):
     keeps_exemplars: ClassVar[bool] = True
     keeps: ClassVar[str] = "samples of all tasks on the clients; class means of features on the server"
 
@@ -81,10 +81,10 @@ class FedSCR(NearestMeans[SCRClient, SCRCarry], frozen=True):
     def remembered(self, client: SCRClient, data: ClientData) -> ClientData:
         return data.only(client.numbers.cpu().numpy())
 
-    def begin(self, ctx: ClientContext, down: Broadcast, client: SCRClient, data: ClientData) -> SCRCarry:
+    def begin(self, ctx: ClientContext, broadcast: Broadcast, client: SCRClient, data: ClientData) -> SCRLocalState:
         client = self.passed(ctx, client, data)
         x, y = samples(self.remembered(client, data))
-        return SCRCarry.of(super().begin(ctx, down, client, data), client=client, x=x, y=y)
+        return SCRLocalState.of(super().begin(ctx, broadcast, client, data), client=client, x=x, y=y)
 
     def passed(self, ctx: Context, client: SCRClient, data: ClientData) -> SCRClient:
         """The client after its samples passed its reservoir by, in a drawn order, the first time that it trains in a
@@ -97,23 +97,23 @@ class FedSCR(NearestMeans[SCRClient, SCRCarry], frozen=True):
         return client.replace(numbers=numbers, seen=client.seen + len(stream), task=ctx.clock.task)
 
     def batches(
-        self, ctx: ClientContext, down: Broadcast, client: SCRClient, carry: SCRCarry, data: ClientData
+        self, ctx: ClientContext, broadcast: Broadcast, client: SCRClient, local: SCRLocalState, data: ClientData
     ) -> Iterator[Batch]:
-        draws, size = ctx.rng("memory"), min(self.memory_batch, len(carry.y))
+        draws, size = ctx.rng("memory"), min(self.memory_batch, len(local.y))
         for batch in data.batches(self.batch_size, steps=ctx.num_steps):
-            chosen = torch.from_numpy(draws.choice(len(carry.y), size, replace=False)).to(ctx.device)
-            yield Batch(torch.cat([batch.x, carry.x[chosen]]), torch.cat([batch.y, carry.y[chosen]]))
+            chosen = torch.from_numpy(draws.choice(len(local.y), size, replace=False)).to(ctx.device)
+            yield Batch(torch.cat([batch.x, local.x[chosen]]), torch.cat([batch.y, local.y[chosen]]))
 
     def gradient(
-        self, ctx: ClientContext, down: Broadcast, client: SCRClient, carry: SCRCarry, batch: Batch
+        self, ctx: ClientContext, broadcast: Broadcast, client: SCRClient, local: SCRLocalState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        x = torch.cat([batch.x, self.view(ctx, batch.x, ctx.rng("views", carry.moments.steps))])
+        x = torch.cat([batch.x, self.view(ctx, batch.x, ctx.rng("views", local.moments.steps))])
         y = torch.cat([batch.y, batch.y])
 
         def loss(f: Model) -> Tensor:
             return supervised_contrast(F.normalize(f.run(PROJECTION, f.features(x)), dim=1), y, self.tau)
 
-        return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)
+        return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)
 
     def view(self, ctx: Context, x: Tensor, draws: np.random.Generator) -> Tensor:
         """The second view of `x [B, ...]`; feature vectors have none but themselves."""
@@ -122,9 +122,9 @@ class FedSCR(NearestMeans[SCRClient, SCRCarry], frozen=True):
         return ctx.inputs.normalised(random_views(ctx.inputs.pixels(x).clamp(0, 1), draws))
 
     def end(
-        self, ctx: ClientContext, down: Broadcast, client: SCRClient, carry: SCRCarry, data: ClientData
+        self, ctx: ClientContext, broadcast: Broadcast, client: SCRClient, local: SCRLocalState, data: ClientData
     ) -> tuple[Update, SCRClient]:
-        return Update(carry.w, carry.b), carry.client.replace(b=self.own_statistics(carry.b).b)
+        return Update(local.w, local.b), local.client.replace(b=self.own_statistics(local.b).b)
 
 
 def samples(data: ClientData) -> tuple[Tensor, Tensor]:

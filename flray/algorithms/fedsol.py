@@ -19,7 +19,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.fedavg import FedAvg, SGDState
 from flray.algorithms.feddyn import FedDyn
 from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
@@ -91,45 +91,47 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
     def step_cost(self) -> float:
         # for g_l, g_p; of them for both
         passes = {"S0": (1, 0, 0), "S2": (1, 2, 0), "S3": (1, 2, 1), "S4": (2, 2, 2), "S5": (1, 1, 1)}
-        local, near, joint = passes.get(self.strategy, (1, 1, 0))
+        local_loss, near, joint = passes.get(self.strategy, (1, 1, 0))
         if self.proximal != "kl":  # of vectors, but MOON's
-            return local + (near * self.base.step_cost() if self.proximal == "moon" else 0.0)
-        return local + near - joint - (self.strategy == "S1" and self.perturb == "head") + (near > 0) / 3
+            return local_loss + (near * self.base.step_cost() if self.proximal == "moon" else 0.0)
+        return local_loss + near - joint - (self.strategy == "S1" and self.perturb == "head") + (near > 0) / 3
 
     def gradient(
-        self, ctx: ClientContext, down: Broadcast, client: Any, carry: Carry, batch: Batch
+        self, ctx: ClientContext, broadcast: Broadcast, client: Any, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """(loss, update direction `[P]`) of Table 10."""
         strategy, beta, target = self.strategy, self.beta, None
         if self.proximal == "kl" and strategy != "S0":
             with torch.no_grad():
-                target = ctx.seen(ctx.objective.at(down.w, down.b)(batch.x))
+                target = ctx.seen(ctx.objective.at(broadcast.w, broadcast.b)(batch.x))
             if strategy == "S1" and self.perturb == "head":
-                return self.head_only(ctx, down, carry, batch, target)
-        mixture = partial(self.mixture, ctx, down, client, batch, target)
+                return self.head_only(ctx, broadcast, local, batch, target)
+        mixture = partial(self.mixture, ctx, broadcast, client, batch, target)
 
         # each at the weights and statistics of a `point`; g_p stays while another gradient is taken
-        def g_local(point: Carry) -> tuple[Tensor, Tensor]:
-            return mixture(point, True, 0.0, carry.grad)
+        def g_local(point: SGDState) -> tuple[Tensor, Tensor]:
+            return mixture(point, True, 0.0, local.grad)
 
-        def g_prox(point: Carry) -> Tensor:
-            return mixture(point, False, 1.0, ctx.objective.scratch("proximal gradient", carry.w))[1]
+        def g_prox(point: SGDState) -> Tensor:
+            return mixture(point, False, 1.0, ctx.objective.scratch("proximal gradient", local.w))[1]
 
-        def g_both(point: Carry) -> tuple[Tensor, Tensor]:
-            return mixture(point, True, beta, carry.grad)
+        def g_both(point: SGDState) -> tuple[Tensor, Tensor]:
+            return mixture(point, True, beta, local.grad)
 
-        def shifted(g: Tensor) -> Carry:
+        def shifted(g: Tensor) -> SGDState:
             """The point w + e, e along `g`."""
-            return again.replace(w=self.perturbed(ctx, down, carry, g, around(ctx.objective, carry.w, self.perturb)))
+            return again.replace(
+                w=self.perturbed(ctx, broadcast, local, g, around(ctx.objective, local.w, self.perturb))
+            )
 
-        here = again = carry
+        here = again = local
         if strategy == "S0":
             return g_local(here)
         if strategy == "S5":
             return g_both(here)
         first = g_both(here)[1] if strategy == "S4" else g_prox(here)
         if self.proximal == "kl" or strategy == "S4":  # that pass has moved the statistics, which move once a step
-            again = carry.replace(b=still(ctx.objective, carry.b))
+            again = local.replace(b=still(ctx.objective, local.b))
         if strategy == "S1":
             return g_local(shifted(first))
         if strategy in ("S3", "S4"):
@@ -139,60 +141,60 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
             return loss, project(g, first, "threshold", delta=0.0, out=g)[0]
         return loss, g.add_(g_prox(shifted(first)) if strategy == "S2" else first, alpha=beta)
 
-    def perturbed(self, ctx: Context, down: Broadcast, carry: Carry, g_p: Tensor, out: Tensor) -> Tensor:
+    def perturbed(self, ctx: Context, broadcast: Broadcast, local: SGDState, g_p: Tensor, out: Tensor) -> Tensor:
         """w + e_p `[P]` (Eq. 8) in `out`, which is written in the perturbed part alone."""
         chosen = part(ctx.objective, self.perturb)
-        scale = None if self.adaptive == "none" else distance(carry.w, down.w, chosen, self.adaptive, out)
-        return ascend(carry.w, g_p, self.rho, chosen.spans, scale, min_norm=self.min_gp_norm, out=out)
+        scale = None if self.adaptive == "none" else distance(local.w, broadcast.w, chosen, self.adaptive, out)
+        return ascend(local.w, g_p, self.rho, chosen.spans, scale, min_norm=self.min_gp_norm, out=out)
 
     def mixture(
         self,
         ctx: ClientContext,
-        down: Broadcast,
+        broadcast: Broadcast,
         client: Any,
         batch: Batch,
         target: Any,
-        carry: Carry,
-        local: bool,
+        local: SGDState,
+        local_loss: bool,
         proximal: float,
         out: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Value and gradient `[P]`, in `out` or the base's scratch, of [local] L_l + proximal L_p at the carry's point,
-        in one pass for kl, which reads the global model's logits `target [B, c]` of the classes seen so far."""
+        """Value and gradient `[P]`, in `out` or the base's scratch, of [local_loss] L_l + proximal L_p at the local
+        model, in one pass for kl, which reads the global model's logits `target [B, c]` of the classes seen so far."""
         if self.proximal == "kl":
 
             def loss(f: Model) -> Tensor:
                 logits = f(batch.x)
-                terms = [cross_entropy(logits, batch.y, ctx.classes)] if local else []
+                terms = [cross_entropy(logits, batch.y, ctx.classes)] if local_loss else []
                 terms += [proximal * kl(target, ctx.seen(logits), self.temperature)] if proximal else []
                 return torch.stack(terms).sum()
 
-            return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=out)
-        if local:
-            value, g = super().gradient(ctx, down, client, carry.replace(grad=out), batch)
+            return ctx.objective.value_and_grad(loss, local.w, local.b, out=out)
+        if local_loss:
+            value, g = super().gradient(ctx, broadcast, client, local.replace(grad=out), batch)
         if proximal:
-            carry = carry.replace(b=still(ctx.objective, carry.b))
-            near, g_p = self.base.proximal(ctx, down, client, carry, batch)  # type: ignore[attr-defined]
-            value, g = (value + proximal * near, g.add_(g_p, alpha=proximal)) if local else (near, g_p)
+            local = local.replace(b=still(ctx.objective, local.b))
+            near, g_p = self.base.proximal(ctx, broadcast, client, local, batch)  # type: ignore[attr-defined]
+            value, g = (value + proximal * near, g.add_(g_p, alpha=proximal)) if local_loss else (near, g_p)
         return value, g
 
     def head_only(
-        self, ctx: ClientContext, down: Broadcast, carry: Carry, batch: Batch, target: Tensor
+        self, ctx: ClientContext, broadcast: Broadcast, local: SGDState, batch: Batch, target: Tensor
     ) -> tuple[Tensor, Tensor]:
         """S1 with the KL and a perturbed head: both passes share their body, so it runs once."""
         objective = ctx.objective
-        here = objective.at(carry.w, carry.b, "train", grad=True)
+        here = objective.at(local.w, local.b, "train", grad=True)
         z = here.features(batch.x)
         g_p = part_gradient(
-            kl(target, ctx.seen(here.head(z.detach())), self.temperature), here, part(objective, "head"), carry.grad
+            kl(target, ctx.seen(here.head(z.detach())), self.temperature), here, part(objective, "head"), local.grad
         )
-        point = self.perturbed(ctx, down, carry, g_p, objective.scratch("perturbed", carry.w))
-        there = objective.at(point, carry.b, "train_frozen", grad=True)
+        point = self.perturbed(ctx, broadcast, local, g_p, objective.scratch("perturbed", local.w))
+        there = objective.at(point, local.b, "train_frozen", grad=True)
         loss = cross_entropy(there.head(z), batch.y, ctx.classes)
         leaves = [
             t if in_head else h for h, t, in_head in zip(here.leaves, there.leaves, objective.in_head, strict=True)
         ]
-        return loss.detach(), objective.gradient(loss, leaves, carry.grad)
+        return loss.detach(), objective.gradient(loss, leaves, local.grad)
 
     # server and state: those of the method that L_p is taken from --------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
@@ -209,12 +211,12 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
     def init_client(self, ctx: Context) -> Any:
         return self.base.init_client(ctx)
 
-    def begin(self, ctx: ClientContext, down: Any, client: Any, data: ClientData) -> Carry:
-        return self.base.begin(ctx, down, client, data)
+    def begin(self, ctx: ClientContext, broadcast: Any, client: Any, data: ClientData) -> SGDState:
+        return self.base.begin(ctx, broadcast, client, data)
 
-    def end(self, ctx: ClientContext, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+    def end(self, ctx: ClientContext, broadcast: Any, client: Any, local: Any, data: ClientData) -> tuple[Any, Any]:
         base = self.base
         # their state is what the steps contained besides the correction
         if isinstance(base, Scaffold | FedNova | FedDyn):
-            return base.end(ctx, down, client, carry, data, 0.0 if self.strategy in ("S0", "S1") else self.beta)
-        return base.end(ctx, down, client, carry, data)
+            return base.end(ctx, broadcast, client, local, data, 0.0 if self.strategy in ("S0", "S1") else self.beta)
+        return base.end(ctx, broadcast, client, local, data)

@@ -92,24 +92,24 @@ class FOT(Protected, frozen=True):
         return sketching if ctx.clock.exchange == 0 else None
 
     def sketched(
-        self, ctx: Context, down: ProtectedDown, client: OwnStatistics, data: ClientData
+        self, ctx: Context, broadcast: ProtectedDown, client: OwnStatistics, data: ClientData
     ) -> tuple[Sketches, OwnStatistics, Metrics]:
         """A client's sketches of what entered its layers, all columns, in parts."""
         layers, images = self.layers(ctx), 0
         made: dict[str, Sketch] = {}
-        for batch, inputs in self.activations(ctx, down, data):
+        for batch, inputs in self.activations(ctx, broadcast, data):
             images += len(batch.y)
             for name, given in inputs.items():
                 for part in torch.split(torch.arange(len(given), device=batch.x.device), CHUNK):
                     columns = given.columns(part).to(self.dtype)
                     for key, a in zip(layers[name].keys, columns, strict=True):
                         if key not in made:
-                            size, basis = self.sketch or 5 * len(a), self.basis(down.blocks, key, a)
+                            size, basis = self.sketch or 5 * len(a), self.basis(broadcast.blocks, key, a)
                             made[key] = Sketch(len(a), basis, size, ctx.rng("sketch", key))
                         made[key].add(a)
         ratios = {key: images * self.share_left(sketch) for key, sketch in made.items()}
         found = {key: sketch.z.float() for key, sketch in made.items()}
-        seen = torch.tensor([float(images)], device=down.w.device)
+        seen = torch.tensor([float(images)], device=broadcast.w.device)
         return Sketches(found, {key: seen.new_tensor([share]) for key, share in ratios.items()}, seen), client, {}
 
     def share_left(self, sketch: Sketch) -> float:

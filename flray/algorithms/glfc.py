@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flray.algorithms.fedavg import Carry
+from flray.algorithms.fedavg import SGDState
 from flray.algorithms.herded_exemplars import ExemplarClient, HerdedExemplars
 from flray.algorithms.prototype_monitor import Monitored, OldModel, PrototypeMonitor
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, Update, fields
@@ -58,8 +58,8 @@ class GLFCClient(ExemplarClient):
     entropy: float
 
 
-class GLFCCarry(Carry):
-    """FedAvg's carry, the model to distil from, whether the task was found to be new, and the mean entropy."""
+class GLFCLocalState(SGDState):
+    """FedAvg's local state, the model to distil from, whether the task was found to be new, and the mean entropy."""
 
     old: OldModel
     signal: bool
@@ -67,8 +67,8 @@ class GLFCCarry(Carry):
 
 
 class GLFC(
-    HerdedExemplars[Monitored, GLFCDown, GLFCUpdate, GLFCClient, GLFCCarry, GLFCReceived],
-    PrototypeMonitor[Monitored, GLFCDown, GLFCUpdate, GLFCClient, GLFCCarry, GLFCReceived],
+    HerdedExemplars[Monitored, GLFCDown, GLFCUpdate, GLFCClient, GLFCLocalState, GLFCReceived],
+    PrototypeMonitor[Monitored, GLFCDown, GLFCUpdate, GLFCClient, GLFCLocalState, GLFCReceived],
     frozen=True,
 ):
     needs_new_classes: ClassVar[bool] = True
@@ -99,27 +99,29 @@ class GLFC(
     def init_client(self, ctx: Context) -> GLFCClient:
         return GLFCClient.of(self.own_statistics(ctx.objective.initial()[1]), exemplars={}, entropy=0.0)
 
-    def begin(self, ctx: ClientContext, down: GLFCDown, client: GLFCClient, data: ClientData) -> GLFCCarry:
-        base, entropy, signal = super().begin(ctx, down, client, data), client.entropy, ctx.clock.round == 0
+    def begin(self, ctx: ClientContext, broadcast: GLFCDown, client: GLFCClient, data: ClientData) -> GLFCLocalState:
+        base, entropy, signal = super().begin(ctx, broadcast, client, data), client.entropy, ctx.clock.round == 0
         if self.transition == "entropy":
             model = ctx.objective.at(base.w, base.b)
             with torch.no_grad():
                 logits = torch.cat([ctx.in_use.seen.narrow(model(batch.x)) for batch in data.plain])
             entropy = float(mean_entropy(logits))
             signal = entropy - client.entropy > self.entropy_rise
-        return GLFCCarry.of(base, old=down.best_2 if signal else down.best_1, signal=signal, entropy=entropy)
+        return GLFCLocalState.of(
+            base, old=broadcast.best_2 if signal else broadcast.best_1, signal=signal, entropy=entropy
+        )
 
     def gradient(
-        self, ctx: ClientContext, down: GLFCDown, client: GLFCClient, carry: GLFCCarry, batch: Batch
+        self, ctx: ClientContext, broadcast: GLFCDown, client: GLFCClient, local: GLFCLocalState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         seen, old = ctx.in_use.seen, None
         y = seen.local(batch.y)
-        if carry.old.task >= 0:
-            learned = ctx.in_use.until(carry.old.task)
+        if local.old.task >= 0:
+            learned = ctx.in_use.until(local.old.task)
             with torch.no_grad():
-                old = learned.narrow(ctx.objective.at(carry.old.w, carry.old.b)(batch.x)), seen.local(learned.index)
+                old = learned.narrow(ctx.objective.at(local.old.w, local.old.b)(batch.x)), seen.local(learned.index)
         return ctx.objective.value_and_grad(
-            lambda f: self.loss(ctx, seen.narrow(f(batch.x)), y, old), carry.w, carry.b, out=carry.grad
+            lambda f: self.loss(ctx, seen.narrow(f(batch.x)), y, old), local.w, local.b, out=local.grad
         )
 
     def loss(self, ctx: Context, logits: Tensor, y: Tensor, old: Old) -> Tensor:
@@ -134,10 +136,10 @@ class GLFC(
         return glfc_weights(logits, y, classes.old.has(classes.seen.index))
 
     def end(
-        self, ctx: ClientContext, down: GLFCDown, client: GLFCClient, carry: GLFCCarry, data: ClientData
+        self, ctx: ClientContext, broadcast: GLFCDown, client: GLFCClient, local: GLFCLocalState, data: ClientData
     ) -> tuple[GLFCUpdate, GLFCClient]:
         gradients = None
-        if carry.signal:
-            gradients = self.prototype_gradients(ctx, ctx.objective.at(carry.w, carry.b), data)
-        after = client.replace(b=self.own_statistics(carry.b).b, entropy=carry.entropy)
-        return GLFCUpdate(carry.w, carry.b, gradients), after
+        if local.signal:
+            gradients = self.prototype_gradients(ctx, ctx.objective.at(local.w, local.b), data)
+        after = client.replace(b=self.own_statistics(local.b).b, entropy=local.entropy)
+        return GLFCUpdate(local.w, local.b, gradients), after

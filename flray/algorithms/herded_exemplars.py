@@ -63,7 +63,9 @@ class HerdedExemplars(FedAvg[State, Down, Sent, Owner, Local, Received], frozen=
     def num_exemplars(self, client: Owner) -> int:
         return sum(map(len, client.exemplars.values()))
 
-    def batches(self, ctx: ClientContext, down: Down, client: Owner, carry: Local, data: ClientData) -> Iterable[Batch]:
+    def batches(
+        self, ctx: ClientContext, broadcast: Down, client: Owner, local: Local, data: ClientData
+    ) -> Iterable[Batch]:
         # a client without samples of the last task had no reason to choose again, and still keeps more of each class
         most = quota(self.memory_size, len(ctx.in_use.old))
         kept = [numbers[:most].cpu().numpy() for numbers in client.exemplars.values()]
@@ -72,11 +74,11 @@ class HerdedExemplars(FedAvg[State, Down, Sent, Owner, Local, Received], frozen=
         mixed = data.with_samples(np.concatenate(kept)) if kept else data
         return mixed.batches(self.batch_size, epochs=self.local_epochs)
 
-    def keep(self, ctx: Context, down: Broadcast, client: Owner, data: ClientData) -> tuple[Kept, Owner, Metrics]:
+    def keep(self, ctx: Context, broadcast: Broadcast, client: Owner, data: ClientData) -> tuple[Kept, Owner, Metrics]:
         """The client with exemplars of the classes that it holds, and of the older ones what fits beside them."""
         most = quota(self.memory_size, len(ctx.in_use.seen))
         chosen = {c: numbers[:most] for c, numbers in client.exemplars.items()}
-        z, y = represented(ctx.objective.at(down.w, down.b), data.plain)
+        z, y = represented(ctx.objective.at(broadcast.w, broadcast.b), data.plain)
         numbers = torch.from_numpy(data.numbers.astype(np.int64)).to(z.device)
         for c in torch.unique(y):
             chosen[str(int(c))] = numbers[y == c][herding(z[y == c], most)]

@@ -37,8 +37,10 @@ class KNNPer(FedAvg, frozen=True):
         False, doc="store augmented images, the first epoch of fine-tuning; plain ones where there is none"
     )
 
-    def personalize(self, ctx: ClientContext, down: Broadcast, client: OwnStatistics, batches: FineTuning) -> Predictor:
-        model = cast(Model, super().personalize(ctx, down, client, batches))
+    def personalize(
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, batches: FineTuning
+    ) -> Predictor:
+        model = cast(Model, super().personalize(ctx, broadcast, client, batches))
         keys, labels = self.store(ctx, model, batches)
 
         def predictor(x: Tensor) -> Tensor:

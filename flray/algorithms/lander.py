@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flray.algorithms.data_free_pool import DataFreePool, PoolDown, PoolState
-from flray.algorithms.fedavg import Carry, OwnStatistics
+from flray.algorithms.fedavg import OwnStatistics, SGDState
 from flray.core.messages import Batch, Metrics
 from flray.core.messages.fields import shared
 from flray.core.network.objective import Model
@@ -133,22 +133,22 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
 
     # client -----------------------------------------------------------------------------------
     def gradient(
-        self, ctx: ClientContext, down: LanderDown, client: OwnStatistics, carry: Carry, batch: Batch
+        self, ctx: ClientContext, broadcast: LanderDown, client: OwnStatistics, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        e = down.lte[batch.y]
+        e = broadcast.lte[batch.y]
 
         def of_the_real(model: Model) -> Tensor:
             logits, att = attached(model, batch.x, ATT)
             return self.local(ctx, logits, batch.y) + self.lambda_ltc * outside(att, e, self.radius)
 
-        if not len(down.pool) or ctx.classes is None:
-            return ctx.objective.value_and_grad(of_the_real, carry.w, carry.b, out=carry.grad)
+        if not len(broadcast.pool) or ctx.classes is None:
+            return ctx.objective.value_and_grad(of_the_real, local.w, local.b, out=local.grad)
         old, size = ctx.classes.old, self.syn_bs * self.batch_size
         seen = sum(len(ctx.classes.task(t)) for t in range(ctx.clock.task + 1))
         alpha, beta = log2(seen / 2 + 1), sqrt((seen - len(ctx.classes.new)) / seen)
-        x = self.beside(ctx, down.pool, carry.moments.steps, size, ceil(len(down.pool) / size))
+        x = self.beside(ctx, broadcast.pool, local.moments.steps, size, ceil(len(broadcast.pool) / size))
         with torch.no_grad():
-            told, towards = attached(ctx.objective.at(down.old_w, down.old_b), x, ATT)
+            told, towards = attached(ctx.objective.at(broadcast.old_w, broadcast.old_b), x, ATT)
 
         def loss(model: Model) -> Tensor:
             new = of_the_real(model)
@@ -158,4 +158,4 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
             )
             return self.a_cur * (1 + 1 / alpha) / beta * new + self.a_pre * alpha * beta * kept
 
-        return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)
+        return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.fedavg import FedAvg, SGDState
 from flray.core.messages import ClientState, Metrics
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
@@ -41,19 +41,21 @@ class Lasting(FedAvg[Any, Any, Any, Trained], frozen=True):
     def point(self, ctx: Context, message: object) -> tuple[Tensor, Tensor] | None:
         return (message.w, message.b) if isinstance(message, Trained) else super().point(ctx, message)
 
-    def begin(self, ctx: ClientContext, down: object, client: Trained, data: ClientData) -> Carry:
-        carry = self.start(ctx, client.w, client.b)
-        for scratch, kept in self._pairs(carry, client):
+    def begin(self, ctx: ClientContext, broadcast: object, client: Trained, data: ClientData) -> SGDState:
+        local = self.start(ctx, client.w, client.b)
+        for scratch, kept in self._pairs(local, client):
             scratch[: len(kept)].copy_(kept)
-        return carry.replace(moments=carry.moments.replace(steps=client.moments.steps))
+        return local.replace(moments=local.moments.replace(steps=client.moments.steps))
 
-    def end(self, ctx: ClientContext, down: object, client: Trained, carry: Carry, data: ClientData) -> tuple[Any, Any]:
-        first, second = (scratch[: len(old)].clone() for scratch, old in self._pairs(carry, client))
-        return (), Trained(carry.w.clone(), carry.b.clone(), Moments(first, second, carry.moments.steps))
+    def end(
+        self, ctx: ClientContext, broadcast: object, client: Trained, local: SGDState, data: ClientData
+    ) -> tuple[Any, Any]:
+        first, second = (scratch[: len(old)].clone() for scratch, old in self._pairs(local, client))
+        return (), Trained(local.w.clone(), local.b.clone(), Moments(first, second, local.moments.steps))
 
-    def _pairs(self, carry: Carry, client: Trained) -> list[tuple[Tensor, Tensor]]:
+    def _pairs(self, local: SGDState, client: Trained) -> list[tuple[Tensor, Tensor]]:
         """(scratch `[P]`, what the client keeps of it) of both moments."""
-        return [(carry.moments.first, client.moments.first), (carry.moments.second, client.moments.second)]
+        return [(local.moments.first, client.moments.first), (local.moments.second, client.moments.second)]
 
-    def report(self, ctx: ClientContext, carry: Carry) -> Metrics:
-        return {"train/loss": carry.loss / max(ctx.num_steps, 1)}
+    def report(self, ctx: ClientContext, local: SGDState) -> Metrics:
+        return {"train/loss": local.loss / max(ctx.num_steps, 1)}

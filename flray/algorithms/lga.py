@@ -90,11 +90,11 @@ class LGA(GLFC[LGAState], frozen=True):
         return lga_weights(logits, y, tasks, task, self.lga_groups, self.activation)
 
     def keep(
-        self, ctx: Context, down: Broadcast, client: GLFCClient, data: ClientData
+        self, ctx: Context, broadcast: Broadcast, client: GLFCClient, data: ClientData
     ) -> tuple[Scattered, GLFCClient, Metrics]:
-        kept, client, metrics = super().keep(ctx, down, client, data)
+        kept, client, metrics = super().keep(ctx, broadcast, client, data)
         if ctx.clock.task > 0 or self.radius is not None:
             return Scattered.of(kept, counts=None, sums=None, squares=None), client, metrics
-        z, y = represented(ctx.objective.at(down.w, down.b), data.plain)
+        z, y = represented(ctx.objective.at(broadcast.w, broadcast.b), data.plain)
         counts, sums, squares = scatter_sums(z, y, len(ctx.inputs.classes))
         return Scattered.of(kept, counts=counts, sums=sums, squares=squares), client, metrics

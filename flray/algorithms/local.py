@@ -36,5 +36,5 @@ class Local(Lasting, frozen=True):
         return self.untrained(ctx)
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: ClientContext, down: object, client: Trained, batches: FineTuning) -> Predictor:
+    def personalize(self, ctx: ClientContext, broadcast: object, client: Trained, batches: FineTuning) -> Predictor:
         return ctx.objective.at(*self.finetune(ctx, client.w, client.b, batches))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flray.algorithms.data_free import DataFree, OldDown, OldState
-from flray.algorithms.fedavg import Carry, OwnStatistics
+from flray.algorithms.fedavg import OwnStatistics, SGDState
 from flray.core.messages import Batch, Metrics
 from flray.core.messages.fields import shared
 from flray.core.network.objective import Model
@@ -133,15 +133,15 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
         return fresh, classes.seen, classes.seen
 
     def gradient(
-        self, ctx: ClientContext, down: MFCLDown, client: OwnStatistics, carry: Carry, batch: Batch
+        self, ctx: ClientContext, broadcast: MFCLDown, client: OwnStatistics, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        if not len(down.old_w):
-            return super().gradient(ctx, down, client, carry, batch)
+        if not len(broadcast.old_w):
+            return super().gradient(ctx, broadcast, client, local, batch)
         new, seen, learned = self.sets(ctx)
-        old = ctx.objective.at(down.old_w, down.old_b)
+        old = ctx.objective.at(broadcast.old_w, broadcast.old_b)
         with torch.no_grad():
-            z = noise(ctx.rng("made", carry.moments.steps), self.syn_size, self.noise_dim, device=ctx.device)
-            x = torch.cat([batch.x, ctx.net["generator"].at(down.generator_w, down.generator_b)(z)])
+            z = noise(ctx.rng("made", local.moments.steps), self.syn_size, self.noise_dim, device=ctx.device)
+            x = torch.cat([batch.x, ctx.net["generator"].at(broadcast.generator_w, broadcast.generator_b)(z)])
             said = learned.narrow(old(x))
         y = torch.cat([batch.y, learned.index[said[len(batch.y) :].argmax(1)]])
         fresh = new.has(batch.y)
@@ -157,4 +157,4 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
                 value = value + cross_entropy(model.head(h[: len(batch.y)][fresh]), batch.y[fresh], new)
             return value + self.w_kd * F.mse_loss(learned.narrow(old.head(h)), said)
 
-        return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)
+        return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.fedavg import FedAvg, SGDState
 from flray.core.messages import Batch, Broadcast, ClientState, ServerState, Update
 from flray.core.network.objective import Model
 from flray.core.protocol.context import ClientContext, Context
@@ -45,38 +45,42 @@ class Moon(FedAvg[ServerState, Broadcast, Update, MoonClient], frozen=True):
         return 1 + 2 / 3 if self.mu else 1.0
 
     def gradient(
-        self, ctx: ClientContext, down: Broadcast, client: MoonClient, carry: Carry, batch: Batch
+        self, ctx: ClientContext, broadcast: Broadcast, client: MoonClient, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         if not self.mu:
-            return super().gradient(ctx, down, client, carry, batch)
-        contrast = self.contrast(ctx, down, client, batch)
+            return super().gradient(ctx, broadcast, client, local, batch)
+        contrast = self.contrast(ctx, broadcast, client, batch)
 
         def loss(f: Model) -> Tensor:
             z = f.features(batch.x)
             return cross_entropy(f.head(z), batch.y, ctx.classes) + self.mu * contrast(z)
 
-        return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)
+        return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)
 
     def proximal(
-        self, ctx: Context, down: Broadcast, client: MoonClient, carry: Carry, batch: Batch
+        self, ctx: Context, broadcast: Broadcast, client: MoonClient, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu (FedSOL Table
         4)."""
-        out = ctx.objective.scratch("proximal gradient", carry.w)
+        out = ctx.objective.scratch("proximal gradient", local.w)
         # z_p = z_g in round 1: a constant, of which autograd would leave rounding, and FedSOL blow that up to length
         # rho
-        if ctx.clock.task == ctx.clock.round == 0 and torch.equal(client.w, down.w):
+        if ctx.clock.task == ctx.clock.round == 0 and torch.equal(client.w, broadcast.w):
             return torch.full((), math.log(2.0), device=out.device), out.zero_()
-        contrast = self.contrast(ctx, down, client, batch)
-        return ctx.objective.value_and_grad(lambda f: contrast(f.features(batch.x)), carry.w, carry.b, out=out)
+        contrast = self.contrast(ctx, broadcast, client, batch)
+        return ctx.objective.value_and_grad(lambda f: contrast(f.features(batch.x)), local.w, local.b, out=out)
 
-    def contrast(self, ctx: Context, down: Broadcast, client: MoonClient, batch: Batch) -> Callable[[Tensor], Tensor]:
+    def contrast(
+        self, ctx: Context, broadcast: Broadcast, client: MoonClient, batch: Batch
+    ) -> Callable[[Tensor], Tensor]:
         """l_con as a function of the local representations `z [B, F]` of this batch."""
         with torch.no_grad():
-            z_global, *z_previous = (ctx.objective.at(model.w, model.b).features(batch.x) for model in (down, client))
+            z_global, *z_previous = (
+                ctx.objective.at(model.w, model.b).features(batch.x) for model in (broadcast, client)
+            )
         return lambda z: model_contrast(z, z_global, z_previous, self.tau)
 
     def end(
-        self, ctx: ClientContext, down: Broadcast, client: MoonClient, carry: Carry, data: ClientData
+        self, ctx: ClientContext, broadcast: Broadcast, client: MoonClient, local: SGDState, data: ClientData
     ) -> tuple[Update, MoonClient]:
-        return Update(carry.w, carry.b), MoonClient(carry.w.clone(), carry.b.clone())
+        return Update(local.w, local.b), MoonClient(local.w.clone(), local.b.clone())

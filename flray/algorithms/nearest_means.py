@@ -81,10 +81,10 @@ class NearestMeans(FedAvg[MeansState, Broadcast, Update, Stored, Local], frozen=
 
     # client -----------------------------------------------------------------------------------
     def own_means(
-        self, ctx: ClientContext, down: Broadcast, client: Stored, data: ClientData
+        self, ctx: ClientContext, broadcast: Broadcast, client: Stored, data: ClientData
     ) -> tuple[Means, Stored, Metrics]:
         """The means of what the client keeps, of the global model."""
-        model = ctx.objective.at(down.w, down.b)
+        model = ctx.objective.at(broadcast.w, broadcast.b)
         return Means(*self.means(ctx, model, self.remembered(client, data).plain)), client, {}
 
     def means(self, ctx: Context, model: Model, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
@@ -95,8 +95,8 @@ class NearestMeans(FedAvg[MeansState, Broadcast, Update, Stored, Local], frozen=
     def finetune(self, ctx: ClientContext, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         return self.continued(ctx, w, b, batches)
 
-    def personalize(self, ctx: ClientContext, down: Broadcast, client: Stored, batches: FineTuning) -> Predictor:
+    def personalize(self, ctx: ClientContext, broadcast: Broadcast, client: Stored, batches: FineTuning) -> Predictor:
         """The nearest mean of the client's own samples, after steps on them."""
-        model = ctx.objective.at(*self.finetune(ctx, down.w, self.statistics_before(down, client), batches))
+        model = ctx.objective.at(*self.finetune(ctx, broadcast.w, self.statistics_before(broadcast, client), batches))
         means, known = self.means(ctx, model, batches.plain)
         return lambda x: nearest_mean(model.features(x), means, known)

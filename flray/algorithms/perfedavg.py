@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg, OwnStatistics
+from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, ServerState, Update
 from flray.core.protocol.algorithm import Predictor
 from flray.core.protocol.context import ClientContext, Context
@@ -21,15 +21,15 @@ from flray.core.schema.hp import hp
 from flray.ops.optim import sgd_direction_
 
 
-class MetaCarry(Carry):
-    """FedAvg's carry, whose `moments.steps` counts batches, the adapted point `ahead [P]` (w') and the batch that led
-    there (B1)."""
+class MetaLocalState(SGDState):
+    """FedAvg's local state, whose `moments.steps` counts batches, the adapted point `ahead [P]` (w') and the batch
+    that led there (B1)."""
 
     ahead: Tensor
     first: Batch | None
 
 
-class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaCarry], frozen=True):
+class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalState], frozen=True):
     form: Literal["clean", "code"] = hp(
         "clean", doc="clean: momentum of outer gradients alone; code: one optimiser makes both steps"
     )
@@ -58,61 +58,71 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaCarry]
         return 2.0 if self.hf else 1.0  # two more gradients at every other batch
 
     # client -----------------------------------------------------------------------------------
-    def start(self, ctx: Context, w: Tensor, b: Tensor) -> MetaCarry:
-        carry = super().start(ctx, w, b)
-        return MetaCarry.of(carry, ahead=ctx.objective.scratch("ahead", w), first=None)
+    def start(self, ctx: Context, w: Tensor, b: Tensor) -> MetaLocalState:
+        local = super().start(ctx, w, b)
+        return MetaLocalState.of(local, ahead=ctx.objective.scratch("ahead", w), first=None)
 
     def step(
-        self, ctx: ClientContext, down: Broadcast, client: OwnStatistics, carry: MetaCarry, batch: Batch
-    ) -> MetaCarry:
-        steps = carry.moments.steps
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: MetaLocalState, batch: Batch
+    ) -> MetaLocalState:
+        steps = local.moments.steps
         inner = steps % 2 == 0
-        loss, g = self.gradient(ctx, down, client, carry if inner else carry.replace(w=carry.ahead), batch)
-        carry.loss.add_(loss)
+        loss, g = self.gradient(ctx, broadcast, client, local if inner else local.replace(w=local.ahead), batch)
+        local.loss.add_(loss)
         if inner:
             if self.form == "code":
-                torch.add(carry.w, self.direction(ctx, down, carry, g), alpha=-self.learning_rate(ctx), out=carry.ahead)
+                torch.add(
+                    local.w, self.direction(ctx, broadcast, local, g), alpha=-self.learning_rate(ctx), out=local.ahead
+                )
             else:
-                self.adapt(ctx, carry, g)
+                self.adapt(ctx, local, g)
         else:
             if self.hf:
-                self.curve_(ctx, down, client, carry, g)
+                self.curve_(ctx, broadcast, client, local, g)
             seen = steps if self.form == "code" else steps // 2
-            optimizer = carry.replace(moments=carry.moments.replace(steps=seen))
-            carry.w.add_(self.direction(ctx, down, optimizer, g), alpha=-self.beta)
-        return carry.replace(moments=carry.moments.replace(steps=steps + 1), first=batch if inner else None)
+            optimizer = local.replace(moments=local.moments.replace(steps=seen))
+            local.w.add_(self.direction(ctx, broadcast, optimizer, g), alpha=-self.beta)
+        return local.replace(moments=local.moments.replace(steps=steps + 1), first=batch if inner else None)
 
-    def adapt(self, ctx: ClientContext, carry: MetaCarry, g: Tensor) -> Tensor:
-        """w' `[P]`, in `carry.ahead`: a plain gradient step from w along `g`, which it consumes."""
-        v = sgd_direction_(carry.w, g, carry.moments, 0, self.weight_decay, ctx.objective.reached())
-        return torch.add(carry.w, v, alpha=-self.learning_rate(ctx), out=carry.ahead)
+    def adapt(self, ctx: ClientContext, local: MetaLocalState, g: Tensor) -> Tensor:
+        """w' `[P]`, in `local.ahead`: a plain gradient step from w along `g`, which it consumes."""
+        v = sgd_direction_(local.w, g, local.moments, 0, self.weight_decay, ctx.objective.reached())
+        return torch.add(local.w, v, alpha=-self.learning_rate(ctx), out=local.ahead)
 
-    def curve_(self, ctx: ClientContext, down: Broadcast, client: OwnStatistics, carry: MetaCarry, v: Tensor) -> None:
+    def curve_(
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: MetaLocalState, v: Tensor
+    ) -> None:
         """v <- v - gamma H(w; B1) v, by a central difference of gradients (HF); batch-norm statistics stay."""
         scratch = ctx.objective.scratch
         point, b, grad, bend = (
             scratch("probe", v),
-            scratch("probe statistics", carry.b),
+            scratch("probe statistics", local.b),
             scratch("probe gradient", v),
             scratch("bend", v),
         )
         bend.zero_()
-        assert carry.first is not None  # an outer step follows an inner one
+        assert local.first is not None  # an outer step follows an inner one
         for sign in (1, -1):
-            torch.add(carry.w, v, alpha=sign * self.delta, out=point)
-            probe = carry.replace(w=point, b=b.copy_(carry.b), grad=grad)
-            bend.add_(self.gradient(ctx, down, client, probe, carry.first)[1], alpha=sign)
+            torch.add(local.w, v, alpha=sign * self.delta, out=point)
+            probe = local.replace(w=point, b=b.copy_(local.b), grad=grad)
+            bend.add_(self.gradient(ctx, broadcast, client, probe, local.first)[1], alpha=sign)
         v.add_(bend, alpha=-self.learning_rate(ctx) / (2 * self.delta))
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: ClientContext, down: Broadcast, client: OwnStatistics, batches: FineTuning) -> Predictor:
-        carry = self.start(ctx, down.w, self.statistics_before(down, client))
+    def personalize(
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, batches: FineTuning
+    ) -> Predictor:
+        local = self.start(ctx, broadcast.w, self.statistics_before(broadcast, client))
         if (self.adaptation or ("meta" if self.form == "code" else "step")) == "step":
             first = next(iter(batches), None)
-            w = carry.w if first is None else self.adapt(ctx, carry, self.gradient(ctx, down, client, carry, first)[1])
-            return ctx.objective.at(w, carry.b)
+            w = (
+                local.w
+                if first is None
+                else self.adapt(ctx, local, self.gradient(ctx, broadcast, client, local, first)[1])
+            )
+            return ctx.objective.at(w, local.b)
         per_epoch = max(int(self.epoch_batches(np.array(ctx.num_examples))), 1)
         steps = 2 * int(self.pairs(np.array(per_epoch), len(batches) // per_epoch))
         for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(batches)), steps):
-            carry = self.step(ctx, down, client, carry, batch)
-        return ctx.objective.at(carry.w, carry.b)
+            local = self.step(ctx, broadcast, client, local, batch)
+        return ctx.objective.at(local.w, local.b)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from flray.algorithms.fedavg import Carry, FedAvg, Stored
+from flray.algorithms.fedavg import FedAvg, SGDState, Stored
 from flray.core.messages import Batch, Broadcast, Metrics, ServerState, Update
 from flray.core.messages.fields import shared
 from flray.core.network.layers import LAYERS, Layer, LayerInputs
@@ -40,7 +40,7 @@ class ProtectedDown(Broadcast):
     blocks: Blocks = shared(default=())
 
 
-class ProtectedCarry(Carry):
+class ProtectedLocalState(SGDState):
     """A client in training. `protected`: of each layer its rows of `grad` and the basis that is projected off them."""
 
     protected: tuple[tuple[Tensor, Tensor], ...]
@@ -48,7 +48,7 @@ class ProtectedCarry(Carry):
 
 Kept = TypeVar("Kept", bound=ProtectedState, default=ProtectedState)
 Bases = TypeVar("Bases", bound=ProtectedDown, default=ProtectedDown)
-Projected = TypeVar("Projected", bound=ProtectedCarry, default=ProtectedCarry)
+Projected = TypeVar("Projected", bound=ProtectedLocalState, default=ProtectedLocalState)
 
 
 class Protected(FedAvg[Kept, Bases, Update, Stored, Projected], frozen=True):
@@ -56,11 +56,11 @@ class Protected(FedAvg[Kept, Bases, Update, Stored, Projected], frozen=True):
     basis_dtype: Literal["float64", "float32"] = hp("float64", doc="arithmetic of bases; they are stored as float32")
 
     def start(self, ctx: Context, w: Tensor, b: Tensor) -> Projected:
-        return ProtectedCarry.of(super().start(ctx, w, b), protected=())  # type: ignore[return-value]
+        return ProtectedLocalState.of(super().start(ctx, w, b), protected=())  # type: ignore[return-value]
 
-    def project_(self, carry: ProtectedCarry) -> None:
+    def project_(self, local: ProtectedLocalState) -> None:
         """Take what lies in the old subspaces out of the gradient, in its place (FedProTIP, Eqs. 4 and 5)."""
-        for rows, basis in carry.protected:
+        for rows, basis in local.protected:
             project_(rows, basis)
 
     # what enters the layers -----------------------------------------------------------------------
@@ -81,12 +81,12 @@ class Protected(FedAvg[Kept, Bases, Update, Stored, Projected], frozen=True):
         return [(layer, layer.basis(blocks)) for layer in layers if any(layer.keys[0] in block for block in blocks)]
 
     def activations(
-        self, ctx: Context, down: Broadcast, data: ClientData
+        self, ctx: Context, broadcast: Broadcast, data: ClientData
     ) -> Iterator[tuple[Batch, dict[str, LayerInputs]]]:
         """Up to `n_batches` of the client's training batches, and what entered each layer in eval mode (FedProTIP)."""
         layers = self.layers(ctx)
         for batch in islice(data.batches(self.batch_size, epochs=1), self.n_batches):
-            given = ctx.objective.layer_inputs(down.w, down.b, batch.x)
+            given = ctx.objective.layer_inputs(broadcast.w, broadcast.b, batch.x)
             yield batch, {name: given[name] for name in layers if name in given}
 
     def basis(self, blocks: Sequence[Mapping[str, Tensor]], key: str, like: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg, LocalStatistics
+from flray.algorithms.fedavg import FedAvg, LocalStatistics, SGDState
 from flray.core.messages import Batch, Cohort, Metrics, ServerState, Update
 from flray.core.protocol.batching import edges
 from flray.core.protocol.context import ClientContext, Context
@@ -25,7 +25,7 @@ from flray.ops.losses import cross_entropy
 
 
 class ScaffoldState(ServerState):
-    """Global model and control variate `c [P]`; also what goes down."""
+    """Global model and control variate `c [P]`; also the broadcast."""
 
     c: Tensor
 
@@ -42,13 +42,13 @@ class ScaffoldUpdate(Update):
     c: Tensor
 
 
-class ScaffoldCarry(Carry):
-    """FedAvg's carry, and the `correction [P]` c - c_k."""
+class ScaffoldLocalState(SGDState):
+    """FedAvg's local state, and the `correction [P]` c - c_k."""
 
     correction: Tensor
 
 
-class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClient, ScaffoldCarry], frozen=True):
+class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClient, ScaffoldLocalState], frozen=True):
     option: Literal["I", "II"] = hp(
         "II", doc="new c_k: gradient of the whole local loss at w_g (I), or from the local steps (II)"
     )
@@ -80,76 +80,92 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         w, b = ctx.objective.initial()
         return ScaffoldClient.of(self.own_statistics(b), c=torch.zeros_like(w))
 
-    def begin(self, ctx: ClientContext, down: ScaffoldState, client: ScaffoldClient, data: ClientData) -> ScaffoldCarry:
-        base: Carry = super().begin(ctx, down, client, data)
-        correction = torch.sub(down.c, client.c, out=ctx.objective.scratch("correction", base.w))
-        return ScaffoldCarry.of(base, correction=correction)
+    def begin(
+        self, ctx: ClientContext, broadcast: ScaffoldState, client: ScaffoldClient, data: ClientData
+    ) -> ScaffoldLocalState:
+        base: SGDState = super().begin(ctx, broadcast, client, data)
+        correction = torch.sub(broadcast.c, client.c, out=ctx.objective.scratch("correction", base.w))
+        return ScaffoldLocalState.of(base, correction=correction)
 
     def gradient(
-        self, ctx: ClientContext, down: ScaffoldState, client: ScaffoldClient, carry: ScaffoldCarry, batch: Batch
+        self,
+        ctx: ClientContext,
+        broadcast: ScaffoldState,
+        client: ScaffoldClient,
+        local: ScaffoldLocalState,
+        batch: Batch,
     ) -> tuple[Tensor, Tensor]:
-        loss, g = super().gradient(ctx, down, client, carry, batch)
-        return loss, g.add_(carry.correction)
+        loss, g = super().gradient(ctx, broadcast, client, local, batch)
+        return loss, g.add_(local.correction)
 
     def proximal(
-        self, ctx: ClientContext, down: ScaffoldState, client: ScaffoldClient, carry: ScaffoldCarry, batch: Batch
+        self,
+        ctx: ClientContext,
+        broadcast: ScaffoldState,
+        client: ScaffoldClient,
+        local: ScaffoldLocalState,
+        batch: Batch,
     ) -> tuple[Tensor, Tensor]:
         """(<c - c_k, w>, its gradient `[P]`, scratch) (FedSOL Table 4)."""
-        g = ctx.objective.scratch("proximal gradient", carry.w).copy_(carry.correction)
-        return torch.dot(g, carry.w), g
+        g = ctx.objective.scratch("proximal gradient", local.w).copy_(local.correction)
+        return torch.dot(g, local.w), g
 
     def end(
         self,
         ctx: ClientContext,
-        down: ScaffoldState,
+        broadcast: ScaffoldState,
         client: ScaffoldClient,
-        carry: ScaffoldCarry,
+        local: ScaffoldLocalState,
         data: ClientData,
         used: float = 1.0,
     ) -> tuple[ScaffoldUpdate, ScaffoldClient]:
         """`used`: the share of c - c_k that the local steps contained; 1 but under FedSOL (its card says why)."""
-        c = self.control(ctx, down, client, carry, data, used)
+        c = self.control(ctx, broadcast, client, local, data, used)
         # of sum_k p_k (c_k+ - c_k) / m_k the server makes the plain sum, whoever was skipped
-        change = torch.sub(c, client.c, out=carry.correction).div_(mass(self.weighting, ctx.num_examples) or 1.0)
-        return ScaffoldUpdate(carry.w, carry.b, change), ScaffoldClient.of(self.own_statistics(carry.b), c=c)
+        change = torch.sub(c, client.c, out=local.correction).div_(mass(self.weighting, ctx.num_examples) or 1.0)
+        return ScaffoldUpdate(local.w, local.b, change), ScaffoldClient.of(self.own_statistics(local.b), c=c)
 
     def control(
         self,
         ctx: ClientContext,
-        down: ScaffoldState,
+        broadcast: ScaffoldState,
         client: ScaffoldClient,
-        carry: ScaffoldCarry,
+        local: ScaffoldLocalState,
         data: ClientData,
         used: float,
     ) -> Tensor:
         """c_k+ `[P]`, a new tensor: the mean local gradient, which is what the steps contained besides used (c - c_k).
 
         That of a client without a step stays."""
-        steps = carry.moments.steps
+        steps = local.moments.steps
         if not steps:
             return torch.clone(client.c)
         if self.option == "I":
-            return self.full_gradient(ctx, down, data)
+            return self.full_gradient(ctx, broadcast, data)
         momentum = self.momentum if self.optimizer == "sgd" and self.divisor == "momentum" else 0.0
-        c = torch.sub(down.w, carry.w).div_(accumulation(steps, momentum) * self.learning_rate(ctx))
-        return c.sub_(carry.correction, alpha=used)
+        c = torch.sub(broadcast.w, local.w).div_(accumulation(steps, momentum) * self.learning_rate(ctx))
+        return c.sub_(local.correction, alpha=used)
 
-    def full_gradient(self, ctx: Context, down: ScaffoldState, data: ClientData) -> Tensor:
+    def full_gradient(self, ctx: Context, broadcast: ScaffoldState, data: ClientData) -> Tensor:
         """The gradient `[P]`, a new tensor, of the client's mean loss at w_g: a sum over batches of all its samples.
 
         Batch norm reads the statistics of each batch, as in training; a short last batch joins the one before it where
         `last_batch` spares it in training."""
-        total = torch.zeros_like(down.w)
+        total = torch.zeros_like(broadcast.w)
         places = edges(data.num_examples, self.batch_size, "keep" if self.last_batch == "keep" else "merge")
         for first, last in pairwise(places):
             (batch,) = data.only(data.numbers[first:last]).batches(last - first, epochs=1)
-            total.add_(self.anchor_gradient(ctx, down, batch), alpha=len(batch.y) / data.num_examples)
+            total.add_(self.anchor_gradient(ctx, broadcast, batch), alpha=len(batch.y) / data.num_examples)
         return total
 
-    def anchor_gradient(self, ctx: Context, down: ScaffoldState, batch: Batch) -> Tensor:
+    def anchor_gradient(self, ctx: Context, broadcast: ScaffoldState, batch: Batch) -> Tensor:
         """The gradient `[P]`, scratch, of a batch's mean loss at w_g."""
-        out = ctx.objective.scratch("anchor gradient", down.w)
+        out = ctx.objective.scratch("anchor gradient", broadcast.w)
         _, g = ctx.objective.value_and_grad(
-            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes), down.w, down.b, mode="train_frozen", out=out
+            lambda f: cross_entropy(f(batch.x), batch.y, ctx.classes),
+            broadcast.w,
+            broadcast.b,
+            mode="train_frozen",
+            out=out,
         )
         return g

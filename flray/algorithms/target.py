@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from flray.algorithms.data_free_pool import DataFreePool, PoolDown, PoolState
-from flray.algorithms.fedavg import Carry, OwnStatistics
+from flray.algorithms.fedavg import OwnStatistics, SGDState
 from flray.core.messages import Batch, Metrics
 from flray.core.network.objective import Model
 from flray.core.protocol.context import ClientContext, Context
@@ -121,30 +121,30 @@ class Target(DataFreePool, frozen=True):
         return min(own, ceil(len(pool) / self.syn_bs))
 
     def batches(
-        self, ctx: ClientContext, down: PoolDown, client: OwnStatistics, carry: Carry, data: ClientData
+        self, ctx: ClientContext, broadcast: PoolDown, client: OwnStatistics, local: SGDState, data: ClientData
     ) -> Iterable[Batch]:
-        batches = super().batches(ctx, down, client, carry, data)
-        if not len(down.pool):
+        batches = super().batches(ctx, broadcast, client, local, data)
+        if not len(broadcast.pool):
             return batches
-        own, short = int(self.epoch_batches(np.array([ctx.num_examples]))[0]), self.an_epoch(ctx, down.pool)
+        own, short = int(self.epoch_batches(np.array([ctx.num_examples]))[0]), self.an_epoch(ctx, broadcast.pool)
         return (batch for i, batch in enumerate(batches) if i % own < short)
 
     def gradient(
-        self, ctx: ClientContext, down: PoolDown, client: OwnStatistics, carry: Carry, batch: Batch
+        self, ctx: ClientContext, broadcast: PoolDown, client: OwnStatistics, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        if not len(down.pool) or ctx.classes is None:
-            return super().gradient(ctx, down, client, carry, batch)
+        if not len(broadcast.pool) or ctx.classes is None:
+            return super().gradient(ctx, broadcast, client, local, batch)
         if not self.lambda_kd:
             return ctx.objective.value_and_grad(
-                lambda f: self.local(ctx, f(batch.x), batch.y), carry.w, carry.b, out=carry.grad
+                lambda f: self.local(ctx, f(batch.x), batch.y), local.w, local.b, out=local.grad
             )
         old = ctx.classes.old
-        x = self.beside(ctx, down.pool, carry.moments.steps, self.syn_bs, self.an_epoch(ctx, down.pool))
+        x = self.beside(ctx, broadcast.pool, local.moments.steps, self.syn_bs, self.an_epoch(ctx, broadcast.pool))
         with torch.no_grad():
-            said = old.narrow(ctx.objective.at(down.old_w, down.old_b)(x))
+            said = old.narrow(ctx.objective.at(broadcast.old_w, broadcast.old_b)(x))
 
         def loss(model: Model) -> Tensor:
             value = self.local(ctx, model(batch.x), batch.y)
             return value + self.lambda_kd * soft_cross_entropy(said, old.narrow(model(x)), self.kd_temperature)
 
-        return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)
+        return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)

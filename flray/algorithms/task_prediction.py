@@ -80,10 +80,10 @@ class TaskPrediction(Protected[PredictingState, Bases, PredictingClient, Project
         return PredictingClient.of(self.own_statistics(ctx.objective.initial()[1]), features={})
 
     def end(
-        self, ctx: ClientContext, down: Bases, client: PredictingClient, carry: Projected, data: ClientData
+        self, ctx: ClientContext, broadcast: Bases, client: PredictingClient, local: Projected, data: ClientData
     ) -> tuple[Update, PredictingClient]:
-        update, _ = super().end(ctx, down, client, carry, data)
-        return update, PredictingClient.of(self.own_statistics(carry.b), features=client.features)
+        update, _ = super().end(ctx, broadcast, client, local, data)
+        return update, PredictingClient.of(self.own_statistics(local.b), features=client.features)
 
     @property
     def relating(self) -> Exchange:
@@ -94,10 +94,12 @@ class TaskPrediction(Protected[PredictingState, Bases, PredictingClient, Project
         return Spaces(state.spaces)
 
     def relate(
-        self, ctx: Context, down: Spaces, client: PredictingClient, data: ClientData
+        self, ctx: Context, broadcast: Spaces, client: PredictingClient, data: ClientData
     ) -> tuple[References, PredictingClient, Metrics]:
         """A client's relevances to the blocks, for the features that it keeps (Eq. 10)."""
-        present = {task: relevance(kept[:, None], self.in_use(down.spaces)) for task, kept in client.features.items()}
+        present = {
+            task: relevance(kept[:, None], self.in_use(broadcast.spaces)) for task, kept in client.features.items()
+        }
         if self.reference_update == "frozen_prefix":
             client = client.replace(features={})
         return References(present), client, {}

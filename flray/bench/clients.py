@@ -25,7 +25,7 @@ def measure(workload: Workload, rounds: int) -> dict[str, float]:
     client = Client(Workbench(experiment, Roll.of(scenario)))
     ctx = client.bench.context(Clock())
     state = algorithm.init_server(ctx, *client.bench.objective.initial())
-    down = to_numpy(algorithm.training.broadcast(ctx, state))
+    broadcast = to_numpy(algorithm.training.broadcast(ctx, state))
     bare = {f"bare{' fused' * fused}": Bare(experiment, scenario, Way(1, 1, fused)) for fused in (False, True)}
     weights = [parameter.detach().clone() for parameter in bare["bare"].parameters]
     share, best = [1 / workload.cohort] * workload.cohort, dict.fromkeys(("flray", *bare), float("inf"))
@@ -39,7 +39,7 @@ def measure(workload: Workload, rounds: int) -> dict[str, float]:
         clock = Clock(0, round, done=round)
         _, drawn = cohorts.draw(experiment, clock, scenario.members(0))
         (hop,), _ = cohorts.hops(scenario, algorithm, drawn, clock, algorithm.training)
-        took("flray", lambda hop=hop: client.work(hop.jobs[0], algorithm.training, down, None))  # type: ignore[misc]
+        took("flray", lambda hop=hop: client.work(hop.jobs[0], algorithm.training, broadcast, None))  # type: ignore[misc]
         at = round, drawn.tolist()
         for side, loop in bare.items():
             took(side, lambda loop=loop, at=at: loop.train(weights, *at, share))  # type: ignore[misc]

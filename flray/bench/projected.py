@@ -75,16 +75,16 @@ class Half:
             block = {k: torch.linalg.qr(torch.randn(d, int(SHARE * d), generator=draws)).Q for k, d in keys.items()}
             head: Any = self.bench.objective.module.get_submodule("head")
             self.state = self.state.replace(blocks=(block,), spaces=(torch.eye(head.in_features)[:, :50],))
-        self.down = self.algorithm.broadcast(self.ctx, self.state)
+        self.broadcast = self.algorithm.broadcast(self.ctx, self.state)
         (self.batch, *_) = self.data.batches(BATCH, epochs=1)
         self.begun = 0.0
 
     def step(self) -> float:
         """Seconds of a local step."""
         began = time.process_time()
-        carry = self.algorithm.begin(self.ctx, self.down, self.client, self.data)
+        local = self.algorithm.begin(self.ctx, self.broadcast, self.client, self.data)
         ready = time.process_time()
-        self.algorithm.step(self.ctx, self.down, self.client, carry, self.batch)
+        self.algorithm.step(self.ctx, self.broadcast, self.client, local, self.batch)
         self.begun = ready - began
         return time.process_time() - ready
 
@@ -93,10 +93,10 @@ class Half:
         at = replace(self.ctx, clock=NOW._replace(phase="task_end"))
         algorithm = self.algorithm.model_copy(update={"n_batches": BATCHES})
         began = time.process_time()
-        for _ in algorithm.activations(at, self.down, self.data):
+        for _ in algorithm.activations(at, self.broadcast, self.data):
             pass
         collected = time.process_time()
-        sent, _, _ = algorithm.extract(at, self.down, self.client, self.data)
+        sent, _, _ = algorithm.extract(at, self.broadcast, self.client, self.data)
         extracted = time.process_time()
         updates = sent.replace(layers=(sent.layers,), space=(sent.space,))
         one = torch.ones(1)

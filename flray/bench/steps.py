@@ -68,13 +68,13 @@ def local_training(name: str, workload: Workload) -> Callable[[], tuple[float, i
     bench = Workbench(experiment, Roll.of(scenario))
     clients, clock, algorithm = Client(bench), Clock(), bench.algorithm
     server = bench.context(clock)
-    down = algorithm.broadcast(server, algorithm.init_server(server, *bench.objective.initial()))
+    broadcast = algorithm.broadcast(server, algorithm.init_server(server, *bench.objective.initial()))
 
     def training() -> tuple[float, int]:
         ctx = clients.context(clock, 0, 1.0, index)
         client, data = algorithm.init_client(ctx), bench.client_data(ctx, index)
         started = time.perf_counter()
-        steps = train(algorithm, ctx, down, client, data).steps
+        steps = train(algorithm, ctx, broadcast, client, data).steps
         return (time.perf_counter() - started) / steps, steps
 
     return training

@@ -152,11 +152,11 @@ def _serve(pipe: Any, chosen: Experiment, shared: bool) -> None:
     client = Client(Workbench(chosen, _roll(chosen), one_of_many=shared))
     algorithm, clock = chosen.algorithm, Clock()
     state = algorithm.init_server(client.bench.context(clock), *client.bench.objective.initial())
-    down = to_numpy(algorithm.training.broadcast(client.bench.context(clock), state))
+    broadcast = to_numpy(algorithm.training.broadcast(client.bench.context(clock), state))
     scenario = build(client.bench.dataset, chosen.partition, seed=chosen.seed)
     _, drawn = cohorts.draw(chosen, clock, scenario.members(0))
     (hop,), _ = cohorts.hops(scenario, algorithm, drawn[:1], clock, algorithm.training)
-    client.work(hop.jobs[0], algorithm.training, down, None)
+    client.work(hop.jobs[0], algorithm.training, broadcast, None)
     pipe.send("ready")
     pipe.recv()
 

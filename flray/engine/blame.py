@@ -96,26 +96,32 @@ def versions(message: Any) -> tuple[int, ...]:
 
 
 def work(
-    algorithm: Algorithm, exchange: Exchange, ctx: ClientContext, down: Any, client: Any, data: ClientData, note: Note
+    algorithm: Algorithm,
+    exchange: Exchange,
+    ctx: ClientContext,
+    broadcast: Any,
+    client: Any,
+    data: ClientData,
+    note: Note,
 ) -> None:
     """A client's work once more, whose results nobody takes: `note` hears of every method before it is called."""
     if exchange.client is not None:
         note(exchange.client)
-        exchange.client(ctx, down, client, data)
+        exchange.client(ctx, broadcast, client, data)
         return
     note(algorithm.begin)
-    carry = algorithm.begin(ctx, down, client, data)
+    local = algorithm.begin(ctx, broadcast, client, data)
     note(algorithm.batches)
-    for batch in algorithm.batches(ctx, down, client, carry, data):
+    for batch in algorithm.batches(ctx, broadcast, client, local, data):
         note(algorithm.gradient)
-        algorithm.gradient(ctx, down, client, carry, batch)
+        algorithm.gradient(ctx, broadcast, client, local, batch)
         note(algorithm.step)
-        carry = algorithm.step(ctx, down, client, carry, batch)
+        local = algorithm.step(ctx, broadcast, client, local, batch)
         note(algorithm.batches)
     note(algorithm.end)
-    algorithm.end(ctx, down, client, carry, data)
+    algorithm.end(ctx, broadcast, client, local, data)
     note(algorithm.report)
-    algorithm.report(ctx, carry)
+    algorithm.report(ctx, local)
 
 
 def writer(run: Callable[[Note], None], unchanged: Callable[[], bool]) -> str:
@@ -139,8 +145,8 @@ def writer(run: Callable[[Note], None], unchanged: Callable[[], bool]) -> str:
 def wrote(who: str) -> str:
     """The error of a method that wrote into the broadcast."""
     return (
-        f"{who} wrote into the broadcast `down`, which the next client of this process reads as well; work on a copy: "
-        "down.w.clone()"
+        f"{who} wrote into `broadcast`, which the next client of this process reads as well; work on a copy: "
+        "broadcast.w.clone()"
     )
 
 

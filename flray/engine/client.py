@@ -89,25 +89,28 @@ class Client:
         self._compared: set[str] = set()  # exchanges in which a client of this process left the broadcast as it was
 
     def work(
-        self, job: Assignment, exchange: Exchange, down: Any, states: Sequence[Any] | None
+        self, job: Assignment, exchange: Exchange, broadcast: Any, states: Sequence[Any] | None
     ) -> tuple[Delivery, list[dict[str, Any]]]:
-        """The run's clients one after the other; `down` and the delivery are messages of NumPy arrays, `states` None:
-        none has one.
+        """The run's clients one after the other; `broadcast` and the delivery are messages of NumPy arrays.
+
+        `states` None: none has one.
 
         Returns the delivery and one row of metrics a client. Raises `ClientError` with the client's own traceback,
         `NonFiniteError` under `on_nonfinite: fail` and `stop`.
         """
-        sent, down = down, to_torch(down, self.bench.objective.device)
-        untouched = versions(down)
+        sent, broadcast = broadcast, to_torch(broadcast, self.bench.objective.device)
+        untouched = versions(broadcast)
         updates, new_states, rows = Collector(), [], []
         objective, reached = self.bench.objective_of(job.clock.task), None
         for i, client in enumerate(job.clients):
             started = time.perf_counter()
             stored = states[i] if states else None
             with last_call.at(failed(self.experiment, job.clock, client), client):
-                update, state, row = self.one(job, i, exchange, down, stored)
+                update, state, row = self.one(job, i, exchange, broadcast, stored)
             # of every client what torch counts of writes; of the first in an exchange of this name every value
-            if versions(down) != untouched or (exchange.name not in self._compared and not equal(sent, to_numpy(down))):
+            if versions(broadcast) != untouched or (
+                exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))
+            ):
                 raise AlgorithmError(self._who_wrote(job, i, exchange, sent, stored))
             self._compared.add(exchange.name)
             position = job.first + i
@@ -121,21 +124,21 @@ class Client:
         return Delivery(updates.sent(), new_states, [row["num_steps"] for row in rows], reached), rows
 
     def one(
-        self, job: Assignment, i: int, exchange: Exchange, down: Any, stored: Any
+        self, job: Assignment, i: int, exchange: Exchange, broadcast: Any, stored: Any
     ) -> tuple[Any, Any, dict[str, Any]]:
         """The exchange of the run's i-th client: (update or None when it was left out, its state, its row of metrics).
 
-        `down` is a message of tensors, `stored` the client's state as the store keeps it.
+        `broadcast` is a message of tensors, `stored` the client's state as the store keeps it.
         """
         clock, client, numbers = job.clock, int(job.held.clients[i]), job.samples(i)
         ctx, state, data = self._begins(job, i, stored)
         row: dict[str, Any] = {"num_examples": len(numbers)}
-        before = self.algorithm.point(ctx, down) if self.experiment.evaluate.clients else None
+        before = self.algorithm.point(ctx, broadcast) if self.experiment.evaluate.clients else None
         try:
             if before is not None:
                 row["client/acc_before"] = self.accuracy(*before, numbers)
             looking = Looking(self.bench.probes, self.bench.reveal) if self.bench.probes else None
-            done = self.exchange(ctx, exchange, down, state, data, looking)
+            done = self.exchange(ctx, exchange, broadcast, state, data, looking)
             ended = exchange.client or self.algorithm.end
             done = done._replace(
                 update=sendable(done.update, ended, "update"), client=sendable(done.client, ended, "client state")
@@ -159,16 +162,22 @@ class Client:
         return None if problem else done.update, done.client, row
 
     def exchange(
-        self, ctx: ClientContext, exchange: Exchange, down: Any, state: Any, data: ClientData, looking: Looking | None
+        self,
+        ctx: ClientContext,
+        exchange: Exchange,
+        broadcast: Any,
+        state: Any,
+        data: ClientData,
+        looking: Looking | None,
     ) -> Trained:
         """Local training, into which probes look, or the exchange's own work, which takes no local steps."""
         begin(ctx.objective)
         if exchange.client is None:
-            done = train(self.bench.at(ctx.clock), ctx, down, state, data, looking)
+            done = train(self.bench.at(ctx.clock), ctx, broadcast, state, data, looking)
             check((done.update, done.client), ("update", "client state"), self.algorithm.end)
             return done
         with last_call.within(last_call.label(named(exchange.client))):
-            found = exchange.client(ctx, down, state, data)
+            found = exchange.client(ctx, broadcast, state, data)
         check(found, ("update", "client state", "metrics"), exchange.client)
         update, client, metrics = found
         return Trained(update, client, metrics, steps=0, examples=0)
@@ -184,9 +193,9 @@ class Client:
 
     def _who_wrote(self, job: Assignment, i: int, exchange: Exchange, sent: Any, stored: Any) -> str:
         """The error of a client that wrote into the broadcast: its work is done once more to find the method."""
-        down, (ctx, state, data) = to_torch(sent, self.bench.objective.device), self._begins(job, i, stored)
-        run = functools.partial(rehearse, self.bench.at(job.clock), exchange, ctx, down, state, data)
-        who = writer(run, lambda: equal(sent, to_numpy(down))) or f"exchange {exchange.name!r}"
+        broadcast, (ctx, state, data) = to_torch(sent, self.bench.objective.device), self._begins(job, i, stored)
+        run = functools.partial(rehearse, self.bench.at(job.clock), exchange, ctx, broadcast, state, data)
+        who = writer(run, lambda: equal(sent, to_numpy(broadcast))) or f"exchange {exchange.name!r}"
         return wrote(who)
 
     def context(self, clock: Clock, client: int, weight: float, numbers: np.ndarray) -> ClientContext:
@@ -224,12 +233,12 @@ class Client:
 
     # testing ----------------------------------------------------------------------------------
     def personal(
-        self, job: Assignment, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int]
+        self, job: Assignment, broadcast: Any, states: Sequence[Any], finetune_epochs: Sequence[int]
     ) -> list[dict[str, Any]]:
         """Every client of the run, fine-tuned for each number of epochs from the same start, on its own share of the
         test set."""
         bench, rule = self.bench, self.experiment.evaluate
-        down, dataset = to_torch(down, bench.objective.device), bench.dataset
+        broadcast, dataset = to_torch(broadcast, bench.objective.device), bench.dataset
         rows = []
         for i, client in enumerate(job.clients):
             numbers = job.samples(i)
@@ -243,7 +252,7 @@ class Client:
                 try:
                     where = failed(self.experiment, job.clock, client)
                     with last_call.at(where, client), last_call.within(label(type(self.algorithm), "personalize")):
-                        predictor = self.predictor(job.clock, client, job.weights[i], numbers, down, state, epochs)
+                        predictor = self.predictor(job.clock, client, job.weights[i], numbers, broadcast, state, epochs)
                         right = self.right(
                             predictor, dataset.test.x, dataset.test.y, share, method=self.algorithm.personalize
                         )
@@ -262,7 +271,14 @@ class Client:
         return rows
 
     def predictor(
-        self, clock: Clock, client: int, weight: float, numbers: np.ndarray, down: Any, state: Any, finetune_epochs: int
+        self,
+        clock: Clock,
+        client: int,
+        weight: float,
+        numbers: np.ndarray,
+        broadcast: Any,
+        state: Any,
+        finetune_epochs: int,
     ) -> Predictor:
         """The client's own predictor after fine-tuning for so many epochs; it may read scratch tensors."""
         ctx = self.context(clock, client, weight, numbers)
@@ -270,7 +286,7 @@ class Client:
         ctx = replace(ctx, num_steps=len(batches))
         self.bench.seed_modules(ctx)
         begin(ctx.objective)
-        return self.bench.at(clock).personalize(ctx, down, state, batches)
+        return self.bench.at(clock).personalize(ctx, broadcast, state, batches)
 
     def accuracy(self, w: Tensor, b: Tensor, numbers: np.ndarray) -> float:
         """Share of right predictions on training samples `numbers`, without augmentation."""

@@ -39,7 +39,7 @@ class StepFlops(NamedTuple):
 def kind(plan: Plan) -> tuple[Any, ...]:
     """Steps of one kind cost the same: those of an exchange in the first round of a task, or in its later ones, that
     begin with as much in each field of the broadcast (MFCL's teacher comes when classes vanish)."""
-    clock, sizes = plan.clock, tuple(sorted(plan.down.items()))
+    clock, sizes = plan.clock, tuple(sorted(plan.down_bytes.items()))
     return plan.exchange.name, clock.phase, clock.task, clock.round == 0, sizes, len(plan.shared)
 
 
@@ -51,14 +51,14 @@ def largest(jobs: Iterable[Assignment]) -> Assignment:
     return job._replace(first=job.first + i, weights=(job.weights[i],), held=held, previous=previous)
 
 
-def counted(client: Client, job: Assignment, down: Any, stored: Any) -> StepFlops:
+def counted(client: Client, job: Assignment, broadcast: Any, stored: Any) -> StepFlops:
     """The FLOPs of a step of the one client of `job`, from two steps over a few of its samples and over half of them.
 
-    `down` is the exchange's broadcast as tensors, `stored` the client's state as the store keeps it.
+    `broadcast` is the exchange's broadcast as tensors, `stored` the client's state as the store keeps it.
     """
     size = min(FEW, client.algorithm.local_batches[0], len(job.samples(0)))
     sizes = dict.fromkeys((size, max(size // 2, min(size, 2))))  # batch norm needs 2
-    found = [_step(client, job, down, stored, n) for n in sizes]
+    found = [_step(client, job, broadcast, stored, n) for n in sizes]
     (most, read), (less, fewer) = found[0], found[-1]
     if read == fewer:
         return StepFlops(0.0, most / read) if read else StepFlops(0.0, 0.0)
@@ -66,7 +66,7 @@ def counted(client: Client, job: Assignment, down: Any, stored: Any) -> StepFlop
     return StepFlops(most - example * read, example)
 
 
-def _step(client: Client, job: Assignment, down: Any, stored: Any, size: int) -> tuple[int, int]:
+def _step(client: Client, job: Assignment, broadcast: Any, stored: Any, size: int) -> tuple[int, int]:
     """(FLOPs, samples) of the first step of a client that holds only the first `size` of its samples."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -79,11 +79,11 @@ def _step(client: Client, job: Assignment, down: Any, stored: Any, size: int) ->
         bench.seed_modules(ctx)
         state = client.state(ctx, stored)
         last_call.enter(begin)
-        carry = algorithm.begin(ctx, down, state, data)
+        local = algorithm.begin(ctx, broadcast, state, data)
         last_call.enter(batches)
-        for batch in algorithm.batches(ctx, down, state, carry, data):
+        for batch in algorithm.batches(ctx, broadcast, state, local, data):
             last_call.enter(step)
             with FlopCounterMode(display=False) as counter:
-                algorithm.step(ctx, down, state, carry, batch)
+                algorithm.step(ctx, broadcast, state, local, batch)
             return counter.get_total_flops(), len(batch.y)
     return 0, 0

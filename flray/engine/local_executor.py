@@ -42,13 +42,13 @@ class Local:
         self._down: tuple[Clock, Any] | None = None
 
     def plan(self, clock: Clock) -> Plan | None:
-        down, plan = self.server.plan(clock)
-        self._down = (clock, join(down, self.server.parts()))
+        broadcast, plan = self.server.plan(clock)
+        self._down = (clock, join(broadcast, self.server.parts()))
         return plan
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
-        down, plan = self.server.broadcast(clock, exchange)
-        self._down = (clock, join(down, self.server.parts()))
+        broadcast, plan = self.server.broadcast(clock, exchange)
+        self._down = (clock, join(broadcast, self.server.parts()))
         return plan
 
     def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock] = ()) -> Ran:
@@ -73,9 +73,11 @@ class Local:
     ) -> list[dict[str, Any]]:
         self.broadcast(clock, self.server.algorithm.training)
         assert self._down is not None
-        down = self._down[1]
+        broadcast = self._down[1]
         with threads(self.client_threads):
-            rows = [self.client.personal(job, down, self.server.states(job.clients), finetune_epochs) for job in jobs]
+            rows = [
+                self.client.personal(job, broadcast, self.server.states(job.clients), finetune_epochs) for job in jobs
+            ]
         return [row for found in rows for row in found]
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:

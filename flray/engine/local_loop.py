@@ -29,37 +29,42 @@ class Trained(NamedTuple):
 
 
 def train(
-    algorithm: Algorithm, ctx: ClientContext, down: Any, client: Any, data: ClientData, looking: Looking | None = None
+    algorithm: Algorithm,
+    ctx: ClientContext,
+    broadcast: Any,
+    client: Any,
+    data: ClientData,
+    looking: Looking | None = None,
 ) -> Trained:
-    """One client's local training from the broadcast `down` and its state `client`; `looking`: the probes that look in.
+    """One client's local training from `broadcast` and its state `client`; `looking`: the probes that look in.
 
     The update may hold scratch tensors of the objective, which the next client overwrites.
     """
 
-    def look(place: Place, carry: Any, **seen: Any) -> None:
+    def look(place: Place, local: Any, **seen: Any) -> None:
         if looking is not None and looking.wants(place):
             point = functools.partial(algorithm.point, ctx)
-            looking.look(ctx, ClientView(place, point, down, client, carry, data, steps, **seen))
+            looking.look(ctx, ClientView(place, point, broadcast, client, local, data, steps, **seen))
 
     methods = ("begin", "batches", "step", "end", "report")
     begin, batches, step, end, report = (label(type(algorithm), name) for name in methods)
     steps = examples = 0
     last_call.enter(begin)
-    carry = algorithm.begin(ctx, down, client, data)
-    held = Held(ctx.objective, algorithm.point(ctx, carry))
-    look("start", carry)
+    local = algorithm.begin(ctx, broadcast, client, data)
+    held = Held(ctx.objective, algorithm.point(ctx, local))
+    look("start", local)
     last_call.enter(batches)
-    for batch in algorithm.batches(ctx, down, client, carry, data):
+    for batch in algorithm.batches(ctx, broadcast, client, local, data):
         last_call.enter(step)
-        carry = algorithm.step(ctx, down, client, carry, batch)
+        local = algorithm.step(ctx, broadcast, client, local, batch)
         if held:
-            held.put_back_(algorithm.point(ctx, carry)[0])  # type: ignore[index]
+            held.put_back_(algorithm.point(ctx, local)[0])  # type: ignore[index]
         steps += 1
         examples += len(batch.y)
-        look("step", carry, batch=batch)
+        look("step", local, batch=batch)
         last_call.enter(batches)
     last_call.enter(end)
-    update, after = algorithm.end(ctx, down, client, carry, data)
-    look("end", carry, update=update)
+    update, after = algorithm.end(ctx, broadcast, client, local, data)
+    look("end", local, update=update)
     last_call.enter(report)
-    return Trained(update, after, algorithm.report(ctx, carry), steps, examples)
+    return Trained(update, after, algorithm.report(ctx, local), steps, examples)

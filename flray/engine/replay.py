@@ -118,13 +118,13 @@ class Replay:
         device, client, parts = self.bench.objective.device, self.executor.client, self.server.parts()
         with threads(self.executor.client_threads):
             for hop in self._hops(plan.exchange, clock, members):
-                down = to_torch(join(self.server.broadcast(hop.clock, plan.exchange)[0], parts), device)
+                broadcast = to_torch(join(self.server.broadcast(hop.clock, plan.exchange)[0], parts), device)
                 for job in hop.jobs:
                     for i, number in enumerate(job.clients):
                         if only in (None, number):
                             stored = self.server.states([number])[0]
                             try:
-                                update, _, row = client.one(job, i, plan.exchange, down, stored)
+                                update, _, row = client.one(job, i, plan.exchange, broadcast, stored)
                             except ClientError as error:
                                 raise in_folder(error, self.folder) from None
                             yield number, update, row

@@ -93,7 +93,7 @@ class Exchanged(NamedTuple):
 
     plan: Plan
     hops: list[Hop]
-    down: list[dict[str, int]]
+    down_bytes: list[dict[str, int]]
     ran: list[Ran]
     probed: list[tuple[str, dict[str, Any]]]  # what probes reported, by their name
     up: Counter[str]  # bytes by field that all of them sent
@@ -121,11 +121,11 @@ class Exchanged(NamedTuple):
         """Add bytes, steps and metrics to the row of the round, or of a task's beginning or end."""
         rows, metrics = self.rows, self.metrics
         row["exchanges"] = self.plan.clock.exchange + 1
-        down: Counter[str] = Counter()
-        for each, hop in zip(self.down, self.hops, strict=True):
-            down.update({name: size * len(hop.cohort.client_ids) for name, size in each.items()})
-        down["shared"] += metrics.pop("comm/shared_bytes", 0)
-        add_sent(row, "down", down)
+        down_bytes: Counter[str] = Counter()
+        for each, hop in zip(self.down_bytes, self.hops, strict=True):
+            down_bytes.update({name: size * len(hop.cohort.client_ids) for name, size in each.items()})
+        down_bytes["shared"] += metrics.pop("comm/shared_bytes", 0)
+        add_sent(row, "down", down_bytes)
         row["client_steps"] += sum(c["num_steps"] for c in rows)
         row["time/server_s"] += sum(ran.server_s for ran in self.ran)
         add_sent(row, "up", self.up)
@@ -164,7 +164,7 @@ def transact(
         for hop in found.hops:
             now = plan if not hop.clock.hop else executor.broadcast(hop.clock, plan.exchange)
             coming = [after, *([ahead] if ahead is not None else [])] if hop is found.hops[-1] else []
-            found.down.append(now.down)
+            found.down_bytes.append(now.down_bytes)
             ran = executor.run(now, hop, coming)
             for reported in (*ran.rows, ran.metrics):
                 found.probed.extend(reported.pop("probes", []))

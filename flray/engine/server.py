@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
     clock: Clock
     exchange: Exchange
-    down: dict[str, int]
+    down_bytes: dict[str, int]
     shared: tuple[str, ...] = ()
 
 
@@ -90,8 +90,10 @@ class Server(Keeper):
         Shared parts stay here, see :meth:`part`; the broadcast names them.
         """
         with self._half(exchange.broadcast, clock):
-            down = sendable(exchange.broadcast(self.bench.context(clock), self.state), exchange.broadcast, "broadcast")
-        rest, parts = split(to_numpy(down))
+            broadcast = sendable(
+                exchange.broadcast(self.bench.context(clock), self.state), exchange.broadcast, "broadcast"
+            )
+        rest, parts = split(to_numpy(broadcast))
         self._parts.setdefault(clock.transaction, {}).update(parts)
         return rest, Plan(clock, exchange, nbytes_by_field(join(rest, dict.fromkeys(parts))), tuple(parts))
 
@@ -113,9 +115,9 @@ class Server(Keeper):
     def step_flops(self, exchange: Exchange, job: Assignment) -> StepFlops:
         """FLOPs of a local step of the one client of `job`, as things stand before the exchange; nothing changes."""
         with self._half(self.algorithm.step, job.clock):
-            down = exchange.broadcast(self.bench.context(job.clock), self.state)
-            down = map_tensors(torch.clone, down)  # a client that writes into it must not reach the state
-            return counted(Client(self.bench), job, down, self.store.gather(job.clients)[0])
+            broadcast = exchange.broadcast(self.bench.context(job.clock), self.state)
+            broadcast = map_tensors(torch.clone, broadcast)  # a client that writes into it must not reach the state
+            return counted(Client(self.bench), job, broadcast, self.store.gather(job.clients)[0])
 
     def finish(self, plan: Plan, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
         """Complete the tree, run the server half, then scatter the client states. Returns the metrics.

@@ -115,7 +115,7 @@ class Transactions:
         client_rows: list[dict[str, Any]] = []
         for exchanged in transact(self.executor, clock, hops, ahead):
             if dropped and exchanged.plan.exchange.who == "cohort":
-                add_sent(row, "down", {name: size * dropped for name, size in exchanged.plan.down.items()})
+                add_sent(row, "down", {name: size * dropped for name, size in exchanged.plan.down_bytes.items()})
                 dropped = 0
             exchanged.add_to(row)
             if exchanged.plan.exchange.client is None and exchanged.rows:

@@ -59,9 +59,9 @@ class Conflict(Probe, frozen=True):
         if not due(ctx, self.rounds):
             return [], memory
         if view.place == "start":
-            points = view.point(view.down), view.point(view.carry)
+            points = view.point(view.broadcast), view.point(view.local)
             return [], None if None in points else points
-        there = view.point(view.carry)
+        there = view.point(view.local)
         if memory is None or there is None:
             return [], memory
         received, here = memory  # the second: where this step began
@@ -101,16 +101,16 @@ class Conflict(Probe, frozen=True):
             y = torch.from_numpy(sample.y).to(sample.x.device)
             seen = None if ctx.classes is None else ctx.classes.seen
             return ctx.objective.value_and_grad(lambda f: cross_entropy(f(sample.x), y, seen), *here, "train_frozen")
-        x, target, down = view.batch.x, None, view.down
+        x, target, broadcast = view.batch.x, None, view.broadcast
         if kind == "memory":
             proxy = ctx.require_proxy()
-            answered = hasattr(down, "memory") and len(down.logits) > 0  # FedProj's buffer
-            size = len(down.logits) if answered else proxy.size
+            answered = hasattr(broadcast, "memory") and len(broadcast.logits) > 0  # FedProj's buffer
+            size = len(broadcast.logits) if answered else proxy.size
             numbers = ctx.rng("probe conflict").choice(size, min(self.samples, size), replace=False)
             if answered:
-                places = torch.from_numpy(numbers).to(down.logits.device)
-                target = ctx.seen(down.logits[places])
-                numbers = numbers if down.memory is None else down.memory.cpu().numpy()[numbers]
+                places = torch.from_numpy(numbers).to(broadcast.logits.device)
+                target = ctx.seen(broadcast.logits[places])
+                numbers = numbers if broadcast.memory is None else broadcast.memory.cpu().numpy()[numbers]
             x = proxy.inputs(numbers)
         if target is None:
             with torch.no_grad():

@@ -31,7 +31,7 @@ class Divergence(Probe, frozen=True):
                 return [], memory
             return [{"client": SERVER, "moved": float((after[0] - before[0]).double().norm())}], memory
         if view.place == "start":
-            return [], view.point(view.down)
+            return [], view.point(view.broadcast)
         local = view.point(view.update)
         if memory is None or local is None:
             return [], memory

@@ -33,7 +33,7 @@ class LayerDistance(Probe, frozen=True):
         if not due(ctx, self.every):
             return [], memory
         if view.place == "start":
-            return [], view.point(view.down)
+            return [], view.point(view.broadcast)
         local = view.point(view.update)
         if memory is None or local is None:
             return [], memory

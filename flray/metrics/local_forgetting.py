@@ -44,7 +44,7 @@ class LocalForgetting(Probe, frozen=True):
             return [], memory
         if isinstance(view, FinishView):
             return self._aggregate(ctx, view), memory
-        point = view.point(view.down if view.place == "start" else view.update)
+        point = view.point(view.broadcast if view.place == "start" else view.update)
         if point is None or (view.place == "end" and memory is None):
             return [], memory
         right, total = self._right(ctx, *point)

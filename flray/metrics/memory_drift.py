@@ -69,13 +69,13 @@ class MemoryDrift(Probe, frozen=True):
         return [{**{name: float(loss) for name, loss in losses.items()}, **flips(memory.received, local)}], memory
 
     def _remembered(self, ctx: Context, view: ClientView) -> Remembered | None:
-        point, proxy, down = view.point(view.down), ctx.require_proxy(), view.down
+        point, proxy, broadcast = view.point(view.broadcast), ctx.require_proxy(), view.broadcast
         if point is None:
             return None
         numbers, teacher = self._numbers(proxy.size), None
-        if hasattr(down, "memory") and len(down.logits):  # Z_t on a buffer: that of `algorithms.fedproj`
-            numbers = numbers if down.memory is None else down.memory.cpu().numpy()[: self.samples]
-            teacher = ctx.seen(down.logits[: self.samples])
+        if hasattr(broadcast, "memory") and len(broadcast.logits):  # Z_t on a buffer: that of `algorithms.fedproj`
+            numbers = numbers if broadcast.memory is None else broadcast.memory.cpu().numpy()[: self.samples]
+            teacher = ctx.seen(broadcast.logits[: self.samples])
         received = logits(ctx, *point, proxy, numbers)
         return Remembered(numbers, received, received if teacher is None else teacher)
 

@@ -40,8 +40,8 @@ class Propositions(Probe, frozen=True):
         if not due(ctx, self.rounds):
             return [], memory
         if view.place == "start":
-            return [], view.point(view.down)
-        here = view.point(view.carry)
+            return [], view.point(view.broadcast)
+        here = view.point(view.local)
         if memory is None or here is None or (view.steps - 1) % self.every:
             return [], memory
         batch = view.batch

@@ -84,8 +84,8 @@ class Watched(Client):
         self.reports.append({name: float(value) for name, value in done.metrics.items()})
         return done
 
-    def one(self, job: Assignment, i: int, exchange: Exchange, down: Any, stored: Any) -> Any:
-        update, state, row = super().one(job, i, exchange, down, stored)
+    def one(self, job: Assignment, i: int, exchange: Exchange, broadcast: Any, stored: Any) -> Any:
+        update, state, row = super().one(job, i, exchange, broadcast, stored)
         gone = (job.clock.round, job.clients[i]) in self.lost
         return (None, state, {**row, "skipped": True}) if gone else (update, state, row)
 

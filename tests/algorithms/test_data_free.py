@@ -45,7 +45,7 @@ def net(seed, width=None):
 
 
 def world(algorithm, width=None):
-    """A client's context in the second task, its carry, the model as a module, the old one, and a real batch."""
+    """A client's context in the second task, its local state, the model as a module, the old one, and a real batch."""
     model, old = net(1, width), net(2, width)
     objective = Objective(net(0, width))
     points = [
@@ -121,9 +121,9 @@ def test_targets_client(lode):
     algorithm = Target(
         lambda_kd=25.0, syn_bs=6, crop_padding=0, flip=False, lode=lode, batch_size=7, momentum=0.0, weight_decay=0.0
     )
-    ctx, carry, model, old, (_, (old_w, old_b)), batch = world(algorithm)
+    ctx, local, model, old, (_, (old_w, old_b)), batch = world(algorithm)
     pool = (255 * torch.rand(9, *SHAPE)).to(torch.uint8)
-    down = PoolDown(carry.w.clone(), carry.b.clone(), old_w, old_b, pool)
+    broadcast = PoolDown(local.w.clone(), local.b.clone(), old_w, old_b, pool)
     for step in range(2):
         x = pool_of(ctx, algorithm, pool, step, 6, 1)  # an epoch is one batch: that is all the client has
         logits, made = model(batch.x), model(x)
@@ -132,23 +132,23 @@ def test_targets_client(lode):
             a, b = logits[:, OLD].logsumexp(1), logits[:, NEW].logsumexp(1)
             value = value + lode * 2 / 2 * -torch.log(b.exp() / (a.exp() + b.exp())).mean()
         value = value + 25 * kd(old(x)[:, OLD].detach(), made[:, OLD])
-        loss, found = algorithm.gradient(ctx, down, (), carry, batch)
+        loss, found = algorithm.gradient(ctx, broadcast, (), local, batch)
         torch.testing.assert_close(loss, value.detach(), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(found, flat(ctx, model, value), rtol=1e-4, atol=1e-6)
-        carry = carry.replace(moments=carry.moments.replace(steps=1))
+        local = local.replace(moments=local.moments.replace(steps=1))
 
 
 def test_an_epoch_ends_with_the_shorter_of_samples_and_pool():
     """Seven samples in batches of 2 are 4 steps an epoch; a pool of 5 in batches of 3 is 2: the others are left out."""
-    ctx, carry, *_ = world(Target())
+    ctx, local, *_ = world(Target())
     algorithm = Target(batch_size=2, syn_bs=3, local_epochs=2)
-    down = PoolDown(carry.w, carry.b, carry.w, carry.b, torch.zeros(5, *SHAPE, dtype=torch.uint8))
+    broadcast = PoolDown(local.w, local.b, local.w, local.b, torch.zeros(5, *SHAPE, dtype=torch.uint8))
 
     class Data:
         def batches(self, size, steps):
             return [Batch(torch.tensor([float(i)]), torch.tensor([i])) for i in range(8)]
 
-    assert [int(b.y) for b in algorithm.batches(ctx, down, (), carry, Data())] == [0, 1, 4, 5]
+    assert [int(b.y) for b in algorithm.batches(ctx, broadcast, (), local, Data())] == [0, 1, 4, 5]
 
 
 def test_which_made_inputs_are_the_pool():
@@ -162,15 +162,15 @@ def test_which_made_inputs_are_the_pool():
 def test_landers_client_in_its_first_task():
     """CE + lambda_ltc max(0, MSE(att, e_y) - r)."""
     algorithm = Lander(lte="random", lte_dim=6, lambda_ltc=3.0, radius=0.2)
-    ctx, carry, model, _, (start, _), _ = world(algorithm, 6)
+    ctx, local, model, _, (start, _), _ = world(algorithm, 6)
     batch, lte = Batch(normal(5, *SHAPE), torch.tensor([0, 2, 2, 0, 0])), normal(5, 6)
-    none = carry.w[:0]
-    down = LanderDown(*start, none, none, none, lte)
+    none = local.w[:0]
+    broadcast = LanderDown(*start, none, none, none, lte)
     first = replace(ctx, classes=Classes([OLD], 5))
     z = model.features(batch.x)
     value = F.cross_entropy(model.head(z)[:, OLD], (batch.y == 2).long())
     value = value + 3 * torch.relu(F.mse_loss(model.att(z), lte[batch.y]) - 0.2)
-    loss, found = algorithm.gradient(first, down, (), carry, batch)
+    loss, found = algorithm.gradient(first, broadcast, (), local, batch)
     torch.testing.assert_close(loss, value.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found, flat(ctx, model, value), rtol=1e-4, atol=1e-6)
 
@@ -189,9 +189,9 @@ def test_landers_client_in_a_later_task():
         crop_padding=0,
         flip=False,
     )
-    ctx, carry, model, old, (start, before), batch = world(algorithm, 6)
+    ctx, local, model, old, (start, before), batch = world(algorithm, 6)
     pool, lte = (255 * torch.rand(9, *SHAPE)).to(torch.uint8), normal(5, 6)
-    carry = carry.replace(moments=carry.moments.replace(steps=4))  # the second batch of the pool's second order
+    local = local.replace(moments=local.moments.replace(steps=4))  # the second batch of the pool's second order
     x = pool_of(ctx, algorithm, pool, 4, 4, 3)
     alpha, beta = log2(3), sqrt(0.5)
     z = model.features(batch.x)
@@ -199,7 +199,7 @@ def test_landers_client_in_a_later_task():
     z, t = model.features(x), old.features(x)
     past = kd(old.head(t)[:, OLD].detach(), model.head(z)[:, OLD]) + F.mse_loss(model.att(z), old.att(t).detach())
     value = 0.3 * (1 + 1 / alpha) / beta * new + 0.4 * alpha * beta * past
-    loss, found = algorithm.gradient(ctx, LanderDown(*start, *before, pool, lte), (), carry, batch)
+    loss, found = algorithm.gradient(ctx, LanderDown(*start, *before, pool, lte), (), local, batch)
     torch.testing.assert_close(loss, value.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found, flat(ctx, model, value), rtol=1e-4, atol=1e-5)
 
@@ -211,7 +211,7 @@ def test_lander_counts_the_classes_of_a_shared_head_in_every_domain(task):
     algorithm = Lander(
         lte="random", lte_dim=6, lambda_ltc=0.0, a_cur=0.3, a_pre=0.4, batch_size=4, crop_padding=0, flip=False
     )
-    ctx, carry, model, old, (start, before), batch = world(algorithm, 6)
+    ctx, local, model, old, (start, before), batch = world(algorithm, 6)
     ctx = replace(ctx, clock=Clock(task=task, done=9), classes=Classes([range(5)] * (task + 1), 5))
     pool = (255 * torch.rand(4, *SHAPE)).to(torch.uint8)
     x = pool_of(ctx, algorithm, pool, 0, 4, 1)
@@ -220,7 +220,7 @@ def test_lander_counts_the_classes_of_a_shared_head_in_every_domain(task):
     past = kd(old.head(t).detach(), model.head(z)) + F.mse_loss(model.att(z), old.att(t).detach())
     new = F.cross_entropy(model(batch.x), batch.y)
     value = 0.3 * (1 + 1 / alpha) / beta * new + 0.4 * alpha * beta * past
-    loss, _ = algorithm.gradient(ctx, LanderDown(*start, *before, pool, normal(5, 6)), (), carry, batch)
+    loss, _ = algorithm.gradient(ctx, LanderDown(*start, *before, pool, normal(5, 6)), (), local, batch)
     torch.testing.assert_close(loss, value.detach(), rtol=1e-5, atol=1e-6)
 
 
@@ -244,7 +244,7 @@ def test_mfcls_client(scheduled, double_forward):
     has learned. Scheduled: it has learned all that are seen, and the first term reads the classes available."""
     options = {"from_round": 2, "available": (1,)} if scheduled else {}
     algorithm = MFCL(w_ft=0.7, w_kd=3.0, syn_size=11, noise_dim=64, double_forward=double_forward, **options)
-    ctx, carry, model, old, (start, before), batch = world(algorithm)
+    ctx, local, model, old, (start, before), batch = world(algorithm)
     generator = Objective(Zeros())
     ctx = replace(ctx, net={"generator": generator})
     z = ctx.rng("made", 0).standard_normal((11, 64), dtype=np.float32)
@@ -260,10 +260,10 @@ def test_mfcls_client(scheduled, double_forward):
     rows = [i for i in range(7) if int(batch.y[i]) in first]
     value = value + F.cross_entropy(model.head(h[rows])[:, first], torch.tensor([first.index(int(y[i])) for i in rows]))
     value = value + 3 * ((old.head(h)[:, learned] - said) ** 2).sum(1).mean() / len(learned)
-    loss, found = algorithm.gradient(ctx, MFCLDown(*start, *before, *generator.initial()), (), carry, batch)
+    loss, found = algorithm.gradient(ctx, MFCLDown(*start, *before, *generator.initial()), (), local, batch)
     torch.testing.assert_close(loss, value.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found, flat(ctx, model, value), rtol=1e-4, atol=1e-6)
-    statistics = ctx.objective.buffer_layout.views(carry.b)
+    statistics = ctx.objective.buffer_layout.views(local.b)
     torch.testing.assert_close(statistics["norm.running_mean"], model.norm.running_mean)
 
 
@@ -329,8 +329,8 @@ def test_mfcl_with_a_known_schedule_needs_no_tasks(tmp_path):
     exchanges = found.rounds["exchanges"].tolist()
     assert exchanges == [1, 2, 1, 1, 1]
     plain = found.rounds["comm/down_bytes"][0]
-    down = found.rounds["comm/down_bytes"].tolist()
-    assert down[1] > plain and down[3] == down[4] == plain
+    down_bytes = found.rounds["comm/down_bytes"].tolist()
+    assert down_bytes[1] > plain and down_bytes[3] == down_bytes[4] == plain
     state = checkpoint.read(found.folder / "checkpoints" / "round-000005").server.message()
     first = checkpoint.read(found.folder / "checkpoints" / "round-000001").server.message()
     assert np.array_equal(state.old_w, first.w), "the old model is that with which round 2 began"

@@ -21,8 +21,8 @@ from tests.support.networks import Mlp, Norm, build, inputs
 class Quadratic(Ditto, frozen=True):
     """On F(w) = 1/2 norm(w - a)^2 with a = the first number of the client's data in every place."""
 
-    def gradient(self, ctx, down, client, carry, batch):
-        difference = carry.w - batch.x[0, 0]
+    def gradient(self, ctx, broadcast, client, local, batch):
+        difference = local.w - batch.x[0, 0]
         return 0.5 * (difference**2).sum(), difference.clone()
 
 

@@ -42,9 +42,9 @@ def test_the_perturbation_does_not_see_the_scale_of_the_weights():
     g = w.roll(3) * objective.mask("all")
     e = {}
     for c in (1.0, 4.0):
-        carry = asam.start(ctx, w, b)
-        carry.w.mul_(c)
-        e[c] = (asam.perturbed(ctx, carry, g / c) - carry.w).clone()
+        local = asam.start(ctx, w, b)
+        local.w.mul_(c)
+        e[c] = (asam.perturbed(ctx, local, g / c) - local.w).clone()
     assert float(e[1.0].norm()) > 0.01
     torch.testing.assert_close(e[4.0], 4 * e[1.0], rtol=1e-4, atol=1e-6)
 

@@ -94,11 +94,11 @@ def test_both_messages_hold_the_body_and_the_statistics_and_nothing_else(kind):
     objective, algorithm = Objective(module), FedBABU(lr=0.1, local_epochs=1, batch_size=4)
     states, updates, _ = play(algorithm, objective, federation(kind), 1)
     body = sum(p.numel() for p in module.parameters()) - sum(p.numel() for p in module.head.parameters())
-    down = algorithm.broadcast(context(objective), states[-1])
-    for message in (down, *updates[0]):
+    broadcast = algorithm.broadcast(context(objective), states[-1])
+    for message in (broadcast, *updates[0]):
         assert message.body.numel() == body
         assert nbytes(message) == 4 * (body + message.b.numel())
-    w, b = algorithm.point(context(objective), down)
+    w, b = algorithm.point(context(objective), broadcast)
     assert torch.equal(w, states[-1].w) and torch.equal(b, states[-1].b)
     for update in updates[0]:
         whole, _ = algorithm.point(context(objective), update)
@@ -118,8 +118,8 @@ def test_fine_tuning_trains_head_and_body_together():
     batches = Epochs(x, y, 4, 2)
     optimise(module, torch.optim.SGD(module.parameters(), 0.1 * 0.5**2, 0.9, weight_decay=0.01), batches)
     assert not torch.allclose(module.head.weight, head, atol=1e-3)
-    down = algorithm.broadcast(context(objective), states[-1])
-    predictor = algorithm.personalize(client_context(objective, x, round=2), down, (), batches)
+    broadcast = algorithm.broadcast(context(objective), states[-1])
+    predictor = algorithm.personalize(client_context(objective, x, round=2), broadcast, (), batches)
     with torch.no_grad():
         torch.testing.assert_close(predictor(x), module(x), rtol=1e-5, atol=1e-6)
 

@@ -153,10 +153,10 @@ def test_clipping_in_the_papers_form_takes_the_whole_gradient():
     objective, data = Objective(build(Mlp)), clients(1)
     algorithm = FedDyn(lr=0.1, momentum=0.0, local_epochs=1, batch_size=100, clip=0.25)
     ctx = context(objective, num_examples=len(data[0][0]), num_steps=1, client=0)
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
+    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
     client = algorithm.init_client(ctx).replace(h=normal(objective.layout.size) * objective.mask("all"))
-    carry = algorithm.begin(ctx, down, client, None)
-    moved = down.w - algorithm.step(ctx, down, client, carry, Batch(*data[0])).w
+    local = algorithm.begin(ctx, broadcast, client, None)
+    moved = broadcast.w - algorithm.step(ctx, broadcast, client, local, Batch(*data[0])).w
     whole = (
         objective.value_and_grad(lambda f: cross_entropy(f(data[0][0]), data[0][1]), *objective.initial())[1] - client.h
     )
@@ -179,11 +179,11 @@ def test_proximal_loss_and_its_gradient_are_those_of_the_terms(options):
     objective = Objective(build(Mlp))
     algorithm, ctx = FedDyn(alpha=0.3, **options), context(objective, num_examples=6, population=4, total_examples=48)
     size, a = objective.layout.size, 0.6 if options else 0.3
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
+    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
     client = algorithm.init_client(ctx).replace(h=normal(size))
-    carry = algorithm.begin(ctx, down, client, None)
-    w = (carry.w + normal(size, seed=1)).requires_grad_()
-    expected = -(client.h * w).sum() + a / 2 * ((w - down.w) ** 2).sum()
-    value, g = algorithm.proximal(ctx, down, client, carry.replace(w=w.detach()), None)
+    local = algorithm.begin(ctx, broadcast, client, None)
+    w = (local.w + normal(size, seed=1)).requires_grad_()
+    expected = -(client.h * w).sum() + a / 2 * ((w - broadcast.w) ** 2).sum()
+    value, g = algorithm.proximal(ctx, broadcast, client, local.replace(w=w.detach()), None)
     torch.testing.assert_close(value, expected.detach())
     torch.testing.assert_close(g, torch.autograd.grad(expected, w)[0])

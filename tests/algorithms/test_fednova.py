@@ -232,12 +232,12 @@ def test_on_constant_gradients_the_stored_directions_stay_the_gradients(momentum
 def test_a_client_of_which_nothing_was_trained_keeps_its_direction():
     objective = Objective(build(Mlp))
     algorithm, ctx = FedNova(ccvr="fixed"), context(objective, num_examples=0, num_steps=0, client=1)
-    down = algorithm.broadcast(
+    broadcast = algorithm.broadcast(
         ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(objective.layout.size))
     )
     client = algorithm.init_client(ctx).replace(d=normal(objective.layout.size, seed=1))
     nothing = held(*(part[:0] for part in clients(1)[0]))
-    update, after, *_ = train(algorithm, ctx, down, client, nothing)
+    update, after, *_ = train(algorithm, ctx, broadcast, client, nothing)
     assert torch.equal(after.d, client.d) and torch.equal(update.own, client.d) and not update.d.any()
 
 
@@ -288,13 +288,13 @@ def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
     objective = Objective(build(Mlp))
     algorithm, ctx = FedNova(ccvr="fixed"), context(objective)
     size = objective.layout.size
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(size)))
+    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(size)))
     client = algorithm.init_client(ctx).replace(d=normal(size, seed=1))
-    carry = algorithm.begin(ctx, down, client, None)
-    value, g = algorithm.proximal(ctx, down, client, carry, None)
-    torch.testing.assert_close(g, down.dbar - client.d)
-    torch.testing.assert_close(value, ((down.dbar - client.d) * carry.w).sum())
+    local = algorithm.begin(ctx, broadcast, client, None)
+    value, g = algorithm.proximal(ctx, broadcast, client, local, None)
+    torch.testing.assert_close(g, broadcast.dbar - client.d)
+    torch.testing.assert_close(value, ((broadcast.dbar - client.d) * local.w).sum())
     plain = FedNova()
-    down = plain.broadcast(ctx, plain.init_server(ctx, *objective.initial()))
+    broadcast = plain.broadcast(ctx, plain.init_server(ctx, *objective.initial()))
     with pytest.raises(ConfigError, match="set ccvr to fixed"):
-        plain.proximal(ctx, down, (), plain.begin(ctx, down, (), None), None)
+        plain.proximal(ctx, broadcast, (), plain.begin(ctx, broadcast, (), None), None)

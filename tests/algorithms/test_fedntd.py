@@ -85,11 +85,11 @@ def test_gradient_of_softmax_regression():
     objective = Objective(MLP((2,), 4, hidden=()))
     w, b = objective.initial()
     generator = torch.Generator().manual_seed(0)
-    down, here = Broadcast(torch.randn(w.shape, generator=generator), b), torch.randn(w.shape, generator=generator)
+    broadcast, here = Broadcast(torch.randn(w.shape, generator=generator), b), torch.randn(w.shape, generator=generator)
     algorithm, ctx = FedNTD(beta=0.6, tau=2.0), context(objective)
     x = np.array([0.5, -1.5])
     batch = Batch(torch.tensor([[0.5, -1.5]]), torch.tensor([1]))
-    _, g = algorithm.gradient(ctx, down, (), algorithm.start(ctx, here, b), batch)
+    _, g = algorithm.gradient(ctx, broadcast, (), algorithm.start(ctx, here, b), batch)
 
     def logits(point):
         views = {n: t.double().numpy() for n, t in objective.views(point).items()}
@@ -99,7 +99,7 @@ def test_gradient_of_softmax_regression():
         e = np.exp(v - v.max())
         return e / e.sum()
 
-    z, z_g = logits(here), logits(down.w)
+    z, z_g = logits(here), logits(broadcast.w)
     others = [0, 2, 3]
     expected = softmax(z) - np.array([0, 1, 0, 0])
     expected[others] += 0.6 * 2.0 * (softmax(z[others] / 2) - softmax(z_g[others] / 2))
@@ -112,12 +112,12 @@ def test_in_a_later_task_the_loss_reads_its_classes_and_the_distillation_all_see
     gradient: softmax over {0, 1} minus the label, plus beta tau (q - p) over the seen classes but the label."""
     objective = Objective(MLP((2,), 4, hidden=()))
     w, b = objective.initial()
-    down, here = Broadcast(torch.linspace(-1, 1, len(w)), b), torch.linspace(1, -0.5, len(w)) ** 2
+    broadcast, here = Broadcast(torch.linspace(-1, 1, len(w)), b), torch.linspace(1, -0.5, len(w)) ** 2
     ctx, algorithm = context(objective, classes=Classes([[3], [0, 1]], 4)), FedNTD(beta=0.6, tau=2.0)
     batch = Batch(torch.tensor([[0.5, -1.5]]), torch.tensor([1]))
-    _, g = algorithm.gradient(ctx, down, (), algorithm.start(ctx, here, b), batch)
+    _, g = algorithm.gradient(ctx, broadcast, (), algorithm.start(ctx, here, b), batch)
 
-    z, z_g = (objective.at(point, b)(batch.x)[0].double().numpy() for point in (here, down.w))
+    z, z_g = (objective.at(point, b)(batch.x)[0].double().numpy() for point in (here, broadcast.w))
 
     def softmax(v):
         return np.exp(v) / np.exp(v).sum()

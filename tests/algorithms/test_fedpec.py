@@ -48,15 +48,15 @@ def test_local_steps_are_those_of_the_code(optimizer):
     objective = Objective(students())
     ctx = context(objective, inputs=INPUTS, num_steps=len(data))
     algorithm = FedPEC(lr=0.01, optimizer=optimizer, local_epochs=1)
-    carry = algorithm.start(ctx, *objective.initial())
+    local = algorithm.start(ctx, *objective.initial())
     for x, y in data:
-        carry = algorithm.step(ctx, None, (), carry, Batch(x, y))
+        local = algorithm.step(ctx, None, (), local, Batch(x, y))
     expected = trained(optimizer, data, len(data))
-    for name, view in objective.views(carry.w).items():
+    for name, view in objective.views(local.w).items():
         if name.endswith(".0.bias"):  # instance norm takes it off again: its gradient is rounding, which Adam scales up
             continue
         torch.testing.assert_close(view, expected.get_parameter(name).detach(), rtol=1e-4, atol=1e-6)
-    assert carry.read.tolist() == [9, 0, 9] and carry.steps.tolist() == [2, 0, 2]
+    assert local.read.tolist() == [9, 0, 9] and local.steps.tolist() == [2, 0, 2]
     errors = [(algorithm_error(x, y, students())).mean() for x, y in data[:1]]
     first = algorithm.start(ctx, *objective.initial())
     assert algorithm.step(ctx, None, (), first, Batch(*data[0])).loss.item() == pytest.approx(
@@ -77,10 +77,10 @@ def test_each_student_is_the_mean_of_its_own_samples():
     rows = w.view(3, -1)
     sent, held = [], [torch.tensor([6.0, 0, 2]), torch.tensor([2.0, 0, 8])]
     for scale, counts in zip((2.0, 3.0), held, strict=True):
-        carry = algorithm.start(ctx, w, b)
-        carry.w.mul_(scale)
-        carry.read.copy_(5 * counts)  # in five epochs
-        sent.append(algorithm.end(ctx, None, (), carry, None)[0])
+        local = algorithm.start(ctx, w, b)
+        local.w.mul_(scale)
+        local.read.copy_(5 * counts)  # in five epochs
+        sent.append(algorithm.end(ctx, None, (), local, None)[0])
     pooled = PECUpdate(sent[0].weighted + sent[1].weighted, held[0] + held[1])
     cohort = Cohort(*(torch.zeros(2) for _ in range(4)))
     found = algorithm.aggregate(ctx, ServerState(w, b), pooled, cohort)[0].w.view(3, -1)

@@ -242,10 +242,10 @@ def test_memory_size_sends_a_subset_with_its_own_logits():
     for round in range(5):
         ctx = context(objective, proxy, round)
         state = algorithm.init_server(ctx, *objective.initial())
-        down = algorithm.broadcast(ctx, state)
-        assert down.memory.tolist() == sorted(set(down.memory.tolist())) and len(down.memory) == 4
-        assert torch.equal(down.logits, state.logits[down.memory])
-        seen.add(tuple(down.memory.tolist()))
+        broadcast = algorithm.broadcast(ctx, state)
+        assert broadcast.memory.tolist() == sorted(set(broadcast.memory.tolist())) and len(broadcast.memory) == 4
+        assert torch.equal(broadcast.logits, state.logits[broadcast.memory])
+        seen.add(tuple(broadcast.memory.tolist()))
     assert len(seen) > 1, "drawn again every round"
     whole = FedProj(memory_size=11, round0="kl_init").broadcast(ctx, state)
     assert whole.memory is None and torch.equal(whole.logits, state.logits)
@@ -277,14 +277,14 @@ def test_clients_read_only_the_memory_they_were_sent():
     objective, data, proxy = world(Mlp)
     algorithm = FedProj(**LOCAL, **SERVER, memory_size=3, round0="kl_init", memory_batch_size=2)
     ctx = context(objective, proxy)
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
+    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
     proxy.asked.clear()
     client = client_context(objective, data[0][0], proxy=proxy, num_steps=6)  # 3 epochs of 7 samples in batches of 4
-    train(algorithm, client, down, (), held(*data[0]))
+    train(algorithm, client, broadcast, (), held(*data[0]))
     assert len(proxy.asked) == 6 and all(len(i) == 2 for i in proxy.asked)
-    assert set(np.concatenate(proxy.asked).tolist()) == set(down.memory.tolist())
+    assert set(np.concatenate(proxy.asked).tolist()) == set(broadcast.memory.tolist())
     # cyclic: every sample once before any comes again
-    assert sorted(np.concatenate(proxy.asked)[:3].tolist()) == down.memory.tolist()
+    assert sorted(np.concatenate(proxy.asked)[:3].tolist()) == broadcast.memory.tolist()
 
 
 @pytest.mark.parametrize("memory_bn", ["train_frozen", "eval"])

@@ -240,7 +240,7 @@ def test_steps_with_the_proximal_losses_of_table_4(proximal, perturb):
             torch.stack([cosine_similarity(z, o) for o in others], 1) / 0.2, torch.zeros(len(x), dtype=torch.long)
         )
 
-    down, client, g_p = {
+    broadcast, client, g_p = {
         "l2": (Broadcast(w0, b), (), lambda w: w - w0),
         "scaffold": (ScaffoldState(w0, b, first), ScaffoldClient(None, second), lambda w: first - second),
         "fednova": (NovaBroadcast(w0, b, first), NovaClient(None, second), lambda w: first - second),
@@ -270,10 +270,10 @@ def test_steps_with_the_proximal_losses_of_table_4(proximal, perturb):
         tau=0.2,
     )
     ctx, samples, batches = one_client(objective, (x, y), epochs=2)
-    carry = algorithm.begin(ctx, down, client, samples)
+    local = algorithm.begin(ctx, broadcast, client, samples)
     for batch in batches:
-        carry = algorithm.step(ctx, down, client, carry, batch)
-    torch.testing.assert_close(carry.w, w2, rtol=1e-5, atol=1e-6)
+        local = algorithm.step(ctx, broadcast, client, local, batch)
+    torch.testing.assert_close(local.w, w2, rtol=1e-5, atol=1e-6)
     assert float((w2 - (w1 - 0.2 * g_l(w1))).abs().max()) > 1e-3, "the perturbation matters"
 
 
@@ -290,8 +290,8 @@ def test_statistics_move_once_a_step_with_every_proximal_loss(proximal, strategy
 
     def statistics(algorithm):
         ctx, samples, _ = one_client(objective, data[0])
-        down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
-        return train(algorithm, ctx, down, algorithm.init_client(ctx), samples).client.b
+        broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
+        return train(algorithm, ctx, broadcast, algorithm.init_client(ctx), samples).client.b
 
     assert torch.equal(
         statistics(FedSOL(**step, proximal=proximal, strategy=strategy, perturb="all")), statistics(FedAvg(**step))
@@ -327,11 +327,11 @@ class Quadratic(FedSOL, frozen=True):
     h: tuple[float, float]
     k: tuple[float, float] = (1.0, 1.0)
 
-    def mixture(self, ctx, down, client, batch, target, carry, local, proximal, out):
+    def mixture(self, ctx, broadcast, client, batch, target, local, local_loss, proximal, out):
         a, h, k = (torch.tensor(v) for v in (self.a, self.h, self.k))
-        w, anchor = carry.w[:2], down.w[:2]
+        w, anchor = local.w[:2], broadcast.w[:2]
         near = k * (w - anchor)
-        out[:2] = (h * (w - a) if local else 0.0) + proximal * near
+        out[:2] = (h * (w - a) if local_loss else 0.0) + proximal * near
         return (w - a).square().sum(), out
 
     def play(self, start, anchor):
@@ -341,14 +341,14 @@ class Quadratic(FedSOL, frozen=True):
         w[:2] = torch.tensor(anchor)
         data = torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)
         ctx, samples, batches = one_client(objective, data, self.local_epochs)
-        down = Broadcast(w, b)
-        carry = self.begin(ctx, down, (), samples)
-        carry.grad.zero_()
+        broadcast = Broadcast(w, b)
+        local = self.begin(ctx, broadcast, (), samples)
+        local.grad.zero_()
         objective.scratch("proximal gradient", w).zero_()
-        carry.w[:2] = torch.tensor(start)
+        local.w[:2] = torch.tensor(start)
         for batch in batches:
-            carry = self.step(ctx, down, (), carry, batch)
-        return carry.w[:2].double().numpy()
+            local = self.step(ctx, broadcast, (), local, batch)
+        return local.w[:2].double().numpy()
 
 
 A, H, K, ANCHOR, BETA, RHO = (2.0, -1.0), (1.0, 3.0), (2.0, 0.5), (0.5, 0.25), 0.7, 0.4
@@ -451,9 +451,9 @@ def test_strategies_with_the_kl_read_both_losses_of_one_network(strategy, kind):
     }[strategy]()
     algorithm = FedSOL(strategy=strategy, perturb="all", adaptive="none", rho=0.5, beta=beta)
     ctx, samples, (batch,) = one_client(objective, (x, y))
-    carry = algorithm.begin(ctx, Broadcast(w_g, b), (), samples)
-    carry.w.copy_(w)
-    _, g = algorithm.gradient(ctx, Broadcast(w_g, b), (), carry, batch)
+    local = algorithm.begin(ctx, Broadcast(w_g, b), (), samples)
+    local.w.copy_(w)
+    _, g = algorithm.gradient(ctx, Broadcast(w_g, b), (), local, batch)
     torch.testing.assert_close(g, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flray.algorithms.glfc import GLFC, GLFCCarry, GLFCDown
+from flray.algorithms.glfc import GLFC, GLFCDown, GLFCLocalState
 from flray.algorithms.lga import LGA, Scattered
 from flray.algorithms.prototype_monitor import OldModel
 from flray.core.messages import Batch
@@ -51,20 +51,20 @@ def test_the_loss_over_the_classes_seen(kind, task_of_old):
     old = OldModel(*other, task_of_old)
     x, y = normal(7, 1, 4, 4), torch.tensor([4, 0, 5, 1, 0, 4, 5])
     algorithm = kind()
-    down = GLFCDown(w, b, old, OldModel(w[:0], b[:0], -1))
+    broadcast = GLFCDown(w, b, old, OldModel(w[:0], b[:0], -1))
     base = algorithm.start(ctx, w, b)
-    carry = GLFCCarry.of(base, old=down.best_1, signal=False, entropy=0.0)
-    found, _ = algorithm.gradient(ctx, down, None, carry, Batch(x, y))
+    local = GLFCLocalState.of(base, old=broadcast.best_1, signal=False, entropy=0.0)
+    found, _ = algorithm.gradient(ctx, broadcast, None, local, Batch(x, y))
 
     seen, place = [0, 1, 4, 5], {0: 0, 1: 1, 4: 2, 5: 3}
     with torch.no_grad():
         logits, before = (objective.at(*point)(x)[:, seen] for point in ((w, b), other))
-    local = torch.tensor([place[int(label)] for label in y])
-    target = np.eye(4)[local.numpy()]
+    places = torch.tensor([place[int(label)] for label in y])
+    target = np.eye(4)[places.numpy()]
     if kind is GLFC:
-        weights = glfc_weights(logits, local, torch.tensor([False, True, True, False]))
+        weights = glfc_weights(logits, places, torch.tensor([False, True, True, False]))
     else:
-        weights = lga_weights(logits, local, torch.tensor([1, 0, 0, 1]), 1)
+        weights = lga_weights(logits, places, torch.tensor([1, 0, 0, 1]), 1)
     weights = weights.double().numpy()[:, None]
     expected = (weights * bce(logits.double().numpy(), target)).mean()
     if task_of_old >= 0:
@@ -88,8 +88,8 @@ def test_a_gradient_that_is_sent_is_the_encoders_at_the_perturbed_prototype(tmp_
             )
         return done
 
-    local = Local(own, tmp_path, watch)
-    local.play(2)
+    places = Local(own, tmp_path, watch)
+    places.play(2)
     ctx, data, gradients, w, b = seen[0]
     assert all(sent is None for _, _, sent, *_ in seen[3:]), "the second round is no new task"
     model, encoder = ctx.objective.at(w, b), ctx.net["encoder"]
@@ -122,53 +122,53 @@ def test_models_and_exemplars_over_three_tasks(name, tmp_path):
 
     def watch(half, function, *arguments):
         if half == "client" and arguments[0].clock.phase == "round":
-            ctx, _, down = arguments[:3]
-            seen[ctx.clock.task, ctx.clock.round] = down.best_2 if ctx.clock.round == 0 else down.best_1
+            ctx, _, broadcast = arguments[:3]
+            seen[ctx.clock.task, ctx.clock.round] = broadcast.best_2 if ctx.clock.round == 0 else broadcast.best_1
         return function(*arguments)
 
-    local = Local(experiment(name, {"inversion_steps": 1}, **sections), tmp_path, watch)
-    bench = local.server.bench
+    places = Local(experiment(name, {"inversion_steps": 1}, **sections), tmp_path, watch)
+    bench = places.server.bench
     for task in range(3):
-        local.play(2)
-        state = local.state
+        places.play(2)
+        state = places.state
         assert (state.best_1.task, state.best_2.task) == (task - 1, task)
         for round in (0, 1):
             assert seen[task, round].task == task - 1
             assert task == 0 or torch.equal(seen[task, round].w, state.best_1.w)
-        local.task_end()
-        local.position = Clock(task, 2, "task_end", done=2 * (task + 1)).complete
+        places.task_end()
+        places.position = Clock(task, 2, "task_end", done=2 * (task + 1)).complete
         most = 12 // (task + 1)
-        for k, client in local.client_states().items():
+        for k, client in places.client_states().items():
             assert {len(numbers) for numbers in client.exemplars.values()} == {most}
             assert set(client.exemplars) == {"2", "0", "1"} & {str(c) for c in [2, 0, 1][: task + 1]}
-            mine = np.asarray(local.scenario.partitions[task].client(k))
+            mine = np.asarray(places.scenario.partitions[task].client(k))
             x = bench.normalizer(np.array(bench.dataset.train.x[mine]))
             z = bench.objective.at(state.w, state.b).features(x).detach()
             newest = client.exemplars[str([2, 0, 1][task])].tolist()
             assert newest == mine[herding(z, most)].tolist()
         if name == "lga" and task == 0:
-            every = np.concatenate([np.asarray(local.scenario.partitions[0].client(k)) for k in range(3)])
+            every = np.concatenate([np.asarray(places.scenario.partitions[0].client(k)) for k in range(3)])
             x, y = bench.dataset.train.x[every], torch.from_numpy(bench.dataset.train.y[every])
             z = bench.objective.at(state.w, state.b).features(bench.normalizer(np.array(x))).detach()
-            rho = local.state.rho
+            rho = places.state.rho
             assert rho == pytest.approx(feature_radius(*scatter_sums(z, y, 3)), rel=1e-5) and rho > 0
-    assert name == "glfc" or local.state.rho == rho
+    assert name == "glfc" or places.state.rho == rho
 
 
 def test_the_mean_entropy_tells_a_new_task():
     """log 2 = 0.69 of an untrained head with two classes is no rise of 1.2 from 0; with r_h = 0.5 it is one."""
     objective, ctx = of_task(0, round=3)
     w, b = objective.initial()
-    down = GLFCDown(torch.zeros_like(w), b, OldModel(w, b, 0), OldModel(2 * w, b, 0))
+    broadcast = GLFCDown(torch.zeros_like(w), b, OldModel(w, b, 0), OldModel(2 * w, b, 0))
 
     class Data:
         plain = (Batch(normal(4, 1, 4, 4), torch.tensor([1, 4, 4, 1])),)
 
     for rise, signal in ((1.2, False), (0.5, True)):
         algorithm = GLFC(transition="entropy", entropy_rise=rise)
-        carry = algorithm.begin(ctx, down, algorithm.init_client(ctx), Data())
-        assert carry.signal is signal and carry.entropy == pytest.approx(np.log(2), rel=1e-4)
-        assert torch.equal(carry.old.w, 2 * w if signal else w)
+        local = algorithm.begin(ctx, broadcast, algorithm.init_client(ctx), Data())
+        assert local.signal is signal and local.entropy == pytest.approx(np.log(2), rel=1e-4)
+        assert torch.equal(local.old.w, 2 * w if signal else w)
 
 
 def test_a_client_that_missed_a_task_trains_with_no_more_exemplars_than_the_others():

@@ -93,11 +93,11 @@ def test_the_proximal_gradient_of_round_1_is_exactly_0():
     """Anything else, even rounding, FedSOL would scale to length rho."""
     objective, data = world(Norm)
     algorithm, ctx = Moon(**LOCAL), context(objective)
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
+    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
     client = algorithm.init_client(ctx)
-    carry = algorithm.begin(ctx, down, client, None)
-    carry.w.add_(0.1)
-    value, g = algorithm.proximal(ctx, down, client, carry, Batch(*data[0]))
+    local = algorithm.begin(ctx, broadcast, client, None)
+    local.w.add_(0.1)
+    value, g = algorithm.proximal(ctx, broadcast, client, local, Batch(*data[0]))
     assert float(value) == pytest.approx(math.log(2)) and not g.any()
 
 
@@ -132,9 +132,9 @@ def test_gradient_in_two_weights():
         return objective.layout.flatten({"scale": torch.tensor(values)}, objective.device), template[:0]
 
     ctx, mu, tau = context(objective), 2.0, 0.4
-    down, client = Broadcast(*point([1.0, 0.5])), MoonClient(*point([-0.3, 1.0]))
+    broadcast, client = Broadcast(*point([1.0, 0.5])), MoonClient(*point([-0.3, 1.0]))
     algorithm = Moon(mu=mu, tau=tau)
-    carry = algorithm.start(ctx, *point([0.8, 0.9]))
+    local = algorithm.start(ctx, *point([0.8, 0.9]))
     batch = Batch(torch.ones(1, 2), torch.tensor([1]))
     z, z_g, z_p = np.array([0.8, 0.9]), np.array([1.0, 0.5]), np.array([-0.3, 1.0])
 
@@ -146,10 +146,10 @@ def test_gradient_in_two_weights():
     term = np.log1p(np.exp((cos_p - cos_g) / tau))
     expected = (grad_p - grad_g) / tau / (1 + np.exp((cos_g - cos_p) / tau))
 
-    loss, g = algorithm.gradient(ctx, down, client, carry, batch)
+    loss, g = algorithm.gradient(ctx, broadcast, client, local, batch)
     np.testing.assert_allclose(objective.views(g)["scale"].numpy(), mu * expected, rtol=1e-5)
     assert float(loss) == pytest.approx(np.log(3) + mu * term, rel=1e-6)
-    loss, g = algorithm.proximal(ctx, down, client, carry, batch)
+    loss, g = algorithm.proximal(ctx, broadcast, client, local, batch)
     np.testing.assert_allclose(objective.views(g)["scale"].numpy(), expected, rtol=1e-5)
     assert float(loss) == pytest.approx(term, rel=1e-6)
 
@@ -160,7 +160,7 @@ def test_the_proximal_term_is_the_loss_without_cross_entropy():
     objective, data = world(Norm)
     ctx, batch = context(objective), Batch(*data[0])
     w, b = objective.initial()
-    down, client = (
+    broadcast, client = (
         Broadcast(w, b),
         MoonClient(w + 0.3 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1)), b),
     )
@@ -168,16 +168,16 @@ def test_the_proximal_term_is_the_loss_without_cross_entropy():
     away = w + 0.2 * torch.randn(w.shape, generator=torch.Generator().manual_seed(2))
     gradients, statistics = [], []
     for method in (moon.gradient, FedAvg(**LOCAL).gradient, moon.proximal):
-        carry = moon.start(ctx, away, b)
-        _, g = method(ctx, down, client, carry, batch)
-        assert torch.equal(carry.w, away)
+        local = moon.start(ctx, away, b)
+        _, g = method(ctx, broadcast, client, local, batch)
+        assert torch.equal(local.w, away)
         gradients.append(g.clone())
-        statistics.append(carry.b.clone())
+        statistics.append(local.b.clone())
     whole, plain, term = gradients
     assert term.norm() > 1e-3
     torch.testing.assert_close(whole, plain + 0.7 * term, rtol=1e-5, atol=1e-6)
     assert torch.equal(statistics[0], statistics[1]) and torch.equal(statistics[0], statistics[2])
-    assert g.data_ptr() != carry.grad.data_ptr(), "the local gradient of the same step is kept"
+    assert g.data_ptr() != local.grad.data_ptr(), "the local gradient of the same step is kept"
 
 
 # state ----------------------------------------------------------------------------------------
@@ -185,12 +185,12 @@ def test_a_client_keeps_its_own_last_model_in_tensors_of_its_own():
     objective, algorithm = Objective(build(Norm)), Moon(**LOCAL)
     ctx = context(objective)
     assert equal(algorithm.init_client(ctx), MoonClient(*objective.initial()))
-    carry = algorithm.start(ctx, *objective.initial())
-    update, state = algorithm.end(ctx, None, algorithm.init_client(ctx), carry, None)
+    local = algorithm.start(ctx, *objective.initial())
+    update, state = algorithm.end(ctx, None, algorithm.init_client(ctx), local, None)
     kept = state.w.clone(), state.b.clone()
-    carry.w.add_(1)
-    carry.b.add_(1)
-    assert torch.equal(update.w, carry.w) and torch.equal(state.w, kept[0]) and torch.equal(state.b, kept[1])
+    local.w.add_(1)
+    local.b.add_(1)
+    assert torch.equal(update.w, local.w) and torch.equal(state.w, kept[0]) and torch.equal(state.b, kept[1])
 
 
 @pytest.mark.parametrize("buffers", ["average", "local"])

@@ -127,9 +127,9 @@ def test_form_clean_keeps_the_inner_step_out_of_the_optimiser(options, outer):
 class Quadratic(PerFedAvg, frozen=True):
     """On L(w; B) = h/2 norm(w - c)^2 with (h, c) the first sample of the batch."""
 
-    def gradient(self, ctx, down, client, carry, batch):
+    def gradient(self, ctx, broadcast, client, local, batch):
         h, c = batch.x[0]
-        difference = carry.w - c
+        difference = local.w - c
         return 0.5 * h * (difference**2).sum(), difference * h
 
 

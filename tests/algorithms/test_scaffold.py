@@ -178,13 +178,13 @@ def test_a_client_without_data_keeps_its_control_variate():
     objective = Objective(build(Mlp))
     algorithm = Scaffold(weighting="uniform")
     ctx = context(objective, num_examples=0, num_steps=0, client=1)
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial())).replace(
+    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial())).replace(
         c=normal(objective.layout.size)
     )
     own = algorithm.init_client(ctx).replace(c=normal(objective.layout.size, seed=1))
     nothing = held(*(part[:0] for part in clients(1)[0]))
-    update, kept, *_ = train(algorithm, ctx, down, own, nothing)
-    assert torch.equal(kept.c, own.c) and not update.c.any() and torch.equal(update.w, down.w)
+    update, kept, *_ = train(algorithm, ctx, broadcast, own, nothing)
+    assert torch.equal(kept.c, own.c) and not update.c.any() and torch.equal(update.w, broadcast.w)
 
 
 def test_local_statistics_stay_with_the_client():
@@ -208,12 +208,12 @@ def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
     objective = Objective(build(Mlp))
     algorithm, ctx = Scaffold(), context(objective)
     size = objective.layout.size
-    down = algorithm.init_server(ctx, *objective.initial()).replace(c=normal(size))
+    broadcast = algorithm.init_server(ctx, *objective.initial()).replace(c=normal(size))
     client = algorithm.init_client(ctx).replace(c=normal(size, seed=1))
-    carry = algorithm.begin(ctx, down, client, None)
-    carry = carry.replace(w=carry.w + normal(size, seed=2))
-    value, g = algorithm.proximal(ctx, down, client, carry, None)
-    torch.testing.assert_close(value, ((down.c - client.c) * carry.w).sum())
-    assert torch.equal(g, down.c - client.c)
+    local = algorithm.begin(ctx, broadcast, client, None)
+    local = local.replace(w=local.w + normal(size, seed=2))
+    value, g = algorithm.proximal(ctx, broadcast, client, local, None)
+    torch.testing.assert_close(value, ((broadcast.c - client.c) * local.w).sum())
+    assert torch.equal(g, broadcast.c - client.c)
     g.zero_()
-    assert torch.equal(algorithm.proximal(ctx, down, client, carry, None)[1], down.c - client.c)
+    assert torch.equal(algorithm.proximal(ctx, broadcast, client, local, None)[1], broadcast.c - client.c)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.fedavg import SGDState, FedAvg
 from flray.algorithms.scaffold import Scaffold, ScaffoldState, ScaffoldUpdate
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics
@@ -23,9 +23,11 @@ Gradient = tuple[Tensor, Tensor]
 
 
 class Near(FedAvg, frozen=True):
-    def gradient(self, ctx: ClientContext, down: Broadcast, client: Any, carry: Carry, batch: Batch) -> Gradient:
-        loss, g = super().gradient(ctx, down, client, carry, batch)
-        return loss, g + carry.w - down.w
+    def gradient(
+        self, ctx: ClientContext, broadcast: Broadcast, client: Any, local: SGDState, batch: Batch
+    ) -> Gradient:
+        loss, g = super().gradient(ctx, broadcast, client, local, batch)
+        return loss, g + local.w - broadcast.w
 
 
 class Half(Scaffold, frozen=True):
@@ -35,8 +37,8 @@ class Half(Scaffold, frozen=True):
         return ScaffoldState(updates.w, state.b, state.c + updates.c), {}
 """
 WRONG = {
-    "carry.w - down.w": ("carry.w - down.control", '"Broadcast" has no attribute "control"'),
-    "g + carry.w": ("g + carry.weights", '"Carry" has no attribute "weights"'),
+    "local.w - broadcast.w": ("local.w - broadcast.control", '"Broadcast" has no attribute "control"'),
+    "g + local.w": ("g + local.weights", '"SGDState" has no attribute "weights"'),
     "state.c + updates.c": ("state.control + updates.c", '"ScaffoldState" has no attribute "control"'),
     "updates.w, state.b,": ("updates.w,", 'Missing positional argument "c" in call to "ScaffoldState"'),
 }

@@ -18,5 +18,5 @@ def test_costs_are_rows_of_the_benchmark_and_bases_have_the_stated_share():
     for basis in block.values():
         assert basis.shape[1] == int(projected.SHARE * basis.shape[0])
         torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1]), atol=1e-4, rtol=0)
-    carry = half.algorithm.begin(half.ctx, half.down, half.client, half.data)
-    assert len(carry.protected) == len(block) == len(half.algorithm.layers(half.ctx))
+    local = half.algorithm.begin(half.ctx, half.broadcast, half.client, half.data)
+    assert len(local.protected) == len(block) == len(half.algorithm.layers(half.ctx))

@@ -23,8 +23,8 @@ def client_killed_in_round(round: int) -> Iterator[list[int]]:
     it."""
     original, killed = Calls._work, []
 
-    def sent(self: Calls, job: Any, exchange: Any, down: Any) -> Any:
-        work = original(self, job, exchange, down)
+    def sent(self: Calls, job: Any, exchange: Any, broadcast: Any) -> Any:
+        work = original(self, job, exchange, broadcast)
 
         def submit(actor: Any) -> Any:
             if job.clock.round != round or killed:
@@ -48,8 +48,8 @@ def client_lost_in_round(round: int) -> Iterator[list[int]]:
     started again: what it delivered is gone, nobody has set it up. A restart without the seconds that it takes."""
     original, lost = Calls._work, []
 
-    def sent(self: Calls, job: Any, exchange: Any, down: Any) -> Any:
-        work = original(self, job, exchange, down)
+    def sent(self: Calls, job: Any, exchange: Any, broadcast: Any) -> Any:
+        work = original(self, job, exchange, broadcast)
 
         def submit(actor: Any) -> Any:
             if job.clock.round == round and not lost:

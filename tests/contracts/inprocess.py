@@ -156,7 +156,7 @@ class Local:
         clock = Clock(self.position.task, self.position.round, "personal", done=self.position.done)
         algorithm, clients = self.experiment.algorithm, np.arange(self.scenario.population)
         ((hop,), _) = cohorts.hops(self.scenario, algorithm, clients, clock, algorithm.training)
-        down = to_torch(self.server.broadcast(clock, algorithm.training)[0])
+        broadcast = to_torch(self.server.broadcast(clock, algorithm.training)[0])
         x, scores = bench.normalizer(np.array(bench.dataset.test.x)), []
         for job in hop.jobs:
             for i, (number, stored) in enumerate(zip(job.clients, self.server.states(job.clients), strict=True)):
@@ -165,7 +165,7 @@ class Local:
                 batches = bench.client_data(ctx, job.samples(i)).batches(algorithm.local_batches[0], finetune_epochs)
                 ctx = replace(ctx, num_steps=len(batches))
                 bench.seed_modules(ctx)
-                predictor = self.watch("personalize", algorithm.personalize, ctx, down, state, batches)
+                predictor = self.watch("personalize", algorithm.personalize, ctx, broadcast, state, batches)
                 with torch.no_grad():
                     scores.append(predictor(x))
         return torch.stack(scores)

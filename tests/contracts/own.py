@@ -72,13 +72,15 @@ class Own(FedAvg, frozen=True):
     def broadcast(self, ctx: Context, state: Any) -> Any:
         return Down(state.w, state.b, state.control)
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-        loss, g = super().gradient(ctx, down, client, carry, batch)
-        return loss, g.add_(down.control - client.control, alpha=self.strength)
+    def gradient(self, ctx: Context, broadcast: Any, client: Any, local: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, g = super().gradient(ctx, broadcast, client, local, batch)
+        return loss, g.add_(broadcast.control - client.control, alpha=self.strength)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
-        control = client.control - down.control + (down.w - carry.w) / (ctx.num_steps * self.learning_rate(ctx))
-        return Up(carry.w, carry.b, control - client.control), OwnClient(control, client.rounds + 1)
+    def end(self, ctx: Context, broadcast: Any, client: Any, local: Any, data: ClientData) -> tuple[Any, Any]:
+        control = (
+            client.control - broadcast.control + (broadcast.w - local.w) / (ctx.num_steps * self.learning_rate(ctx))
+        )
+        return Up(local.w, local.b, control - client.control), OwnClient(control, client.rounds + 1)
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         share = ctx.cohort_size / ctx.population
@@ -91,8 +93,8 @@ class Own(FedAvg, frozen=True):
     def show(self, ctx: Context, state: Any) -> Any:
         return Down(state.w, state.b, state.control)
 
-    def check(self, ctx: Context, down: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
-        model = ctx.objective.at(down.w, down.b)
+    def check(self, ctx: Context, broadcast: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
+        model = ctx.objective.at(broadcast.w, broadcast.b)
         batch = next(iter(data.batches(self.batch_size, self.local_epochs)))
         with torch.no_grad():
             loss = cross_entropy(model(batch.x), batch.y)
@@ -105,10 +107,10 @@ class Own(FedAvg, frozen=True):
     def pass_on(self, ctx: Context, state: Any) -> Any:
         return Chain(state.chain)
 
-    def extend(self, ctx: Context, down: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
+    def extend(self, ctx: Context, broadcast: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
         draw = float(ctx.rng("chain").random())
-        added = torch.tensor([float(ctx.client), float(client.rounds), draw], device=down.chain.device)
-        return Chain(0.5 * down.chain + added), client.replace(rounds=client.rounds + 10_000), {}
+        added = torch.tensor([float(ctx.client), float(client.rounds), draw], device=broadcast.chain.device)
+        return Chain(0.5 * broadcast.chain + added), client.replace(rounds=client.rounds + 10_000), {}
 
     def receive(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         return state.replace(chain=updates.chain, visits=state.visits + 1), {}

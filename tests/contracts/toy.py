@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flray.algorithms import ALGORITHMS
-from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.fedavg import FedAvg, SGDState
 from flray.core.messages import Batch, Broadcast, ClientState, Cohort, Metrics, Record, ServerState, Update
 from flray.core.messages.fields import each, shared, sum
 from flray.core.protocol.algorithm import ClientData, Context, Exchange
@@ -135,23 +135,23 @@ class Toy(FedAvg, frozen=True):
     def init_client(self, ctx: Context) -> Any:
         return ToyClient(torch.zeros(0, dtype=torch.int64))
 
-    def batches(self, ctx: Context, down: Any, client: Any, carry: Carry, data: ClientData) -> Iterable[Batch]:
+    def batches(self, ctx: Context, broadcast: Any, client: Any, local: SGDState, data: ClientData) -> Iterable[Batch]:
         return data.with_samples(client.exemplars.numpy()).batches(self.batch_size, steps=5)
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(self, ctx: Context, broadcast: Any, client: Any, local: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy over the classes seen, and the KL to the global model over the old ones, from one pass."""
         seen, old = ctx.classes.seen, ctx.classes.old
         with torch.no_grad():
-            target = old.narrow(ctx.objective.at(down.w, down.b)(batch.x))
+            target = old.narrow(ctx.objective.at(broadcast.w, broadcast.b)(batch.x))
 
         def loss(f: Any) -> Tensor:
             logits = f(batch.x)
             value = cross_entropy(logits, batch.y, seen)
             return value + kl(target, old.narrow(logits), 2.0) if len(old) else value
 
-        return ctx.objective.value_and_grad(loss, carry.w, carry.b, out=carry.grad)
+        return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+    def end(self, ctx: Context, broadcast: Any, client: Any, local: Any, data: ClientData) -> tuple[Any, Any]:
         labels = torch.cat([batch.y for batch in data.plain])
         sketch = torch.stack([torch.full((4,), float((labels == y).sum())) for y in labels.unique()])
         kept = client
@@ -160,14 +160,14 @@ class Toy(FedAvg, frozen=True):
             chosen = ctx.rng("exemplars").choice(before, min(KEPT, len(before)), replace=False)
             kept = ToyClient(torch.cat([client.exemplars, torch.from_numpy(chosen.astype(np.int64))]))
         held = kept.exemplars if len(kept.exemplars) else None
-        images = down.images.mean() if len(down.images) else 0.0
-        update = ToyUpdate(carry.w, carry.b, torch.tensor([float(len(labels))]) + images, sketch, held)
+        images = broadcast.images.mean() if len(broadcast.images) else 0.0
+        update = ToyUpdate(local.w, local.b, torch.tensor([float(len(labels))]) + images, sketch, held)
         return update, kept
 
-    def repair(self, ctx: Context, down: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
-        return Update(down.w * 0.99, down.b), client, {"toy/noise": ctx.rng("repair").random()}
+    def repair(self, ctx: Context, broadcast: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
+        return Update(broadcast.w * 0.99, broadcast.b), client, {"toy/noise": ctx.rng("repair").random()}
 
-    def answer(self, ctx: Context, down: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
+    def answer(self, ctx: Context, broadcast: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
         return Count(torch.tensor([float(len(client.exemplars))])), client, {}
 
 

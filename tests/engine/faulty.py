@@ -43,13 +43,13 @@ class Fault(FedAvg, frozen=True):
     def fails(self, ctx: Context) -> bool:
         return due(self.at, ctx)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
-        update, client = super().end(ctx, down, client, carry, data)
+    def end(self, ctx: Context, broadcast: Any, client: Any, local: Any, data: ClientData) -> tuple[Any, Any]:
+        update, client = super().end(ctx, broadcast, client, local, data)
         return spoiled(self.kind, update) if self.fails(ctx) else update, client
 
-    def report(self, ctx: Context, carry: Any) -> Metrics:
+    def report(self, ctx: Context, local: Any) -> Metrics:
         lost = {"train/loss": torch.tensor(float("nan"))} if self.kind == "nan loss" and self.fails(ctx) else {}
-        return {**super().report(ctx, carry), **lost}
+        return {**super().report(ctx, local), **lost}
 
 
 class Faulty(Fault, frozen=True):
@@ -70,8 +70,8 @@ class FaultyOwn(Fault, Own, frozen=True):
 
         return super().fails(ctx) and not (self.unless and Path(self.unless).exists())
 
-    def check(self, ctx: Context, down: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
-        update, client, metrics = super().check(ctx, down, client, data)
+    def check(self, ctx: Context, broadcast: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
+        update, client, metrics = super().check(ctx, broadcast, client, data)
         return spoiled(self.kind, update) if self.fails(ctx) else update, client, metrics
 
 
@@ -104,9 +104,9 @@ class OverflowingEnd(Overflowing, frozen=True):
 class Chatty(FedAvg, frozen=True):
     """Nothing goes wrong, but its metrics are no plain numbers."""
 
-    def report(self, ctx: Context, carry: Any) -> Metrics:
+    def report(self, ctx: Context, local: Any) -> Metrics:
         vector = torch.tensor([1.0, 2.0, 3.0])
-        return {**super().report(ctx, carry), "client/undefined": torch.tensor(float("nan")), "client/by_class": vector}
+        return {**super().report(ctx, local), "client/undefined": torch.tensor(float("nan")), "client/by_class": vector}
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> tuple[Any, Metrics]:
         state, metrics = super().aggregate(ctx, state, updates, cohort)

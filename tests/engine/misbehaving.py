@@ -59,10 +59,10 @@ class PersonalLogits(Logits, frozen=True):
     def predict(self, ctx: Context, published: Any, x: Tensor) -> Any:
         return FedAvg.predict(self, ctx, published, x)
 
-    def personalize(self, ctx: Context, down: Any, client: Any, batches: Any) -> Any:
+    def personalize(self, ctx: Context, broadcast: Any, client: Any, batches: Any) -> Any:
         if self.what == "no function":
-            return down.w
-        predictor = super().personalize(ctx, down, client, batches)
+            return broadcast.w
+        predictor = super().personalize(ctx, broadcast, client, batches)
         return lambda x: self.answer(predictor(x))
 
 
@@ -103,8 +103,8 @@ class Reports(Breaking, frozen=True):
             return {"mine/x": torch.ones(2, 2)}
         return {self.what: 7.0}
 
-    def report(self, ctx: Context, carry: Any) -> Any:
-        return {**super().report(ctx, carry), **({} if self.server else self.found(ctx))}
+    def report(self, ctx: Context, local: Any) -> Any:
+        return {**super().report(ctx, local), **({} if self.server else self.found(ctx))}
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> Any:
         state, metrics = super().aggregate(ctx, state, updates, cohort)
@@ -142,29 +142,29 @@ class Messages(Breaking, frozen=True):
         return super().init_server(ctx, w, b)
 
     def broadcast(self, ctx: Context, state: Any) -> Any:
-        down = super().broadcast(ctx, state)
-        return down.replace(w=down.w.bfloat16()) if self.what == "bfloat16 broadcast" else down
+        broadcast = super().broadcast(ctx, state)
+        return broadcast.replace(w=broadcast.w.bfloat16()) if self.what == "bfloat16 broadcast" else broadcast
 
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def begin(self, ctx: Context, broadcast: Any, client: Any, data: ClientData) -> Any:
         if self.due(ctx) and self.what == "begin writes":
-            down.w.add_(1.0)
-        return super().begin(ctx, down, client, data)
+            broadcast.w.add_(1.0)
+        return super().begin(ctx, broadcast, client, data)
 
-    def step(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Any) -> Any:
+    def step(self, ctx: Context, broadcast: Any, client: Any, local: Any, batch: Any) -> Any:
         if self.what == "step leaves":
             os._exit(3)
-        carry = super().step(ctx, down, client, carry, batch)
+        local = super().step(ctx, broadcast, client, local, batch)
         if self.due(ctx) and self.what == "step writes":
-            down.w.data.add_(1.0)  # torch counts no change behind `data`
-        return carry
+            broadcast.w.data.add_(1.0)  # torch counts no change behind `data`
+        return local
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Any) -> Any:
+    def gradient(self, ctx: Context, broadcast: Any, client: Any, local: Any, batch: Any) -> Any:
         if self.what == "gradient crashes" and ctx.clock.round == self.round:
             ctypes.string_at(0)
-        return super().gradient(ctx, down, client, carry, batch)
+        return super().gradient(ctx, broadcast, client, local, batch)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> Any:
-        update, client = super().end(ctx, down, client, carry, data)
+    def end(self, ctx: Context, broadcast: Any, client: Any, local: Any, data: ClientData) -> Any:
+        update, client = super().end(ctx, broadcast, client, local, data)
         if not self.due(ctx):
             return update, client
         match self.what:
@@ -189,7 +189,7 @@ class Messages(Breaking, frozen=True):
             case "escapes":
                 raise ValueError("\x1b[31mred\x1b[0m \x07 and\rover")
             case "end writes":
-                down.w.zero_()
+                broadcast.w.zero_()
             case "exits":
                 sys.exit(3)
             case "leaves":
@@ -214,7 +214,7 @@ class Messages(Breaking, frozen=True):
 class FirstStep(Messages, frozen=True):
     """The same, by a client's first method: the server calls it too, to count FLOPs."""
 
-    def begin(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def begin(self, ctx: Context, broadcast: Any, client: Any, data: ClientData) -> Any:
         match self.what:
             case "begin exits":
                 sys.exit(3)
@@ -222,7 +222,7 @@ class FirstStep(Messages, frozen=True):
                 os._exit(3)
             case "begin crashes":
                 ctypes.string_at(0)  # os.kill may reach another thread, after this method has returned
-        return super().begin(ctx, down, client, data)
+        return super().begin(ctx, broadcast, client, data)
 
 
 class Work(Messages, frozen=True):
@@ -233,18 +233,18 @@ class Work(Messages, frozen=True):
             return Exchange("look", self.broadcast, self.looked, self.look)
         return super().next_exchange(ctx, state)
 
-    def look(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def look(self, ctx: Context, broadcast: Any, client: Any, data: ClientData) -> Any:
         if self.what == "look writes":
-            down.w.mul_(2.0)
+            broadcast.w.mul_(2.0)
         if self.what == "look gives two":
-            return Update(down.w, down.b), client
+            return Update(broadcast.w, broadcast.b), client
         if self.what == "look gives no metrics":
-            return Update(down.w, down.b), client, None
+            return Update(broadcast.w, broadcast.b), client, None
         if self.what == "look gives no update":
             return None, client, {}
         if self.what == "look leaves":
             os._exit(4)
-        return Update(down.w, down.b), client, ({"round": 1.0} if self.what == "look reports round" else {})
+        return Update(broadcast.w, broadcast.b), client, ({"round": 1.0} if self.what == "look reports round" else {})
 
     def looked(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> Any:
         return state if self.what == "looked gives a state" else (state, {})

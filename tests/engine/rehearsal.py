@@ -41,23 +41,23 @@ class Rehearsal(FedAvg, frozen=True):
             return Exchange("choose", self.broadcast, self.note, self.choose)
         return super().next_exchange(ctx, state)
 
-    def choose(self, ctx: Context, down: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
+    def choose(self, ctx: Context, broadcast: Any, client: Any, data: ClientData) -> tuple[Any, Any, Metrics]:
         """Five of the stage before, drawn, behind those of earlier stages."""
         held = np.zeros(0, np.int64) if data.previous is None else data.previous.numbers
         drawn = ctx.rng("exemplars").permutation(held)[:5].astype(np.int64)
         kept = torch.cat([client.numbers, torch.from_numpy(drawn)])
-        return Chosen(down.w, down.b, len(kept)), Kept(kept), {"kept": len(kept)}
+        return Chosen(broadcast.w, broadcast.b, len(kept)), Kept(kept), {"kept": len(kept)}
 
     def note(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         return state, {"kept": sum(updates.count)}
 
-    def batches(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> Iterable[Batch]:
+    def batches(self, ctx: Context, broadcast: Any, client: Any, local: Any, data: ClientData) -> Iterable[Batch]:
         return data.with_samples(client.numbers.numpy()).batches(self.batch_size, self.local_epochs)
 
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(self, ctx: Context, broadcast: Any, client: Any, local: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         seen = None if ctx.classes is None else ctx.classes.seen
         return ctx.objective.value_and_grad(
-            lambda f: cross_entropy(f(batch.x), batch.y, seen), carry.w, carry.b, out=carry.grad
+            lambda f: cross_entropy(f(batch.x), batch.y, seen), local.w, local.b, out=local.grad
         )
 
 

@@ -21,21 +21,21 @@ from tests.contracts.table import experiment
 
 def exchange_after(name: str, rounds: int, folder: Path) -> tuple[Local, Any, cohorts.Hop]:
     """A run after so many rounds, and the exchange of its next one."""
-    local = Local(experiment(name), folder)
-    local.play(rounds)
+    simulated = Local(experiment(name), folder)
+    simulated.play(rounds)
     clock = Clock(0, rounds, done=rounds)
-    _, plan = local.server.plan(clock)
-    members = np.arange(local.scenario.population)
-    ((hop,), _) = cohorts.hops(local.scenario, local.experiment.algorithm, members, clock, plan.exchange)
-    return local, plan.exchange, hop
+    _, plan = simulated.server.plan(clock)
+    members = np.arange(simulated.scenario.population)
+    ((hop,), _) = cohorts.hops(simulated.scenario, simulated.experiment.algorithm, members, clock, plan.exchange)
+    return simulated, plan.exchange, hop
 
 
 def test_of_an_mlp_by_hand(tmp_path: Path) -> None:
     """d -> h -> C with n samples: two products of 2 n (d h + h C) FLOPs for outputs and weights, and one of 2 n h C for
     the hidden layer's gradient; the inputs need none."""
-    local, exchange, hop = exchange_after("fedavg", 0, tmp_path)
-    found = local.server.step_flops(exchange, largest(hop.jobs))
-    layers = [p.shape for p in local.server.bench.objective.module.parameters() if p.dim() == 2]
+    simulated, exchange, hop = exchange_after("fedavg", 0, tmp_path)
+    found = simulated.server.step_flops(exchange, largest(hop.jobs))
+    layers = [p.shape for p in simulated.server.bench.objective.module.parameters() if p.dim() == 2]
     inner = sum(out * into for out, into in layers[1:])
     assert found.step == 0
     assert found.example == 2 * 2 * (layers[0].numel() + inner) + 2 * inner
@@ -43,20 +43,20 @@ def test_of_an_mlp_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "rounds"), [("fedavg", 1), ("fedproj", 1), ("fedsol", 1), ("fedntd", 1), ("moon", 2)])
 def test_two_steps_tell_what_all_steps_of_all_clients_compute(name: str, rounds: int, tmp_path: Path) -> None:
-    local, exchange, hop = exchange_after(name, rounds, tmp_path)
+    simulated, exchange, hop = exchange_after(name, rounds, tmp_path)
     before = torch.random.get_rng_state()
-    found, rows, counted = local.server.step_flops(exchange, largest(hop.jobs)), [], 0
+    found, rows, counted = simulated.server.step_flops(exchange, largest(hop.jobs)), [], 0
     assert torch.equal(torch.random.get_rng_state(), before)
-    client, algorithm = local.executor.client, local.experiment.algorithm
-    down = exchange.broadcast(local.server.bench.context(hop.clock), local.state)
+    client, algorithm = simulated.executor.client, simulated.experiment.algorithm
+    broadcast = exchange.broadcast(simulated.server.bench.context(hop.clock), simulated.state)
     for job in hop.jobs:
-        for i, (number, stored) in enumerate(zip(job.clients, local.server.states(job.clients), strict=True)):
+        for i, (number, stored) in enumerate(zip(job.clients, simulated.server.states(job.clients), strict=True)):
             ctx = client.context(job.clock, number, job.weights[i], job.samples(i))
             state, data = client.state(ctx, to_torch(stored)), client.bench.client_data(ctx, job.samples(i))
-            carry, row = algorithm.begin(ctx, down, state, data), {"num_steps": 0, "examples_read": 0}
-            for batch in algorithm.batches(ctx, down, state, carry, data):
+            local, row = algorithm.begin(ctx, broadcast, state, data), {"num_steps": 0, "examples_read": 0}
+            for batch in algorithm.batches(ctx, broadcast, state, local, data):
                 with FlopCounterMode(display=False) as counter:
-                    carry = algorithm.step(ctx, down, state, carry, batch)
+                    local = algorithm.step(ctx, broadcast, state, local, batch)
                 counted += counter.get_total_flops()
                 row = {"num_steps": row["num_steps"] + 1, "examples_read": row["examples_read"] + len(batch.y)}
             rows.append(row)

@@ -49,8 +49,8 @@ def test_fifty_steps_that_are_asked_for_are_fifty_steps_that_are_done_and_told()
 class Short(FedAvg, frozen=True):
     """Stops after two batches of those that were planned."""
 
-    def batches(self, ctx, down, client, carry, data):
-        return list(super().batches(ctx, down, client, carry, data))[:2]
+    def batches(self, ctx, broadcast, client, local, data):
+        return list(super().batches(ctx, broadcast, client, local, data))[:2]
 
 
 def test_steps_and_examples_are_those_really_taken():
@@ -58,8 +58,8 @@ def test_steps_and_examples_are_those_really_taken():
     for algorithm, steps, examples in ((FedAvg, 6, 22), (Short, 2, 8)):
         algorithm = algorithm(local_epochs=2, batch_size=4)
         ctx = client_context(objective, x, num_steps=6)
-        down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
-        done = train(algorithm, ctx, down, (), held(x, y))
+        broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
+        done = train(algorithm, ctx, broadcast, (), held(x, y))
         assert (done.steps, done.examples) == (steps, examples)
     federation = Federation(algorithm, objective, [(x, y)])
     federation.round()
@@ -69,30 +69,30 @@ def test_steps_and_examples_are_those_really_taken():
 class Told(FedAvg, frozen=True):
     """Notes what is called with which data, and the labels of every batch."""
 
-    def begin(self, ctx, down, client, data):
-        return super().begin(ctx, down, client, data), [("begin", data)]
+    def begin(self, ctx, broadcast, client, data):
+        return super().begin(ctx, broadcast, client, data), [("begin", data)]
 
-    def batches(self, ctx, down, client, carry, data):
-        carry[1].append(("batches", data))
-        return super().batches(ctx, down, client, carry, data)
+    def batches(self, ctx, broadcast, client, local, data):
+        local[1].append(("batches", data))
+        return super().batches(ctx, broadcast, client, local, data)
 
-    def step(self, ctx, down, client, carry, batch):
-        return super().step(ctx, down, client, carry[0], batch), [*carry[1], ("step", batch.y.tolist())]
+    def step(self, ctx, broadcast, client, local, batch):
+        return super().step(ctx, broadcast, client, local[0], batch), [*local[1], ("step", batch.y.tolist())]
 
-    def end(self, ctx, down, client, carry, data):
-        return super().end(ctx, down, client, carry[0], data)[0], [*carry[1], ("end", data)]
+    def end(self, ctx, broadcast, client, local, data):
+        return super().end(ctx, broadcast, client, local[0], data)[0], [*local[1], ("end", data)]
 
-    def report(self, ctx, carry):
-        return super().report(ctx, carry[0])
+    def report(self, ctx, local):
+        return super().report(ctx, local[0])
 
 
 def test_begin_batches_a_step_for_each_and_end_read_the_same_data():
     objective, (x, y) = Objective(build(Mlp)), inputs(Mlp, 7)
     algorithm, data = Told(local_epochs=2, batch_size=4), held(x, y)
     ctx = client_context(objective, x, num_steps=4)
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
+    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
     steps = [("step", y[:4].tolist()), ("step", y[4:].tolist())]
-    done = train(algorithm, ctx, down, (), data)
+    done = train(algorithm, ctx, broadcast, (), data)
     assert done.client == [("begin", data), ("batches", data), *steps, *steps, ("end", data)]
     assert done.metrics["train/loss"] > 0
 
@@ -100,6 +100,6 @@ def test_begin_batches_a_step_for_each_and_end_read_the_same_data():
 def test_without_samples_nothing_is_trained():
     objective, (x, y) = Objective(build(Mlp)), inputs(Mlp, 1)
     algorithm, ctx = FedAvg(), client_context(objective, x[:0], num_steps=0)
-    down = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
-    done = train(algorithm, ctx, down, (), held(x[:0], y[:0]))
-    assert (done.steps, done.examples) == (0, 0) and torch.equal(done.update.w, down.w)
+    broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
+    done = train(algorithm, ctx, broadcast, (), held(x[:0], y[:0]))
+    assert (done.steps, done.examples) == (0, 0) and torch.equal(done.update.w, broadcast.w)

@@ -224,9 +224,9 @@ def test_a_metric_that_changes_its_kind_in_a_resumed_run_is_found(tmp_path):
         ("sparse state", "Messages.end", "its client state's v is a sparse tensor, which no message holds"),
         ("bfloat16 broadcast", "Messages.broadcast", "its broadcast's w is a bfloat16 tensor"),
         ("bfloat16 server", "Messages.aggregate", "its server state's w is a bfloat16 tensor"),
-        ("begin writes", "Messages.begin", "wrote into the broadcast `down`"),
-        ("step writes", "Messages.step", "wrote into the broadcast `down`"),
-        ("end writes", "Messages.end", "wrote into the broadcast `down`"),
+        ("begin writes", "Messages.begin", "wrote into `broadcast`"),
+        ("step writes", "Messages.step", "wrote into `broadcast`"),
+        ("end writes", "Messages.end", "wrote into `broadcast`"),
         ("aggregate writes", "Messages.aggregate", "wrote into the server's state in place"),
     ],
 )
@@ -253,7 +253,7 @@ def test_an_update_that_no_message_holds_is_refused(tmp_path, kind):
         ("look gives no metrics", "returned (Update, Kept, None)"),
         ("look gives no update", "returned (None, Kept, dict)"),
         ("look reports round", "reports a metric 'round'"),
-        ("look writes", "wrote into the broadcast `down`"),
+        ("look writes", "wrote into `broadcast`"),
         ("looked gives a state", "returned a ServerState; it must return (state, metrics)"),
     ],
 )
@@ -294,7 +294,7 @@ def test_a_server_state_that_is_no_model_says_what_to_write(tmp_path):
 
 
 def test_counting_flops_leaves_the_servers_state_alone(tmp_path):
-    """The server runs the client's first step, which writes into `down`."""
+    """The server runs the client's first step, which writes into `broadcast`."""
     with pytest.raises(AlgorithmError):
         simulate(experiment("messages", "step writes"), tmp_path / "run")
     first = checkpoint.latest(tmp_path / "run", 0).server.message().w
@@ -412,7 +412,7 @@ def test_a_server_that_dies_twice_in_the_same_method_names_it(tmp_path, monkeypa
 def test_doctor_names_the_method_that_writes_into_the_broadcast(method):
     with pytest.raises(AlgorithmError) as error:
         examine(experiment("messages", f"{method} writes"))
-    one_line(str(error.value), f"Messages.{method}", "wrote into the broadcast `down`, which the next client")
+    one_line(str(error.value), f"Messages.{method}", "wrote into `broadcast`, which the next client")
 
 
 def test_a_full_disk_at_the_last_environment_says_how_to_go_on(tmp_path, monkeypatch):

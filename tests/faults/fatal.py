@@ -54,18 +54,18 @@ class Fatal(Own, frozen=True):
         self.reached(f"{where} {clock.phase} {clock.round}/{clock.exchange}/{clock.hop}")
 
     # what a client does while the server waits
-    def gradient(self, ctx: Context, down: Any, client: Any, carry: Any, batch: Batch) -> tuple[Any, Any]:
+    def gradient(self, ctx: Context, broadcast: Any, client: Any, local: Any, batch: Batch) -> tuple[Any, Any]:
         if _is("ray::ClientActor"):  # the server counts the operations of a step with this very method
             self.at("work", ctx.clock)
-        return super().gradient(ctx, down, client, carry, batch)
+        return super().gradient(ctx, broadcast, client, local, batch)
 
-    def check(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def check(self, ctx: Context, broadcast: Any, client: Any, data: ClientData) -> Any:
         self.at("work", ctx.clock)
-        return super().check(ctx, down, client, data)
+        return super().check(ctx, broadcast, client, data)
 
-    def extend(self, ctx: Context, down: Any, client: Any, data: ClientData) -> Any:
+    def extend(self, ctx: Context, broadcast: Any, client: Any, data: ClientData) -> Any:
         self.at("work", ctx.clock)
-        return super().extend(ctx, down, client, data)
+        return super().extend(ctx, broadcast, client, data)
 
 
 def _is(name: str) -> bool:

@@ -14,9 +14,9 @@ from flray.core.protocol.context import Context
 
 
 class Slow(Scaffold, frozen=True):
-    def train(self, ctx: Context, down: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
+    def train(self, ctx: Context, broadcast: Any, client: Any, batches: Iterable[Batch]) -> tuple[Any, Any, Metrics]:
         time.sleep(1.0)
-        return super().train(ctx, down, client, batches)
+        return super().train(ctx, broadcast, client, batches)
 
 
 ALGORITHMS.add("slow", Slow)

@@ -26,9 +26,9 @@ def weight() -> dict[str, int]:
 class Weighed(FedAvg, frozen=True):
     """FedAvg, whose actors weigh themselves."""
 
-    def report(self, ctx: Context, carry: Any) -> Metrics:
+    def report(self, ctx: Context, local: Any) -> Metrics:
         mine = {f"client/{name}": value for name, value in weight().items()}
-        return {**super().report(ctx, carry), **mine, "client/pid": os.getpid()}
+        return {**super().report(ctx, local), **mine, "client/pid": os.getpid()}
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
         state, metrics = super().aggregate(ctx, state, updates, cohort)

@@ -10,13 +10,13 @@ from flray.algorithms.fedavg import FedAvg
 class Quadratic(FedAvg, frozen=True):
     """f_k(w) = 1/2 ||w - a_k||^2 with a_k = the first number of the client's data in every place."""
 
-    def gradient(self, ctx, down, client, carry, batch):
-        difference = carry.w - batch.x[0, 0]
+    def gradient(self, ctx, broadcast, client, local, batch):
+        difference = local.w - batch.x[0, 0]
         return 0.5 * (difference**2).sum(), difference.clone()
 
 
 class Linear(FedAvg, frozen=True):
     """f_k(w) = s_k sum(w), s_k the first number of the client's data: the gradient is s_k everywhere."""
 
-    def gradient(self, ctx, down, client, carry, batch):
-        return batch.x[0, 0] * carry.w.sum(), torch.full_like(carry.w, float(batch.x[0, 0]))
+    def gradient(self, ctx, broadcast, client, local, batch):
+        return batch.x[0, 0] * local.w.sum(), torch.full_like(local.w, float(batch.x[0, 0]))

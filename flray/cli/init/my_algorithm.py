@@ -16,10 +16,10 @@ from flray.core.schema.hp import hp
 class MyAlgorithm(FedAvg):
     mu: float = hp(0.01, log=(1e-3, 1.0), ge=0, doc="pull to the global model")
 
-    def gradient(self, ctx, down, client, carry, batch):
-        """(loss, gradient [P]) at the client's model `carry.w` [P]; `down.w` [P] is the global model."""
-        loss, g = super().gradient(ctx, down, client, carry, batch)
-        return loss, g + self.mu * (carry.w - down.w)
+    def gradient(self, ctx, broadcast, client, local, batch):
+        """(loss, gradient [P]) at the client's model `local.w` [P]; `broadcast.w` [P] is the global model."""
+        loss, g = super().gradient(ctx, broadcast, client, local, batch)
+        return loss, g + self.mu * (local.w - broadcast.w)
 
 
 ALGORITHMS.add("my_algorithm", MyAlgorithm)

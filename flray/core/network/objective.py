@@ -129,7 +129,7 @@ class Objective:
     def scratch(self, name: str, like: Tensor) -> Tensor:
         """A preallocated tensor shaped as `like`, contents undefined, the same one at every call with this name.
 
-        For `Carry` only: what one client leaves in it the next one overwrites.
+        For `SGDState` only: what one client leaves in it the next one overwrites.
         """
         found = self._scratch.get(name)
         if found is None or found.shape != like.shape:

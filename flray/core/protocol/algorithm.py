@@ -1,7 +1,7 @@
 """The algorithm interface: one frozen record of hyper-parameters with pure methods.
 
 No method assigns to `self`, edits an argument in place, reads a clock, a file or a global, or draws an unaddressed
-random number. One exception, for speed: a `Carry` belongs to the running client, so `step` may update its tensors in
+random number. One exception, for speed: a `SGDState` belongs to the running client, so `step` may update its tensors in
 place.
 
 One client trains at a time: `Objective.at` binds one point to the module and cannot run under `vmap`. Many clients at
@@ -83,9 +83,9 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], Section, A
     The methods stand in three groups: those that an algorithm is made of, which `FedAvg` gives and most algorithms
     override one or two of; those that some algorithms need; and what the engine asks to plan, weigh and report.
     An algorithm names the records that it adds once, as type arguments of the class it inherits from:
-    `class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClient, ScaffoldCarry])`. These are the
-    server's state, the broadcast, the update, the client's state, the local state of a client that trains, and the
-    update as `aggregate` receives it. One that needs no type checker may leave them out.
+    `class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClient, ScaffoldLocalState])`. These
+    are the server's state, the broadcast, the update, the client's state, the local state of a client that trains, and
+    the update as `aggregate` receives it. One that needs no type checker may leave them out.
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
@@ -130,7 +130,7 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], Section, A
 
     @abstractmethod
     def broadcast(self, ctx: Context, state: State) -> Down:
-        """What goes down to every client of the cohort, before each exchange (and each hop of a sequential one).
+        """The message to every client of the cohort, before each exchange and each turn of a sequential one.
 
         Returns a record that inherits from `Broadcast`, or any other; its bytes are counted by field.
         """
@@ -150,11 +150,11 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], Section, A
 
     # what an algorithm is made of: a client -------------------------------------------------------
     @abstractmethod
-    def begin(self, ctx: ClientContext, down: Down, client: Stored, data: ClientData) -> Local:
-        """Before the first local step: returns the carry, from the broadcast and the client's stored state."""
+    def begin(self, ctx: ClientContext, broadcast: Down, client: Stored, data: ClientData) -> Local:
+        """Before the first local step: returns the local state, from the broadcast and the client's stored state."""
 
     def batches(
-        self, ctx: ClientContext, down: Down, client: Stored, carry: Local, data: ClientData
+        self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, data: ClientData
     ) -> Iterable[Batch]:
         """The batches of the local steps, one a step.
 
@@ -164,17 +164,17 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], Section, A
 
     @abstractmethod
     def gradient(
-        self, ctx: ClientContext, down: Down, client: Stored, carry: Local, batch: Batch
+        self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """Where the gradient comes from: returns (loss, 0-dim and detached; gradient `[P]`), which may be scratch."""
 
     @abstractmethod
-    def step(self, ctx: ClientContext, down: Down, client: Stored, carry: Local, batch: Batch) -> Local:
-        """One local step, which is what is done with the gradient: returns the next carry, updated in place or new."""
+    def step(self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, batch: Batch) -> Local:
+        """One local step along the gradient: returns the next local state, updated in place or new."""
 
     @abstractmethod
     def end(
-        self, ctx: ClientContext, down: Down, client: Stored, carry: Local, data: ClientData
+        self, ctx: ClientContext, broadcast: Down, client: Stored, local: Local, data: ClientData
     ) -> tuple[Sent, Stored]:
         """After the last local step: returns (update, client state).
 
@@ -183,10 +183,10 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], Section, A
         """
 
     @abstractmethod
-    def personalize(self, ctx: ClientContext, down: Down, client: Stored, batches: FineTuning) -> Predictor:
+    def personalize(self, ctx: ClientContext, broadcast: Down, client: Stored, batches: FineTuning) -> Predictor:
         """The client's own predictor after fine-tuning on `batches`; without a batch: no fine-tuning.
 
-        `down` is a round's broadcast, `client` the client's stored state, `ctx.clock.round` the number of rounds done.
+        `broadcast` is that of a round, `client` the client's stored state, `ctx.clock.round` the number of rounds done.
         Returns a function from inputs `[B, ...]` to logits or probabilities `[B, C]`, which is used before the next
         call of any method, so it may read scratch tensors.
         """
@@ -300,6 +300,6 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], Section, A
         """Aggregation weights `[K]` (float64, sum 1) of a cohort whose clients hold `num_examples [K]`."""
         return num_examples.double() / num_examples.sum()
 
-    def report(self, ctx: ClientContext, carry: Local) -> Metrics:
+    def report(self, ctx: ClientContext, local: Local) -> Metrics:
         """Metrics of one client's local training; the round's row holds their weighted mean."""
         return {}

@@ -16,7 +16,7 @@ class Exchange(NamedTuple):
 
     `broadcast(ctx, state)` and `finish(ctx, state, updates, cohort)` are bound methods of the algorithm.
     `client` is None for local training (`begin`, `step` for every batch, `end`), which the engine runs, or one function
-    `work(ctx, down, client, data)` that returns (update, client state, metrics).
+    `work(ctx, broadcast, client, data)` that returns (update, client state, metrics).
     `who` does it: the `cohort` (outside rounds: every client with data of the task), the clients with data of the
     `task`, those that have a state (`stateful`), or so many drawn from the clients with data. `nobody`: the server
     works alone, see :meth:`on_server`.

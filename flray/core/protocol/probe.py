@@ -31,9 +31,9 @@ class ClientView(NamedTuple):
 
     place: Place
     point: Point
-    down: Any
+    broadcast: Any
     client: Any
-    carry: Any
+    local: Any
     data: ClientData
     steps: int
     batch: Any = None

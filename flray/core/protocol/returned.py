@@ -20,10 +20,10 @@ RETURNS: dict[str, str | tuple[str, ...]] = {
     "aggregate": ("state", "metrics"),
     "predict": "logits [B, C]",
     "init_client": "the client's first state, () for none",
-    "begin": "the carry",
+    "begin": "the local state",
     "batches": "the batches of the local steps",
     "gradient": ("loss", "gradient [P]"),
-    "step": "the carry",
+    "step": "the local state",
     "end": ("update", "client state"),
     "report": "metrics",
     "personalize": "a predictor",
@@ -31,8 +31,8 @@ RETURNS: dict[str, str | tuple[str, ...]] = {
 EXAMPLES = {
     "aggregate": "return state, {}",
     "gradient": "return loss, g",
-    "step": "return carry",
-    "end": "return Update(carry.w, carry.b), client",
+    "step": "return local",
+    "end": "return Update(local.w, local.b), client",
 }
 
 

@@ -100,10 +100,10 @@ class ClientActor(ClientNodes):
         return self._client
 
     def work(
-        self, job: Assignment, plan: Plan, down: Any, states: Sequence[Any] | None, *parts: Any
+        self, job: Assignment, plan: Plan, broadcast: Any, states: Sequence[Any] | None, *parts: Any
     ) -> tuple[Delivery, list[dict[str, Any]]]:
         """One run of the cohort; `parts` are the broadcast's shared ones, in the order of `plan.shared`."""
-        whole = join(down, dict(zip(plan.shared, parts, strict=True)))
+        whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
         return self.client.work(job, plan.exchange, whole, states)
 
     def evaluate(self, published: Any, clock: Clock, part: int, parts: int) -> tuple[None, Tally]:
@@ -112,9 +112,15 @@ class ClientActor(ClientNodes):
         return None, bench.evaluate(published, bench.context(clock), part, parts)
 
     def personal(
-        self, job: Assignment, plan: Plan, down: Any, states: Sequence[Any], finetune_epochs: Sequence[int], *parts: Any
+        self,
+        job: Assignment,
+        plan: Plan,
+        broadcast: Any,
+        states: Sequence[Any],
+        finetune_epochs: Sequence[int],
+        *parts: Any,
     ) -> tuple[None, list[dict[str, Any]]]:
-        whole = join(down, dict(zip(plan.shared, parts, strict=True)))
+        whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
         return None, self.client.personal(job, whole, states, finetune_epochs)
 
     def peak_gpu_memory(self, job: Assignment) -> tuple[int, int]:
@@ -166,9 +172,9 @@ class ServerActor(ServerNodes):
         Returns (its broadcast, what a test reads where the transaction is over and is `tested`, (metrics, plans)).
         """
         metrics = self.server.finish(plan, cohort, *deliveries)
-        down, plans = self.plans(ahead)
+        broadcast, plans = self.plans(ahead)
         over = tested and plans[:1] == [None]
-        return down, self.server.published(plan.clock.transaction) if over else None, (metrics, plans)
+        return broadcast, self.server.published(plan.clock.transaction) if over else None, (metrics, plans)
 
     def published(self, clock: Clock) -> Any:
         return self.server.published(clock)

@@ -50,21 +50,21 @@ class Calls:
 
     def plan(self, clock: Clock) -> Plan | None:
         if clock not in self._down:  # else it came with the exchange before
-            down, asked = self._start(ServerActor.plan, clock, returns=2)
-            self._planned({clock: (down, self.pool.wait(asked))})
+            broadcast, asked = self._start(ServerActor.plan, clock, returns=2)
+            self._planned({clock: (broadcast, self.pool.wait(asked))})
         return self._down[clock][1]
 
-    def _planned(self, down: dict[Clock, tuple[Any, Plan | None]]) -> None:
+    def _planned(self, broadcast: dict[Clock, tuple[Any, Plan | None]]) -> None:
         """Keep these broadcasts, and references to the shared parts that they name: those known are not sent again."""
-        self._down = down
-        named = [hash for _, plan in down.values() if plan is not None for hash in plan.shared]
+        self._down = broadcast
+        named = [hash for _, plan in broadcast.values() if plan is not None for hash in plan.shared]
         if named:  # those of a round whose second exchange names none stay for the next one
             self._parts = {hash: self._parts.get(hash) or self._start(ServerActor.part, hash) for hash in named}
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
-        down, asked = self._start(ServerActor.broadcast, clock, exchange, returns=2)
+        broadcast, asked = self._start(ServerActor.broadcast, clock, exchange, returns=2)
         plan: Plan = self.pool.wait(asked)
-        self._planned({clock: (down, plan)})
+        self._planned({clock: (broadcast, plan)})
         return plan
 
     def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
@@ -75,8 +75,8 @@ class Calls:
         self.broadcast(plan.clock, plan.exchange)
 
     def _run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
-        down = self._down[plan.clock][0]
-        results = self.pool.execute([self._work(job, plan, down) for job in hop.jobs])
+        broadcast = self._down[plan.clock][0]
+        results = self.pool.execute([self._work(job, plan, broadcast) for job in hop.jobs])
         began = time.perf_counter()
         payloads = [payload for payload, _ in results]
         now = plan.clock.transaction
@@ -88,10 +88,10 @@ class Calls:
         self._planned({clock: (next_down, found) for clock, found in zip(ahead, plans, strict=False)})
         return Ran([row for _, rows in results for row in rows], metrics, time.perf_counter() - began)
 
-    def _work(self, job: Assignment, plan: Plan, down: Any) -> Piece:
+    def _work(self, job: Assignment, plan: Plan, broadcast: Any) -> Piece:
         states = self._start(ServerActor.states, job.clients) if self.facts["stateful"] else None
         parts = [self._parts[hash] for hash in plan.shared]
-        return lambda actor: actor.work.options(num_returns=2).remote(job, plan, down, states, *parts)
+        return lambda actor: actor.work.options(num_returns=2).remote(job, plan, broadcast, states, *parts)
 
     def test(self, clock: Clock) -> Tally:
         if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
@@ -116,11 +116,11 @@ class Calls:
         self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]
     ) -> list[dict[str, Any]]:
         plan = self.broadcast(clock, self.experiment.algorithm.training)
-        down, parts = self._down[clock][0], [self._parts[hash] for hash in plan.shared]
+        broadcast, parts = self._down[clock][0], [self._parts[hash] for hash in plan.shared]
 
         def piece(job: Assignment) -> Piece:
             return lambda actor: actor.personal.options(num_returns=2).remote(
-                job, plan, down, self._start(ServerActor.states, job.clients), finetune_epochs, *parts
+                job, plan, broadcast, self._start(ServerActor.states, job.clients), finetune_epochs, *parts
             )
 
         work = [piece(job) for job in jobs]

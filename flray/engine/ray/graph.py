@@ -59,10 +59,10 @@ class Compiled:
 
         with InputNode() as asked:
             orders = [sent(asked[i], small) for i in range(1 + parts)]
-            down, *states = server.graph_broadcast.options(num_returns=1 + parts).bind(orders[0])
-            sent(down.class_method_call, large)
+            broadcast, *states = server.graph_broadcast.options(num_returns=1 + parts).bind(orders[0])
+            sent(broadcast.class_method_call, large)
             runs = zip(clients, orders[1:], states, strict=True)
-            work = [sent(client.graph_work.bind(order, down, state), sums) for client, order, state in runs]
+            work = [sent(client.graph_work.bind(order, broadcast, state), sums) for client, order, state in runs]
             published = sent(server.graph_finish.bind(orders[0], *work), large)
             tests = [sent(client.graph_test.bind(published, i, parts), small) for i, client in enumerate(clients)]
             answer = sent(server.graph_answer.bind(*tests), small)

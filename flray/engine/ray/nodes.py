@@ -75,10 +75,10 @@ class ServerNodes:
             getattr(self, method)(*arguments)
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == order.plan.clock and ahead[1] is self.server.state:
-            down = ahead[2]
+            broadcast = ahead[2]
         else:
-            down, _ = self.server.broadcast(order.plan.clock, order.plan.exchange)
-        return (down, *[self.server.states(clients) if clients else None for clients in order.clients])
+            broadcast, _ = self.server.broadcast(order.plan.clock, order.plan.exchange)
+        return (broadcast, *[self.server.states(clients) if clients else None for clients in order.clients])
 
     def graph_finish(self, order: Order, *work: Work | None) -> Any:
         """What the clients test (None: no test is due); the rest of the answer is kept for :meth:`graph_answer`."""
@@ -86,9 +86,9 @@ class ServerNodes:
         deliveries = [done[0] for done in work if done is not None]
         rows = [row for done in work if done is not None for row in done[1]]
         metrics = self.server.finish(order.plan, order.cohort, *deliveries)
-        down, plans = self.plans(order.ahead)
-        if down is not None:
-            self._ahead = (order.ahead[len(plans) - 1], self.server.state, down)
+        broadcast, plans = self.plans(order.ahead)
+        if broadcast is not None:
+            self._ahead = (order.ahead[len(plans) - 1], self.server.state, broadcast)
         took = time.perf_counter() - began
         self._answer = Answer(order.plan.clock, rows, metrics, plans, took)
         if order.test is None or plans[:1] != [None]:
@@ -108,13 +108,13 @@ class ServerNodes:
 
     def plans(self, ahead: Sequence[Clock]) -> tuple[Any, list[Plan | None]]:
         """(broadcast of the first of these moments that has a plan, the plans up to it)."""
-        down, plans = None, []
+        broadcast, plans = None, []
         for moment in ahead:
-            down, plan = self.server.plan(moment)
+            broadcast, plan = self.server.plan(moment)
             plans.append(plan)
             if plan is not None:
                 break
-        return down, plans
+        return broadcast, plans
 
 
 class ClientNodes(ABC):
@@ -127,14 +127,14 @@ class ClientNodes(ABC):
     def client(self) -> Client:
         """The actor's clients, once it is set up."""
 
-    def graph_work(self, order: tuple[Assignment, Exchange] | None, down: Any, states: Any) -> Work | None:
+    def graph_work(self, order: tuple[Assignment, Exchange] | None, broadcast: Any, states: Any) -> Work | None:
         """The run's deliveries and rows; None: there is no run for this actor."""
         torch.set_num_threads(self._threads)
         if order is None:
             return None
         job, exchange = order
         job = job._replace(held=_copy(job.held), previous=None if job.previous is None else _copy(job.previous))
-        return self.client.work(job, exchange, down, states)
+        return self.client.work(job, exchange, broadcast, states)
 
     def graph_test(self, asked: tuple[Clock, Any] | None, part: int, parts: int) -> Tally | None:
         """One of `parts` parts of all tests, if any is due."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flray.algorithms.fedavg import Carry, FedAvg
+from flray.algorithms.fedavg import FedAvg, SGDState
 from flray.algorithms.fedmemo import FedMemo, MemoDown
 from flray.algorithms.held_out_gan import Maker
 from flray.algorithms.local import Local
@@ -40,7 +40,7 @@ def test_a_generator_is_no_model():
     assert FedMemo().point(ctx, maker) is None and FedAvg().point(ctx, Generator(W, B)) is None
     assert FedMemo().point(ctx, MemoDown(W, B, maker))[0] is W
     assert FedAvg().point(ctx, ClientState()) is None and FedAvg().point(ctx, ()) is None
-    assert issubclass(Carry, LocalState)
+    assert issubclass(SGDState, LocalState)
 
 
 def test_one_client_alone_has_its_model_in_its_state():

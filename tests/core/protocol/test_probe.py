@@ -17,9 +17,9 @@ class Spoils(Probe, frozen=True):
     at: ClassVar[frozenset[Place]] = frozenset({"start"})
 
     def observe(self, ctx, view, memory):
-        view.carry.w.zero_()
-        view.carry.order[:] = -1
-        return [{"sum": float(view.down.w.sum())}], None
+        view.local.w.zero_()
+        view.local.order[:] = -1
+        return [{"sum": float(view.broadcast.w.sum())}], None
 
 
 class Held(Record):

@@ -30,16 +30,16 @@ class Returns(FedAvg):
     def broadcast(self, ctx, state):
         return self.value
 
-    def gradient(self, ctx, down, client, carry, batch):
+    def gradient(self, ctx, broadcast, client, local, batch):
         return self.value
 
-    def step(self, ctx, down, client, carry, batch):
+    def step(self, ctx, broadcast, client, local, batch):
         return self.value
 
-    def end(self, ctx, down, client, carry):
+    def end(self, ctx, broadcast, client, local):
         return self.value
 
-    def report(self, ctx, carry):
+    def report(self, ctx, local):
         return self.value
 
 
@@ -54,7 +54,7 @@ WRONG = [
     ("broadcast", None, "returned None (a return is missing); it must return the message to the clients"),
     ("gradient", ZERO, "returned a Tensor [3]; it must return (loss, gradient [P])"),
     ("gradient", (ZERO, 0.5), "returned (Tensor, float); it must return (loss, gradient [P])"),
-    ("step", None, "returned None (a return is missing); it must return the carry"),
+    ("step", None, "returned None (a return is missing); it must return the local state"),
     ("end", State(ZERO, ZERO), "returned a State; it must return (update, client state)"),
     ("report", ZERO, "returned a Tensor [3]; it must return metrics"),
 ]

@@ -42,9 +42,9 @@ class Growing(FedAvg):
     def init_client(self, ctx: Any) -> Visits:
         return Visits(0)
 
-    def end(self, ctx: Any, down: Any, client: Visits, carry: Any, *data: Any) -> tuple[Ragged, Visits]:
+    def end(self, ctx: Any, broadcast: Any, client: Visits, local: Any, *data: Any) -> tuple[Ragged, Visits]:
         mark = torch.full((client.visits + 1,), float(ctx.client))
-        return Ragged(carry.w, carry.b, mark, ctx.num_examples), Visits(client.visits + 1, mark)
+        return Ragged(local.w, local.b, mark, ctx.num_examples), Visits(client.visits + 1, mark)
 
     def aggregate(
         self, ctx: Any, state: GrowingState, updates: Any, cohort: Any

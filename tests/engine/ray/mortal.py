@@ -32,11 +32,11 @@ class Mortal(Scaffold, frozen=True):
         Path(self.unless).touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def end(self, ctx: Context, down: Any, client: Any, carry: Any, data: ClientData) -> tuple[Any, Any]:
+    def end(self, ctx: Context, broadcast: Any, client: Any, local: Any, data: ClientData) -> tuple[Any, Any]:
         self.at("training", ctx)
         if self.pause_s and ctx.clock.round == self.round and not (self.unless and Path(self.unless).exists()):
             time.sleep(self.pause_s)
-        return super().end(ctx, down, client, carry, data)
+        return super().end(ctx, broadcast, client, local, data)
 
     def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Any) -> tuple[Any, Metrics]:
         self.at("finish", ctx)

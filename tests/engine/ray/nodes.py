@@ -53,8 +53,8 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
             gone.append(where)
             cluster.remove_node(others[where], allow_graceful=False)
 
-    def train_and_leave(self: Calls, job: Any, plan: Any, down: Any) -> Any:
-        work = training(self, job, plan, down)
+    def train_and_leave(self: Calls, job: Any, plan: Any, broadcast: Any) -> Any:
+        work = training(self, job, plan, broadcast)
 
         def submit(actor: Any) -> Any:
             # asked first: the actor does one thing after the other

@@ -80,19 +80,19 @@ class Learner:
         batches = self._batches(clock)
         ctx = self.context(clock, len(batches))
         begin(ctx.objective)
-        carry = self.algorithm.begin(ctx, None, state, None)
-        held = Held(ctx.objective, self.algorithm.point(ctx, carry))
+        local = self.algorithm.begin(ctx, None, state, None)
+        held = Held(ctx.objective, self.algorithm.point(ctx, local))
         for step, batch in enumerate(batches):
             left = len(self.held(clock)) - step % (len(batches) // self.epochs) * self.batch_size
-            mean = self._mean(ctx, state, carry, batch, step, min(self.batch_size, left))
-            carry.b.copy_(mean.b)
-            carry = self.algorithm.descend(ctx, None, carry, mean.loss[0], mean.g)
+            mean = self._mean(ctx, state, local, batch, step, min(self.batch_size, left))
+            local.b.copy_(mean.b)
+            local = self.algorithm.descend(ctx, None, local, mean.loss[0], mean.g)
             if held:
-                held.put_back_(carry.w)
+                held.put_back_(local.w)
             if self.world == 1:
                 self._spare.append(mean)
-        _, state = self.algorithm.end(ctx, None, state, carry, None)
-        return state, self.algorithm.report(ctx, carry), len(batches)
+        _, state = self.algorithm.end(ctx, None, state, local, None)
+        return state, self.algorithm.report(ctx, local), len(batches)
 
     def _batches(self, clock: Clock) -> Batches:
         data, mine = self.bench.dataset, self._mine(self.rank)
@@ -118,21 +118,21 @@ class Learner:
         """Samples of a part of a batch of `count`."""
         return max(min(self.part, count - part * self.part), 0)
 
-    def _mean(self, ctx: ClientContext, state: Any, carry: Any, batch: Batch, step: int, count: int) -> Slope:
+    def _mean(self, ctx: ClientContext, state: Any, local: Any, batch: Batch, step: int, count: int) -> Slope:
         """The mean over a batch of `count` samples, of which `batch` has this worker's; the caller may overwrite it."""
-        own = self._sums(ctx, state, carry, batch, step, count)
+        own = self._sums(ctx, state, local, batch, step, count)
         return combine(own if self.world == 1 else self._exchange(own, count))  # type: ignore[no-any-return]
 
-    def _sums(self, ctx: ClientContext, state: Any, carry: Any, batch: Batch, step: int, count: int) -> list[Node]:
+    def _sums(self, ctx: ClientContext, state: Any, local: Any, batch: Batch, step: int, count: int) -> list[Node]:
         """This worker's parts, reduced to whole subtrees; the parameters stay as they are."""
-        tree, first, b = TreeSum(self._spare), 0, ctx.objective.scratch("part's statistics", carry.b)
+        tree, first, b = TreeSum(self._spare), 0, ctx.objective.scratch("part's statistics", local.b)
         for part in self._mine(self.rank):
             size = self._size(part, count)
             if size:
                 # what a module draws: dropout
                 self.bench.seed_modules(replace(ctx, clock=ctx.clock._replace(exchange=step), client=part))
                 some = Batch(batch.x[first : first + size], batch.y[first : first + size])
-                loss, g = self.algorithm.gradient(ctx, None, state, carry.replace(b=b.copy_(carry.b)), some)
+                loss, g = self.algorithm.gradient(ctx, None, state, local.replace(b=b.copy_(local.b)), some)
                 tree.add(part, Slope(g, b, loss.reshape(1)), size / count)
             else:
                 tree.add(part, None, 0.0)
