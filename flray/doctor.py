@@ -16,7 +16,7 @@ from flray.core.schema.errors import AlgorithmError, ResourceError
 from flray.data import Dataset
 from flray.engine.prepare import build_data, build_scenario, drifted
 from flray.engine.progress import size
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.folder import default_folder
 from flray.rundir.storage import Storage
 from flray.scenario import Drift, Scenario, Stage, partition_table
@@ -38,7 +38,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         storage.probe()
     dataset, proxy, private = build_data(experiment)
     scenario = build_scenario(experiment, dataset, private)
-    bench = Workbench(experiment, Roll.of(scenario))
+    bench = Workbench(experiment, TaskSummary.of(scenario))
     objective, algorithm = bench.objective, experiment.algorithm
     cohort = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
     dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""

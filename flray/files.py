@@ -60,7 +60,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def let_go(*arrays: np.ndarray[Any, Any] | None) -> None:
+def release_pages(*arrays: np.ndarray[Any, Any] | None) -> None:
     """Give back the pages of arrays that are memory-mapped to be read: who reads there again gets them again.
 
     What was read once from end to end would stay in this process's memory as long as the array.
@@ -79,7 +79,7 @@ def partial(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def whole(path: Path, sync: bool = False) -> Iterator[Path]:
+def atomic_write(path: Path, sync: bool = False) -> Iterator[Path]:
     """A temporary path that gets the real name when the block succeeds, and is gone when it fails.
 
     A reader sees the old file or the new one, with the mode that the user's umask gives (safetensors makes its files
@@ -100,7 +100,7 @@ def whole(path: Path, sync: bool = False) -> Iterator[Path]:
 
 
 def clear_partial(*folders: Path) -> None:
-    """Remove what a process that was killed in :func:`whole` left in these folders, into which nobody writes just
+    """Remove what a process that was killed in :func:`atomic_write` left in these folders, into which nobody writes
     now."""
     for folder in folders:
         for path in folder.glob(".*"):
@@ -108,22 +108,22 @@ def clear_partial(*folders: Path) -> None:
                 remove(path)
 
 
-def sealed(values: Mapping[str, Any]) -> str:
+def with_checksum(values: Mapping[str, Any]) -> str:
     """The values as JSON, with their own checksum under `checksum`; what JSON does not know becomes its `str`."""
     plain = json.loads(json.dumps(dict(values), default=str))
-    return json.dumps({**plain, "checksum": _seal(plain)}, indent=1) + "\n"
+    return json.dumps({**plain, "checksum": _checksum_of(plain)}, indent=1) + "\n"
 
 
-def unsealed(path: Path) -> dict[str, Any]:
-    """The values that :func:`sealed` turned into this file.
+def read_checksummed(path: Path) -> dict[str, Any]:
+    """The values that :func:`with_checksum` turned into this file.
 
     Raises `ValueError` for damage, `OSError` for a file that cannot be read.
     """
     values = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(values, dict) or values.pop("checksum", None) != _seal(values):
+    if not isinstance(values, dict) or values.pop("checksum", None) != _checksum_of(values):
         raise ValueError("its checksum is not that of its contents")
     return values
 
 
-def _seal(values: dict[str, Any]) -> str:
+def _checksum_of(values: dict[str, Any]) -> str:
     return checksum(json.dumps(values, sort_keys=True).encode())

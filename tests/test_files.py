@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flray.files import array_checksum, checksum, file_checksum, let_go, sealed, unsealed, whole
+from flray.files import (
+    array_checksum,
+    atomic_write,
+    checksum,
+    file_checksum,
+    read_checksummed,
+    release_pages,
+    with_checksum,
+)
 
 
 def test_the_checksum_is_xxh3_as_its_author_defines_it(tmp_path):
@@ -36,8 +44,8 @@ def test_arrays_are_told_apart_by_contents_shape_and_dtype():
 def test_sealed_values_come_back_and_no_flipped_bit_changes_them(tmp_path):
     path = tmp_path / "note.json"
     values = {"a": [1, 2.5, None, True], "text": "ü\n", "inner": {"1": tmp_path.name}}
-    path.write_text(sealed(values))
-    assert unsealed(path) == values and json.loads(path.read_text())["a"] == values["a"]
+    path.write_text(with_checksum(values))
+    assert read_checksummed(path) == values and json.loads(path.read_text())["a"] == values["a"]
     content = path.read_bytes()
     found = 0
     for place in range(len(content)):
@@ -46,7 +54,7 @@ def test_sealed_values_come_back_and_no_flipped_bit_changes_them(tmp_path):
             flipped[place] ^= 1 << bit
             path.write_bytes(flipped)
             try:
-                assert unsealed(path) == values, (place, bit)  # a tab for a space
+                assert read_checksummed(path) == values, (place, bit)  # a tab for a space
             except ValueError:
                 found += 1
     assert found > 7 * len(content)
@@ -56,19 +64,19 @@ def test_sealed_values_come_back_and_no_flipped_bit_changes_them(tmp_path):
 def test_other_contents_are_a_value_error(tmp_path, content):
     (tmp_path / "f").write_text(content)
     with pytest.raises(ValueError):
-        unsealed(tmp_path / "f")
+        read_checksummed(tmp_path / "f")
 
 
 def test_whole_writes_all_or_nothing_with_the_users_umask(tmp_path):
     path = tmp_path / "f"
     before = os.umask(0o027)
     try:
-        with whole(path, sync=True) as aside:
+        with atomic_write(path, sync=True) as aside:
             aside.write_text("one")
     finally:
         os.umask(before)
     assert path.read_text() == "one" and path.stat().st_mode & 0o777 == 0o640
-    with pytest.raises(RuntimeError), whole(path) as aside:
+    with pytest.raises(RuntimeError), atomic_write(path) as aside:
         aside.write_text("two")
         raise RuntimeError
     assert path.read_text() == "one" and [p.name for p in tmp_path.iterdir()] == ["f"]
@@ -87,10 +95,10 @@ def test_what_is_mapped_is_given_back_and_read_again(tmp_path):
     mapped = np.load(path, mmap_mode="r").view(np.ndarray)
     total = mapped.sum()
     assert resident() >= 2**13, "KiB"
-    let_go(mapped, None, np.arange(3))
+    release_pages(mapped, None, np.arange(3))
     assert resident() == 0
     assert mapped.sum() == total and mapped[-1] == 2**20 - 1
     private = np.load(path, mmap_mode="c")
     private[0] = 7
-    let_go(private)
+    release_pages(private)
     assert private[0] == 7

@@ -51,9 +51,9 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
             w.narrow(0, place.offset, place.numel).copy_(part)
         return w
 
-    def point(self, ctx: Context, message: object) -> tuple[Tensor, Tensor] | None:
+    def model_of(self, ctx: Context, message: object) -> tuple[Tensor, Tensor] | None:
         if not isinstance(message, BodyMessage):
-            return super().point(ctx, message)
+            return super().model_of(ctx, message)
         return self.whole(ctx, message.body), message.b
 
     def begin(self, ctx: ClientContext, broadcast: BodyMessage, client: OwnStatistics, data: ClientData) -> SGDState:

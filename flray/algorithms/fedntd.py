@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import ClientContext
 from flray.core.schema.hp import hp
 from flray.ops.losses import cross_entropy, not_true_kl
@@ -33,7 +33,7 @@ class FedNTD(FedAvg, frozen=True):
         with torch.no_grad():
             teacher = ctx.seen(ctx.objective.at(broadcast.w, broadcast.b)(batch.x))
 
-        def loss(f: Model) -> Tensor:
+        def loss(f: BoundModel) -> Tensor:
             z, y = f(batch.x), batch.y
             known = y if ctx.classes is None else ctx.classes.seen.local(y)
             return cross_entropy(z, y, ctx.classes) + self.beta * not_true_kl(teacher, ctx.seen(z), known, self.tau)

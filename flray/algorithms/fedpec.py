@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.messages.fields import sum
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.samples import ClientData
@@ -80,7 +80,7 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalSt
         rows = [(c, batch.y == c) for c in torch.unique(batch.y).tolist()]
         value = torch.zeros_like(local.loss)
 
-        def errors(f: Model) -> Tensor:
+        def errors(f: BoundModel) -> Tensor:
             target = f.run("target", batch.x)
             means = [f.run("error", c, batch.x[mine], target[mine]).mean() for c, mine in rows]
             for (_, mine), mean in zip(rows, means, strict=True):

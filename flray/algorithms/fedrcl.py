@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
@@ -52,7 +52,7 @@ class FedRCL(FedAvg, frozen=True):
             loss, g = super().gradient(ctx, broadcast, client, local, batch)
         return loss, g if self.clip is None else clip_(g, self.clip)
 
-    def loss(self, ctx: Context, f: Model, batch: Batch) -> Tensor:
+    def loss(self, ctx: Context, f: BoundModel, batch: Batch) -> Tensor:
         """Cross-entropy and the weighted terms of one batch, 0-dim, of the model `f`."""
         levels, logits = f.levels(batch.x)
         loss, s = cross_entropy(logits, batch.y, ctx.classes), cosine_matrices(self.chosen(levels))

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from flray.algorithms.fedavg import LocalStatistics, SGDState
 from flray.algorithms.nearest_means import NearestMeans
 from flray.core.messages import Batch, Broadcast, Update
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.samples import ClientData
@@ -110,7 +110,7 @@ class FedSCR(NearestMeans[SCRClient, SCRLocalState], frozen=True):
         x = torch.cat([batch.x, self.view(ctx, batch.x, ctx.rng("views", local.moments.steps))])
         y = torch.cat([batch.y, batch.y])
 
-        def loss(f: Model) -> Tensor:
+        def loss(f: BoundModel) -> Tensor:
             return supervised_contrast(F.normalize(f.run(PROJECTION, f.features(x)), dim=1), y, self.tau)
 
         return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)

@@ -26,7 +26,7 @@ from flray.algorithms.fedprox import FedProx
 from flray.algorithms.moon import Moon
 from flray.algorithms.scaffold import Scaffold
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, ServerState
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError
@@ -163,7 +163,7 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
         model, in one pass for kl, which reads the global model's logits `target [B, c]` of the classes seen so far."""
         if self.proximal == "kl":
 
-            def loss(f: Model) -> Tensor:
+            def loss(f: BoundModel) -> Tensor:
                 logits = f(batch.x)
                 terms = [cross_entropy(logits, batch.y, ctx.classes)] if local_loss else []
                 terms += [proximal * kl(target, ctx.seen(logits), self.temperature)] if proximal else []

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg, OwnStatistics
 from flray.core.messages import Broadcast
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.algorithm import Predictor
 from flray.core.protocol.context import ClientContext
 from flray.core.protocol.samples import FineTuning
@@ -40,7 +40,7 @@ class KNNPer(FedAvg, frozen=True):
     def personalize(
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, batches: FineTuning
     ) -> Predictor:
-        model = cast(Model, super().personalize(ctx, broadcast, client, batches))
+        model = cast(BoundModel, super().personalize(ctx, broadcast, client, batches))
         keys, labels = self.store(ctx, model, batches)
 
         def predictor(x: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class KNNPer(FedAvg, frozen=True):
 
         return predictor
 
-    def store(self, ctx: ClientContext, model: Model, batches: FineTuning) -> tuple[Tensor, Tensor]:
+    def store(self, ctx: ClientContext, model: BoundModel, batches: FineTuning) -> tuple[Tensor, Tensor]:
         """(features `[n, F]`, labels `[n]`) of at most `capacity` training samples of the client."""
         epoch = int(self.epoch_batches(np.array(ctx.num_examples)))
         source = itertools.islice(batches, epoch) if self.store_augment and len(batches) else batches.plain

@@ -26,7 +26,7 @@ from flray.algorithms.data_free_pool import DataFreePool, PoolDown, PoolState
 from flray.algorithms.fedavg import OwnStatistics, SGDState
 from flray.core.messages import Batch, Metrics
 from flray.core.messages.fields import shared
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.inputs import Inputs
 from flray.core.schema.hp import hp
@@ -125,7 +125,7 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
         return state.replace(pool=pool), {**metrics, "generate/inputs": float(len(pool))}
 
     def make(
-        self, ctx: Context, draws: np.random.Generator, e: Tensor, model: Model, *colour: Tensor
+        self, ctx: Context, draws: np.random.Generator, e: Tensor, model: BoundModel, *colour: Tensor
     ) -> tuple[Tensor, Tensor]:
         made = model(e)
         x = self.augmented(ctx, made, draws)
@@ -137,7 +137,7 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
     ) -> tuple[Tensor, Tensor]:
         e = broadcast.lte[batch.y]
 
-        def of_the_real(model: Model) -> Tensor:
+        def of_the_real(model: BoundModel) -> Tensor:
             logits, att = attached(model, batch.x, ATT)
             return self.local(ctx, logits, batch.y) + self.lambda_ltc * outside(att, e, self.radius)
 
@@ -150,7 +150,7 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
         with torch.no_grad():
             told, towards = attached(ctx.objective.at(broadcast.old_w, broadcast.old_b), x, ATT)
 
-        def loss(model: Model) -> Tensor:
+        def loss(model: BoundModel) -> Tensor:
             new = of_the_real(model)
             logits, att = attached(model, x, ATT)
             kept = soft_cross_entropy(old.narrow(told), old.narrow(logits), self.kd_temperature) + F.mse_loss(

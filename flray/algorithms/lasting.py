@@ -38,8 +38,8 @@ class Lasting(FedAvg[Any, Any, Any, Trained], frozen=True):
         first = torch.zeros_like(w) if self.optimizer == "adam" or self.momentum else none
         return Trained(w, b, Moments(first, torch.zeros_like(w) if self.optimizer == "adam" else none, 0))
 
-    def point(self, ctx: Context, message: object) -> tuple[Tensor, Tensor] | None:
-        return (message.w, message.b) if isinstance(message, Trained) else super().point(ctx, message)
+    def model_of(self, ctx: Context, message: object) -> tuple[Tensor, Tensor] | None:
+        return (message.w, message.b) if isinstance(message, Trained) else super().model_of(ctx, message)
 
     def begin(self, ctx: ClientContext, broadcast: object, client: Trained, data: ClientData) -> SGDState:
         local = self.start(ctx, client.w, client.b)

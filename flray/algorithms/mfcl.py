@@ -22,7 +22,7 @@ from flray.algorithms.data_free import DataFree, OldDown, OldState
 from flray.algorithms.fedavg import OwnStatistics, SGDState
 from flray.core.messages import Batch, Metrics
 from flray.core.messages.fields import shared
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.classes import ClassSet
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.schema.hp import hp
@@ -146,7 +146,7 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
         y = torch.cat([batch.y, learned.index[said[len(batch.y) :].argmax(1)]])
         fresh = new.has(batch.y)
 
-        def loss(model: Model) -> Tensor:
+        def loss(model: BoundModel) -> Tensor:
             h = model.features(x)
             still = h.detach()
             if self.double_forward:

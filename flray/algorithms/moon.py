@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg, SGDState
 from flray.core.messages import Batch, Broadcast, ClientState, ServerState, Update
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
@@ -51,7 +51,7 @@ class Moon(FedAvg[ServerState, Broadcast, Update, MoonClient], frozen=True):
             return super().gradient(ctx, broadcast, client, local, batch)
         contrast = self.contrast(ctx, broadcast, client, batch)
 
-        def loss(f: Model) -> Tensor:
+        def loss(f: BoundModel) -> Tensor:
             z = f.features(batch.x)
             return cross_entropy(f.head(z), batch.y, ctx.classes) + self.mu * contrast(z)
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from flray.algorithms.fedavg import FedAvg, Local, Stored
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Published, Record, ServerState, Update
 from flray.core.messages.fields import sum
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.algorithm import Predictor
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange, Who
@@ -87,7 +87,7 @@ class NearestMeans(FedAvg[MeansState, Broadcast, Update, Stored, Local], frozen=
         model = ctx.objective.at(broadcast.w, broadcast.b)
         return Means(*self.means(ctx, model, self.remembered(client, data).plain)), client, {}
 
-    def means(self, ctx: Context, model: Model, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+    def means(self, ctx: Context, model: BoundModel, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         """Class means `[C, F]` of a model, and 1 for the classes that have one, `[C]`."""
         return class_means(*represented(model, batches), len(ctx.inputs.classes))
 

@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 
 from flray.algorithms.fedavg import Down, FedAvg, Local, Stored
 from flray.core.messages import Metrics, Record, ServerState
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.algorithm import Received, Sent
 from flray.core.protocol.context import Context
 from flray.core.protocol.inputs import Inputs
@@ -98,7 +98,7 @@ class PrototypeMonitor(FedAvg[Monitored, Down, Sent, Stored, Local, Received], f
             return accuracy(ctx, ctx.objective.at(state.w, state.b)(state.x), state.y)
 
     # client -----------------------------------------------------------------------------------
-    def prototype_gradients(self, ctx: Context, model: Model, data: ClientData) -> Tensor:
+    def prototype_gradients(self, ctx: Context, model: BoundModel, data: ClientData) -> Tensor:
         """The encoder's gradient `[classes held, P of the encoder]` at a perturbed prototype of each class."""
         seen, sent = ctx.in_use.seen, []
         z, y = represented(model, data.plain)

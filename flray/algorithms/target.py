@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from flray.algorithms.data_free_pool import DataFreePool, PoolDown, PoolState
 from flray.algorithms.fedavg import OwnStatistics, SGDState
 from flray.core.messages import Batch, Metrics
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
@@ -102,7 +102,7 @@ class Target(DataFreePool, frozen=True):
                 metrics = {"generate/loss": found.losses[-1], "generate/student_loss": loss}
         return state.replace(pool=pool), {**metrics, "generate/inputs": float(len(pool))}
 
-    def make(self, ctx: Context, draws: np.random.Generator, model: Model, z: Tensor) -> tuple[Tensor, Tensor]:
+    def make(self, ctx: Context, draws: np.random.Generator, model: BoundModel, z: Tensor) -> tuple[Tensor, Tensor]:
         made = model(z)
         return made, ctx.inputs.normalised(self.augmented(ctx, made, draws))
 
@@ -143,7 +143,7 @@ class Target(DataFreePool, frozen=True):
         with torch.no_grad():
             said = old.narrow(ctx.objective.at(broadcast.old_w, broadcast.old_b)(x))
 
-        def loss(model: Model) -> Tensor:
+        def loss(model: BoundModel) -> Tensor:
             value = self.local(ctx, model(batch.x), batch.y)
             return value + self.lambda_kd * soft_cross_entropy(said, old.narrow(model(x)), self.kd_temperature)
 

@@ -15,14 +15,14 @@ from flray.core.messages import to_numpy
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
 from flray.engine.client import Client
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 
 
 def measure(workload: Workload, rounds: int) -> dict[str, float]:
     """CPU milliseconds of a client by side: the best of `rounds` cohorts, of flray's and of the bare loop's."""
     experiment = workload.experiment(rounds)
     scenario, algorithm = workload.scenario(experiment), experiment.algorithm
-    client = Client(Workbench(experiment, Roll.of(scenario)))
+    client = Client(Workbench(experiment, TaskSummary.of(scenario)))
     ctx = client.bench.context(Clock())
     state = algorithm.init_server(ctx, *client.bench.objective.initial())
     broadcast = to_numpy(algorithm.training.broadcast(ctx, state))
@@ -38,8 +38,8 @@ def measure(workload: Workload, rounds: int) -> dict[str, float]:
     for round in range(rounds):
         clock = Clock(0, round, done=round)
         _, drawn = cohorts.draw(experiment, clock, scenario.members(0))
-        (hop,), _ = cohorts.hops(scenario, algorithm, drawn, clock, algorithm.training)
-        took("flray", lambda hop=hop: client.work(hop.jobs[0], algorithm.training, broadcast, None))  # type: ignore[misc]
+        (turn,), _ = cohorts.turns(scenario, algorithm, drawn, clock, algorithm.training)
+        took("flray", lambda turn=turn: client.work(turn.chunks[0], algorithm.training, broadcast, None))  # type: ignore[misc]
         at = round, drawn.tolist()
         for side, loop in bare.items():
             took(side, lambda loop=loop, at=at: loop.train(weights, *at, share))  # type: ignore[misc]

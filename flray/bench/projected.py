@@ -24,7 +24,7 @@ from flray.core.network.threads import threads
 from flray.core.protocol.clock import Clock
 from flray.data import load_dataset
 from flray.engine.client import Client
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import build
 
 SHARE = 0.36  # q / d
@@ -63,7 +63,7 @@ class Half:
         chosen = images.experiment(2, tasks={"num_tasks": 2, "freeze": freeze})
         experiment = load_config(chosen, {"algorithm": algorithm})[0]
         scenario = build(load_dataset(experiment.data), experiment.partition, seed=0, tasks=experiment.tasks)
-        self.bench = Workbench(experiment, Roll.of(scenario))
+        self.bench = Workbench(experiment, TaskSummary.of(scenario))
         self.algorithm: Any = self.bench.algorithm
         self.ctx = Client(self.bench).context(NOW, 0, 1.0, scenario.partitions[1].client(0))
         self.data = self.bench.client_data(self.ctx, scenario.partitions[1].client(0))

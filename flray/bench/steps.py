@@ -18,7 +18,7 @@ from flray.core.protocol.clock import Clock
 from flray.data import load_dataset
 from flray.engine.client import Client
 from flray.engine.local_loop import train
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import Partition, Scenario
 
 MOST = 1.3  # times its theory: beyond that an algorithm gets profiled
@@ -65,7 +65,7 @@ def local_training(name: str, workload: Workload) -> Callable[[], tuple[float, i
     index = np.arange(min(BATCHES * workload.batch, workload.images))
     alike = Partition(np.tile(index, workload.clients), np.arange(workload.clients + 1) * len(index))
     scenario = Scenario.ordinary(alike, load_dataset(experiment.data).num_classes)
-    bench = Workbench(experiment, Roll.of(scenario))
+    bench = Workbench(experiment, TaskSummary.of(scenario))
     clients, clock, algorithm = Client(bench), Clock(), bench.algorithm
     server = bench.context(clock)
     broadcast = algorithm.broadcast(server, algorithm.init_server(server, *bench.objective.initial()))

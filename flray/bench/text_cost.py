@@ -27,7 +27,7 @@ from flray.data import load_dataset
 from flray.data.splits import Split
 from flray.engine import cohort as cohorts
 from flray.engine.client import Client
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import Scenario, build
 
 CLIENTS, TEXTS, COHORT, BATCH = 8, 64, 4, 16
@@ -155,14 +155,14 @@ def _serve(pipe: Any, chosen: Experiment, shared: bool) -> None:
     broadcast = to_numpy(algorithm.training.broadcast(client.bench.context(clock), state))
     scenario = build(client.bench.dataset, chosen.partition, seed=chosen.seed)
     _, drawn = cohorts.draw(chosen, clock, scenario.members(0))
-    (hop,), _ = cohorts.hops(scenario, algorithm, drawn[:1], clock, algorithm.training)
-    client.work(hop.jobs[0], algorithm.training, broadcast, None)
+    (turn,), _ = cohorts.turns(scenario, algorithm, drawn[:1], clock, algorithm.training)
+    client.work(turn.chunks[0], algorithm.training, broadcast, None)
     pipe.send("ready")
     pipe.recv()
 
 
-def _roll(chosen: Experiment) -> Roll:
-    return Roll.of(build(load_dataset(chosen.data), chosen.partition, seed=chosen.seed))
+def _roll(chosen: Experiment) -> TaskSummary:
+    return TaskSummary.of(build(load_dataset(chosen.data), chosen.partition, seed=chosen.seed))
 
 
 def _pss(pid: int | None) -> tuple[float, float]:

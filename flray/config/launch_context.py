@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 
-def whereabouts() -> dict[str, Any]:
+def launch_context() -> dict[str, Any]:
     """For `environment.json`: this process's working directory, and where Python finds the user's modules."""
     own = tuple({os.path.realpath(prefix) + os.sep for prefix in (sys.prefix, sys.base_prefix)})
     path = dict.fromkeys(os.path.realpath(entry) for entry in sys.path)
@@ -40,7 +40,7 @@ def started_in(run: Path) -> Iterator[None]:
 
 
 def _started(run: Path) -> tuple[str, list[str]]:
-    """What `whereabouts` said then; nothing for a folder that is no run, or whose record is damaged."""
+    """What `launch_context` said then; nothing for a folder that is no run, or whose record is damaged."""
     try:
         found = json.loads((run / "environment.json").read_text())["started"]
         return str(found["folder"]), [str(entry) for entry in found["path"]]

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flray.core.schema.errors import DataError
-from flray.files import checksum, file_checksum, remove, sealed, unsealed, whole
+from flray.files import atomic_write, checksum, file_checksum, read_checksummed, remove, with_checksum
 
 FORMAT = 2  # raise it when decoded arrays change meaning: old entries are then simply not found
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -92,13 +92,13 @@ def file_digest(paths: Sequence[Path]) -> str:
         note = index / f"{digest(stamp[0])}.json"
         known: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
-            known = unsealed(note)
+            known = read_checksummed(note)
         if known.get("stamp") != stamp:
             known = {"stamp": stamp, "hash": file_checksum(path)}
             with _disk_errors(index):
                 index.mkdir(parents=True, exist_ok=True)
-                with whole(note) as aside:
-                    aside.write_text(sealed(known))
+                with atomic_write(note) as aside:
+                    aside.write_text(with_checksum(known))
         out.append(known["hash"])
     return digest(out)
 
@@ -117,7 +117,7 @@ def _read(folder: Path) -> tuple[Entry | None, str]:
     name = "meta.json"
     arrays: dict[str, Array] = {}
     try:
-        note = unsealed(folder / name)
+        note = read_checksummed(folder / name)
         for array, expected in note["files"].items():
             name = f"{array}.npy"
             _verify(folder / name, expected)
@@ -154,7 +154,7 @@ def _write(folder: Path, entry: Entry) -> None:
                 _sync(file)
             checksums[name] = file_checksum(path)
         with (aside / "meta.json").open("w") as text:
-            text.write(sealed({"files": checksums, "meta": dict(entry.meta)}))
+            text.write(with_checksum({"files": checksums, "meta": dict(entry.meta)}))
             _sync(text)
         _sync_folder(aside)
         with contextlib.suppress(FileNotFoundError):  # a damaged entry makes room; running readers keep their mapping

@@ -50,7 +50,7 @@ from flray.scenario import Shares
 from flray.scenario.local_test import local_test
 
 
-class Assignment(NamedTuple):
+class Chunk(NamedTuple):
     """A contiguous run of those who take part at a moment: positions `first ...`, their aggregation weights, what they
     hold and, where they may see it (`ClientData.previous`), what they held in the stage before."""
 
@@ -89,7 +89,7 @@ class Client:
         self._compared: set[str] = set()  # exchanges in which a client of this process left the broadcast as it was
 
     def work(
-        self, job: Assignment, exchange: Exchange, broadcast: Any, states: Sequence[Any] | None
+        self, chunk: Chunk, exchange: Exchange, broadcast: Any, states: Sequence[Any] | None
     ) -> tuple[Delivery, list[dict[str, Any]]]:
         """The run's clients one after the other; `broadcast` and the delivery are messages of NumPy arrays.
 
@@ -101,39 +101,39 @@ class Client:
         sent, broadcast = broadcast, to_torch(broadcast, self.bench.objective.device)
         untouched = versions(broadcast)
         updates, new_states, rows = Collector(), [], []
-        objective, reached = self.bench.objective_of(job.clock.task), None
-        for i, client in enumerate(job.clients):
+        objective, reached = self.bench.objective_of(chunk.clock.task), None
+        for i, client in enumerate(chunk.clients):
             started = time.perf_counter()
             stored = states[i] if states else None
-            with last_call.at(failed(self.experiment, job.clock, client), client):
-                update, state, row = self.one(job, i, exchange, broadcast, stored)
+            with last_call.at(failed(self.experiment, chunk.clock, client), client):
+                update, state, row = self.one(chunk, i, exchange, broadcast, stored)
             # of every client what torch counts of writes; of the first in an exchange of this name every value
             if versions(broadcast) != untouched or (
                 exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))
             ):
-                raise AlgorithmError(self._who_wrote(job, i, exchange, sent, stored))
+                raise AlgorithmError(self._who_wrote(chunk, i, exchange, sent, stored))
             self._compared.add(exchange.name)
-            position = job.first + i
+            position = chunk.first + i
             if update is not None:
                 found = reached_rows(objective)
                 reached = found if reached is None or found is None else reached | found
-            updates.add(position, update, 1.0 if exchange.order == "sequential" else job.weights[i])
+            updates.add(position, update, 1.0 if exchange.order == "sequential" else chunk.weights[i])
             new_states.append(None if update is None else () if state is None else to_numpy(state))
-            place = {"client": client, "exchange": job.clock.exchange, "position": position}
+            place = {"client": client, "exchange": chunk.clock.exchange, "position": position}
             rows.append({**place, **row, "time/client_s": time.perf_counter() - started})
         return Delivery(updates.sent(), new_states, [row["num_steps"] for row in rows], reached), rows
 
     def one(
-        self, job: Assignment, i: int, exchange: Exchange, broadcast: Any, stored: Any
+        self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Any, stored: Any
     ) -> tuple[Any, Any, dict[str, Any]]:
         """The exchange of the run's i-th client: (update or None when it was left out, its state, its row of metrics).
 
         `broadcast` is a message of tensors, `stored` the client's state as the store keeps it.
         """
-        clock, client, numbers = job.clock, int(job.held.clients[i]), job.samples(i)
-        ctx, state, data = self._begins(job, i, stored)
+        clock, client, numbers = chunk.clock, int(chunk.held.clients[i]), chunk.samples(i)
+        ctx, state, data = self._begins(chunk, i, stored)
         row: dict[str, Any] = {"num_examples": len(numbers)}
-        before = self.algorithm.point(ctx, broadcast) if self.experiment.evaluate.clients else None
+        before = self.algorithm.model_of(ctx, broadcast) if self.experiment.evaluate.clients else None
         try:
             if before is not None:
                 row["client/acc_before"] = self.accuracy(*before, numbers)
@@ -148,7 +148,7 @@ class Client:
             problem = client_problem(done.update, done.client, row)
             if problem and self.experiment.on_nonfinite != "skip":
                 raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
-            after = None if problem or before is None else self.algorithm.point(ctx, done.update)
+            after = None if problem or before is None else self.algorithm.model_of(ctx, done.update)
             if after is not None:
                 row["client/acc_after"] = self.accuracy(*after, numbers)
         except (AlgorithmError, ConfigError):  # one line that says what to do; where it happened does not matter
@@ -182,19 +182,19 @@ class Client:
         update, client, metrics = found
         return Trained(update, client, metrics, steps=0, examples=0)
 
-    def _begins(self, job: Assignment, i: int, stored: Any) -> tuple[ClientContext, Any, ClientData]:
+    def _begins(self, chunk: Chunk, i: int, stored: Any) -> tuple[ClientContext, Any, ClientData]:
         """(context, state, data) with which the run's i-th client begins, the generator of its modules seeded."""
-        numbers = job.samples(i)
-        ctx = self.context(job.clock, int(job.held.clients[i]), job.weights[i], numbers)
-        data = self.bench.client_data(ctx, numbers, None if job.previous is None else job.previous.of(i))
+        numbers = chunk.samples(i)
+        ctx = self.context(chunk.clock, int(chunk.held.clients[i]), chunk.weights[i], numbers)
+        data = self.bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(i))
         state = self.state(ctx, stored)
         self.bench.seed_modules(ctx)
         return ctx, state, data
 
-    def _who_wrote(self, job: Assignment, i: int, exchange: Exchange, sent: Any, stored: Any) -> str:
+    def _who_wrote(self, chunk: Chunk, i: int, exchange: Exchange, sent: Any, stored: Any) -> str:
         """The error of a client that wrote into the broadcast: its work is done once more to find the method."""
-        broadcast, (ctx, state, data) = to_torch(sent, self.bench.objective.device), self._begins(job, i, stored)
-        run = functools.partial(rehearse, self.bench.at(job.clock), exchange, ctx, broadcast, state, data)
+        broadcast, (ctx, state, data) = to_torch(sent, self.bench.objective.device), self._begins(chunk, i, stored)
+        run = functools.partial(rehearse, self.bench.at(chunk.clock), exchange, ctx, broadcast, state, data)
         who = writer(run, lambda: equal(sent, to_numpy(broadcast))) or f"exchange {exchange.name!r}"
         return wrote(who)
 
@@ -233,16 +233,16 @@ class Client:
 
     # testing ----------------------------------------------------------------------------------
     def personal(
-        self, job: Assignment, broadcast: Any, states: Sequence[Any], finetune_epochs: Sequence[int]
+        self, chunk: Chunk, broadcast: Any, states: Sequence[Any], finetune_epochs: Sequence[int]
     ) -> list[dict[str, Any]]:
         """Every client of the run, fine-tuned for each number of epochs from the same start, on its own share of the
         test set."""
         bench, rule = self.bench, self.experiment.evaluate
         broadcast, dataset = to_torch(broadcast, bench.objective.device), bench.dataset
         rows = []
-        for i, client in enumerate(job.clients):
-            numbers = job.samples(i)
-            state = self.state(self.context(job.clock, client, job.weights[i], numbers), states[i])
+        for i, client in enumerate(chunk.clients):
+            numbers = chunk.samples(i)
+            state = self.state(self.context(chunk.clock, client, chunk.weights[i], numbers), states[i])
             draws = seeding.rng(self.experiment.seed, "local test", client)
             labels = dataset.train.y[numbers]
             share = local_test(
@@ -250,9 +250,11 @@ class Client:
             )
             for epochs in finetune_epochs:
                 try:
-                    where = failed(self.experiment, job.clock, client)
+                    where = failed(self.experiment, chunk.clock, client)
                     with last_call.at(where, client), last_call.within(label(type(self.algorithm), "personalize")):
-                        predictor = self.predictor(job.clock, client, job.weights[i], numbers, broadcast, state, epochs)
+                        predictor = self.predictor(
+                            chunk.clock, client, chunk.weights[i], numbers, broadcast, state, epochs
+                        )
                         right = self.right(
                             predictor, dataset.test.x, dataset.test.y, share, method=self.algorithm.personalize
                         )
@@ -260,7 +262,7 @@ class Client:
                     raise
                 except (Exception, SystemExit) as error:
                     self.check_batch_norm(error, client, numbers)
-                    raise client_error(error, self.experiment, job.clock, client) from None
+                    raise client_error(error, self.experiment, chunk.clock, client) from None
                 row = {
                     "client": client,
                     "finetune_epochs": epochs,

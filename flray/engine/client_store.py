@@ -17,7 +17,7 @@ import numpy as np
 from flray.core.messages import is_none, map_tensors
 from flray.core.messages.packed import Packed
 from flray.core.schema.errors import CheckpointError
-from flray.files import file_checksum, whole
+from flray.files import atomic_write, file_checksum
 from flray.rundir.checkpoint import disk_errors
 
 THREADS = 8  # that read client states at a resume
@@ -153,7 +153,7 @@ class FileStore:
             path = self._path(client, stamp, self.scratch)
             with disk_errors(path, self.folder.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with whole(path) as aside:
+                with atomic_write(path) as aside:
                     Packed.of(state).write(aside)
                     found = bytes.fromhex(file_checksum(aside))
             self._undo.setdefault(client, self._index.get(client))

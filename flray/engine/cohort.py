@@ -16,7 +16,7 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.seeding import rng
 from flray.engine.blame import half
-from flray.engine.client import Assignment
+from flray.engine.client import Chunk
 from flray.scenario import Scenario, clients_at
 
 
@@ -49,28 +49,28 @@ def delivering(config: CohortConfig, seed: int, clock: Clock, clients: np.ndarra
     return clients[np.array(draws) >= config.dropout]
 
 
-def runs(costs: Sequence[float] | np.ndarray, pieces: int) -> list[range]:
+def runs(costs: Sequence[float] | np.ndarray, num_chunks: int) -> list[range]:
     """Positions cut into at most `pieces` contiguous runs whose costs are as even as the order allows."""
     count = len(costs)
     ends = np.cumsum(np.asarray(costs, dtype=np.float64))
     middles = ends - np.asarray(costs) / 2
     # a position belongs to the piece in which the middle of its cost lies
-    piece = np.minimum((middles / max(ends[-1], 1e-12) * pieces).astype(np.int64), pieces - 1)
+    piece = np.minimum((middles / max(ends[-1], 1e-12) * num_chunks).astype(np.int64), num_chunks - 1)
     cuts = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), count]
     return [range(a, b) for a, b in itertools.pairwise(cuts)]
 
 
-class Hop(NamedTuple):
+class Turn(NamedTuple):
     """Those who work at one moment: their clock, who they are, and the contiguous runs that processes take."""
 
     clock: Clock
     cohort: Cohort
-    jobs: list[Assignment]
+    chunks: list[Chunk]
 
 
-def hops(
-    scenario: Scenario, algorithm: Algorithm, clients: np.ndarray, clock: Clock, exchange: Exchange, pieces: int = 1
-) -> tuple[list[Hop], int]:
+def turns(
+    scenario: Scenario, algorithm: Algorithm, clients: np.ndarray, clock: Clock, exchange: Exchange, num_chunks: int = 1
+) -> tuple[list[Turn], int]:
     """(the moments of an exchange over `clients`, how many of them hold no sample now): one moment for all, cut into at
     most `pieces` runs, or one for each client, by number.
 
@@ -80,7 +80,7 @@ def hops(
     """
     if exchange.who == "nobody":
         none = torch.zeros(0, dtype=torch.int64)
-        return [Hop(clock, Cohort(none, none, none, none.double()), [])], 0
+        return [Turn(clock, Cohort(none, none, none, none.double()), [])], 0
     sequential, before = exchange.order == "sequential", clock.stage_before if algorithm.keeps_exemplars else None
     shares = scenario.shares(clock, np.sort(clients) if sequential else clients, everyone=exchange.who == "stateful")
     if not len(shares.clients):
@@ -93,20 +93,20 @@ def hops(
     with half(algorithm, "weights", clock):
         weights = _weights(algorithm, shares.sizes)
     found = []
-    for hop, part in enumerate([slice(i, i + 1) for i in range(len(shares.clients))] if sequential else [slice(None)]):
-        now, first = clock._replace(hop=hop), part.start or 0
+    for turn, part in enumerate([slice(i, i + 1) for i in range(len(shares.clients))] if sequential else [slice(None)]):
+        now, first = clock._replace(turn=turn), part.start or 0
         cohort = Cohort(
             client_ids=torch.from_numpy(shares.clients[part]),
             num_examples=torch.from_numpy(shares.sizes[part]),
             num_steps=torch.from_numpy(steps[part]),
             weights=weights[part],
         )
-        jobs = []
-        for run in runs(steps[part] + 1.0, pieces):
+        chunks = []
+        for run in runs(steps[part] + 1.0, num_chunks):
             a, b = first + run.start, first + run.stop
             held = None if previous is None else previous.cut(a, b)
-            jobs.append(Assignment(now, run.start, tuple(weights[a:b].tolist()), shares.cut(a, b), held))
-        found.append(Hop(now, cohort, jobs))
+            chunks.append(Chunk(now, run.start, tuple(weights[a:b].tolist()), shares.cut(a, b), held))
+        found.append(Turn(now, cohort, chunks))
     return found, shares.empty
 
 

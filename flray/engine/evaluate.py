@@ -29,11 +29,11 @@ def evaluate_personal(
     (FedSOL section 4.4, Table 9)."""
     members = scenario.members(clock.task)
     clients = np.asarray(members[: experiment.evaluate.personal_clients], dtype=np.int64)
-    algorithm, now, pieces = experiment.algorithm, clock._replace(phase="personal"), PIECES * executor.pieces
+    algorithm, now, num_chunks = experiment.algorithm, clock._replace(phase="personal"), PIECES * executor.num_chunks
     return [
         row
-        for hop in cohorts.hops(scenario, algorithm, clients, now, algorithm.training, pieces)[0]
-        for row in executor.personal(hop.clock, hop.jobs, personal_epochs(experiment))
+        for turn in cohorts.turns(scenario, algorithm, clients, now, algorithm.training, num_chunks)[0]
+        for row in executor.personal(turn.clock, turn.chunks, personal_epochs(experiment))
     ]
 
 

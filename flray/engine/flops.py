@@ -17,7 +17,7 @@ import torch
 
 from flray.core.protocol import last_call
 from flray.core.protocol.returned import label
-from flray.engine.client import Assignment, Client, failed
+from flray.engine.client import Chunk, Client, failed
 
 if TYPE_CHECKING:
     from flray.engine.server import Plan
@@ -43,22 +43,24 @@ def kind(plan: Plan) -> tuple[Any, ...]:
     return plan.exchange.name, clock.phase, clock.task, clock.round == 0, sizes, len(plan.shared)
 
 
-def largest(jobs: Iterable[Assignment]) -> Assignment:
+def largest(chunks: Iterable[Chunk]) -> Chunk:
     """The client with most samples in an exchange, alone."""
-    found = max(((job, i) for job in jobs for i in range(len(job.clients))), key=lambda at: len(at[0].samples(at[1])))
-    job, i = found
-    held, previous = job.held.cut(i, i + 1), None if job.previous is None else job.previous.cut(i, i + 1)
-    return job._replace(first=job.first + i, weights=(job.weights[i],), held=held, previous=previous)
+    found = max(
+        ((chunk, i) for chunk in chunks for i in range(len(chunk.clients))), key=lambda at: len(at[0].samples(at[1]))
+    )
+    chunk, i = found
+    held, previous = chunk.held.cut(i, i + 1), None if chunk.previous is None else chunk.previous.cut(i, i + 1)
+    return chunk._replace(first=chunk.first + i, weights=(chunk.weights[i],), held=held, previous=previous)
 
 
-def counted(client: Client, job: Assignment, broadcast: Any, stored: Any) -> StepFlops:
-    """The FLOPs of a step of the one client of `job`, from two steps over a few of its samples and over half of them.
+def counted(client: Client, chunk: Chunk, broadcast: Any, stored: Any) -> StepFlops:
+    """The FLOPs of a step of the one client of `chunk`, from two steps over a few of its samples and over half of them.
 
     `broadcast` is the exchange's broadcast as tensors, `stored` the client's state as the store keeps it.
     """
-    size = min(FEW, client.algorithm.local_batches[0], len(job.samples(0)))
+    size = min(FEW, client.algorithm.local_batches[0], len(chunk.samples(0)))
     sizes = dict.fromkeys((size, max(size // 2, min(size, 2))))  # batch norm needs 2
-    found = [_step(client, job, broadcast, stored, n) for n in sizes]
+    found = [_step(client, chunk, broadcast, stored, n) for n in sizes]
     (most, read), (less, fewer) = found[0], found[-1]
     if read == fewer:
         return StepFlops(0.0, most / read) if read else StepFlops(0.0, 0.0)
@@ -66,16 +68,16 @@ def counted(client: Client, job: Assignment, broadcast: Any, stored: Any) -> Ste
     return StepFlops(most - example * read, example)
 
 
-def _step(client: Client, job: Assignment, broadcast: Any, stored: Any, size: int) -> tuple[int, int]:
+def _step(client: Client, chunk: Chunk, broadcast: Any, stored: Any, size: int) -> tuple[int, int]:
     """(FLOPs, samples) of the first step of a client that holds only the first `size` of its samples."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    algorithm, bench, numbers = client.algorithm, client.bench, np.asarray(job.samples(0)[:size])
-    ctx = client.context(job.clock, job.clients[0], job.weights[0], numbers)
-    data = bench.client_data(ctx, numbers, None if job.previous is None else job.previous.of(0))
-    where = f"{failed(client.experiment, job.clock, job.clients[0])}, as the server counted the FLOPs of its step"
+    algorithm, bench, numbers = client.algorithm, client.bench, np.asarray(chunk.samples(0)[:size])
+    ctx = client.context(chunk.clock, chunk.clients[0], chunk.weights[0], numbers)
+    data = bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(0))
+    where = f"{failed(client.experiment, chunk.clock, chunk.clients[0])}, as the server counted the FLOPs of its step"
     begin, batches, step = (label(type(algorithm), name) for name in ("begin", "batches", "step"))
-    with torch.random.fork_rng(devices=[]), last_call.at(where, job.clients[0]):
+    with torch.random.fork_rng(devices=[]), last_call.at(where, chunk.clients[0]):
         bench.seed_modules(ctx)
         state = client.state(ctx, stored)
         last_call.enter(begin)

@@ -19,7 +19,7 @@ from flray.core.schema.errors import AlgorithmError, CheckpointError
 from flray.engine.blame import half
 from flray.engine.client_store import ClientStore, FileStore, MemoryStore
 from flray.engine.workbench import Workbench
-from flray.files import remove, whole
+from flray.files import atomic_write, remove
 from flray.models.weights import save_weights
 from flray.rundir import checkpoint
 from flray.rundir import lock as locks
@@ -149,12 +149,12 @@ class Keeper:
         self.check_folder()
         path = self.folder / "model.safetensors"
         objective, sources = self.bench.objective, self.bench.experiment.model.sources
-        point = self.algorithm.point(self.bench.context(Clock()), self.state)
+        point = self.algorithm.model_of(self.bench.context(Clock()), self.state)
         if point is None:
-            what = f"{type(self.algorithm).__name__}.point finds no model in its server state"
+            what = f"{type(self.algorithm).__name__}.model_of finds no model in its server state"
             raise AlgorithmError(f"{what}; override it, or set global_model = False")
         named = objective.state_dict(*point)
-        with checkpoint.disk_errors(path, self.folder), whole(path) as aside:
+        with checkpoint.disk_errors(path, self.folder), atomic_write(path) as aside:
             save_weights(named, aside, objective.frozen, sources)
         return str(path)
 
@@ -165,7 +165,7 @@ class Keeper:
         for client in self.store.clients():
             (state,) = self.store.gather([client])
             samples, size = samples + self.algorithm.num_exemplars(state), size + nbytes(state)
-        model = sum(part.nbytes for part in self.algorithm.point(self.bench.context(Clock()), self.state) or ())
+        model = sum(part.nbytes for part in self.algorithm.model_of(self.bench.context(Clock()), self.state) or ())
         return {
             "kept/clients": len(self.store.clients()),
             "kept/client_bytes": size,

@@ -17,13 +17,13 @@ from flray.core.messages.shared import join
 from flray.core.network.threads import threads
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Assignment, Client
-from flray.engine.cohort import Hop
+from flray.engine.client import Chunk, Client
+from flray.engine.cohort import Turn
 from flray.engine.counts import Tally
 from flray.engine.rounds import P, Ran, T
 from flray.engine.server import Plan, Server
 from flray.engine.threads import cores
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import Scenario
 
 
@@ -31,7 +31,7 @@ class Local:
     """An executor (`rounds.Executor`) over one server and its own workbench; each half runs with its number of torch
     threads."""
 
-    pieces = 1
+    num_chunks = 1
     retries = 0
 
     def __init__(self, server: Server, client_threads: int | None = None, server_threads: int | None = None) -> None:
@@ -51,32 +51,33 @@ class Local:
         self._down = (clock, join(broadcast, self.server.parts()))
         return plan
 
-    def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock] = ()) -> Ran:
+    def run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock] = ()) -> Ran:
         assert self._down is not None and self._down[0] == plan.clock
         deliveries, rows = [], []
         with threads(self.client_threads):
-            for job in hop.jobs:
-                delivery, more = self.client.work(job, plan.exchange, self._down[1], self.server.states(job.clients))
+            for chunk in turn.chunks:
+                delivery, more = self.client.work(
+                    chunk, plan.exchange, self._down[1], self.server.states(chunk.clients)
+                )
                 deliveries.append(delivery)
                 rows += more
         began = time.perf_counter()
         with threads(self.server_threads):
-            metrics = self.server.finish(plan, to_numpy(hop.cohort), *deliveries)
+            metrics = self.server.finish(plan, to_numpy(turn.cohort), *deliveries)
         return Ran(rows, metrics, time.perf_counter() - began)
 
     def test(self, clock: Clock) -> Tally:
         with threads(self.client_threads):
             return self.server.evaluate(clock)
 
-    def personal(
-        self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]
-    ) -> list[dict[str, Any]]:
+    def personal(self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
         self.broadcast(clock, self.server.algorithm.training)
         assert self._down is not None
         broadcast = self._down[1]
         with threads(self.client_threads):
             rows = [
-                self.client.personal(job, broadcast, self.server.states(job.clients), finetune_epochs) for job in jobs
+                self.client.personal(chunk, broadcast, self.server.states(chunk.clients), finetune_epochs)
+                for chunk in chunks
             ]
         return [row for found in rows for row in found]
 
@@ -101,7 +102,7 @@ def launch(
     server_threads = cores() if resources.server.threads == "auto" else resources.server.threads
     client_threads = max(1, int(resources.client.num_cpus))
     with threads(server_threads):
-        server = Server(Workbench(experiment, Roll.of(scenario)), folder.absolute(), lock=lock)
+        server = Server(Workbench(experiment, TaskSummary.of(scenario)), folder.absolute(), lock=lock)
     executor = Local(server, client_threads, server_threads)
     executor.facts.update(client_actors=0, client_threads=client_threads, threads=server_threads)
     fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": server_threads})})

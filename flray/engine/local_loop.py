@@ -43,7 +43,7 @@ def train(
 
     def look(place: Place, local: Any, **seen: Any) -> None:
         if looking is not None and looking.wants(place):
-            point = functools.partial(algorithm.point, ctx)
+            point = functools.partial(algorithm.model_of, ctx)
             looking.look(ctx, ClientView(place, point, broadcast, client, local, data, steps, **seen))
 
     methods = ("begin", "batches", "step", "end", "report")
@@ -51,14 +51,14 @@ def train(
     steps = examples = 0
     last_call.enter(begin)
     local = algorithm.begin(ctx, broadcast, client, data)
-    held = Held(ctx.objective, algorithm.point(ctx, local))
+    held = Held(ctx.objective, algorithm.model_of(ctx, local))
     look("start", local)
     last_call.enter(batches)
     for batch in algorithm.batches(ctx, broadcast, client, local, data):
         last_call.enter(step)
         local = algorithm.step(ctx, broadcast, client, local, batch)
         if held:
-            held.put_back_(algorithm.point(ctx, local)[0])  # type: ignore[index]
+            held.put_back_(algorithm.model_of(ctx, local)[0])  # type: ignore[index]
         steps += 1
         examples += len(batch.y)
         look("step", local, batch=batch)

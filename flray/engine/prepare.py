@@ -15,7 +15,7 @@ from flray.core.protocol.clock import START, schedule
 from flray.core.schema.errors import CheckpointError, DataError, ResourceError
 from flray.data import Dataset, ProxyConfig, check_classes, load_dataset, load_proxy
 from flray.engine import cohort as cohorts
-from flray.files import whole
+from flray.files import atomic_write
 from flray.rundir.recorder import write_text
 from flray.scenario import Drifting, DriftWarning, Scenario, build, drift_table, partition_csv
 
@@ -122,7 +122,7 @@ def stored_scenario(
         write_text(where / "drift.json", json.dumps(about, indent=1) + "\n")
         table = drifted(experiment, scenario)
         try:
-            with whole(where / "drift.parquet") as aside:
+            with atomic_write(where / "drift.parquet") as aside:
                 table.to_parquet(aside, index=False)
         except OSError as error:
             why = error.strerror or error

@@ -31,7 +31,7 @@ from flray.engine.local_executor import Local
 from flray.engine.prepare import with_drift
 from flray.engine.rounds import transact
 from flray.engine.server import Server
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run, load
 from flray.scenario import Scenario
@@ -117,14 +117,14 @@ class Replay:
             return
         device, client, parts = self.bench.objective.device, self.executor.client, self.server.parts()
         with threads(self.executor.client_threads):
-            for hop in self._hops(plan.exchange, clock, members):
-                broadcast = to_torch(join(self.server.broadcast(hop.clock, plan.exchange)[0], parts), device)
-                for job in hop.jobs:
-                    for i, number in enumerate(job.clients):
+            for turn in self._hops(plan.exchange, clock, members):
+                broadcast = to_torch(join(self.server.broadcast(turn.clock, plan.exchange)[0], parts), device)
+                for chunk in turn.chunks:
+                    for i, number in enumerate(chunk.clients):
                         if only in (None, number):
                             stored = self.server.states([number])[0]
                             try:
-                                update, _, row = client.one(job, i, plan.exchange, broadcast, stored)
+                                update, _, row = client.one(chunk, i, plan.exchange, broadcast, stored)
                             except ClientError as error:
                                 raise in_folder(error, self.folder) from None
                             yield number, update, row
@@ -145,7 +145,7 @@ class Replay:
         if not looking.wants("round"):
             where = ", ".join(sorted(probe.at))
             raise ConfigError(f"{type(probe).__name__} looks at {where} only; name it in diagnostics of a run")
-        point = functools.partial(self.bench.algorithm.point, ctx)
+        point = functools.partial(self.bench.algorithm.model_of, ctx)
         looking.look(ctx, RoundView("round", point, None, self.state))
         return [row for _, row in looking.rows]
 
@@ -159,10 +159,10 @@ class Replay:
     def _cohort(self, clock: Clock) -> np.ndarray:
         return cohorts.draw(self.experiment, clock, self.scenario.members(clock.task))[1]
 
-    def _hops(self, exchange: Exchange, clock: Clock, cohort: np.ndarray) -> list[cohorts.Hop]:
+    def _hops(self, exchange: Exchange, clock: Clock, cohort: np.ndarray) -> list[cohorts.Turn]:
         members, seed = self.scenario.members(clock.task), self.experiment.seed
         clients = cohorts.participants(exchange, clock, cohort, members, self.server.stateful, seed)
-        return cohorts.hops(self.scenario, self.experiment.algorithm, clients, clock, exchange)[0]
+        return cohorts.turns(self.scenario, self.experiment.algorithm, clients, clock, exchange)[0]
 
     def _step(self) -> None:
         """The next transaction: a round, the beginning or the end of a task."""
@@ -183,7 +183,7 @@ def workbench_of(run: Run) -> tuple[Scenario, Workbench]:
         dataset = load_dataset(experiment.data)
         stored = Scenario.load(folder / "partition", dataset.num_classes)
         scenario = with_drift(experiment, dataset, stored)
-        return scenario, Workbench(experiment, Roll.of(scenario), device)
+        return scenario, Workbench(experiment, TaskSummary.of(scenario), device)
 
 
 def at_failure(folder: str | Path) -> int:

@@ -16,8 +16,8 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Assignment
-from flray.engine.cohort import Hop
+from flray.engine.client import Chunk
+from flray.engine.cohort import Turn
 from flray.engine.counts import Tally
 from flray.engine.server import Plan, Server
 from flray.engine.summary import summarise
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Ran(NamedTuple):
-    """What one hop gave: a row of metrics by client, in order of position, the server half's metrics, and the seconds
+    """What one turn gave: a row of metrics by client, in order of position, the server half's metrics, and the seconds
     that it took."""
 
     rows: list[dict[str, Any]]
@@ -45,7 +45,7 @@ class Executor(Protocol):
     facts: dict[str, Any]  # about the model, the data and the processes; see `Server.facts`
 
     @property
-    def pieces(self) -> int:
+    def num_chunks(self) -> int:
         """Runs into which a cohort is best cut."""
 
     @property
@@ -56,9 +56,9 @@ class Executor(Protocol):
         """The exchange of this moment; None: the transaction is over. The broadcast is kept for :meth:`run`."""
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
-        """The same exchange's plan at a later hop, its broadcast asked anew."""
+        """The same exchange's plan at a later turn, its broadcast asked anew."""
 
-    def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
+    def run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Ran:
         """The clients' work and the server half.
 
         `ahead`: the moments that come next, to be planned on the way until one has a plan.
@@ -69,7 +69,7 @@ class Executor(Protocol):
         computed them."""
 
     def personal(
-        self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]
+        self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]
     ) -> list[dict[str, Any]]:
         """A row for every client and number of fine-tuning epochs; see :meth:`Client.personal`."""
 
@@ -88,11 +88,11 @@ class Executor(Protocol):
 
 
 class Exchanged(NamedTuple):
-    """One exchange that is finished: its plan, and by hop who worked, the bytes by field that each of them was sent,
+    """One exchange that is finished: its plan, and by turn who worked, the bytes by field that each of them was sent,
     and what they gave."""
 
     plan: Plan
-    hops: list[Hop]
+    turns: list[Turn]
     down_bytes: list[dict[str, int]]
     ran: list[Ran]
     probed: list[tuple[str, dict[str, Any]]]  # what probes reported, by their name
@@ -105,7 +105,7 @@ class Exchanged(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The server half's metrics; of a sequential exchange a list, one number a hop, but for sums and flags."""
+        """The server half's metrics; of a sequential exchange a list, one number a turn, but for sums and flags."""
         found: dict[str, Any] = {}
         for name in dict.fromkeys(name for ran in self.ran for name in ran.metrics):
             values = [ran.metrics[name] for ran in self.ran if name in ran.metrics]
@@ -122,8 +122,8 @@ class Exchanged(NamedTuple):
         rows, metrics = self.rows, self.metrics
         row["exchanges"] = self.plan.clock.exchange + 1
         down_bytes: Counter[str] = Counter()
-        for each, hop in zip(self.down_bytes, self.hops, strict=True):
-            down_bytes.update({name: size * len(hop.cohort.client_ids) for name, size in each.items()})
+        for each, turn in zip(self.down_bytes, self.turns, strict=True):
+            down_bytes.update({name: size * len(turn.cohort.client_ids) for name, size in each.items()})
         down_bytes["shared"] += metrics.pop("comm/shared_bytes", 0)
         add_sent(row, "down", down_bytes)
         row["client_steps"] += sum(c["num_steps"] for c in rows)
@@ -134,7 +134,7 @@ class Exchanged(NamedTuple):
         if skipped:
             row["skipped_clients"] = " ".join([*row.get("skipped_clients", "").split(), *skipped])
         row.update(metrics)
-        pairs = [(hop.cohort.client_ids.tolist(), hop.cohort.weights.tolist()) for hop in self.hops]
+        pairs = [(turn.cohort.client_ids.tolist(), turn.cohort.weights.tolist()) for turn in self.turns]
         row.update(
             summarise(
                 rows, {client: weight for ids, weights in pairs for client, weight in zip(ids, weights, strict=True)}
@@ -151,21 +151,21 @@ def add_sent(row: dict[str, Any], way: str, sizes: Mapping[str, int]) -> None:
 
 
 def transact(
-    executor: Executor, clock: Clock, hops: Callable[[Plan, Clock], list[Hop]], ahead: Clock | None = None
+    executor: Executor, clock: Clock, turns: Callable[[Plan, Clock], list[Turn]], ahead: Clock | None = None
 ) -> Iterator[Exchanged]:
     """Every exchange of the transaction that begins at `clock`, as it is finished.
 
-    `hops(plan, clock)`: who works in the exchange that is planned, in which order. `ahead`: the next transaction, if
+    `turns(plan, clock)`: who works in the exchange that is planned, in which order. `ahead`: the next transaction, if
     it is worth planning on the way.
     """
     while (plan := executor.plan(clock)) is not None:
         after = clock._replace(exchange=clock.exchange + 1)
-        found = Exchanged(plan, hops(plan, clock), [], [], [], Counter())
-        for hop in found.hops:
-            now = plan if not hop.clock.hop else executor.broadcast(hop.clock, plan.exchange)
-            coming = [after, *([ahead] if ahead is not None else [])] if hop is found.hops[-1] else []
+        found = Exchanged(plan, turns(plan, clock), [], [], [], Counter())
+        for turn in found.turns:
+            now = plan if not turn.clock.turn else executor.broadcast(turn.clock, plan.exchange)
+            coming = [after, *([ahead] if ahead is not None else [])] if turn is found.turns[-1] else []
             found.down_bytes.append(now.down_bytes)
-            ran = executor.run(now, hop, coming)
+            ran = executor.run(now, turn, coming)
             for reported in (*ran.rows, ran.metrics):
                 found.probed.extend(reported.pop("probes", []))
             found.up.update(ran.metrics.pop("sent", {}))

@@ -28,7 +28,7 @@ from flray.core.protocol.probe import FinishView, Looking, RoundView
 from flray.core.protocol.returned import check
 from flray.core.schema.errors import AlgorithmError, named
 from flray.engine.blame import half, versions
-from flray.engine.client import Assignment, Client, Delivery
+from flray.engine.client import Chunk, Client, Delivery
 from flray.engine.client_store import FileStore
 from flray.engine.counts import Tally
 from flray.engine.flops import StepFlops, counted
@@ -85,7 +85,7 @@ class Server(Keeper):
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Any, Plan]:
         """(the exchange's broadcast as NumPy arrays, its plan): in a sequential exchange it is asked anew for every
-        hop.
+        turn.
 
         Shared parts stay here, see :meth:`part`; the broadcast names them.
         """
@@ -112,12 +112,12 @@ class Server(Keeper):
         """Numbers of the clients that have a state, ascending."""
         return self.store.clients()
 
-    def step_flops(self, exchange: Exchange, job: Assignment) -> StepFlops:
-        """FLOPs of a local step of the one client of `job`, as things stand before the exchange; nothing changes."""
-        with self._half(self.algorithm.step, job.clock):
-            broadcast = exchange.broadcast(self.bench.context(job.clock), self.state)
+    def step_flops(self, exchange: Exchange, chunk: Chunk) -> StepFlops:
+        """FLOPs of a local step of the one client of `chunk`, as things stand before the exchange; nothing changes."""
+        with self._half(self.algorithm.step, chunk.clock):
+            broadcast = exchange.broadcast(self.bench.context(chunk.clock), self.state)
             broadcast = map_tensors(torch.clone, broadcast)  # a client that writes into it must not reach the state
-            return counted(Client(self.bench), job, broadcast, self.store.gather(job.clients)[0])
+            return counted(Client(self.bench), chunk, broadcast, self.store.gather(chunk.clients)[0])
 
     def finish(self, plan: Plan, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
         """Complete the tree, run the server half, then scatter the client states. Returns the metrics.
@@ -157,7 +157,7 @@ class Server(Keeper):
             kept = [state for state in new_states if state is not None]
             reached = [d.rows for d in deliveries if d.rows is not None]
             self._complete(plan, ctx, updates, cohort, kept, reached, metrics)
-        metrics["diverged"] = not model_is_finite(self.algorithm.point(ctx, self.state))
+        metrics["diverged"] = not model_is_finite(self.algorithm.model_of(ctx, self.state))
         return metrics
 
     def _complete(
@@ -183,7 +183,7 @@ class Server(Keeper):
             rows = None if own is None else torch.from_numpy(np.logical_or.reduce([own, *reached]))
             state = unmoved(ctx.objective, self.state, map_tensors(torch.Tensor.detach, state), rows)
             metrics.update(reported(found[1], exchange.finish))
-        point = functools.partial(self.algorithm.point, ctx)
+        point = functools.partial(self.algorithm.model_of, ctx)
         self._look(ctx, FinishView("finish", point, self.state, updates, state, cohort), metrics)
         if isinstance(self.store, FileStore):
             self.check_folder()
@@ -202,7 +202,7 @@ class Server(Keeper):
     def observe(self, clock: Clock) -> list[tuple[str, dict[str, Any]]]:
         """(probe, row) of those that look at a whole transaction, before it is committed."""
         ctx, found = self.bench.context(clock), dict[str, Any]()
-        point = functools.partial(self.algorithm.point, ctx)
+        point = functools.partial(self.algorithm.model_of, ctx)
         self._look(ctx, RoundView("round", point, self._committed[1], self.state), found)
         rows: list[tuple[str, dict[str, Any]]] = found.get("probes", [])
         return rows

@@ -96,24 +96,24 @@ class Transactions:
         """
         members = self.scenario.members(clock.task)
 
-        def hops(plan: Plan, now: Clock) -> list[cohorts.Hop]:
+        def turns(plan: Plan, now: Clock) -> list[cohorts.Turn]:
             exchange = plan.exchange
             drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
             stateful = functools.partial(self.executor.call, Server.stateful)
             clients = cohorts.participants(exchange, now, drawn, members, stateful, self.experiment.seed)
-            found, empty = cohorts.hops(
-                self.scenario, self.experiment.algorithm, clients, now, exchange, self.executor.pieces
+            found, empty = cohorts.turns(
+                self.scenario, self.experiment.algorithm, clients, now, exchange, self.executor.num_chunks
             )
             if empty:
                 row["clients_empty"] = row.get("clients_empty", 0) + empty
             if not found:
                 self._skipped(plan, clients, row)
-            elif exchange.client is None and found[0].jobs:
+            elif exchange.client is None and found[0].chunks:
                 self._count_flops(plan, found[0])
             return found
 
         client_rows: list[dict[str, Any]] = []
-        for exchanged in transact(self.executor, clock, hops, ahead):
+        for exchanged in transact(self.executor, clock, turns, ahead):
             if dropped and exchanged.plan.exchange.who == "cohort":
                 add_sent(row, "down", {name: size * dropped for name, size in exchanged.plan.down_bytes.items()})
                 dropped = 0
@@ -138,16 +138,16 @@ class Transactions:
             why = "no client has a state yet" if who == "stateful" else f"none of {len(clients)} clients holds a sample"
             warnings.warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning, stacklevel=2)
 
-    def _count_flops(self, plan: Plan, hop: cohorts.Hop) -> None:
+    def _count_flops(self, plan: Plan, turn: cohorts.Turn) -> None:
         """What a step of this kind computes, where no step of it has been counted since the run began or went on."""
         which = kind(plan)
         if which not in self._flops:
             try:
-                self._flops[which] = self.executor.call(Server.step_flops, plan.exchange, largest(hop.jobs))
+                self._flops[which] = self.executor.call(Server.step_flops, plan.exchange, largest(turn.chunks))
             except AlgorithmError as error:  # the run itself may well go on
                 self._flops[which] = StepFlops(math.nan, math.nan)
                 why = str(error).partition("\n")[0]
-                warnings.warn(f"client_flops of {hop.clock} are not counted: {why}", stacklevel=2)
+                warnings.warn(f"client_flops of {turn.clock} are not counted: {why}", stacklevel=2)
 
     def _probed(self, clock: Clock, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """What probes reported into their tables, below `diagnostics/`."""

@@ -41,7 +41,7 @@ from flray.models import build_model, starts_from
 from flray.scenario import Scenario, Stage, meanings, relabelled
 
 
-class Roll(NamedTuple):
+class TaskSummary(NamedTuple):
     """What every process knows of the scenario, by task: its stage, the number of clients with samples in it and of
     their samples, and which these are."""
 
@@ -51,7 +51,7 @@ class Roll(NamedTuple):
     samples: tuple[Array, ...]
 
     @classmethod
-    def of(cls, scenario: Scenario) -> Roll:
+    def of(cls, scenario: Scenario) -> TaskSummary:
         tasks = range(len(scenario.stages))
         members = tuple(len(scenario.members(task)) for task in tasks)
         samples = tuple(partition.indices for partition in scenario.partitions)
@@ -91,13 +91,13 @@ class Workbench:
     """Data, model and algorithm of one experiment on one device."""
 
     def __init__(
-        self, experiment: Experiment, roll: Roll, device: torch.device | str = "cpu", one_of_many: bool = False
+        self, experiment: Experiment, summary: TaskSummary, device: torch.device | str = "cpu", one_of_many: bool = False
     ) -> None:
         """`one_of_many`: other processes of the node build the same, and share with it what nobody trains."""
-        self.experiment, self.roll = experiment, roll
+        self.experiment, self.summary = experiment, summary
         self.probes = experiment.probes()
         self.algorithm, self._versions = experiment.algorithm, experiment.versions
-        self.dataset = relabelled(load_dataset(experiment.data), roll.stages)
+        self.dataset = relabelled(load_dataset(experiment.data), summary.stages)
         device = torch.device(device)
         module = build_model(
             experiment.model,
@@ -113,7 +113,7 @@ class Workbench:
             block = samples_at_once(module, first, self.dataset.num_classes)
         self.block = block  # samples read at once where it makes no difference
         by_class = experiment.tasks is not None and experiment.tasks.scores_classes
-        scored = meanings(roll.stages) if by_class else None
+        scored = meanings(summary.stages) if by_class else None
         self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.block, scored)
         self.inputs = Inputs(
             self.dataset.input_shape,
@@ -127,7 +127,7 @@ class Workbench:
             share_frozen((trained, *networks.values()))
         self.objective, self.net = objectives(trained, networks, device, experiment.precision)
         self.listener: Callable[[Clock, str, int, int], None] | None = None  # to the server's progress in a moment
-        outputs = [stage.outputs.tolist() for stage in roll.stages]  # the labels are outputs by now
+        outputs = [stage.outputs.tolist() for stage in summary.stages]  # the labels are outputs by now
         whole = len(outputs) == 1 and outputs[0] == list(range(self.dataset.num_classes))
         tasks = [] if whole else range(1, len(outputs) + 1)
         size = self.dataset.num_classes
@@ -155,7 +155,7 @@ class Workbench:
             return frozenset(), {}
         early = frozenset(self.objective.parts.early()) if "early" in config.freeze else frozenset[str]()
         found = {}
-        for task in range(len(self.roll.stages)):
+        for task in range(len(self.summary.stages)):
             rows = None
             if self._classes:
                 classes = self._classes[task]
@@ -222,9 +222,9 @@ class Workbench:
             "objective": self.objective_of(clock.task),
             "seed": self.experiment.seed,
             "clock": clock,
-            "population": self.roll.members[clock.task],
-            "cohort_size": self.roll.asked(clock, self.experiment.cohort),
-            "total_examples": self.roll.examples[clock.task],
+            "population": self.summary.members[clock.task],
+            "cohort_size": self.summary.asked(clock, self.experiment.cohort),
+            "total_examples": self.summary.examples[clock.task],
             "proxy": self.proxy,
             "classes": self._classes[clock.task] if self._classes else None,
             "net": self.net,
@@ -257,13 +257,13 @@ class Workbench:
         if "proxy" in reads:
             ctx = replace(ctx, proxy=self._revealed)
         if "clients" in reads:
-            train, rows = self.dataset.train, self.roll.samples[ctx.clock.task]
+            train, rows = self.dataset.train, self.summary.samples[ctx.clock.task]
             return replace(ctx, tests={"clients": Stored(train.x, train.y, self.normalizer, True, rows)})
         return replace(ctx, tests=self._tests(ctx.clock.task)) if "tests" in reads else ctx
 
     def _tests(self, task: int) -> dict[str, Stored]:
         found = {}
-        for name, test in self.roll.stages[task].tests.items():
+        for name, test in self.summary.stages[task].tests.items():
             split = getattr(self.dataset, test.split)
             found[name] = Stored(split.x, split.y, self.normalizer, True, test.samples)
         return found
@@ -286,7 +286,7 @@ class Workbench:
         At the beginning and at the end of a task that is also how the model does on tasks that have not begun.
         """
         task, ahead = ctx.clock.task, ctx.clock.phase != "round"
-        tests = self.roll.stages[task].read(ahead)
+        tests = self.summary.stages[task].read(ahead)
         if self._tested_classes:
             ctx = replace(ctx, classes=self._tested_classes[task])
         where, method = last_call.at(f"the test after {ctx.clock}"), label(type(self.algorithm), "predict")

@@ -59,9 +59,9 @@ class Conflict(Probe, frozen=True):
         if not due(ctx, self.rounds):
             return [], memory
         if view.place == "start":
-            points = view.point(view.broadcast), view.point(view.local)
+            points = view.model_of(view.broadcast), view.model_of(view.local)
             return [], None if None in points else points
-        there = view.point(view.local)
+        there = view.model_of(view.local)
         if memory is None or there is None:
             return [], memory
         received, here = memory  # the second: where this step began

@@ -18,21 +18,21 @@ class Divergence(Probe, frozen=True):
     `weight`; a row a round (place `finish`): `moved` ||w - w_g|| of the clients' aggregate w.
 
     The distance between clients follows from both: `results.diagnoses.divergence`. Where the broadcast or the update
-    carries no model (`Algorithm.point`) there is no row.
+    carries no model (`Algorithm.model_of`) there is no row.
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "end", "finish"})
 
     def observe(self, ctx: Context, view: ClientView | FinishView, memory: Any) -> tuple[Sequence[Row], Any]:
         if isinstance(view, FinishView):
-            before, after = view.point(view.before), average(view)
+            before, after = view.model_of(view.before), average(view)
             first = ctx.clock.phase == "round" and ctx.clock.exchange == 0
             if not first or before is None or after is None:
                 return [], memory
             return [{"client": SERVER, "moved": float((after[0] - before[0]).double().norm())}], memory
         if view.place == "start":
-            return [], view.point(view.broadcast)
-        local = view.point(view.update)
+            return [], view.model_of(view.broadcast)
+        local = view.model_of(view.update)
         if memory is None or local is None:
             return [], memory
         assert isinstance(ctx, ClientContext)

@@ -41,7 +41,7 @@ class Heterogeneity(Probe, frozen=True):
         return frozenset({"clients"})
 
     def observe(self, ctx: Context, view: ClientView, memory: Any) -> tuple[Sequence[Row], Any]:
-        point = view.point(view.broadcast) if due(ctx, self.every) else None
+        point = view.model_of(view.broadcast) if due(ctx, self.every) else None
         if point is None:
             return [], memory
         assert isinstance(ctx, ClientContext)

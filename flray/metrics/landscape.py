@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import Context
 from flray.core.protocol.probe import Place, Probe, Reads, RoundView, Row
 from flray.metrics.reading import BLOCK, Sample, due
@@ -37,7 +37,7 @@ class Landscape(Probe, frozen=True):
         return frozenset({"tests"})
 
     def observe(self, ctx: Context, view: RoundView, memory: Any) -> tuple[Sequence[Row], Any]:
-        point = view.point(view.after) if due(ctx, self.every) and ctx.clock.phase == "round" else None
+        point = view.model_of(view.after) if due(ctx, self.every) and ctx.clock.phase == "round" else None
         if point is None:
             return [], memory
         values, _ = sharpest(ctx, *point, Sample.of(ctx, self.samples, "landscape"), self.count)
@@ -64,13 +64,13 @@ def sharpest(
     return top_eigenpairs(product, len(w), count, start)
 
 
-def losses(ctx: Context, sample: Sample) -> list[Callable[[Model], Tensor]]:
+def losses(ctx: Context, sample: Sample) -> list[Callable[[BoundModel], Tensor]]:
     """The mean cross-entropy on the sample, over all classes seen so far, in parts that add up to it: one for each
     block that is read at once."""
     labels = torch.from_numpy(sample.y).to(sample.x.device)
     seen = None if ctx.classes is None else ctx.classes.seen
 
-    def part(x: Tensor, y: Tensor) -> Callable[[Model], Tensor]:
+    def part(x: Tensor, y: Tensor) -> Callable[[BoundModel], Tensor]:
         return lambda model: cross_entropy(model(x), y, seen) * (len(y) / len(labels))
 
     return list(map(part, torch.split(sample.x, BLOCK), torch.split(labels, BLOCK)))

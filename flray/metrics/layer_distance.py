@@ -33,8 +33,8 @@ class LayerDistance(Probe, frozen=True):
         if not due(ctx, self.every):
             return [], memory
         if view.place == "start":
-            return [], view.point(view.broadcast)
-        local = view.point(view.update)
+            return [], view.model_of(view.broadcast)
+        local = view.model_of(view.update)
         if memory is None or local is None:
             return [], memory
         return by_layer(ctx.objective, local[0], memory[0], self.adaptive), memory

@@ -27,7 +27,7 @@ class LocalForgetting(Probe, frozen=True):
 
     `in` weighs the accuracy of class c by the client's share p(c) of it, `out` by (1 - p(c)) / (C - 1), C classes of
     the task; a class without test samples does not count. While a sweep tunes, the validation split is read instead.
-    Where the broadcast or the update carries no model (`Algorithm.point`) there is no row.
+    Where the broadcast or the update carries no model (`Algorithm.model_of`) there is no row.
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "end", "finish"})
@@ -44,7 +44,7 @@ class LocalForgetting(Probe, frozen=True):
             return [], memory
         if isinstance(view, FinishView):
             return self._aggregate(ctx, view), memory
-        point = view.point(view.broadcast if view.place == "start" else view.update)
+        point = view.model_of(view.broadcast if view.place == "start" else view.update)
         if point is None or (view.place == "end" and memory is None):
             return [], memory
         right, total = self._right(ctx, *point)
@@ -68,7 +68,7 @@ class LocalForgetting(Probe, frozen=True):
 
     def _aggregate(self, ctx: Context, view: FinishView) -> list[Row]:
         """The row of the server half; none in other phases, further exchanges, or without models."""
-        pooled, after = average(view), view.point(view.after)
+        pooled, after = average(view), view.model_of(view.after)
         if ctx.clock.phase != "round" or ctx.clock.exchange or pooled is None or after is None:
             return []
         row: dict[str, Any] = {"client": SERVER}

@@ -61,7 +61,7 @@ class MemoryDrift(Probe, frozen=True):
             return self._server(ctx, view), memory
         if view.place == "start":
             return [], self._remembered(ctx, view)
-        after = view.point(view.update)
+        after = view.model_of(view.update)
         if memory is None or after is None:
             return [], memory
         local = logits(ctx, *after, ctx.require_proxy(), memory.numbers)
@@ -69,7 +69,7 @@ class MemoryDrift(Probe, frozen=True):
         return [{**{name: float(loss) for name, loss in losses.items()}, **flips(memory.received, local)}], memory
 
     def _remembered(self, ctx: Context, view: ClientView) -> Remembered | None:
-        point, proxy, broadcast = view.point(view.broadcast), ctx.require_proxy(), view.broadcast
+        point, proxy, broadcast = view.model_of(view.broadcast), ctx.require_proxy(), view.broadcast
         if point is None:
             return None
         numbers, teacher = self._numbers(proxy.size), None
@@ -81,7 +81,7 @@ class MemoryDrift(Probe, frozen=True):
 
     def _server(self, ctx: Context, view: FinishView) -> list[Row]:
         """The row of the server half; none in other phases, further exchanges, or without models."""
-        before, after = view.point(view.before), view.point(view.after)
+        before, after = view.model_of(view.before), view.model_of(view.after)
         if ctx.clock.phase != "round" or ctx.clock.exchange or before is None or after is None:
             return []
         proxy = ctx.require_proxy()

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import Context
 from flray.core.protocol.probe import ClientView, Place, Probe, Row
 from flray.metrics.reading import due
@@ -40,8 +40,8 @@ class Propositions(Probe, frozen=True):
         if not due(ctx, self.rounds):
             return [], memory
         if view.place == "start":
-            return [], view.point(view.broadcast)
-        here = view.point(view.local)
+            return [], view.model_of(view.broadcast)
+        here = view.model_of(view.local)
         if memory is None or here is None or (view.steps - 1) % self.every:
             return [], memory
         batch = view.batch
@@ -66,7 +66,7 @@ class OnBatch:
 
     ctx: Context
     b: Tensor
-    loss: Callable[[Model], Tensor]
+    loss: Callable[[BoundModel], Tensor]
 
     def value(self, w: Tensor) -> float:
         with torch.no_grad():

@@ -69,7 +69,7 @@ def predicted(ctx: Context, w: Tensor, b: Tensor, data: Sample) -> NDArray[np.in
 def client_models(view: FinishView) -> list[tuple[Tensor, Tensor]]:
     """The clients' own models `(w [P], b [Q])` in the cohort's order, where their updates come one by one (the fields
     are declared `each()`); else none."""
-    found: Any = view.point(view.updates)
+    found: Any = view.model_of(view.updates)
     return [] if found is None or isinstance(found[0], Tensor) else list(zip(*found, strict=True))
 
 
@@ -78,7 +78,7 @@ def average(view: FinishView) -> tuple[Tensor, Tensor] | None:
     model."""
     models = client_models(view)
     if not models:
-        return view.point(view.updates)
+        return view.model_of(view.updates)
     pooled = tree_mean([Published(w, b) for w, b in models], view.cohort.weights)
     return pooled.w, pooled.b
 

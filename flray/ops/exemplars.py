@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flray.core.messages import Batch
-from flray.core.network.objective import Model
+from flray.core.network.objective import BoundModel
 
 
 def quota(memory_size: int, learned: int) -> int:
@@ -18,7 +18,7 @@ def quota(memory_size: int, learned: int) -> int:
     return memory_size // max(learned, 1)
 
 
-def represented(model: Model, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+def represented(model: BoundModel, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
     """Features `[n, F]` that a model gives the samples of some batches, at least one, in their order, without a
     gradient; and their labels `[n]`."""
     with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flray.core.network.layout import Entry
-from flray.core.network.objective import Model, Objective
+from flray.core.network.objective import BoundModel, Objective
 from flray.core.schema.errors import ConfigError
 
 Adaptive = Literal["columnwise", "tensor", "layer", "none"]
@@ -41,7 +41,7 @@ def part(objective: Objective, name: PartName) -> Part:
     return Part(numbers, tuple(layout.entries[i] for i in numbers), tuple(spans))
 
 
-def part_gradient(value: Tensor, model: Model, part: Part, out: Tensor) -> Tensor:
+def part_gradient(value: Tensor, model: BoundModel, part: Part, out: Tensor) -> Tensor:
     """Gradient of the scalar `value` with respect to a model's tensors of a part, in the flat `out [P]`; the rest of it
     stays."""
     pairs = zip(part.entries, (model.leaves[i] for i in part.numbers), strict=True)

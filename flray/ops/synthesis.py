@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.core.network.objective import Model, Objective
+from flray.core.network.objective import BoundModel, Objective
 from flray.core.protocol.classes import ClassSet
 from flray.core.protocol.progress import Tell, to_nobody
 from flray.ops.generate import (
@@ -72,7 +72,7 @@ class Teacher(NamedTuple):
         return Answer(self.narrow(logits), other, seen)
 
 
-def attached(model: Model, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+def attached(model: BoundModel, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     """(all logits `[B, C]`, what another layer makes of the features, `[B, E]`), from one forward pass."""
     z = model.features(x)
     return model.head(z), model.run(layer, z)
@@ -103,7 +103,7 @@ def fit_mfcl_generator(
         tell(step, steps)
         z = noise(draws, batch_size, generator.module.noise, device=w.device)  # type: ignore[arg-type]
 
-        def value_of(made_by: Model, z: Tensor = z) -> Tensor:
+        def value_of(made_by: BoundModel, z: Tensor = z) -> Tensor:
             x = made_by(z)
             said = teacher.ask(x)
             return mfcl_loss(x, said.logits, said.seen, weights)
@@ -227,7 +227,7 @@ def invert(
     """
     seen: list[Statistics] = []
 
-    def loss(model: Model, *parts: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(model: BoundModel, *parts: Tensor) -> tuple[Tensor, Tensor]:
         made, x = make(model, *parts)
         said = old.ask(x)
         seen[:] = said.seen
@@ -280,7 +280,7 @@ def teach(
     objective.reached()
     gradient, total = torch.zeros_like(student.w), torch.zeros((), device=student.w.device)
 
-    def loss(x: Tensor, model: Model) -> Tensor:
+    def loss(x: Tensor, model: BoundModel) -> Tensor:
         with torch.no_grad():
             told = old.ask(x, watch=False)
         if told.attached is None or old.attached is None:

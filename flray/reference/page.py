@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flray.core.schema.errors import ConfigError
-from flray.files import whole
+from flray.files import atomic_write
 from flray.reference.outcome import Compared, Judged, table_of
 from flray.reference.verdict import POWER
 from flray.results.blank import blank
@@ -168,7 +168,7 @@ def write(folder: Path, key: str, scale: str, judged: Sequence[Judged], seeds: i
     paths = [folder / f"reproduce.{kind}" for kind in ("md", "csv", "png")]
     folder.mkdir(parents=True, exist_ok=True)
     section = markdown(key, scale, judged, seeds, again, paths[2].name)
-    with whole(paths[0]) as path:
+    with atomic_write(paths[0]) as path:
         path.write_text(f"# Reproduced\n\n{section}", encoding="utf-8")
     paths[1].write_text(csv(table_of(judged)), encoding="utf-8")
     save(figure(judged), paths[2])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flray.files import unsealed
+from flray.files import read_checksummed
 from flray.results.answers import labels, ranked, unequal_cost
 from flray.results.paired import describe, find, missing
 from flray.results.tables import keys_of, over_seeds, settings
@@ -142,7 +142,7 @@ def _versions(runs: Sequence[Run]) -> list[str]:
 def _noted(run: Run) -> Mapping[str, Any]:
     """`environment.json`; {} where it is missing or damaged, which `Run.environment` tells of."""
     try:
-        return unsealed(run.folder / "environment.json")
+        return read_checksummed(run.folder / "environment.json")
     except (OSError, ValueError):
         return {}
 

@@ -43,10 +43,10 @@ def ensemble_drift(
         ctx = bench.context(replay.next_round())
         answers = []
         for _, update, _ in replay.clients():
-            model = None if update is None else bench.algorithm.point(ctx, update)
+            model = None if update is None else bench.algorithm.model_of(ctx, update)
             if model is not None:
                 answers.append(logits(ctx, *model, proxy))
-        after = bench.algorithm.point(ctx, replay.goto(done).state)
+        after = bench.algorithm.model_of(ctx, replay.goto(done).state)
         if answers and after is not None:
             loss = kl(torch.stack(answers).mean(dim=0), logits(ctx, *after, proxy))
             found.append({"done": done, "ensemble_drift": float(loss)})

@@ -205,7 +205,7 @@ def _model(run: Run, round: int | None) -> tuple[Context, Tensor, Tensor]:
     else:
         replay = Replay(run.folder).goto(round)
         bench, clock = replay.bench, replay.here()
-        there = bench.algorithm.point(bench.context(clock), replay.state)
+        there = bench.algorithm.model_of(bench.context(clock), replay.state)
         if there is None:
             raise ConfigError(f"{run.place}: {type(bench.algorithm).__name__} has no global model to look around")
         point = there[0].clone(), there[1].clone()

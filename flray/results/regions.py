@@ -160,7 +160,7 @@ def _locals(replay: Replay, clock: Any, clients: Sequence[int] | None) -> Iterat
     bench = replay.bench
     for client in clients or sorted(replay.cohort().tolist())[:3]:
         _, update, _ = next(replay.clients(client))
-        point = bench.algorithm.point(bench.context(clock), update)
+        point = bench.algorithm.model_of(bench.context(clock), update)
         if point is None:
             name = type(bench.algorithm).__name__
             raise ConfigError(f"decision_regions: {name} sends no local model up in round {clock.done + 1}")

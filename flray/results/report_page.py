@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from flray.core.schema.errors import ConfigError, unknown
-from flray.files import whole
+from flray.files import atomic_write
 from flray.results import pictures
 from flray.results.answers import at_what_cost, costs_of, labels, verdict, what_was_forgotten
 from flray.results.by_mode import by_mode
@@ -102,7 +102,7 @@ def write(page: Report, out: str | Path, format: str) -> Path:
     path = Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as aside:
+        with atomic_write(path) as aside:
             aside.write_text(text_of(page, format), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the report {path}: {error.strerror or error}") from error

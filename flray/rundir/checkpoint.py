@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import PHASES, Phase, Position
 from flray.core.schema.errors import CheckpointError
-from flray.files import file_checksum, remove, sealed, unsealed, whole
+from flray.files import atomic_write, file_checksum, read_checksummed, remove, with_checksum
 
 FILES = ("server.safetensors", "clients.safetensors", "engine.safetensors")
 FORMAT = 2  # of a checkpoint; 1 had no structure beside its arrays and did not say its format
@@ -70,15 +70,15 @@ def write(folder: Path, at: Position, server: Packed, clients: Packed, keep: int
         with disk_errors(final, folder):
             aside.mkdir(parents=True)
             for name, packed in zip(FILES, (server, clients, engine or Packed.of({})), strict=True):
-                with whole(aside / name, sync=True) as part:
+                with atomic_write(aside / name, sync=True) as part:
                     packed.write(part)
             meta = {
                 "format": FORMAT,
                 **at._asdict(),
                 "checksums": {name: file_checksum(aside / name) for name in FILES},
             }
-            with whole(aside / "meta.json", sync=True) as part:
-                part.write_text(sealed(meta))
+            with atomic_write(aside / "meta.json", sync=True) as part:
+                part.write_text(with_checksum(meta))
             aside.rename(final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -126,7 +126,7 @@ def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
     """(`meta.json`, what each of these files holds), once all files are those that it names and the folder has its
     name."""
     try:
-        meta = unsealed(path / "meta.json")
+        meta = read_checksummed(path / "meta.json")
         if meta.get("format") != FORMAT:
             run = path.parent.parent
             raise FormatError(

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flray.config.launch_context import whereabouts
-from flray.files import sealed
+from flray.config.launch_context import launch_context
+from flray.files import with_checksum
 from flray.rundir.recorder import write_text
 
 
@@ -36,7 +36,7 @@ def environment(**more: Any) -> dict[str, Any]:
             "cores": os.cpu_count(),
         },
         "command": sys.argv,
-        "started": whereabouts(),
+        "started": launch_context(),
         "ray_auth_mode": os.environ.get("RAY_AUTH_MODE"),
         **more,
     }
@@ -58,4 +58,4 @@ def _git() -> dict[str, Any] | None:
 
 
 def write_environment(folder: Path, values: Mapping[str, Any]) -> None:
-    write_text(folder / "environment.json", sealed(values))
+    write_text(folder / "environment.json", with_checksum(values))

@@ -132,7 +132,7 @@ def holder(folder: Path) -> Owner | None:
     return found if found is not None and _alive(found, folder) else None
 
 
-class Pulse(NamedTuple):
+class LockStatus(NamedTuple):
     """What can be told of a folder's owner by reading alone: whether its process lives (None: it is another machine's),
     and when it touched its lock last, by the clock of the file system."""
 
@@ -141,10 +141,10 @@ class Pulse(NamedTuple):
     beaten: float
 
 
-def pulse(folder: Path) -> Pulse | None:
+def pulse(folder: Path) -> LockStatus | None:
     """The pulse of who holds the folder; None when nobody does. Nothing is written there."""
     found = owner(folder)
-    return None if found is None else Pulse(found, _alive_here(found), _beaten(folder))
+    return None if found is None else LockStatus(found, _alive_here(found), _beaten(folder))
 
 
 def _refuse(folder: Path, but: Owner | None = None) -> None:

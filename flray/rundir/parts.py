@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flray.files import checksum, whole
+from flray.files import atomic_write, checksum
 from flray.rundir.tested import NEEDED
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class RowsMissingWarning(UserWarning):
 def write_part(path: Path, table: pa.Table) -> None:
     """Raises `OSError` when the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         pq.write_table(table.replace_schema_metadata({KEY: _contents(table)}), aside)
 
 

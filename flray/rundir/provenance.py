@@ -18,7 +18,7 @@ from flray.config.experiment import Experiment
 from flray.config.grid import config_changes
 from flray.core.schema.errors import CheckpointError, ConfigError, DataError
 from flray.data import SOURCES
-from flray.files import checksum, unsealed
+from flray.files import checksum, read_checksummed
 from flray.models import MODELS
 from flray.rundir import checkpoint
 from flray.scenario import PARTITIONS
@@ -129,7 +129,7 @@ class Origin:
 def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
     """The record in `environment.json`; an empty one where it is lost and `environment` is accepted."""
     try:
-        found = unsealed(folder / "environment.json")
+        found = read_checksummed(folder / "environment.json")
         if (
             isinstance(found["experiment"], dict)
             and isinstance(found["fingerprints"], dict)

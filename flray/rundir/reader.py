@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flray.core.schema.errors import CheckpointError, ConfigError, nearest
-from flray.files import unsealed
+from flray.files import read_checksummed
 from flray.rundir import checkpoint
 from flray.rundir.lock import pulse
 from flray.rundir.swap import interrupted, is_replaced
@@ -61,7 +61,7 @@ class Run:
         from flray.config.loader import read_yaml
 
         try:
-            before = unsealed(self.folder / "environment.json")["experiment"]
+            before = read_checksummed(self.folder / "environment.json")["experiment"]
             now = read_yaml(self.folder / "config.yaml")
             changes = config_changes(before, now)
         except (OSError, ValueError, KeyError, ConfigError):  # who reads the one that is damaged tells of it
@@ -105,7 +105,7 @@ class Run:
         """Versions, hardware, actors, fingerprints. Raises `CheckpointError` when the file is missing or damaged."""
         path = self.folder / "environment.json"
         try:
-            return unsealed(path)
+            return read_checksummed(path)
         except FileNotFoundError:
             problem = "missing"
         except (OSError, ValueError) as error:
@@ -223,7 +223,7 @@ class Run:
         # what there has to be is read before what there is: a run that goes on adds to both
         saved = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
         try:
-            noted = unsealed(self.folder / "environment.json")
+            noted = read_checksummed(self.folder / "environment.json")
         except (OSError, ValueError):
             noted = {}
         try:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from flray.core.protocol.clock import PHASES, Position
 from flray.core.schema.errors import AlgorithmError, CheckpointError, shown
-from flray.files import clear_partial, whole
+from flray.files import atomic_write, clear_partial
 from flray.rundir.parts import RowsMissingWarning, gaps, read_part, untested, without_clients, write_part
 from flray.rundir.trackers import Trackers
 
@@ -335,7 +335,7 @@ def write_text(path: Path, text: str) -> None:
     Raises `CheckpointError` when that fails.
     """
     try:
-        with whole(path) as aside:
+        with atomic_write(path) as aside:
             aside.write_text(text)
     except OSError as error:
         what = "remove that folder" if path.is_dir() else "free some space, or see who owns the folder"

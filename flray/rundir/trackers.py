@@ -25,7 +25,7 @@ from flray.config.experiment import Experiment, algorithm_name
 from flray.config.grid import dotted
 from flray.config.tracking import Mlflow, Wandb
 from flray.core.schema.errors import CheckpointError, ConfigError
-from flray.files import whole
+from flray.files import atomic_write
 
 FOLDER = "track"
 WAIT_S = 60.0  # for a tracker to take the rest, at the end
@@ -180,7 +180,7 @@ class _Worker:
                 self.check()
                 path = self.folder / FOLDER / f"{self.name}.json"
                 path.parent.mkdir(exist_ok=True)
-                with whole(path) as aside:
+                with atomic_write(path) as aside:
                     aside.write_text(json.dumps({"run": self._id, "last": self._last}))
                 return
             except (OSError, CheckpointError):

@@ -12,7 +12,7 @@ import numpy as np
 from flray.core.protocol.seeding import rng as addressed
 from flray.core.schema.errors import DataError
 from flray.data.cache import Array
-from flray.files import array_checksum, let_go, sealed, unsealed, whole
+from flray.files import array_checksum, atomic_write, read_checksummed, release_pages, with_checksum
 from flray.scenario.partition_config import PARTITIONS, PartitionConfig
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Partition(NamedTuple):
     def hash(self) -> str:
         """Checksum of the arrays, which are in no need of memory afterwards where they are mapped."""
         found = array_checksum(*self.arrays.values())
-        let_go(*self.arrays.values())
+        release_pages(*self.arrays.values())
         return found
 
     def client(self, k: int) -> Array:
@@ -82,7 +82,7 @@ class Partition(NamedTuple):
             "config": config.model_dump(mode="json") if config else None,
         }
         write(folder / "partition.json", note, {f"partition_{name}": array for name, array in self.arrays.items()})
-        let_go(*self.arrays.values())
+        release_pages(*self.arrays.values())
 
 
 def write(path: Path, note: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -93,10 +93,10 @@ def write(path: Path, note: Mapping[str, Any], arrays: Mapping[str, Array]) -> N
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
-            with whole(path.with_name(f"{name}.npy"), sync=True) as aside, aside.open("wb") as file:
+            with atomic_write(path.with_name(f"{name}.npy"), sync=True) as aside, aside.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
-        with whole(path, sync=True) as aside:
-            aside.write_text(sealed(note))
+        with atomic_write(path, sync=True) as aside:
+            aside.write_text(with_checksum(note))
     except OSError as error:
         why = error.strerror or error
         raise DataError(
@@ -112,7 +112,7 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
     """
     folder = Path(folder)
     try:
-        note = unsealed(folder / "partition.json")
+        note = read_checksummed(folder / "partition.json")
         names = ("indices", "offsets", *(["held"] if note["held"] else []))
         arrays = {
             name: np.load(folder / f"partition_{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)

@@ -11,7 +11,7 @@ import numpy as np
 
 from flray.core.schema.errors import DataError
 from flray.data.cache import Array
-from flray.files import array_checksum, checksum, unsealed
+from flray.files import array_checksum, checksum, read_checksummed
 from flray.scenario.drifting import Drifting, Moment
 from flray.scenario.partition import Partition, from_lists, load_partition, write
 from flray.scenario.partition_config import PartitionConfig
@@ -187,7 +187,7 @@ class Scenario:
         if not (folder / STAGES).exists():
             return cls.ordinary(load_partition(folder, verify), num_classes)
         try:
-            notes = unsealed(folder / STAGES)["stages"]
+            notes = read_checksummed(folder / STAGES)["stages"]
             stages = [_stage(folder, task, note, verify) for task, note in enumerate(notes)]
         except (OSError, ValueError, EOFError, KeyError) as error:
             why = " ".join(str(error).split())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flray.files import whole
+from flray.files import atomic_write
 from flray.synthesis.chunks import disk_errors
 from flray.synthesis.selection import Account, Sample
 from flray.synthesis.settings import Synthesis
@@ -33,7 +33,7 @@ def write_task(folder: Path, task: str, template: Template, samples: Sequence[Sa
     columns["idx"] = list(range(len(samples)))
     with disk_errors(folder):
         (folder / task).mkdir(exist_ok=True)
-        with whole(folder / task / "train.parquet") as aside:
+        with atomic_write(folder / task / "train.parquet") as aside:
             pq.write_table(pa.table(columns, schema=features.arrow_schema), aside)
 
 
@@ -87,5 +87,5 @@ def write_card(
         for number, label in enumerate(labels):
             own = [sample for sample in samples if sample.label == number][:SHOWN]
             lines += [f"* {label}: {' | '.join(json.dumps(text, ensure_ascii=False) for text in s.texts)}" for s in own]
-    with disk_errors(folder), whole(folder / "README.md") as aside:
+    with disk_errors(folder), atomic_write(folder / "README.md") as aside:
         aside.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -19,7 +19,7 @@ import torch
 from flray.core.network.threads import threads
 from flray.core.schema.errors import ConfigError, ResourceError
 from flray.data.cache import digest
-from flray.files import whole
+from flray.files import atomic_write
 from flray.synthesis.language_model import LanguageModel
 from flray.synthesis.settings import Synthesis
 from flray.synthesis.templates import Template
@@ -147,7 +147,7 @@ def save(folder: Path, chunk: Chunk, texts: Iterable[Text]) -> None:
         ("number", pa.int64()), ("first", pa.string()), ("text", pa.string()), ("later", pa.string()),
         ("score", pa.float64()), ("tokens", pa.int64()), ("dropped", pa.string()),
     ])  # fmt: skip
-    with disk_errors(folder), whole(folder / chunk.file, sync=True) as aside:
+    with disk_errors(folder), atomic_write(folder / chunk.file, sync=True) as aside:
         pq.write_table(pa.Table.from_pylist(rows, schema), aside)
 
 

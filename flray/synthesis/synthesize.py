@@ -9,7 +9,7 @@ from typing import Any
 
 from flray.data.cache import digest, listing_digest
 from flray.engine.progress import Progress, line, stage
-from flray.files import whole
+from flray.files import atomic_write
 from flray.rundir.lock import FolderLock
 from flray.synthesis.card import write_card, write_task
 from flray.synthesis.chunks import Chunk, Writer, disk_errors, plan, save, saved
@@ -35,7 +35,7 @@ def synthesize(
         (folder / "chunks").mkdir(parents=True, exist_ok=True)
     lock = FolderLock.acquire(folder)
     try:
-        with disk_errors(folder), whole(folder / "config.yaml") as aside:
+        with disk_errors(folder), atomic_write(folder / "config.yaml") as aside:
             aside.write_text(config.yaml(), encoding="utf-8")
         corpora = {
             name: read_corpus(corpus, name)

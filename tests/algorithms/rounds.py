@@ -28,13 +28,13 @@ from flray.data.data_config import Augment
 from flray.data.dataset import Dataset
 from flray.data.splits import Split
 from flray.engine import cohort as cohorts
-from flray.engine.client import Assignment, Client
+from flray.engine.client import Chunk, Client
 from flray.engine.counts import Evaluator
 from flray.engine.local_executor import Local
 from flray.engine.local_loop import Trained
 from flray.engine.rounds import Exchanged, transact
 from flray.engine.server import Plan, Server
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import Scenario
 from flray.scenario.partition import from_lists
 
@@ -55,8 +55,10 @@ def held(x: Tensor, y: Tensor, batch_size: int = 4) -> ClientSamples:
 class Bench(Workbench):
     """A workbench whose data set and network are given."""
 
-    def __init__(self, experiment: Experiment, roll: Roll, objective: Objective, split: Split, proxy: Any) -> None:
-        self.experiment, self.roll, self.algorithm = experiment, roll, experiment.algorithm
+    def __init__(
+        self, experiment: Experiment, summary: TaskSummary, objective: Objective, split: Split, proxy: Any
+    ) -> None:
+        self.experiment, self.summary, self.algorithm = experiment, summary, experiment.algorithm
         self.objective, self.net, self.proxy, self.block = objective, {}, proxy, 100
         self.probes = experiment.probes()
         classes = tuple(str(label) for label in range(int(split.y.max()) + 1))
@@ -84,9 +86,9 @@ class Watched(Client):
         self.reports.append({name: float(value) for name, value in done.metrics.items()})
         return done
 
-    def one(self, job: Assignment, i: int, exchange: Exchange, broadcast: Any, stored: Any) -> Any:
-        update, state, row = super().one(job, i, exchange, broadcast, stored)
-        gone = (job.clock.round, job.clients[i]) in self.lost
+    def one(self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Any, stored: Any) -> Any:
+        update, state, row = super().one(chunk, i, exchange, broadcast, stored)
+        gone = (chunk.clock.round, chunk.clients[i]) in self.lost
         return (None, state, {**row, "skipped": True}) if gone else (update, state, row)
 
 
@@ -114,7 +116,7 @@ class Federation:
         self.experiment = Experiment.model_construct(
             algorithm=algorithm, cohort=CohortConfig(size=cohort_size), evaluate=evaluate
         )
-        self.server = Server(Bench(self.experiment, Roll.of(self.scenario), objective, split, proxy), Path())
+        self.server = Server(Bench(self.experiment, TaskSummary.of(self.scenario), objective, split, proxy), Path())
         self.executor = Local(self.server)
         self.executor.client = self.clients = Watched(self.server.bench, lost)
         self.states: list[Any] = [self.server.state]
@@ -128,13 +130,13 @@ class Federation:
         drawn = np.arange(self.scenario.population) if clients is None else np.array(clients)
         clock, members = Clock(round=done, done=done), self.scenario.members(0)
 
-        def hops(plan: Plan, now: Clock) -> list[cohorts.Hop]:
+        def turns(plan: Plan, now: Clock) -> list[cohorts.Turn]:
             exchange = plan.exchange
             who = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
-            return cohorts.hops(self.scenario, self.experiment.algorithm, who, now, exchange)[0]
+            return cohorts.turns(self.scenario, self.experiment.algorithm, who, now, exchange)[0]
 
         self.clients.updates, self.clients.reports = [], []
-        self.exchanged = list(transact(self.executor, clock, hops))
+        self.exchanged = list(transact(self.executor, clock, turns))
         self.server.commit(clock.complete)
         self.states.append(self.server.state)
         self.updates.append(self.clients.updates)

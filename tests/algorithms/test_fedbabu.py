@@ -98,10 +98,10 @@ def test_both_messages_hold_the_body_and_the_statistics_and_nothing_else(kind):
     for message in (broadcast, *updates[0]):
         assert message.body.numel() == body
         assert nbytes(message) == 4 * (body + message.b.numel())
-    w, b = algorithm.point(context(objective), broadcast)
+    w, b = algorithm.model_of(context(objective), broadcast)
     assert torch.equal(w, states[-1].w) and torch.equal(b, states[-1].b)
     for update in updates[0]:
-        whole, _ = algorithm.point(context(objective), update)
+        whole, _ = algorithm.model_of(context(objective), update)
         assert not torch.equal(whole, w)
         assert all(torch.equal(v, head_of(objective, w)[n]) for n, v in head_of(objective, whole).items())
 

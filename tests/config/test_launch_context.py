@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from flray.config.launch_context import find_modules, started_in, whereabouts
+from flray.config.launch_context import find_modules, launch_context, started_in
 
 
 def test_modules_and_relative_paths_of_a_run_are_those_of_its_start(tmp_path, monkeypatch):
@@ -15,7 +15,7 @@ def test_modules_and_relative_paths_of_a_run_are_those_of_its_start(tmp_path, mo
     with monkeypatch.context() as then:
         then.chdir(start)
         then.syspath_prepend(str(start))
-        (run / "environment.json").write_text(json.dumps({"started": whereabouts()}))
+        (run / "environment.json").write_text(json.dumps({"started": launch_context()}))
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = os.getcwd()
     with started_in(run):
@@ -32,7 +32,7 @@ def test_modules_and_relative_paths_of_a_run_are_those_of_its_start(tmp_path, mo
 
 def test_only_what_is_not_the_installation_is_kept():
     assert not [
-        entry for entry in whereabouts()["path"] if "site-packages" in entry or entry.startswith(sys.base_prefix)
+        entry for entry in launch_context()["path"] if "site-packages" in entry or entry.startswith(sys.base_prefix)
     ]
 
 

@@ -21,7 +21,7 @@ from flray.engine.local_loop import Trained
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.rounds import Ran, transact
 from flray.engine.server import Plan, Server
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from tests.flat import flatten
 
 Watch = Callable[..., Any]
@@ -50,14 +50,14 @@ class Executor(local.Local):
         self.named: tuple[Clock | None, set[str]] = (None, set())  # the transaction, and the parts that it named
         self.client = Watched(server.bench, watch, self.sent)
 
-    def run(self, plan: Plan, hop: cohorts.Hop, ahead: Sequence[Clock] = ()) -> Ran:
+    def run(self, plan: Plan, turn: cohorts.Turn, ahead: Sequence[Clock] = ()) -> Ran:
         assert self._down is not None
-        clients = hop.cohort.client_ids.tolist()
+        clients = turn.cohort.client_ids.tolist()
         self.sent["down"] += size(self._down[1]) * len(clients) - self.known(plan, set(clients))
         finish = plan.exchange.finish
         watched = functools.wraps(finish)(lambda *arguments: self.watch("server", finish, *arguments))
         exchange = plan.exchange._replace(finish=watched)
-        return super().run(plan._replace(exchange=exchange), hop, ahead)
+        return super().run(plan._replace(exchange=exchange), turn, ahead)
 
     def known(self, plan: Plan, clients: set[int]) -> int:
         """Bytes of shared parts that these clients have from before; they have them from now on. What a whole round
@@ -79,7 +79,9 @@ class Executor(local.Local):
 def server_of(experiment: Any, folder: Path, lock: str | None = None) -> Server:
     """A server as a run makes it, with the scenario that the configuration gives."""
     dataset, _, private = build_data(experiment)
-    return Server(Workbench(experiment, Roll.of(build_scenario(experiment, dataset, private))), folder, lock=lock)
+    return Server(
+        Workbench(experiment, TaskSummary.of(build_scenario(experiment, dataset, private))), folder, lock=lock
+    )
 
 
 class Local:
@@ -89,7 +91,7 @@ class Local:
         self.experiment = experiment
         dataset, _, private = build_data(experiment)
         self.scenario = build_scenario(experiment, dataset, private)
-        self.server = Server(Workbench(experiment, Roll.of(self.scenario)), folder)
+        self.server = Server(Workbench(experiment, TaskSummary.of(self.scenario)), folder)
         self.watch = watch or (lambda name, function, *arguments: function(*arguments))
         self.executor = Executor(self.server, self.watch)
         self.position = START
@@ -130,13 +132,13 @@ class Local:
         row: dict[str, Any] = {"down": 0, "up": 0}
         self.executor.sent.update(up=0, down=0)
 
-        def hops(plan: Plan, now: Clock) -> list[cohorts.Hop]:
+        def turns(plan: Plan, now: Clock) -> list[cohorts.Turn]:
             exchange = plan.exchange
             clients = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
-            return cohorts.hops(self.scenario, self.experiment.algorithm, clients, now, exchange)[0]
+            return cohorts.turns(self.scenario, self.experiment.algorithm, clients, now, exchange)[0]
 
         played = False
-        for exchanged in transact(self.executor, clock, hops):
+        for exchanged in transact(self.executor, clock, turns):
             counted: dict[str, Any] = {"comm/down_bytes": 0, "client_steps": 0, "time/server_s": 0.0}
             exchanged.add_to(counted)
             row["down"] += counted["comm/down_bytes"]
@@ -155,14 +157,14 @@ class Local:
         bench, client = self.server.bench, self.executor.client
         clock = Clock(self.position.task, self.position.round, "personal", done=self.position.done)
         algorithm, clients = self.experiment.algorithm, np.arange(self.scenario.population)
-        ((hop,), _) = cohorts.hops(self.scenario, algorithm, clients, clock, algorithm.training)
+        ((turn,), _) = cohorts.turns(self.scenario, algorithm, clients, clock, algorithm.training)
         broadcast = to_torch(self.server.broadcast(clock, algorithm.training)[0])
         x, scores = bench.normalizer(np.array(bench.dataset.test.x)), []
-        for job in hop.jobs:
-            for i, (number, stored) in enumerate(zip(job.clients, self.server.states(job.clients), strict=True)):
-                ctx = client.context(clock, number, job.weights[i], job.samples(i))
+        for chunk in turn.chunks:
+            for i, (number, stored) in enumerate(zip(chunk.clients, self.server.states(chunk.clients), strict=True)):
+                ctx = client.context(clock, number, chunk.weights[i], chunk.samples(i))
                 state = client.state(ctx, stored)
-                batches = bench.client_data(ctx, job.samples(i)).batches(algorithm.local_batches[0], finetune_epochs)
+                batches = bench.client_data(ctx, chunk.samples(i)).batches(algorithm.local_batches[0], finetune_epochs)
                 ctx = replace(ctx, num_steps=len(batches))
                 bench.seed_modules(ctx)
                 predictor = self.watch("personalize", algorithm.personalize, ctx, broadcast, state, batches)

@@ -277,7 +277,7 @@ def test_sequential_exchange_shows_every_client_what_the_one_before_added(store,
     assert set(rounds.values()) <= {101, 202, 303} and sum(rounds.values()) == 3 * 3 * 101
     chain = np.zeros(3)
     for k in range(5):
-        address = (0, 3, "task_end", 0) if k == 0 else (0, 3, "task_end", 0, "hop", k)  # of its hop in the chain
+        address = (0, 3, "task_end", 0) if k == 0 else (0, 3, "task_end", 0, "hop", k)  # of its turn in the chain
         chain = 0.5 * chain + np.array([k, rounds.get(k, 0), rng(3, *address, k, "chain").random()])
     state = local.task_end()
     np.testing.assert_allclose(state.chain.numpy(), chain, rtol=1e-6)

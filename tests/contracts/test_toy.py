@@ -35,7 +35,7 @@ class Size(Probe, frozen=True):
 
     def observe(self, ctx, view, memory):
         assert view.before is None and memory is None
-        return [{"norm": float(np.linalg.norm(view.point(view.after)[0].numpy()))}], None
+        return [{"norm": float(np.linalg.norm(view.model_of(view.after)[0].numpy()))}], None
 
 
 def config(executor, actors=1, **sections):

@@ -13,19 +13,19 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
-from flray.engine.cohort import hops, participants, runs, sample
+from flray.engine.cohort import participants, runs, sample, turns
 from flray.scenario import Partition, Scenario
 
 COSTS = st.lists(st.floats(0.1, 1000), min_size=1, max_size=60)
 
 
 @given(COSTS, st.integers(1, 12))
-def test_runs_are_contiguous_cover_everyone_once_and_are_balanced(costs, pieces):
-    found = runs(costs, pieces)
+def test_runs_are_contiguous_cover_everyone_once_and_are_balanced(costs, num_chunks):
+    found = runs(costs, num_chunks)
     assert [p for run in found for p in run] == list(range(len(costs)))
-    assert 1 <= len(found) <= pieces and all(len(run) for run in found)
+    assert 1 <= len(found) <= num_chunks and all(len(run) for run in found)
     # the cut cannot be finer than one position: half of the largest at each end
-    share = sum(costs) / pieces
+    share = sum(costs) / num_chunks
     assert all(sum(costs[p] for p in run) <= share + max(costs) * (1 + 1e-9) for run in found)
 
 
@@ -85,11 +85,11 @@ SCENARIO = Scenario.ordinary(PARTITION, 3)
 ALGORITHM = FedAvg(batch_size=2, local_epochs=3)
 
 
-def seen(hop):
+def seen(turn):
     return [
-        (job.first + i, client, job.weights[i], job.samples(i).tolist())
-        for job in hop.jobs
-        for i, client in enumerate(job.clients)
+        (chunk.first + i, client, chunk.weights[i], chunk.samples(i).tolist())
+        for chunk in turn.chunks
+        for i, client in enumerate(chunk.clients)
     ]
 
 
@@ -99,22 +99,22 @@ def test_a_parallel_exchange_is_one_moment_of_contiguous_runs():
     Who holds nothing is left out, and counted.
     """
     clock = Clock(0, 4, "round", 1, done=4)
-    (hop,), empty = hops(SCENARIO, ALGORITHM, np.array([3, 0, 2, 1]), clock, ALGORITHM.training, 2)
-    assert empty == 1 and hop.clock == clock
-    assert hop.cohort.client_ids.tolist() == [3, 0, 1]
-    assert hop.cohort.num_steps.tolist() == [6, 6, 3]
-    assert hop.cohort.weights.tolist() == [0.375, 0.375, 0.25]
-    assert len(hop.jobs) == 2 and all(job.clock == clock for job in hop.jobs)
-    assert seen(hop) == [(0, 3, 0.375, [9, 8, 2]), (1, 0, 0.375, [5, 6, 7]), (2, 1, 0.25, [0, 1])]
+    (turn,), empty = turns(SCENARIO, ALGORITHM, np.array([3, 0, 2, 1]), clock, ALGORITHM.training, 2)
+    assert empty == 1 and turn.clock == clock
+    assert turn.cohort.client_ids.tolist() == [3, 0, 1]
+    assert turn.cohort.num_steps.tolist() == [6, 6, 3]
+    assert turn.cohort.weights.tolist() == [0.375, 0.375, 0.25]
+    assert len(turn.chunks) == 2 and all(chunk.clock == clock for chunk in turn.chunks)
+    assert seen(turn) == [(0, 3, 0.375, [9, 8, 2]), (1, 0, 0.375, [5, 6, 7]), (2, 1, 0.25, [0, 1])]
 
 
 def test_a_sequential_exchange_is_a_moment_for_each_client_by_number_with_its_weight_among_all():
     exchange = Exchange("chain", ALGORITHM.broadcast, ALGORITHM.aggregate, order="sequential")
-    found, empty = hops(SCENARIO, ALGORITHM, np.array([3, 0, 1, 2]), Clock(0, 9, "task_end", 0, done=9), exchange, 2)
+    found, empty = turns(SCENARIO, ALGORITHM, np.array([3, 0, 1, 2]), Clock(0, 9, "task_end", 0, done=9), exchange, 2)
     assert empty == 1
-    assert [hop.clock.hop for hop in found] == [0, 1, 2]
-    assert [hop.cohort.weights.tolist() for hop in found] == [[0.375], [0.25], [0.375]]
-    assert [seen(hop) for hop in found] == [
+    assert [turn.clock.turn for turn in found] == [0, 1, 2]
+    assert [turn.cohort.weights.tolist() for turn in found] == [[0.375], [0.25], [0.375]]
+    assert [seen(turn) for turn in found] == [
         [(0, 0, 0.375, [5, 6, 7])],
         [(0, 1, 0.25, [0, 1])],
         [(0, 3, 0.375, [9, 8, 2])],
@@ -123,10 +123,10 @@ def test_a_sequential_exchange_is_a_moment_for_each_client_by_number_with_its_we
 
 def test_those_with_state_take_part_without_samples_and_weigh_nothing():
     exchange = Exchange("ask", ALGORITHM.broadcast, ALGORITHM.aggregate, who="stateful")
-    (hop,), empty = hops(SCENARIO, ALGORITHM, np.array([1, 2]), Clock(), exchange)
+    (turn,), empty = turns(SCENARIO, ALGORITHM, np.array([1, 2]), Clock(), exchange)
     assert empty == 0
-    assert seen(hop) == [(0, 1, 1.0, [0, 1]), (1, 2, 0.0, [])]
-    (alone,), _ = hops(SCENARIO, FedAvg(weighting="uniform"), np.array([2]), Clock(), exchange)
+    assert seen(turn) == [(0, 1, 1.0, [0, 1]), (1, 2, 0.0, [])]
+    (alone,), _ = turns(SCENARIO, FedAvg(weighting="uniform"), np.array([2]), Clock(), exchange)
     assert alone.cohort.weights.tolist() == [1.0]
 
 
@@ -134,14 +134,14 @@ def test_work_of_the_server_alone_is_one_moment_without_clients():
     """Also where the drawn client holds nothing, as client 2 does."""
     exchange = Exchange.on_server("fit", ALGORITHM.init_server)
     who = participants(exchange, Clock(), np.array([2]), SCENARIO.members(0), lambda: [1, 2], 0)
-    (hop,), empty = hops(SCENARIO, ALGORITHM, who, Clock(0, 4, "round", 1, done=4), exchange, 2)
-    assert empty == 0 and hop.jobs == [] and hop.clock == Clock(0, 4, "round", 1, done=4)
-    assert [len(part) for part in vars(hop.cohort).values()] == [0, 0, 0, 0]
+    (turn,), empty = turns(SCENARIO, ALGORITHM, who, Clock(0, 4, "round", 1, done=4), exchange, 2)
+    assert empty == 0 and turn.chunks == [] and turn.clock == Clock(0, 4, "round", 1, done=4)
+    assert [len(part) for part in vars(turn.cohort).values()] == [0, 0, 0, 0]
 
 
 def test_where_no_client_is_left_there_is_no_moment():
-    assert hops(SCENARIO, ALGORITHM, np.array([2]), Clock(), ALGORITHM.training) == ([], 1)
-    assert hops(SCENARIO, FedAvg(weighting="uniform"), np.zeros(0, np.int64), Clock(), ALGORITHM.training) == ([], 0)
+    assert turns(SCENARIO, ALGORITHM, np.array([2]), Clock(), ALGORITHM.training) == ([], 1)
+    assert turns(SCENARIO, FedAvg(weighting="uniform"), np.zeros(0, np.int64), Clock(), ALGORITHM.training) == ([], 0)
 
 
 @pytest.mark.parametrize(("who", "expected"), [("cohort", [3, 0]), ("task", [0, 1, 3]), ("stateful", [1, 2])])

@@ -22,7 +22,7 @@ from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, 
 from flray.engine.cohort import sample
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
-from flray.files import sealed
+from flray.files import with_checksum
 from flray.rundir import checkpoint
 from flray.rundir.parts import RowsMissingWarning
 from flray.scenario import load_partition
@@ -307,7 +307,7 @@ def test_the_store_of_a_run_may_not_change(tmp_path):
 def test_resume_with_other_data_is_refused(ray_cluster, tmp_path):
     run = flray.run(config(rounds=1), out=tmp_path / "run")
     began = {**run.environment["fingerprints"], "data": "another"}
-    (run.folder / "environment.json").write_text(sealed({**run.environment, "fingerprints": began}))
+    (run.folder / "environment.json").write_text(with_checksum({**run.environment, "fingerprints": began}))
     with pytest.raises(DataError, match="the data changed since the run began"):
         flray.resume(run.folder, rounds=2)
 

@@ -19,22 +19,22 @@ from tests.contracts.inprocess import Local
 from tests.contracts.table import experiment
 
 
-def exchange_after(name: str, rounds: int, folder: Path) -> tuple[Local, Any, cohorts.Hop]:
+def exchange_after(name: str, rounds: int, folder: Path) -> tuple[Local, Any, cohorts.Turn]:
     """A run after so many rounds, and the exchange of its next one."""
     simulated = Local(experiment(name), folder)
     simulated.play(rounds)
     clock = Clock(0, rounds, done=rounds)
     _, plan = simulated.server.plan(clock)
     members = np.arange(simulated.scenario.population)
-    ((hop,), _) = cohorts.hops(simulated.scenario, simulated.experiment.algorithm, members, clock, plan.exchange)
-    return simulated, plan.exchange, hop
+    ((turn,), _) = cohorts.turns(simulated.scenario, simulated.experiment.algorithm, members, clock, plan.exchange)
+    return simulated, plan.exchange, turn
 
 
 def test_of_an_mlp_by_hand(tmp_path: Path) -> None:
     """d -> h -> C with n samples: two products of 2 n (d h + h C) FLOPs for outputs and weights, and one of 2 n h C for
     the hidden layer's gradient; the inputs need none."""
-    simulated, exchange, hop = exchange_after("fedavg", 0, tmp_path)
-    found = simulated.server.step_flops(exchange, largest(hop.jobs))
+    simulated, exchange, turn = exchange_after("fedavg", 0, tmp_path)
+    found = simulated.server.step_flops(exchange, largest(turn.chunks))
     layers = [p.shape for p in simulated.server.bench.objective.module.parameters() if p.dim() == 2]
     inner = sum(out * into for out, into in layers[1:])
     assert found.step == 0
@@ -43,16 +43,16 @@ def test_of_an_mlp_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "rounds"), [("fedavg", 1), ("fedproj", 1), ("fedsol", 1), ("fedntd", 1), ("moon", 2)])
 def test_two_steps_tell_what_all_steps_of_all_clients_compute(name: str, rounds: int, tmp_path: Path) -> None:
-    simulated, exchange, hop = exchange_after(name, rounds, tmp_path)
+    simulated, exchange, turn = exchange_after(name, rounds, tmp_path)
     before = torch.random.get_rng_state()
-    found, rows, counted = simulated.server.step_flops(exchange, largest(hop.jobs)), [], 0
+    found, rows, counted = simulated.server.step_flops(exchange, largest(turn.chunks)), [], 0
     assert torch.equal(torch.random.get_rng_state(), before)
     client, algorithm = simulated.executor.client, simulated.experiment.algorithm
-    broadcast = exchange.broadcast(simulated.server.bench.context(hop.clock), simulated.state)
-    for job in hop.jobs:
-        for i, (number, stored) in enumerate(zip(job.clients, simulated.server.states(job.clients), strict=True)):
-            ctx = client.context(job.clock, number, job.weights[i], job.samples(i))
-            state, data = client.state(ctx, to_torch(stored)), client.bench.client_data(ctx, job.samples(i))
+    broadcast = exchange.broadcast(simulated.server.bench.context(turn.clock), simulated.state)
+    for chunk in turn.chunks:
+        for i, (number, stored) in enumerate(zip(chunk.clients, simulated.server.states(chunk.clients), strict=True)):
+            ctx = client.context(chunk.clock, number, chunk.weights[i], chunk.samples(i))
+            state, data = client.state(ctx, to_torch(stored)), client.bench.client_data(ctx, chunk.samples(i))
             local, row = algorithm.begin(ctx, broadcast, state, data), {"num_steps": 0, "examples_read": 0}
             for batch in algorithm.batches(ctx, broadcast, state, local, data):
                 with FlopCounterMode(display=False) as counter:

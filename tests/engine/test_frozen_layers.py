@@ -7,7 +7,7 @@ import torch
 
 from flray.algorithms import ALGORITHMS
 from flray.core.network.frozen import Frozen
-from flray.core.network.objective import Model, Objective
+from flray.core.network.objective import BoundModel, Objective
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.scenario.tasks import TasksConfig
@@ -99,7 +99,7 @@ def test_a_gradient_is_that_of_the_whole_network_where_it_is_not_frozen():
     part = Frozen(whole, "early")
     (w, b), x, y = whole.initial(), torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
 
-    def loss(model: Model) -> torch.Tensor:
+    def loss(model: BoundModel) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(model(x), y)
 
     early = whole.mask("early").bool()

@@ -47,8 +47,8 @@ def test_a_server_state_is_judged_by_its_model_alone():
         best: torch.Tensor  # so far: infinite before the first value
 
     algorithm = FedAvg()
-    assert model_is_finite(algorithm.point(None, Watchful(torch.ones(2), torch.zeros(0), torch.tensor([INF]))))
-    assert not model_is_finite(algorithm.point(None, ServerState(torch.ones(2), torch.tensor([INF]))))
+    assert model_is_finite(algorithm.model_of(None, Watchful(torch.ones(2), torch.zeros(0), torch.tensor([INF]))))
+    assert not model_is_finite(algorithm.model_of(None, ServerState(torch.ones(2), torch.tensor([INF]))))
     assert model_is_finite(None)
 
 

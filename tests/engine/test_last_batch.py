@@ -41,13 +41,13 @@ def test_an_algorithm_is_told_as_many_steps_as_there_are_batches(name, policy, t
     needs = {"proxy": {"source": "holdout", "size": 24, "labelled": True}} if name == "fedmemo" else {}
     local = Local(settings(policy, 7, name, **needs), tmp_path)
     clients, algorithm = np.arange(5), local.experiment.algorithm
-    (hop,), _ = cohorts.hops(local.scenario, algorithm, clients, Clock(), algorithm.training)
+    (turn,), _ = cohorts.turns(local.scenario, algorithm, clients, Clock(), algorithm.training)
     for k in clients:
         indices = local.scenario.partitions[0].client(int(k))
-        ctx = local.executor.client.context(hop.clock, int(k), 0.2, indices)
+        ctx = local.executor.client.context(turn.clock, int(k), 0.2, indices)
         batches = algorithm.batches(ctx, None, (), None, local.server.bench.client_data(ctx, indices))
         made = [len(batch.y) for batch in batches]
-        assert len(made) == len(batches) == ctx.num_steps == hop.cohort.num_steps[k]
+        assert len(made) == len(batches) == ctx.num_steps == turn.cohort.num_steps[k]
         if policy != "keep":
             assert min(made) >= min(7, len(indices)), "none is short, but an only one"
         if name != "perfedavg":  # pairs of batches, which may begin another epoch

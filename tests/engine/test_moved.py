@@ -6,7 +6,7 @@ import pytest
 
 from flray.config.loader import load_config
 from flray.engine.server import Server
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock
 from tests.contracts.inprocess import Local
@@ -23,7 +23,7 @@ SETTINGS = {
 
 def server(folder, lock=None):
     local = Local(load_config(SETTINGS)[0], folder.parent / "scratch")
-    return Server(Workbench(local.experiment, Roll.of(local.scenario)), folder, lock=lock)
+    return Server(Workbench(local.experiment, TaskSummary.of(local.scenario)), folder, lock=lock)
 
 
 def names(folder):

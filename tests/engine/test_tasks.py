@@ -19,7 +19,7 @@ from flray.engine import cohort as cohorts
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.replay import Replay
 from flray.engine.transactions import ExchangeWarning
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import PartitionWarning, Scenario, Stage, TestSet
 from tests.contracts.inprocess import Local
 from tests.flat import flatten
@@ -164,7 +164,7 @@ def test_each_task_draws_its_cohorts_from_its_own_clients(tmp_path):
     for clock in (Clock(task, round, done=8 * task + round) for task in (0, 1) for round in range(8)):
         sampled, _ = cohorts.draw(own, clock, local.scenario.members(clock.task))
         assert sorted(sampled.tolist()) == members[clock.task]
-    assert Roll.of(local.scenario).members == (2, 2) and Roll.of(local.scenario).examples == (40, 30)
+    assert TaskSummary.of(local.scenario).members == (2, 2) and TaskSummary.of(local.scenario).examples == (40, 30)
 
 
 def test_a_head_of_another_size_than_the_data_sets_classes_trains_and_is_tested(tmp_path):
@@ -178,7 +178,7 @@ def test_a_head_of_another_size_than_the_data_sets_classes_trains_and_is_tested(
         Stage(1, "b", np.array([1]), np.array([0]), tests[1]),
     ]
     scenario = Scenario(stages, parts)
-    bench = Workbench(own, Roll.of(scenario))
+    bench = Workbench(own, TaskSummary.of(scenario))
     assert bench.objective.initial()[0].numel() and bench.objective.at(*bench.objective.initial())(
         bench.normalizer(np.array(dataset.test.x[:3]))
     ).shape == (3, 2)

@@ -16,7 +16,7 @@ import yaml
 import flray
 from flray.api import play
 from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, DataError, ResourceError
-from flray.files import sealed, unsealed
+from flray.files import read_checksummed, with_checksum
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock, FolderLostError
 from tests.contracts.faults import interrupted
@@ -230,9 +230,9 @@ def test_a_module_of_ones_own_that_changed_is_named(ray_cluster, tmp_path, chang
 
 def began_with_another(folder, name):
     """Write another fingerprint into the record of what the run began with."""
-    record = unsealed(folder / "environment.json")
+    record = read_checksummed(folder / "environment.json")
     record["fingerprints"][name] = "another"
-    (folder / "environment.json").write_text(sealed(record))
+    (folder / "environment.json").write_text(with_checksum(record))
 
 
 def test_another_initial_model_is_named(finished):

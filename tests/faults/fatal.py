@@ -51,7 +51,7 @@ class Fatal(Own, frozen=True):
             time.sleep(0.01)
 
     def at(self, where: str, clock: Clock) -> None:
-        self.reached(f"{where} {clock.phase} {clock.round}/{clock.exchange}/{clock.hop}")
+        self.reached(f"{where} {clock.phase} {clock.round}/{clock.exchange}/{clock.turn}")
 
     # what a client does while the server waits
     def gradient(self, ctx: Context, broadcast: Any, client: Any, local: Any, batch: Batch) -> tuple[Any, Any]:

@@ -52,7 +52,7 @@ def test_rows_of_a_run(tmp_path: Path) -> None:
     bench = replay.bench
     weight, bias = (view.double().numpy() for view in bench.objective.views(replay.state.w).values())
     split = bench.dataset.train  # F = sum_k p_k F_k: the mean over the samples that the clients hold, here all of them
-    assert sorted(bench.roll.samples[0].tolist()) == list(range(len(split.y)))
+    assert sorted(bench.summary.samples[0].tolist()) == list(range(len(split.y)))
     g = softmax_gradient(weight, bias, bench.normalizer(np.array(split.x)).double().numpy(), split.y)
     rows = run.diagnostics["heterogeneity"].query("done == 2").set_index("client")
     assert len(rows) == 3

@@ -9,7 +9,7 @@ import pandas
 from typer.testing import CliRunner
 
 from flray.cli import app
-from flray.files import sealed
+from flray.files import with_checksum
 from flray.results import compare
 from flray.results.comparable import caveats
 from flray.rundir.reader import Run
@@ -23,7 +23,7 @@ def said(*folders: Path, reference: Any = None) -> list[str]:
 
 def noted(path: Path, version: str = "1", data: str = "a") -> Path:
     values = {"packages": {"flray": version, "torch": "2"}, "fingerprints": {"data": data, "partition": "p"}}
-    (path / "environment.json").write_text(sealed(values))
+    (path / "environment.json").write_text(with_checksum(values))
     return path
 
 

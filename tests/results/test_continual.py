@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from flray.cli import app
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, ConfigError
-from flray.files import sealed
+from flray.files import with_checksum
 from flray.metrics.names import METRICS, OF_ALARMS, OF_DRIFT, OF_TASKS
 from flray.results import by_mode, compare, paired, render, summary, to_markdown
 from flray.results.alarms import alarms, signals
@@ -193,7 +193,7 @@ def test_what_an_algorithm_keeps_stands_beside_its_accuracy(tmp_path):
     ends = pandas.DataFrame({"done": [1, 2, 3], "task": [0, 1, 2], "phase": "task_end", "exemplars/kept": [5, 9, 12]})
     ends.to_parquet(run / "tasks" / "part-0000.parquet")
     assert math.isnan(numbers(Run(run), settings(Run(run)))["tip"]["exemplars/bytes"])
-    (run / "environment.json").write_text(sealed({"actors": {"sample_bytes": 50}}))
+    (run / "environment.json").write_text(with_checksum({"actors": {"sample_bytes": 50}}))
     assert numbers(Run(run), settings(Run(run)))["tip"]["exemplars/kept"] == 12
     shown = spelled(by_mode(compare([run, tasks(tmp_path / "b", THREE, algorithm="fedprox")])))["Over tasks"]
     assert shown["exemplars"].tolist() == ["12"] * 3 + ["-"] * 3 and shown["of bytes"][0] == "600 B"

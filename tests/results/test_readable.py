@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from flray.cli import app
 from flray.core.schema.errors import CheckpointError, FlrayError
-from flray.files import sealed
+from flray.files import with_checksum
 from flray.results import readable
 from flray.rundir.reader import Run
 from tests.support.tables import config, folder
@@ -76,7 +76,7 @@ def no_clients_in_the_partition(path: Path) -> None:
 def newer(path: Path) -> None:
     folder(path, config("fedsol", hologram={"name": "a", "depth": [1, {"b": 2}]}), [0.5, 0.6])
     pandas.DataFrame({"done": [3], "test/acc": [0.9], "hologram/x": [1]}).to_parquet(path / "rounds/part-0001.parquet")
-    (path / "environment.json").write_text(sealed({"packages": {"flray": "99.0"}, "format": 12}))
+    (path / "environment.json").write_text(with_checksum({"packages": {"flray": "99.0"}, "format": 12}))
 
 
 def sweep(path: Path) -> None:

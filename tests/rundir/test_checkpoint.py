@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError
-from flray.files import sealed, unsealed
+from flray.files import read_checksummed, with_checksum
 from flray.rundir import checkpoint
 from flray.rundir.checkpoint import FILES
 
@@ -257,10 +257,10 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line(tmp_path, format)
     programs."""
     write(tmp_path, 1)
     path = write(tmp_path, 2)
-    meta = {**unsealed(path / "meta.json"), "format": format}
+    meta = {**read_checksummed(path / "meta.json"), "format": format}
     if format is None:
         del meta["format"]
-    (path / "meta.json").write_text(sealed(meta))
+    (path / "meta.json").write_text(with_checksum(meta))
     with warnings.catch_warnings(), pytest.raises(checkpoint.FormatError) as caught:
         warnings.simplefilter("error")
         checkpoint.latest(tmp_path)

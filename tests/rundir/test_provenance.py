@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from flray.core.schema.errors import ConfigError
-from flray.files import sealed
+from flray.files import with_checksum
 from flray.rundir.provenance import Origin, module_fingerprints
 from tests.contracts.table import experiment
 
@@ -57,7 +57,7 @@ def test_a_module_that_changed_is_named_and_can_be_accepted(own, tmp_path, which
     settings, home, method, helper = own
     run = tmp_path / "run"
     run.mkdir()
-    (run / "environment.json").write_text(sealed(Origin.of(settings, None).record(settings)))
+    (run / "environment.json").write_text(with_checksum(Origin.of(settings, None).record(settings)))
     Origin.of(settings, run)  # nothing changed
     changed = {"method": method, "helper": helper}[which]
     with (home / f"{changed}.py").open("a") as file:

@@ -9,7 +9,7 @@ import pytest
 import flray
 from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError
-from flray.files import sealed
+from flray.files import with_checksum
 from flray.results import compare
 from flray.rundir.parts import RowsMissingWarning, write_part
 from flray.rundir.reader import Run
@@ -52,7 +52,7 @@ def made(folder, rounds=6, saved=6, status="finished", **environment):
     (folder / "STATUS").write_text(status + "\n")
     (folder / "config.yaml").write_text("name: x\nseed: 1\nalgorithm: {name: fedavg}\n")
     rows = {"rounds": rounds, "clients": 2 * rounds, "tasks": 1, "personal": 0}
-    (folder / "environment.json").write_text(sealed({"rows": rows, "missing_rows": {}, **environment}))
+    (folder / "environment.json").write_text(with_checksum({"rows": rows, "missing_rows": {}, **environment}))
     return folder
 
 

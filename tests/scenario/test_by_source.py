@@ -120,7 +120,7 @@ def test_every_set_of_a_union_is_tested_by_its_name(root, tmp_path):
     """Counts of the whole are the sums, the mean over tasks weighs a task of 12 samples as one of 18."""
     local = Local(experiment(), tmp_path / "run")
     state, bench = local.play(1), local.server.bench
-    (stage,) = bench.roll.stages
+    (stage,) = bench.summary.stages
     assert list(stage.tests) == ["test", "cola", "mnli"] and stage.tests["test"].parts == ("cola", "mnli")
     assert stage.by_source and not stage.tells_tasks_apart
     ctx = bench.context(Clock(0, 1, done=1))

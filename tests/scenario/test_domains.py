@@ -16,7 +16,7 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
 from flray.engine.counts import counted
 from flray.engine.replay import Replay
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import PartitionConfig, TasksConfig, ValidationConfig, build, meanings, relabelled
 
 NAMES = ("photo", "sketch", "art")
@@ -161,7 +161,7 @@ def test_with_a_shared_head_the_modes_are_one_and_a_stopped_run_goes_on(root, tm
     assert tests[0].equals(tests[1])
     table = tests[0].pivot_table(index=["done", "phase", "set"], columns="mode", values="right")
     assert (table["global"] == table["task_aware"]).all()
-    assert Workbench(experiment(root), Roll.of(Replay(tmp_path / "run").scenario)).dataset.num_classes == 3
+    assert Workbench(experiment(root), TaskSummary.of(Replay(tmp_path / "run").scenario)).dataset.num_classes == 3
 
 
 # what cannot be --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flray.core.messages import ServerState
-from flray.core.network.objective import Model, Objective
+from flray.core.network.objective import BoundModel, Objective
 from flray.core.network.parts import ModuleModes
 
 
@@ -55,7 +55,7 @@ class Frozen(Objective):
 
     def at(
         self, w: Tensor, b: Tensor, mode: ModuleModes = "eval", grad: bool = False, fixed: str | None = None
-    ) -> Model:
+    ) -> BoundModel:
         if self._part is not None and self._statistics and mode != "eval":
             mode = {**({"all": mode} if isinstance(mode, str) else mode), self._part: "eval"}
         return super().at(w, b, mode, grad, fixed or (self._part if grad else None))
@@ -117,10 +117,10 @@ class Frozen(Objective):
         return mask
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def preserve_scratch(self) -> Iterator[None]:
         kept, self._reached_rows = self._reached_rows, self._reached_rows.clone()
         try:
-            with super().aside():
+            with super().preserve_scratch():
                 yield
         finally:
             self._reached_rows = kept

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flray.core.network.layers import LAYERS, LayerInputs, inputs_of, watched
 from flray.core.network.layout import Layout
 from flray.core.network.parts import Flags, ModuleModes, NetworkParts
-from flray.core.network.tensor_cache import Kept
+from flray.core.network.tensor_cache import TensorCache
 from flray.core.schema.errors import ConfigError
 
 Precision = Literal["fp32", "bf16"]
@@ -77,10 +77,10 @@ class Objective:
         ]
         self.parts = NetworkParts(module, trained, buffers)
         self.in_head = self.parts.in_head
-        self._bound: Model | None = None
+        self._bound: BoundModel | None = None
         self._training: Flags | None = None
-        self._points: Kept[Model] = Kept(CACHED_POINTS)
-        self._gradients: Kept[list[Tensor]] = Kept(CACHED_POINTS)
+        self._points: TensorCache[BoundModel] = TensorCache(CACHED_POINTS)
+        self._gradients: TensorCache[list[Tensor]] = TensorCache(CACHED_POINTS)
         self._scratch: dict[str, Tensor] = {}
         self._missed: frozenset[int] | None = None  # numbers of the tensors that no gradient reached, see `reached`
         self._reached: dict[frozenset[int], Tensor] = {}
@@ -139,7 +139,7 @@ class Objective:
     # the function and its gradient ------------------------------------------------------------
     def at(
         self, w: Tensor, b: Tensor, mode: ModuleModes = "eval", grad: bool = False, fixed: str | None = None
-    ) -> Model:
+    ) -> BoundModel:
         """The model at `(w, b)`; `grad` where it will be differentiated.
 
         `train` uses batch statistics and updates `b` in place; `train_frozen` uses them and leaves `b` alone; `eval`
@@ -163,7 +163,7 @@ class Objective:
             buffers = [entry.view(places[flag]) for entry, flag in zip(entries, flags, strict=True)]
             constant = set() if fixed is None else self.parts.tensors(fixed)
             wanted = [grad and entry.name not in constant for entry in self.layout.entries]
-            model = Model(self, w, buffers, train, wanted)
+            model = BoundModel(self, w, buffers, train, wanted)
             self._points.put(key, model, *(tensor for tensor in (w, b) if tensor.numel()))
         return model
 
@@ -179,7 +179,7 @@ class Objective:
 
     def value_and_grad(
         self,
-        loss: Callable[[Model], Tensor],
+        loss: Callable[[BoundModel], Tensor],
         w: Tensor,
         b: Tensor,
         mode: ModuleModes = "train",
@@ -219,7 +219,7 @@ class Objective:
         return flat
 
     def hvp(
-        self, loss: Callable[[Model], Tensor], w: Tensor, b: Tensor, v: Tensor, mode: ModuleModes = "eval"
+        self, loss: Callable[[BoundModel], Tensor], w: Tensor, b: Tensor, v: Tensor, mode: ModuleModes = "eval"
     ) -> Tensor:
         """H v `[P]`: the Hessian at `w` of the scalar `loss(model at (w, b))`, times `v [P]`.
 
@@ -272,10 +272,10 @@ class Objective:
         return self._reached[missed]
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def preserve_scratch(self) -> Iterator[None]:
         """What is done in this block leaves scratch tensors and :meth:`reached` as they were: a probe looks in."""
         kept = (self._scratch, self._gradients, self._missed)
-        self._scratch, self._gradients, self._missed = {}, Kept(CACHED_POINTS), None
+        self._scratch, self._gradients, self._missed = {}, TensorCache(CACHED_POINTS), None
         try:
             yield
         finally:
@@ -297,7 +297,7 @@ def _is_statistic(module: nn.Module, name: str) -> bool:
     return leaf not in module.get_submodule(owner)._non_persistent_buffers_set
 
 
-class Model:
+class BoundModel:
     """The network at a point `(w, b)`; its tensors are views, so it follows in-place changes of `w` and `b`.
 
     It is called like the network itself. `leaves` are the views of `w`, one for every tensor, in the layout's order.

@@ -12,7 +12,7 @@ from torch import Tensor
 V = TypeVar("V")
 
 
-class Kept(Generic[V]):
+class TensorCache(Generic[V]):
     """The values used last, each for as long as the tensors live that it was made from.
 
     A key may hold addresses of these tensors: no other tensor can have one of them while the value is here. A value

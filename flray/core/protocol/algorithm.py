@@ -232,7 +232,7 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], Section, A
 
         Returns a record, by default of `w` and `b`.
         """
-        model = self.point(ctx, state)
+        model = self.model_of(ctx, state)
         if model is None:
             name = type(state).__name__
             raise AlgorithmError(
@@ -264,7 +264,7 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], Section, A
         assert ctx.classes is not None
         return among(ctx.classes.seen if ctx.tested < 0 else ctx.classes.task(ctx.tested), logits)
 
-    def point(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor] | None:
+    def model_of(self, ctx: Context, message: Any) -> tuple[Tensor, Tensor] | None:
         """The model `(w [P], b [Q])` that a message holds; None: it holds none.
 
         By default those of a `ServerState`, `Broadcast`, `Update`, `Published` or `LocalState` are the model; another

@@ -17,7 +17,7 @@ class Clock(NamedTuple):
     """A moment of an experiment; everything counts from 0.
 
     `task`: the stage; `round`: within the task; `phase`: a round, the beginning or the end of a task, or the test of
-    every client's own model; `exchange`: within the phase; `hop`: the client's place in a sequential exchange. `done`
+    every client's own model; `exchange`: within the phase; `turn`: the client's place in a sequential exchange. `done`
     counts the rounds over all tasks that were complete before this moment: the time axis of schedulers, plots,
     checkpoints and resume.
     """
@@ -26,7 +26,7 @@ class Clock(NamedTuple):
     round: int = 0
     phase: Phase = "round"
     exchange: int = 0
-    hop: int = 0
+    turn: int = 0
     done: int = 0
 
     @property
@@ -34,13 +34,13 @@ class Clock(NamedTuple):
         """What stands for this moment in the address of a draw; not `done`: a task's draws do not depend on the others'
         length."""
         phase = () if self.phase == "round" else (self.phase,)
-        hop = ("hop", self.hop) if self.hop else ()
-        return (self.task, self.round, *phase, self.exchange, *hop)
+        turn = ("hop", self.turn) if self.turn else ()
+        return (self.task, self.round, *phase, self.exchange, *turn)
 
     @property
     def transaction(self) -> Clock:
         """The first moment of the same round, or of the same beginning or end of a task: what is committed as one."""
-        return self._replace(exchange=0, hop=0)
+        return self._replace(exchange=0, turn=0)
 
     @property
     def complete(self) -> Position:

@@ -22,7 +22,7 @@ class Exchange(NamedTuple):
     works alone, see :meth:`on_server`.
     An exchange with clients is skipped where none of them holds a sample at that moment; the run warns then.
     What `finish` gets of the clients' updates is declared by the fields of the update (`core/messages/fields.py`).
-    `order="sequential"`: one client after the other, in the order of their numbers; after each hop `finish` runs with
+    `order="sequential"`: one client after the other, in the order of their numbers; after each turn `finish` runs with
     that update, and the broadcast is asked anew.
     """
 

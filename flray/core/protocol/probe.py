@@ -19,18 +19,18 @@ from flray.core.schema.section import Section
 Place = Literal["start", "step", "end", "finish", "round"]
 Reads = frozenset[Literal["tests", "clients", "proxy", "proxy_labels"]]
 Row = Mapping[str, Any]
-Point = Callable[[Any], tuple[Tensor, Tensor] | None]
+ModelOf = Callable[[Any], tuple[Tensor, Tensor] | None]
 
 
 class ClientView(NamedTuple):
     """A client at the start of local training, after one of its steps, or at its end. Every tensor is a copy.
 
-    `point` gives the model `(w [P], b [Q])` that a message carries, or None (`Algorithm.point`). `steps` have been
+    `model_of` gives the model `(w [P], b [Q])` that a message carries, or None (`Algorithm.model_of`). `steps` have been
     taken, the last one on `batch`; the `update` is there at the end.
     """
 
     place: Place
-    point: Point
+    model_of: ModelOf
     broadcast: Any
     client: Any
     local: Any
@@ -44,7 +44,7 @@ class FinishView(NamedTuple):
     """The server half of an exchange: the state before, the pooled update, the state after, and who took part."""
 
     place: Place
-    point: Point
+    model_of: ModelOf
     before: Any
     updates: Any
     after: Any
@@ -55,7 +55,7 @@ class RoundView(NamedTuple):
     """A whole transaction, before it is committed, or a stored checkpoint: the state before (None on demand), after."""
 
     place: Place
-    point: Point
+    model_of: ModelOf
     before: Any
     after: Any
 
@@ -86,10 +86,10 @@ class Probe(Section, ABC, frozen=True):
 
 
 @contextmanager
-def aside(ctx: Context) -> Iterator[None]:
+def preserve_rng(ctx: Context) -> Iterator[None]:
     """Around what a probe does: scratch tensors, and the generator that modules draw from, are afterwards as before."""
     devices = [ctx.device] if ctx.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), ctx.objective.aside():
+    with torch.random.fork_rng(devices=devices), ctx.objective.preserve_scratch():
         seed = seeding.torch_seed(ctx.seed, "probe", *ctx.address)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would format a stack trace for every device
         if devices:
@@ -120,7 +120,7 @@ class Looking:
             if view.place not in probe.at:
                 continue
             copied = type(view)(*(_copied(part) for part in view))
-            with aside(ctx):
+            with preserve_rng(ctx):
                 seen = self.reveal(ctx, probe.reads)
                 rows, self.memory[name] = probe.observe(seen, copied, self.memory.get(name))
             where = {"exchange": ctx.clock.exchange, "place": view.place}

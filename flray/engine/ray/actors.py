@@ -20,13 +20,13 @@ from flray.config.experiment import Experiment
 from flray.core.messages.shared import join
 from flray.core.protocol.clock import PHASES, Clock, Phase, Position
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Assignment, Client, Delivery
+from flray.engine.client import Chunk, Client, Delivery
 from flray.engine.counts import Tally
 from flray.engine.flops import StepFlops
 from flray.engine.ray import last_calls
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
 from flray.engine.server import Plan, Server
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import Scenario
 
 
@@ -38,14 +38,18 @@ class Recipe(NamedTuple):
     imports: tuple[str, ...]
     path: tuple[str, ...]
     folder: str  # where relative paths begin
-    roll: Roll
+    summary: TaskSummary
 
     @classmethod
     def of(cls, experiment: Experiment, scenario: Scenario) -> Recipe:
         import ray.cloudpickle  # by value, what no actor could import: an algorithm and its messages in a notebook
 
         return cls(
-            ray.cloudpickle.dumps(experiment), experiment.imports, tuple(sys.path), os.getcwd(), Roll.of(scenario)
+            ray.cloudpickle.dumps(experiment),
+            experiment.imports,
+            tuple(sys.path),
+            os.getcwd(),
+            TaskSummary.of(scenario),
         )
 
     def read(self) -> Experiment:
@@ -89,7 +93,7 @@ class ClientActor(ClientNodes):
     def setup(self, recipe: Recipe, key: str, threads: int) -> int:
         """Make ready for an experiment; `key` names it, so that a second call costs nothing. Returns the process id."""
         if key != self._key:
-            self._client = Client(Workbench(recipe.read(), recipe.roll, prepare(threads), one_of_many=True))
+            self._client = Client(Workbench(recipe.read(), recipe.summary, prepare(threads), one_of_many=True))
             self._key, self._threads = key, threads
         return os.getpid()
 
@@ -100,11 +104,11 @@ class ClientActor(ClientNodes):
         return self._client
 
     def work(
-        self, job: Assignment, plan: Plan, broadcast: Any, states: Sequence[Any] | None, *parts: Any
+        self, chunk: Chunk, plan: Plan, broadcast: Any, states: Sequence[Any] | None, *parts: Any
     ) -> tuple[Delivery, list[dict[str, Any]]]:
         """One run of the cohort; `parts` are the broadcast's shared ones, in the order of `plan.shared`."""
         whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
-        return self.client.work(job, plan.exchange, whole, states)
+        return self.client.work(chunk, plan.exchange, whole, states)
 
     def evaluate(self, published: Any, clock: Clock, part: int, parts: int) -> tuple[None, Tally]:
         """One of `parts` parts of all tests of what the server published, a message of NumPy arrays."""
@@ -113,7 +117,7 @@ class ClientActor(ClientNodes):
 
     def personal(
         self,
-        job: Assignment,
+        chunk: Chunk,
         plan: Plan,
         broadcast: Any,
         states: Sequence[Any],
@@ -121,18 +125,18 @@ class ClientActor(ClientNodes):
         *parts: Any,
     ) -> tuple[None, list[dict[str, Any]]]:
         whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
-        return None, self.client.personal(job, whole, states, finetune_epochs)
+        return None, self.client.personal(chunk, whole, states, finetune_epochs)
 
-    def peak_gpu_memory(self, job: Assignment) -> tuple[int, int]:
-        """(bytes that training the job's client took, bytes of the GPU); needs a GPU."""
+    def peak_gpu_memory(self, chunk: Chunk) -> tuple[int, int]:
+        """(bytes that training the client of the chunk took, bytes of the GPU); needs a GPU."""
         import torch
 
         algorithm, bench = self.client.algorithm, self.client.bench
         free, total = torch.cuda.mem_get_info()
-        ctx = bench.context(job.clock)
+        ctx = bench.context(chunk.clock)
         state = algorithm.init_server(ctx, *bench.objective.initial())
         torch.cuda.reset_peak_memory_stats()
-        self.client.work(job, algorithm.training, algorithm.training.broadcast(ctx, state), None)
+        self.client.work(chunk, algorithm.training, algorithm.training.broadcast(ctx, state), None)
         context = total - free - torch.cuda.memory_reserved()  # the CUDA context itself, and other processes
         return torch.cuda.max_memory_reserved() + max(context, 0), total
 
@@ -141,7 +145,7 @@ class ServerActor(ServerNodes):
     """Holds the global state; see :class:`Server`."""
 
     def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
-        bench = Workbench(recipe.read(), recipe.roll, prepare(threads), one_of_many=True)
+        bench = Workbench(recipe.read(), recipe.summary, prepare(threads), one_of_many=True)
         self._server = Server(bench, Path(folder), lock=lock)
         self._answer, self._ahead, self._threads = None, None, threads
         return self._server.facts()
@@ -161,8 +165,8 @@ class ServerActor(ServerNodes):
     def stateful(self) -> list[int]:
         return self.server.stateful()
 
-    def step_flops(self, exchange: Exchange, job: Assignment) -> StepFlops:
-        return self.server.step_flops(exchange, job)
+    def step_flops(self, exchange: Exchange, chunk: Chunk) -> StepFlops:
+        return self.server.step_flops(exchange, chunk)
 
     def finish(
         self, plan: Plan, cohort: Any, ahead: Sequence[Clock], tested: bool, *deliveries: Delivery

@@ -17,12 +17,12 @@ from flray.config.experiment import Experiment
 from flray.core.messages import to_numpy
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Assignment
-from flray.engine.cohort import Hop
+from flray.engine.client import Chunk
+from flray.engine.cohort import Turn
 from flray.engine.counts import Tally, merged
 from flray.engine.ray import alive
 from flray.engine.ray.actors import ServerActor
-from flray.engine.ray.pool import Piece, Pool
+from flray.engine.ray.pool import ActorCall, Pool
 from flray.engine.rounds import P, Ran
 from flray.engine.server import Plan, Server
 
@@ -41,7 +41,7 @@ class Calls:
         self._published: dict[Clock, Any] = {}  # a reference to what the test after a transaction reads
 
     @property
-    def pieces(self) -> int:
+    def num_chunks(self) -> int:
         return len(self.pool.clients)
 
     @property
@@ -67,31 +67,31 @@ class Calls:
         self._planned({clock: (broadcast, plan)})
         return plan
 
-    def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
-        return self._again(lambda: self._run(plan, hop, ahead), lambda: self._rebroadcast(plan))
+    def run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Ran:
+        return self._again(lambda: self._run(plan, turn, ahead), lambda: self._rebroadcast(plan))
 
     def _rebroadcast(self, plan: Plan) -> None:
         self._parts = {}
         self.broadcast(plan.clock, plan.exchange)
 
-    def _run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
+    def _run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Ran:
         broadcast = self._down[plan.clock][0]
-        results = self.pool.execute([self._work(job, plan, broadcast) for job in hop.jobs])
+        results = self.pool.execute([self._work(chunk, plan, broadcast) for chunk in turn.chunks])
         began = time.perf_counter()
         payloads = [payload for payload, _ in results]
         now = plan.clock.transaction
         next_down, published, report = self._start(
-            ServerActor.finish, plan, to_numpy(hop.cohort), ahead, self._is_due(now), *payloads, returns=3
+            ServerActor.finish, plan, to_numpy(turn.cohort), ahead, self._is_due(now), *payloads, returns=3
         )
         metrics, plans = self.pool.wait(report)
         self._published = {now: published} if self._is_due(now) and plans[:1] == [None] else {}
         self._planned({clock: (next_down, found) for clock, found in zip(ahead, plans, strict=False)})
         return Ran([row for _, rows in results for row in rows], metrics, time.perf_counter() - began)
 
-    def _work(self, job: Assignment, plan: Plan, broadcast: Any) -> Piece:
-        states = self._start(ServerActor.states, job.clients) if self.facts["stateful"] else None
+    def _work(self, chunk: Chunk, plan: Plan, broadcast: Any) -> ActorCall:
+        states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
         parts = [self._parts[hash] for hash in plan.shared]
-        return lambda actor: actor.work.options(num_returns=2).remote(job, plan, broadcast, states, *parts)
+        return lambda actor: actor.work.options(num_returns=2).remote(chunk, plan, broadcast, states, *parts)
 
     def test(self, clock: Clock) -> Tally:
         if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
@@ -105,25 +105,25 @@ class Calls:
         return tested and rule.on == "clients" and rule.due(clock.round, self.experiment.rounds)
 
     def _test(self, clock: Clock) -> Tally:
-        published, parts = self._published.get(clock) or self._start(ServerActor.published, clock), self.pieces
-        work: list[Piece] = [
+        published, parts = self._published.get(clock) or self._start(ServerActor.published, clock), self.num_chunks
+        work: list[ActorCall] = [
             lambda actor, part=part: actor.evaluate.options(num_returns=2).remote(published, clock, part, parts)  # type: ignore[misc]
             for part in range(parts)
         ]
         return merged(report for _, report in self.pool.execute(work))
 
     def personal(
-        self, clock: Clock, jobs: Sequence[Assignment], finetune_epochs: Sequence[int]
+        self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]
     ) -> list[dict[str, Any]]:
         plan = self.broadcast(clock, self.experiment.algorithm.training)
         broadcast, parts = self._down[clock][0], [self._parts[hash] for hash in plan.shared]
 
-        def piece(job: Assignment) -> Piece:
+        def piece(chunk: Chunk) -> ActorCall:
             return lambda actor: actor.personal.options(num_returns=2).remote(
-                job, plan, broadcast, self._start(ServerActor.states, job.clients), finetune_epochs, *parts
+                chunk, plan, broadcast, self._start(ServerActor.states, chunk.clients), finetune_epochs, *parts
             )
 
-        work = [piece(job) for job in jobs]
+        work = [piece(chunk) for chunk in chunks]
         return [row for _, rows in self.pool.execute(work) for row in rows]
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:

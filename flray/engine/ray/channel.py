@@ -39,7 +39,7 @@ class Elsewhere(NamedTuple):
     ref: Any
 
 
-class Room(SharedMemoryType):
+class ChannelType(SharedMemoryType):
     """The type of a channel with a buffer of `size` bytes; `graph` names the graph among all on this machine."""
 
     def __init__(self, size: int, graph: str) -> None:
@@ -119,7 +119,7 @@ class Channel(CompositeChannel):
         return f"\0flray-{self.graph}-{self.to}{actor}"  # an abstract socket: no file, gone with its process
 
 
-class Bell:
+class Doorbell:
     """A socket on which a process is told that there may be something to read; then it looks at all its channels."""
 
     def __init__(self, name: str) -> None:
@@ -136,14 +136,14 @@ class Bell:
                 self._socket.recv(1)
 
 
-_bells: dict[str, Bell] = {}
+_bells: dict[str, Doorbell] = {}
 _ringer: socket.socket | None = None
 
 
-def _bell(name: str) -> Bell:
+def _bell(name: str) -> Doorbell:
     """This process's bell of that name; it sounds from the first wait on, and who waits has looked before."""
     if name not in _bells:
-        _bells[name] = Bell(name)
+        _bells[name] = Doorbell(name)
     return _bells[name]
 
 

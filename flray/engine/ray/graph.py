@@ -20,13 +20,13 @@ from flray.config.experiment import Experiment
 from flray.core.messages import to_numpy
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Assignment
-from flray.engine.cohort import Hop
+from flray.engine.client import Chunk
+from flray.engine.cohort import Turn
 from flray.engine.counts import Tally
 from flray.engine.ray import alive
 from flray.engine.ray.actors import ServerActor
 from flray.engine.ray.calls import Calls
-from flray.engine.ray.channel import LOOK_S, Room, standing_for_driver
+from flray.engine.ray.channel import LOOK_S, ChannelType, standing_for_driver
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.nodes import Answer, Order
 from flray.engine.ray.pool import LOST, Pool, cause
@@ -50,10 +50,10 @@ class Compiled:
         """Takes about 0.1 s. Raises one of `LOST` when an actor is gone."""
         self.actors, self.model_bytes, parts = (server, *clients), model_bytes, len(clients)
         name, down_bytes = uuid.uuid4().hex, min(DOWN * model_bytes, MOST_BYTES)
-        small, large = Room(SMALL_BYTES, name), Room(SMALL_BYTES + down_bytes, name)
-        sums = Room(SMALL_BYTES + min(UP * model_bytes, MOST_BYTES), name)
+        small, large = ChannelType(SMALL_BYTES, name), ChannelType(SMALL_BYTES + down_bytes, name)
+        sums = ChannelType(SMALL_BYTES + min(UP * model_bytes, MOST_BYTES), name)
 
-        def sent(node: Any, room: Room) -> Any:
+        def sent(node: Any, room: ChannelType) -> Any:
             node.type_hint = room
             return node
 
@@ -69,14 +69,14 @@ class Compiled:
         with standing_for_driver(server):
             self._graph = answer.experimental_compile(_submit_timeout=SUBMIT_S, _max_inflight_executions=1)
 
-    def execute(self, order: Order, jobs: Sequence[tuple[Assignment, Exchange] | None]) -> Answer:
-        """What became of the order; `jobs`: a run for each client actor, None for those beyond.
+    def execute(self, order: Order, chunks: Sequence[tuple[Chunk, Exchange] | None]) -> Answer:
+        """What became of the order; `chunks`: a run for each client actor, None for those beyond.
 
         Raises `RayTaskError` with an actor's own error, `ResourceError` when a process of Ray has died; after anything
         else the graph is broken.
         """
         alive.check()  # actors and channels outlive a raylet by some seconds: no execution would fail
-        ref = self._graph.execute(order, *jobs)
+        ref = self._graph.execute(order, *chunks)
         while True:
             try:
                 # any other timeout may be over when the answer has been read, and Ray then drops it
@@ -108,24 +108,24 @@ class Graph(Calls):
         self.pool.welcome()  # before the cohort is cut into runs
         return super().plan(clock)
 
-    def run(self, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Ran:
+    def run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Ran:
         self._tally = None
-        graph = self._graph(plan, hop)
-        answer = self._execute(graph, plan, hop, ahead) if graph is not None else None
+        graph = self._graph(plan, turn)
+        answer = self._execute(graph, plan, turn, ahead) if graph is not None else None
         if answer is None:
             if self._down.get(plan.clock, (None,))[0] is None:  # the server planned it for itself
                 self.broadcast(plan.clock, plan.exchange)
-            return super().run(plan, hop, ahead)
+            return super().run(plan, turn, ahead)
         self._down = {clock: (None, found) for clock, found in zip(ahead, answer.plans, strict=False)}
         if answer.tally is not None:
-            self._tally = (hop.clock.transaction, answer.tally)
+            self._tally = (turn.clock.transaction, answer.tally)
         return Ran(answer.rows, answer.metrics, answer.server_s)
 
-    def _graph(self, plan: Plan, hop: Hop) -> Compiled | None:
+    def _graph(self, plan: Plan, turn: Turn) -> Compiled | None:
         """The graph for this exchange, of the actors that are there; None: it goes by calls, as does what has shared
         parts, which travel by reference, and work of the server alone."""
         pool, model_bytes = self.pool, 4 * (self.facts["parameters"] + self.facts["buffers"])
-        if plan.exchange.order == "sequential" or plan.shared or not 0 < len(hop.jobs) <= len(pool.clients):
+        if plan.exchange.order == "sequential" or plan.shared or not 0 < len(turn.chunks) <= len(pool.clients):
             return None
         if pool.graph is None or not pool.graph.serves(pool, model_bytes):
             pool.close_graph()
@@ -135,22 +135,24 @@ class Graph(Calls):
                 return None
         return pool.graph
 
-    def _execute(self, graph: Compiled, plan: Plan, hop: Hop, ahead: Sequence[Clock]) -> Answer | None:
+    def _execute(self, graph: Compiled, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Answer | None:
         """None: an actor died before the exchange was finished. Raises an actor's own error."""
         from flray.engine.ray.actors import FreshActorError
 
-        jobs, actors = hop.jobs, len(self.pool.clients)
-        stateful = [job.clients if self.facts["stateful"] else [] for job in jobs]
+        chunks, actors = turn.chunks, len(self.pool.clients)
+        stateful = [chunk.clients if self.facts["stateful"] else [] for chunk in chunks]
         order = Order(
             plan,
-            to_numpy(hop.cohort),
-            [*stateful, *[[]] * (actors - len(jobs))],
+            to_numpy(turn.cohort),
+            [*stateful, *[[]] * (actors - len(chunks))],
             ahead,
-            hop.clock.transaction if self._is_due(hop.clock) else None,
+            turn.clock.transaction if self._is_due(turn.clock) else None,
             [(method.__name__, arguments) for method, arguments in self._first],
         )
         try:
-            answer = graph.execute(order, [*((job, plan.exchange) for job in jobs), *[None] * (actors - len(jobs))])
+            answer = graph.execute(
+                order, [*((chunk, plan.exchange) for chunk in chunks), *[None] * (actors - len(chunks))]
+            )
             self._first = []
             return answer
         except RayTaskError as error:
@@ -170,7 +172,7 @@ class Graph(Calls):
             self.pool.close_graph()
             raise
         self.pool.retries += 1
-        found: Answer | None = self.pool.wait(self._start(ServerActor.answered, hop.clock))
+        found: Answer | None = self.pool.wait(self._start(ServerActor.answered, turn.clock))
         return found
 
     def test(self, clock: Clock) -> Tally:

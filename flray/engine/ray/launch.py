@@ -90,14 +90,14 @@ def _measured_gpu_share(experiment: Experiment, scenario: Scenario, key: str, th
     task = int(np.argmax([partition.sizes.max() for partition in scenario.partitions]))
     largest, algorithm = int(np.argmax(scenario.partitions[task].sizes)), experiment.algorithm
     whole, clock = scenario.drifting(None), Clock(task)
-    job = cohorts.hops(whole, algorithm, np.array([largest]), clock, algorithm.training)[0][0].jobs[0]
+    chunk = cohorts.turns(whole, algorithm, np.array([largest]), clock, algorithm.training)[0][0].chunks[0]
     probe = Pool(
         1, {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0}
     )
     actor = probe.clients[0]
     try:
         ray.get(actor.setup.remote(Recipe.of(experiment, scenario), key, threads))
-        peak, total = ray.get(actor.peak_gpu_memory.remote(job))
+        peak, total = ray.get(actor.peak_gpu_memory.remote(chunk))
     finally:
         probe.kill()
     return 1.0 / max(1, int(0.9 * total / max(peak, 1)))

@@ -19,7 +19,7 @@ from ray import cloudpickle
 from flray.core.messages import Cohort
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.engine.client import Assignment, Client, Delivery
+from flray.engine.client import Chunk, Client, Delivery
 from flray.engine.counts import Tally, merged
 from flray.engine.server import Plan, Server
 from flray.scenario import Shares
@@ -127,14 +127,16 @@ class ClientNodes(ABC):
     def client(self) -> Client:
         """The actor's clients, once it is set up."""
 
-    def graph_work(self, order: tuple[Assignment, Exchange] | None, broadcast: Any, states: Any) -> Work | None:
+    def graph_work(self, order: tuple[Chunk, Exchange] | None, broadcast: Any, states: Any) -> Work | None:
         """The run's deliveries and rows; None: there is no run for this actor."""
         torch.set_num_threads(self._threads)
         if order is None:
             return None
-        job, exchange = order
-        job = job._replace(held=_copy(job.held), previous=None if job.previous is None else _copy(job.previous))
-        return self.client.work(job, exchange, broadcast, states)
+        chunk, exchange = order
+        chunk = chunk._replace(
+            held=_copy(chunk.held), previous=None if chunk.previous is None else _copy(chunk.previous)
+        )
+        return self.client.work(chunk, exchange, broadcast, states)
 
     def graph_test(self, asked: tuple[Clock, Any] | None, part: int, parts: int) -> Tally | None:
         """One of `parts` parts of all tests, if any is due."""

@@ -40,7 +40,7 @@ NO_MEMORY = "memory ran out"
 T = TypeVar("T")
 LESS = "lower resources.client_actors or algorithm.batch_size"
 
-Piece = Callable[[Any], Sequence[Any]]  # actor -> (payload ref, report ref)
+ActorCall = Callable[[Any], Sequence[Any]]  # actor -> (payload ref, report ref)
 
 
 class Pool:
@@ -163,7 +163,7 @@ class Pool:
                     raise ended
 
     # the clients ------------------------------------------------------------------------------
-    def execute(self, work: Sequence[Piece]) -> list[tuple[Any, Any]]:
+    def execute(self, work: Sequence[ActorCall]) -> list[tuple[Any, Any]]:
         """Run every piece on some client actor; (payload ref, report) in order of `work`, whatever order they ended in.
 
         A piece whose actor died is repeated, on whichever actor is free: the bits are the same. An application error

@@ -1,4 +1,4 @@
-"""Which messages hold the model, for whoever tests, probes or saves one (`Algorithm.point`)."""
+"""Which messages hold the model, for whoever tests, probes or saves one (`Algorithm.model_of`)."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def test_the_messages_of_a_model_hold_it(kind):
         more: Tensor
 
     for message in (kind(W, B), Own(W, B, W)):
-        w, b = FedAvg().point(context(Objective(build(Mlp))), message)
+        w, b = FedAvg().model_of(context(Objective(build(Mlp))), message)
         assert w is W and b is B
 
 
 def test_a_generator_is_no_model():
     ctx, maker = context(Objective(build(Mlp))), Maker(W[None], B[None], W, B)
-    assert FedMemo().point(ctx, maker) is None and FedAvg().point(ctx, Generator(W, B)) is None
-    assert FedMemo().point(ctx, MemoDown(W, B, maker))[0] is W
-    assert FedAvg().point(ctx, ClientState()) is None and FedAvg().point(ctx, ()) is None
+    assert FedMemo().model_of(ctx, maker) is None and FedAvg().model_of(ctx, Generator(W, B)) is None
+    assert FedMemo().model_of(ctx, MemoDown(W, B, maker))[0] is W
+    assert FedAvg().model_of(ctx, ClientState()) is None and FedAvg().model_of(ctx, ()) is None
     assert issubclass(SGDState, LocalState)
 
 
 def test_one_client_alone_has_its_model_in_its_state():
     algorithm, ctx = Local(), context(Objective(build(Mlp)))
     state = algorithm.init_client(ctx)
-    assert algorithm.point(ctx, state)[0] is state.w and FedAvg().point(ctx, state) is None
+    assert algorithm.model_of(ctx, state)[0] is state.w and FedAvg().model_of(ctx, state) is None

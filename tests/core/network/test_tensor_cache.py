@@ -6,12 +6,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from flray.core.network.objective import CACHED_POINTS, Objective
-from flray.core.network.tensor_cache import Kept
+from flray.core.network.tensor_cache import TensorCache
 from tests.support.networks import Mlp, Norm, build, inputs
 
 
 def test_a_value_goes_with_the_first_of_its_tensors():
-    kept, first, second = Kept(3), torch.zeros(2), torch.zeros(2)
+    kept, first, second = TensorCache(3), torch.zeros(2), torch.zeros(2)
     kept.put("both", "value", first, second)
     kept.put("none", "other")
     assert (kept.get("both"), kept.get("none"), kept.get("nothing")) == ("value", "other", None)
@@ -20,7 +20,7 @@ def test_a_value_goes_with_the_first_of_its_tensors():
 
 
 def test_a_value_that_is_used_outlives_newer_ones():
-    kept = Kept(2)
+    kept = TensorCache(2)
     kept.put("a", 1)
     kept.put("b", 2)
     assert kept.get("a") == 1
@@ -32,7 +32,7 @@ def test_a_value_that_is_used_outlives_newer_ones():
 
 
 def test_the_oldest_values_give_way():
-    kept, tensor = Kept(2), torch.zeros(1)
+    kept, tensor = TensorCache(2), torch.zeros(1)
     for key in range(4):
         kept.put(key, key, tensor)
     assert [kept.get(key) for key in range(4)] == [None, None, 2, 3]

@@ -17,7 +17,7 @@ CLOCKS = st.builds(
     round=st.integers(0, 3),
     phase=st.sampled_from(["task_begin", "round", "task_end", "personal"]),
     exchange=st.integers(0, 3),
-    hop=st.integers(0, 3),
+    turn=st.integers(0, 3),
     done=st.integers(0, 9),
 )
 
@@ -29,7 +29,7 @@ CLOCKS = st.builds(
         (Clock(1, 4, "task_end", 2, done=24), (1, 4, "task_end", 2)),
         (Clock(1, 0, "task_begin", done=20), (1, 0, "task_begin", 0)),
         (Clock(0, 4, "personal", done=4), (0, 4, "personal", 0)),
-        (Clock(1, 4, exchange=2, hop=3, done=24), (1, 4, 2, "hop", 3)),
+        (Clock(1, 4, exchange=2, turn=3, done=24), (1, 4, 2, "hop", 3)),
         (Clock(1, 4, "task_end", 2, 3, 24), (1, 4, "task_end", 2, "hop", 3)),
     ],
 )
@@ -103,5 +103,5 @@ def test_the_stage_before_is_near_at_the_beginning_of_a_task_and_in_its_first_ro
     for clock in whole:
         near = clock.task > 0 and clock.phase != "task_end" and clock.round == 0
         assert clock.stage_before == (ends[clock.task - 1] if near else None)
-    assert Clock(1, 0, "round", exchange=2, hop=3, done=4).stage_before == Clock(0, 4, "task_end", done=4)
+    assert Clock(1, 0, "round", exchange=2, turn=3, done=4).stage_before == Clock(0, 4, "task_end", done=4)
     assert Clock(1, 0, "personal", done=4).stage_before is None

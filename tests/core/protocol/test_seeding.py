@@ -56,9 +56,9 @@ def test_a_stream_does_not_depend_on_what_was_drawn_before():
 
 
 def test_a_context_addresses_by_everything_that_identifies_the_work():
-    """Also by the phase and the hop; not by `done`, so that a task's draws do not depend on the others' length."""
+    """Also by the phase and the turn; not by `done`, so that a task's draws do not depend on the others' length."""
     objective = Objective(build(Mlp))
-    changes = [{"task": 1}, {"round": 1}, {"exchange": 1}, {"phase": "task_end"}, {"phase": "task_begin"}, {"hop": 1}]
+    changes = [{"task": 1}, {"round": 1}, {"exchange": 1}, {"phase": "task_end"}, {"phase": "task_begin"}, {"turn": 1}]
     works = [(0, Clock(**change), 3) for change in ({}, *changes)] + [(1, Clock(), 3), (0, Clock(), 4)]
     own = {"num_steps": 1, "num_examples": 1, "weight": 1.0}
     contexts = [ClientContext(objective, seed, clock, 10, 5, client=client, **own) for seed, clock, client in works]

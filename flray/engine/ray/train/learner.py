@@ -81,7 +81,7 @@ class Learner:
         ctx = self.context(clock, len(batches))
         begin(ctx.objective)
         local = self.algorithm.begin(ctx, None, state, None)
-        held = Held(ctx.objective, self.algorithm.point(ctx, local))
+        held = Held(ctx.objective, self.algorithm.model_of(ctx, local))
         for step, batch in enumerate(batches):
             left = len(self.held(clock)) - step % (len(batches) // self.epochs) * self.batch_size
             mean = self._mean(ctx, state, local, batch, step, min(self.batch_size, left))

@@ -118,7 +118,7 @@ def learn(config: dict[str, Any]) -> None:
     )
     try:
         experiment = config["recipe"].read()
-        bench = Workbench(experiment, config["recipe"].roll, _device(config["threads"]))
+        bench = Workbench(experiment, config["recipe"].summary, _device(config["threads"]))
         learner = Learner(bench, config["samples"], rank, world, gather, config["drifted"])
         group, first, state = _begin(conductor, rank, world, bench.objective.device)
         state = to_torch(state, bench.objective.device)
@@ -160,7 +160,7 @@ def _round(learner: Learner, state: Any, clock: Clock) -> tuple[Any, dict[str, A
         row["time/evaluate_s"] = time.perf_counter() - trained
     row |= {
         "client_steps": steps,
-        "diverged": not model_is_finite(learner.algorithm.point(learner.context(clock), state)),
+        "diverged": not model_is_finite(learner.algorithm.model_of(learner.context(clock), state)),
         "time/client_s": (trained - started) * learner.world,
     }
     return state, {**row, "time/round_s": time.perf_counter() - started}

@@ -21,7 +21,7 @@ from flray.core.schema.errors import ClientError, ConfigError, NonFiniteError
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.pool import Pool
 from flray.engine.ray.train.learner import Learner
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.results import compare
 from flray.rundir import checkpoint
 from tests.flat import flatten
@@ -49,7 +49,7 @@ def by_hand():
     dataset, _, private = build_data(experiment)
     scenario = build_scenario(experiment, dataset, private)
     assert len(private) == scenario.total_examples(0) == 96, "150 samples, of which 30 are tested on and 24 are public"
-    worker = Learner(Workbench(experiment, Roll.of(scenario)), [np.sort(private)])
+    worker = Learner(Workbench(experiment, TaskSummary.of(scenario)), [np.sort(private)])
     state, rows = worker.algorithm.init_server(worker.context(Clock()), *worker.bench.objective.initial()), []
     for clock in (Clock(0, round, done=round) for round in range(4)):
         state, metrics, steps = worker.round(state, clock)

@@ -18,7 +18,7 @@ from flray.core.protocol.seeding import rng, torch_seed
 from flray.core.schema.hp import hyperparameters
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.ray.train.learner import Learner
-from flray.engine.workbench import Roll, Workbench
+from flray.engine.workbench import TaskSummary, Workbench
 from flray.models import build_model
 
 NORM = {"name": "tests.contracts.networks:NormNet"}
@@ -44,7 +44,7 @@ INDICES = np.arange(0, 100, 2)  # 50 samples: batches of 8, the last one of 2
 
 def learner(experiment, rank=0, world=1, gather=None, samples=INDICES):
     scenario = build_scenario(experiment, *build_data(experiment)[::2])
-    return Learner(Workbench(experiment, Roll.of(scenario)), [samples], rank, world, gather)
+    return Learner(Workbench(experiment, TaskSummary.of(scenario)), [samples], rank, world, gather)
 
 
 def train(worker, rounds=2, state=None, first=0):
