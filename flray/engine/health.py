@@ -62,7 +62,7 @@ def client_problem(update: Any, state: Any, row: Mapping[str, Any]) -> str | Non
 
 
 def model_is_finite(model: tuple[Tensor, Tensor] | None) -> bool:
-    """Whether the model that a server state carries (`Algorithm.model_of`) is; what else a state holds may be infinite."""
+    """Whether the model that a server state carries (`Algorithm.model_of`) is; other state may be infinite."""
     return not any(_nonfinite(model or ()))
 
 

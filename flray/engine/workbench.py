@@ -91,7 +91,11 @@ class Workbench:
     """Data, model and algorithm of one experiment on one device."""
 
     def __init__(
-        self, experiment: Experiment, summary: TaskSummary, device: torch.device | str = "cpu", one_of_many: bool = False
+        self,
+        experiment: Experiment,
+        summary: TaskSummary,
+        device: torch.device | str = "cpu",
+        one_of_many: bool = False,
     ) -> None:
         """`one_of_many`: other processes of the node build the same, and share with it what nobody trains."""
         self.experiment, self.summary = experiment, summary

@@ -25,7 +25,7 @@ class LatentForgetting(Probe, Signal, Detector, frozen=True):
     """A row a round: `wv`, its moving mean `smoothed`, the `reference`'s mean, the `threshold`, and the `alarm`.
 
     WV is that of the clients' aggregate, before a server optimiser, distillation or a repair changes it; where the
-    updates carry no model (`Algorithm.model_of`) it is that of the server's own. `reference` and `threshold` are NaN while
+    updates carry no model (`Algorithm.model_of`) it is that of the server's own. `reference`, `threshold` are NaN while
     there is none. What the numbers mean, and when they fail: `configs/fedmemo/README.md`.
 
     With `gradients_every` also, at the model that the round began with: `gradient_variance` of the public data's full

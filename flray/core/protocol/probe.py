@@ -25,7 +25,7 @@ ModelOf = Callable[[Any], tuple[Tensor, Tensor] | None]
 class ClientView(NamedTuple):
     """A client at the start of local training, after one of its steps, or at its end. Every tensor is a copy.
 
-    `model_of` gives the model `(w [P], b [Q])` that a message carries, or None (`Algorithm.model_of`). `steps` have been
+    `model_of` gives the model `(w [P], b [Q])` that a message carries, or None (`Algorithm.model_of`). `steps` were
     taken, the last one on `batch`; the `update` is there at the end.
     """
 
