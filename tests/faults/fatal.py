@@ -6,6 +6,7 @@ depend on the machine's load. `log` gets one line a kill: after `deaths` of them
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -84,6 +85,7 @@ def _lives(pid: int) -> bool:
 def _around(home: Any, name: str, before: Callable[..., None], after: Callable[..., None] | None = None) -> None:
     original = getattr(home, name)
 
+    @functools.wraps(original)  # the driver asks for a method by its name
     def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
         fatal = getattr(self, "algorithm", None)
         if not isinstance(fatal, Fatal) or not _is("ray::ServerActor"):
@@ -147,7 +149,7 @@ _around(
     lambda fatal, server: fatal.reached("model written"),
 )
 
-_sealed = checkpoint.sealed
+_sealed = checkpoint.with_checksum
 
 
 def _sealing(values: Any) -> str:
@@ -157,5 +159,5 @@ def _sealing(values: Any) -> str:
     return _sealed(values)
 
 
-checkpoint.sealed = _sealing
+checkpoint.with_checksum = _sealing
 ALGORITHMS.add("fatal", Fatal)

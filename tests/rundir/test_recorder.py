@@ -239,7 +239,7 @@ def test_status_is_written_where_nothing_can_be_added(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_process_left_half_written_is_removed_when_the_run_goes_on(tmp_path):
-    """Ends of `disk.whole` that never came; a user's own hidden files stay."""
+    """Ends of `files.atomic_write` that never came; a user's own hidden files stay."""
     left = [".STATUS", ".model.safetensors", "rounds/.part-0000.parquet", "partition/.partition.json"]
     own = [".notes", ".STATUS.backup"]
     for name in (*(f"{name}.0123456789ab" for name in left), *own):
