@@ -62,15 +62,20 @@ def reference(uninterrupted):
     return get
 
 
+TWO_EXCHANGES = {"own", "fedscr"}  # in each round
+TASK_END = {"own", "fedscr", "glfc", "lga"}  # an exchange of all clients when the one task ends
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_leaves_complete_tables(name, reference):
     run = reference(name)
     assert run.status == "finished"
     assert run.rounds["round"].tolist() == [1, 2, 3, 4]
-    assert len(run.clients) == 4 * 3 * (2 if name == "own" else 1) + 5 * (name == "own")  # all five at the task's end
+    # three clients in each exchange of a round, all five at the task's end
+    assert len(run.clients) == 4 * 3 * (2 if name in TWO_EXCHANGES else 1) + 5 * (name in TASK_END)
     assert run.personal["finetune_epochs"].tolist() == [0, 1] * 5 and run.personal["test/acc"].between(0, 1).all()
     has_model = ALGORITHMS.get(name).global_model
-    tests = [(done, "round") for done in range(5)] + [(4, "task_end")] * (name == "own")
+    tests = [(done, "round") for done in range(5)] + [(4, "task_end")] * (name in TASK_END)
     assert (list(zip(run.tests["done"], run.tests["phase"], strict=True)) == tests) if has_model else not len(run.tests)
     assert (run.folder / "model.safetensors").exists() == has_model
     assert run.rounds["test/acc"].between(0, 1).all() if has_model else run.rounds["test/acc"].isna().all()
