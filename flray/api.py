@@ -44,7 +44,8 @@ def run(
     `config` is a YAML file, a mapping or an `Experiment`; overrides as on the command line (`"algorithm.lr=0.1"`) or by
     keyword (`rounds=5`). `out` is the run folder (default `runs/NAME/...`). Raises `FlrayError` in one line.
     """
-    cells = load_config(config, pairs(overrides, values), imports)
+    given: list[str | Mapping[str, Any]] = [*overrides, values]
+    cells = load_config(config, given, imports)
     if len(cells) != 1:
         raise ConfigError(
             f"flray.run takes one experiment, these overrides make {len(cells)}; loop over load_config(...)"
@@ -72,7 +73,8 @@ def resume(
     """
     from flray.rundir.download import download
 
-    changes = pairs(overrides, values)
+    given: list[str | Mapping[str, Any]] = [*overrides, values]
+    changes = pairs(given)
     if is_uri(folder):
         changes.setdefault("storage", json.dumps(split(str(folder))[0]))  # quoted: its commas make no grid
         folder = download(str(folder), out or "runs")

@@ -14,8 +14,10 @@ from pydantic_core import to_jsonable_python
 
 from flray.algorithms import ALGORITHMS
 from flray.config.experiment import Experiment
-from flray.config.loader import NAMED, read_yaml, self_contained
+from flray.config.loader import self_contained
 from flray.config.overrides import pairs, scalar
+from flray.config.read import read_yaml
+from flray.config.resolve import NAMED
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.section import one_line, section_at, spelled_out
 from tuning.config import Sweep

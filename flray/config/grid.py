@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flray.config.experiment import RESUMABLE, Experiment
-from flray.config.loader import load_config, read_yaml
+from flray.config.loader import load_config
+from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.files import checksum
 

@@ -16,16 +16,15 @@ from flray.core.schema.plain import plain, read
 from flray.core.schema.section import section_at, spelled_out
 
 CELLS = 10_000  # experiments of one grid; every one is a folder
+# texts `key=value`, and values by key
+Overrides = Mapping[str, Any] | Iterable[str] | Sequence[str | Mapping[str, Any]]
 
 
-def pairs(*given: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides by key, of texts `key=value` and mappings.
-
-    Raises `ConfigError` for one without a key, or given twice.
-    """
+def pairs(overrides: Overrides) -> dict[str, Any]:
+    """Overrides by key. Raises `ConfigError` for one without a key, or given twice."""
     found: dict[str, Any] = {}
-    for overrides in given:
-        for key, value in overrides.items() if isinstance(overrides, Mapping) else map(pair, overrides):
+    for given in [overrides] if isinstance(overrides, Mapping) else overrides:
+        for key, value in given.items() if isinstance(given, Mapping) else [pair(given)]:
             if not isinstance(key, str) or not all(key.split(".")):
                 raise ConfigError(f"override {shown(key)}: no key; write key=value, for example algorithm.lr=0.1")
             plain(key, "an override's key")
@@ -83,27 +82,30 @@ def scalar(key: str, text: str) -> Any:
     return read(text, f"override {key}={text if len(text) <= 100 else shown(text)}")
 
 
-def count_cells(overrides: Iterable[str] | Mapping[str, Any]) -> int:
+def count_cells(overrides: Overrides) -> int:
     """How many experiments the overrides make of a file, without making one.
 
     Raises `ConfigError` for more than a grid can have.
     """
-    return math.prod(map(len, axes_of(overrides)[1].values()))
+    return math.prod(len(values) for key, values in axes_of(overrides).items() if key != "imports")
 
 
-def axes_of(overrides: Iterable[str] | Mapping[str, Any]) -> tuple[list[Any], dict[str, list[Any]]]:
-    """(modules to import, the values of every other key)."""
+def axes_of(overrides: Overrides) -> dict[str, list[Any]]:
+    """The values of every key; those of `imports` make no grid.
+
+    Raises `ConfigError` for more than a grid can have, and where two overrides set the same field.
+    """
     axes = {key: several(key, value) for key, value in pairs(overrides).items()}
-    modules = axes.pop("imports", [])
-    once(axes)
-    count = math.prod(map(len, axes.values()))
+    varied = {key: values for key, values in axes.items() if key != "imports"}
+    once(varied)
+    count = math.prod(map(len, varied.values()))
     if count > CELLS:
-        factors = " x ".join(f"{key} {len(values)}" for key, values in axes.items() if len(values) > 1)
+        factors = " x ".join(f"{key} {len(values)}" for key, values in varied.items() if len(values) > 1)
         raise ConfigError(
             f"these overrides make {count:,} experiments ({factors}), and a grid has at most {CELLS:,}; give fewer "
             "values"
         )
-    return modules, axes
+    return axes
 
 
 def once(axes: Mapping[str, Sequence[Any]]) -> None:

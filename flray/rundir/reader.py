@@ -58,7 +58,7 @@ class Run:
     def changed(self) -> str:
         """The first key of config.yaml that the run had otherwise; empty: none, or its record is lost."""
         from flray.config.grid import config_changes
-        from flray.config.loader import read_yaml
+        from flray.config.read import read_yaml
 
         try:
             before = read_checksummed(self.folder / "environment.json")["experiment"]

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from flray.config.loader import laid_in, read_yaml
+from flray.config.read import read_yaml
+from flray.config.resolve import resolve_section
 from flray.core.schema.section import Section, built, named_entries, one_line
 from flray.synthesis.templates import TEMPLATES, Template
 
@@ -137,6 +138,6 @@ def load_synthesis(path: str | Path, overrides: Iterable[str] = ()) -> Synthesis
 
     Raises `ConfigError`, in one line that says what is wrong, where, and what to write.
     """
-    values = laid_in(read_yaml(Path(path)), overrides, Synthesis)
+    values = resolve_section(read_yaml(Path(path)), overrides, Synthesis)
     with one_line("", Synthesis):
         return Synthesis(**values)

@@ -8,8 +8,9 @@ import yaml
 from flray.config.experiment import Experiment
 from flray.config.grid import labels
 from flray.config.keys import grid_notes
-from flray.config.loader import laid_in, load_config, self_contained
+from flray.config.loader import load_config, self_contained
 from flray.config.overrides import pairs
+from flray.config.resolve import resolve_section
 from flray.core.schema.errors import ConfigError
 
 BASE = {
@@ -101,12 +102,12 @@ def test_a_run_is_told_that_a_comma_combines_presets():
 
 
 def test_what_lays_values_in_combines_presets_as_well():
-    """`self_contained` (sweeps) and `laid_in` (synthesis) read presets too."""
+    """`self_contained` (sweeps) and `resolve_section` (synthesis) read presets too."""
     raw = {**BASE, "presets": PRESETS}
     values = self_contained(raw, {"preset": "official,scratch"})
     assert (values["rounds"], values["algorithm"]["lr"], values["seed"]) == (9, 0.7, 5)
     assert not {"preset", "presets"} & set(values)
-    assert laid_in(raw, ["preset=official,scratch"], Experiment)["algorithm"]["lr"] == 0.7
+    assert resolve_section(raw, ["preset=official,scratch"], Experiment)["algorithm"]["lr"] == 0.7
 
 
 def test_naming_another_model_or_partition_drops_the_options_of_the_old_one():
@@ -231,7 +232,7 @@ def test_an_override_is_given_once():
         with pytest.raises(ConfigError, match=says):
             load_config(BASE, wrong)
     with pytest.raises(ConfigError, match="seed is given twice"):
-        pairs(["seed=1"], {"seed": 2})
+        pairs(["seed=1", {"seed": 2}])
 
 
 def test_a_grid_is_counted_before_it_is_made():

@@ -1,0 +1,63 @@
+"""Step 1 of 3, read: a YAML file and the files that it extends, as layers of plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flray.config.experiment import Experiment
+from flray.core.schema.errors import ConfigError, nearest, shown
+from flray.core.schema.plain import plain, read
+
+
+def read_layers(source: str | Path | Mapping[str, Any] | Experiment, folder: Path = Path()) -> list[dict[str, Any]]:
+    """The values of a file (or a mapping) as written, after those of the file that it `extends`, and so on.
+
+    A later layer overrides an earlier one. `folder`: what the path in `extends` of a mapping is relative to; that of a
+    file is relative to the file. Raises `ConfigError`.
+    """
+    if isinstance(source, Experiment):
+        return [source.dump()]
+    if isinstance(source, Mapping):
+        values, files = plain(source, ""), list[Path]()
+    else:
+        values, files = read_yaml(Path(source)), [Path(source)]
+        folder = files[0].parent
+    layers = [values]
+    while (parent := values.pop("extends", None)) is not None:
+        if not isinstance(parent, str | Path):
+            raise ConfigError(f"extends: {shown(parent)} is no file; write the path of a YAML file")
+        path = folder / parent
+        if any(path.exists() and path.samefile(file) for file in files):
+            raise ConfigError(f"extends: {path} extends itself, by way of {files[-1]}")
+        values, folder = read_yaml(path), path.parent
+        files.append(path)
+        layers.insert(0, values)
+    return layers
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds. Raises `ConfigError`, with the nearest file for one that is not there."""
+    try:
+        raw = read(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        if "=" in path.name:
+            raise ConfigError(
+                f"{path} stands where the configuration file belongs: the file comes first, then key=value"
+            ) from None
+        near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
+        raise ConfigError(f"no configuration file {path}{near}") from None
+    except IsADirectoryError:
+        inside = path / "config.yaml"
+        hint = (
+            f"a run; write {inside} to repeat it, or go on with it: flray resume {path}"
+            if inside.exists()
+            else "give a YAML file"
+        )
+        raise ConfigError(f"{path} is a folder, not a configuration file: {hint}") from None
+    except (OSError, ValueError) as error:  # no text; a name with a NUL
+        raise ConfigError(f"{path} cannot be read as a configuration file: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} holds {type(raw).__name__}, not a mapping of keys to values")
+    return raw

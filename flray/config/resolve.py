@@ -1,0 +1,217 @@
+"""Step 2 of 3, resolve: layers and overrides become the values of one experiment, or of each cell of a grid.
+
+What is said later goes before what is said earlier: the layers in their order, the `preset` (or several, in the order
+listed), what the tables `algorithms`, `models`, `partitions` say of the chosen ones, the overrides (a section before
+the keys inside it).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from flray.algorithms import ALGORITHMS
+from flray.config.experiment import Experiment
+from flray.config.overrides import pairs, scalar
+from flray.core.schema.errors import ConfigError, shown, unknown
+from flray.core.schema.plain import plain
+from flray.core.schema.section import section_at, spelled_out
+from flray.models import MODELS
+from flray.scenario import DRIFTS, PARTITIONS
+
+# sections of a name and its own options
+NAMED = {"algorithm": ALGORITHMS, "model": MODELS, "partition": PARTITIONS, "drift": DRIFTS}
+OPTIONAL = ("drift",)  # of these, `none` takes the section out
+
+
+def resolve(layers: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """The values of every cell of the grid that the overrides' `axes` make, in the order written.
+
+    Raises `ConfigError`.
+    """
+    base = _laid_over(layers)
+    for cell in itertools.product(*axes.values()):
+        yield _cell(copy.deepcopy(base), dict(zip(axes, cell, strict=True)))
+
+
+def resolve_tables(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for one value of each override, with the tables `algorithms`, `models`, `partitions`, less what an
+    override says otherwise: the algorithm is chosen later. Raises `ConfigError`."""
+    values = _laid_over(layers)
+    _choose_presets(values, overrides)
+    for key, value in _inside(overrides):
+        _assign(values, key, value)
+        section, _, option = key.partition(".")
+        for entry in _table(values, f"{section}s").values() if section in NAMED else ():
+            entry.pop(option, None)  # an override goes before the tables
+    return values
+
+
+def resolve_section(raw: Mapping[str, Any], overrides: Iterable[str], root: type[BaseModel]) -> dict[str, Any]:
+    """The values of a file of another kind than an experiment's, whose sections are those of `root`.
+
+    Its presets are laid over it, then the overrides `key.sub=value`; commas make no grid. Raises `ConfigError`.
+    """
+    values: dict[str, Any] = spelled_out(plain(raw, ""), root)
+    given = {key: scalar(key, text) for key, text in pairs(overrides).items()}
+    for preset in _presets(values, given.pop("preset", values.get("preset"))):
+        _merge(values, spelled_out(preset, root))
+    for key, value in sorted(given.items(), key=lambda item: item[0].count(".")):
+        _assign(values, key, value, root)
+    return values
+
+
+def _laid_over(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The layers over one another."""
+    first, *others = (spelled_out(layer, Experiment) for layer in layers)
+    values: dict[str, Any] = first
+    for layer in others:
+        _overlay(values, layer)
+    return values
+
+
+def _choose_presets(values: dict[str, Any], cell: Mapping[str, Any]) -> None:
+    """Lay the presets over `values`, then the algorithm, model, partition and drift that the overrides name."""
+    for preset in _presets(values, cell.get("preset", values.get("preset"))):
+        _overlay(values, spelled_out(preset, Experiment))
+    for section in NAMED:  # before the keys inside it, wherever it stands on the command line
+        if isinstance(cell.get(section), dict):
+            values[section] = cell[section]
+        for key in (section, f"{section}.name"):
+            if key in cell and (key != section or not isinstance(cell[key], dict)):
+                out = cell[key] in (None, "none") and section in OPTIONAL
+                values[section] = None if out else switch(section, values.get(section), cell[key])
+
+
+def _inside(cell: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The overrides besides those of `_start`, a section before the keys inside it."""
+    done = ("preset", *NAMED, *(f"{section}.name" for section in NAMED))
+    return sorted(((key, value) for key, value in cell.items() if key not in done), key=lambda item: item[0].count("."))
+
+
+def _cell(values: dict[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of one experiment, whose overrides are `cell`; `values` is edited in place."""
+    _choose_presets(values, cell)
+    for section in NAMED:
+        table = _table(values, f"{section}s")
+        values.pop(f"{section}s", None)
+        _choose(values, section, table)
+    for key, value in _inside(cell):
+        _assign(values, key, value)
+    data, proxy = values.get("data"), values.get("proxy")
+    if (
+        isinstance(data, dict)
+        and isinstance(proxy, dict)
+        and proxy.get("root") is None
+        and data.get("root") is not None
+    ):
+        proxy["root"] = data["root"]
+    return values
+
+
+def _presets(values: dict[str, Any], named: Any) -> list[dict[str, Any]]:
+    """The presets that `named` lists, in its order: `official,scratch`, `[official, scratch]`, or None for none.
+
+    Takes the keys `preset` and `presets` out of `values`. Raises `ConfigError` for a name that the file has not, and
+    for one that is listed twice.
+    """
+    presets = _table(values, "presets")
+    values.pop("presets", None)
+    values.pop("preset", None)
+    names = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
+    names = [] if names is None else names if isinstance(names, list | tuple) else [names]
+    for place, name in enumerate(names):
+        if not isinstance(name, str) or name not in presets:
+            raise unknown("preset", name if isinstance(name, str) else shown(name), presets, "this configuration")
+        if name in names[:place]:
+            raise ConfigError(
+                f"preset: {shown(name)} is listed twice; a later preset goes over an earlier one: keep one"
+            )
+    return [presets[name] for name in names]
+
+
+def _table(values: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
+    """The table `presets`, `algorithms`, `models` or `partitions`: options by name."""
+    table = values.get(key)
+    table = {} if table is None else table
+    if not isinstance(table, dict) or not all(entry is None or isinstance(entry, dict) for entry in table.values()):
+        raise ConfigError(
+            f"{key}: {shown(table)} is no table; write names with their options, such as {key}: {{NAME: {{OPTION: "
+            f"VALUE}}}}"
+        )
+    return {name: {} if entry is None else entry for name, entry in table.items()}
+
+
+def _choose(values: dict[str, Any], section: str, table: Mapping[str, dict[str, Any]]) -> None:
+    """Lay over a section what the table `algorithms: {NAME: {...}}` (`models`, `partitions`) says of its name."""
+    for name in table:
+        if ":" not in name:
+            NAMED[section].check(name)  # a typo is an error, not an entry that nobody reads
+    current = values.get(section)
+    if isinstance(current, dict) and isinstance(current.get("name"), str):
+        values[section] = {**current, **table.get(current["name"], {})}
+
+
+def _overlay(values: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Lay `other` over `values`; a section that names another algorithm, model or partition switches to it first."""
+    for key, section in other.items():
+        if key in NAMED and isinstance(section, Mapping) and isinstance(section.get("name"), str):
+            values[key] = switch(key, values.get(key), section["name"])
+        _merge(values, {key: section})
+
+
+def switch(section: str, current: Any, name: Any) -> dict[str, Any]:
+    """`algorithm=NAME`, `model=NAME`, `partition=NAME`: another one, with what the file says and both read."""
+    if not isinstance(name, str):
+        raise ConfigError(f"{section}.name: {shown(name)} is no name; see flray list {section}s")
+    old = dict(current) if isinstance(current, dict) else {}
+    before = old.pop("name", None)
+    if before == name:
+        return {"name": name, **old}
+    if section == "algorithm":
+        new, left = ALGORITHMS.get(name), ALGORITHMS.get(before) if isinstance(before, str) else None
+        # a key that neither knows is a typo in the file: kept, so that it is reported
+        kept = {k: v for k, v in old.items() if left is None or k not in left.model_fields or _shared(k, new, left)}
+    elif section == "drift":
+        kept = {k: v for k, v in old.items() if k in DRIFTS.get(name).model_fields}
+    else:
+        kept = {k: old[k] for k in ("clients", "seed") if k in old and section == "partition"}
+    return {"name": name, **kept}
+
+
+def _shared(key: str, new: type[BaseModel], old: type[BaseModel]) -> bool:
+    """Whether both algorithms have `key` from a common base.
+
+    FedProj's `alpha` is not FedDyn's, and `local` has no `weighting`.
+    """
+    return key in new.model_fields and any(
+        key in vars(base).get("__annotations__", {}) for base in new.__mro__ if base in old.__mro__
+    )
+
+
+def _assign(values: dict[str, Any], key: str, value: Any, root: type[BaseModel] = Experiment) -> None:
+    *path, last = key.split(".")
+    for depth, part in enumerate(path):
+        inner = {} if values.get(part) is None else values[part]
+        if not isinstance(inner, dict):
+            raise ConfigError(f"override {key}: {'.'.join(path[: depth + 1])} is a value, not a section")
+        values[part] = inner
+        values = inner
+    word = spelled_out(value, section_at(root, key.split(".")))
+    if word is not value and not isinstance(value, dict):  # `cohort=10` sets a field of the section
+        _merge(values, {last: word})
+    else:
+        values[last] = value if word is value else word
+
+
+def _merge(values: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        # a preset says all of a section
+        if isinstance(value, Mapping) and isinstance(values.get(key), dict) and "preset" not in value:
+            _merge(values[key], value)
+        else:
+            values[key] = value
