@@ -112,6 +112,8 @@ def test_made_images_are_padded_by_an_eighth_or_as_told():
     for options, most in (({}, 4), ({"crop_padding": 8}, 8), ({"crop_padding": 0}, 0)):
         made = Target(**options).augmented(ctx, torch.ones(200, 1, 32, 32), np.random.default_rng(0))
         assert int(32 - made[:, 0].amax(2).sum(1).min()) == most
+    with pytest.raises(ConfigError, match=r"algorithm\.crop_padding is 33 .* 32 x 32; .* 32 at most"):
+        Target(crop_padding=33).augmented(ctx, torch.ones(2, 1, 32, 32), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("lode", [0.0, 0.01])
