@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,27 +14,80 @@ import typer
 from flray.cli.show import console, print_rows, runs_in, sheet_of
 from flray.core.schema.errors import ConfigError
 
-TEMPLATES = Path(__file__).parent / "init"
+PACKAGE = Path(__file__).parents[1]
+TEMPLATES = PACKAGE / "cli" / "init"
+CONFIGS, NOTEBOOKS = PACKAGE / "configs", PACKAGE / "notebooks"  # links in a checkout, folders in a wheel
 
 
-def init(folder: Annotated[Path, typer.Argument(help="folder that gets the two files")] = Path()) -> None:
-    """A quickstart to change: a configuration, and an algorithm of your own. Nothing that is there is written over."""
-    files = sorted(path for path in TEMPLATES.iterdir() if path.suffix in (".py", ".yaml"))
-    there = [folder / file.name for file in files if (folder / file.name).exists()]
+class Paper(Enum):
+    """The papers whose configurations come with flray."""
+
+    fedproj = "fedproj"
+    fedsol = "fedsol"
+    fedprotip = "fedprotip"
+    fedmemo = "fedmemo"
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="folder that gets the files")] = Path(),
+    paper: Annotated[
+        list[Paper] | None,
+        typer.Option(help="a paper's configurations and sweeps instead of the two files; repeatable"),
+    ] = None,
+    notebooks: Annotated[
+        bool, typer.Option("--notebooks", help="the notebooks and what they read instead of the two files")
+    ] = False,
+) -> None:
+    """A quickstart to change: a configuration, and an algorithm of your own. No file is overwritten.
+
+    `flray init --paper fedsol --notebooks`
+    """
+    chosen = paper or []
+    files = _papers([name.value for name in (Paper if notebooks else chosen)]) | (_notebooks() if notebooks else {})
+    if not files:
+        files = {path: Path(path.name) for path in sorted(TEMPLATES.iterdir()) if path.suffix in (".py", ".yaml")}
+    there = [folder / target for target in files.values() if (folder / target).exists()]
     if there:
         raise ConfigError(f"{there[0]} is there already; give another folder: flray init FOLDER")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            (folder / file.name).write_text(file.read_text().replace("configs/", ""))
+        for source, target in files.items():
+            (folder / target).parent.mkdir(parents=True, exist_ok=True)
+            if source.parent == TEMPLATES:
+                (folder / target).write_text(source.read_text().replace("configs/", ""))
+            else:
+                shutil.copyfile(source, folder / target)
     except OSError as error:
         raise ConfigError(
             f"cannot write to {folder}: {error.strerror or error}; give another folder: flray init FOLDER"
         ) from error
-    print("written:", *(folder / file.name for file in files))
-    print("next:    " + ("" if folder == Path() else f"cd {folder} && ") + "flray run quickstart.yaml")
-    print("         flray run quickstart.yaml algorithm=fedavg,my_algorithm --import my_algorithm")
-    print("         flray list config   (every key of a configuration)")
+    enter = "" if folder == Path() else f"cd {folder} && "
+    if not chosen and not notebooks:
+        print("written:", *(folder / target for target in files.values()))
+        print(f"next:    {enter}flray run quickstart.yaml")
+        print("         flray run quickstart.yaml algorithm=fedavg,my_algorithm --import my_algorithm")
+        print("         flray list config   (every key of a configuration)")
+        return
+    print(f"written: {len(files)} files in {', '.join(sorted({str((folder / t).parent) for t in files.values()}))}")
+    for name in chosen:
+        print(f"next:    {enter}the commands of configs/{name.value}/README.md; flray reproduce {name.value} --dry-run")
+    if notebooks:
+        print(f"next:    {enter}jupyter lab notebooks/01_quickstart.ipynb")
+
+
+def _papers(names: Sequence[str]) -> dict[Path, Path]:
+    """By file of the package its place below the new folder: `configs/` as in the repository, so that commands and
+    `extends` hold."""
+    found: dict[Path, Path] = {}
+    for name in names:
+        sweeps = [path for path in (CONFIGS / "sweeps").glob("*.yaml") if path.stem.startswith((name, "compare"))]
+        for path in (CONFIGS / "quickstart.yaml", *sorted((CONFIGS / name).iterdir()), *sorted(sweeps)):
+            if path.suffix in (".yaml", ".md"):
+                found[path] = "configs" / path.relative_to(CONFIGS)
+    return found
+
+
+def _notebooks() -> dict[Path, Path]:
+    return {path: Path("notebooks") / path.name for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
 
 
 def runs(

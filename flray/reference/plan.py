@@ -49,14 +49,15 @@ class Plan(NamedTuple):
 
 
 def configs_folder(given: Path | None = None) -> Path:
-    """The folder `configs` of flray: the one given, the one in the working directory, or that of the checkout which
-    flray is imported from. Raises `ConfigError` where there is none: an installed flray comes without."""
-    places = [given] if given is not None else [Path("configs"), Path(flray.__file__).parents[1] / "configs"]
+    """The folder `configs` of flray: the one given, the one in the working directory, or that of the package.
+
+    Raises `ConfigError` where a given one has no configuration of the papers."""
+    places = [given] if given is not None else [Path("configs"), Path(flray.__file__).parent / "configs"]
     found = next((place for place in places if (place / "fedsol" / "_common.yaml").is_file()), None)
     if found is None:
         raise ConfigError(
-            f"the papers' configurations are not in {' or '.join(map(str, places))}: an installed flray has none; take "
-            "the folder configs/ of flray's repository and name it with --configs DIR"
+            f"the papers' configurations are not in {' or '.join(map(str, places))}; name the folder that holds them "
+            "with --configs DIR, or write them: flray init --paper fedsol"
         )
     return found
 
