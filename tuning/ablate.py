@@ -27,9 +27,9 @@ from flray.results.continual import is_column, is_continual
 from flray.results.report_page import ABLATION
 from flray.results.tables import flat, planned
 from flray.rundir.recorder import write_text
-from tuning.display import Show
-from tuning.drive import drive, place
-from tuning.trainable import Job
+from flray.tuning.display import Show
+from flray.tuning.drive import drive, place
+from flray.tuning.trainable import Job
 
 
 class Cells(Searcher):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuning.trials import Direction, Opened
+    from flray.tuning.trials import Direction, Opened
 
 
 class Skip(Exception):

@@ -18,7 +18,7 @@ from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.section import Section, spelled_out
 from flray.metrics.names import METRICS
 from flray.scenario import ValidationConfig
-from tuning.space import Space, build, resolve
+from flray.tuning.space import Space, build, resolve
 
 # objectives that are sums over a run's rounds, and the columns of rounds/ that they add
 CUMULATIVE = {

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flray.core.schema.errors import CheckpointError
-from tuning.canvas import Skip, headed, titled
+from flray.tuning.canvas import Skip, headed, titled
 
 if TYPE_CHECKING:
     import pandas
 
-    from tuning.trials import Opened
+    from flray.tuning.trials import Opened
 
 # of a trial's curve: colour, width, opacity and what lies above what, by its state
 LINES = {
@@ -71,7 +71,7 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
 
     from flray.results.colours import colours_of, markers_of
     from flray.results.figures import plain
-    from tuning.trials import front
+    from flray.tuning.trials import front
 
     finished, best = frame[frame["state"] == "finished"], front(frame, sweep.objectives)
     if best.empty:
@@ -114,8 +114,8 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
     from matplotlib.lines import Line2D
 
     from flray.results.figures import at_whole_numbers, plain
-    from tuning.config import CUMULATIVE
-    from tuning.trials import best, describe_parameters
+    from flray.tuning.config import CUMULATIVE
+    from flray.tuning.trials import best, describe_parameters
 
     names = [name for name in sweep.objectives if name not in CUMULATIVE]
     lines = _lines(sweep, frame, names)

@@ -38,7 +38,7 @@ from flray.config.experiment import Experiment
 from flray.core.schema.errors import CheckpointError, ResourceError
 from flray.engine.ray.cluster import started
 from flray.engine.ray.pool import Pool
-from tuning.trainable import Trial
+from flray.tuning.trainable import Trial
 
 # a traceback where Ray Tune's own state finds no room
 logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)

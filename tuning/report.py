@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.schema.errors import CheckpointError
-from tuning.trials import (
+from flray.tuning.trials import (
     Direction,
     Opened,
     best,
@@ -113,7 +113,7 @@ def write_report(folder: str | Path) -> Report:
     A figure that cannot be drawn (yet) is left out, with the reason. Raises `CheckpointError` for a folder that holds
     no sweep.
     """
-    from tuning.sweep_figures import draw
+    from flray.tuning.sweep_figures import draw
 
     sweep = open_sweep(folder)
     frame = table_of(sweep)

@@ -25,8 +25,8 @@ from ray.tune.schedulers.pbt import _PBTTrialState
 
 from flray.core.schema.errors import CheckpointError
 from flray.rundir.recorder import write_text
-from tuning.config import SchedulerConfig, Sweep
-from tuning.studies import FACTS, Studies
+from flray.tuning.config import SchedulerConfig, Sweep
+from flray.tuning.studies import FACTS, Studies
 
 RUNGS = "rungs.json"
 Keeping = Callable[[], contextlib.AbstractContextManager[None]]

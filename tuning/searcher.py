@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from tuning.studies import Studies
+from flray.tuning.studies import Studies
 
 
 class StudySearcher(Searcher):

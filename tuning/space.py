@@ -20,7 +20,7 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.hp import Hyperparameter, hyperparameters
-from tuning.domain import Choice, Domain, Fixed, check_within, show, written
+from flray.tuning.domain import Choice, Domain, Fixed, check_within, show, written
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial

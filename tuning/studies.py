@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from flray.core.protocol.seeding import torch_seed
 from flray.core.schema.errors import CheckpointError, FlrayError
-from tuning.config import Sweep
+from flray.tuning.config import Sweep
 
 JOURNAL = "study.journal"
 # a trial's attribute -> in its results

@@ -25,17 +25,17 @@ from flray.rundir.lock import check as check_lock
 from flray.rundir.lock import owner as lock_owner
 from flray.rundir.recorder import write_text
 from flray.rundir.uri import join
-from tuning.ablate import run_cells
-from tuning.config import Sweep
-from tuning.display import Show
-from tuning.drive import drive, place
-from tuning.report import write_report, write_table
-from tuning.schedulers import Asha, make_scheduler, rungs
-from tuning.searcher import StudySearcher
-from tuning.studies import JOURNAL, Studies
-from tuning.sweep_file import load_sweep
-from tuning.trainable import Job
-from tuning.trials import state, stored_sweep
+from flray.tuning.ablate import run_cells
+from flray.tuning.config import Sweep
+from flray.tuning.display import Show
+from flray.tuning.drive import drive, place
+from flray.tuning.report import write_report, write_table
+from flray.tuning.schedulers import Asha, make_scheduler, rungs
+from flray.tuning.searcher import StudySearcher
+from flray.tuning.studies import JOURNAL, Studies
+from flray.tuning.sweep_file import load_sweep
+from flray.tuning.trainable import Job
+from flray.tuning.trials import state, stored_sweep
 
 CONFIG = "sweep.yaml"
 MADE = ".made"  # in final/: the names of the runs that the sweep made there

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuning.canvas import Skip, canvas, few_ticks, save_aside, titled
-from tuning.curves import curves_figure, history_figure, pareto_figure
+from flray.tuning.canvas import Skip, canvas, few_ticks, save_aside, titled
+from flray.tuning.curves import curves_figure, history_figure, pareto_figure
 
 if TYPE_CHECKING:
     import pandas
     from optuna.study import Study
 
-    from tuning.trials import Opened
+    from flray.tuning.trials import Opened
 
 FEW = 8  # finished trials below which the importance of a parameter is noise
 

@@ -20,8 +20,8 @@ from flray.config.read import read_yaml
 from flray.config.resolve import NAMED
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.section import one_line, section_at, spelled_out
-from tuning.config import Sweep
-from tuning.domain import show, written
+from flray.tuning.config import Sweep
+from flray.tuning.domain import show, written
 
 KEYS = tuple(info.alias or name for name, info in Sweep.model_fields.items())
 # what an override may say of the experiment

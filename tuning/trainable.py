@@ -19,8 +19,8 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, FlrayError, ResourceError
 from flray.engine.ray.pool import Pool
 from flray.rundir.reader import Run
-from tuning.studies import disk_full
-from tuning.trial_run import TrialRun
+from flray.tuning.studies import disk_full
+from flray.tuning.trial_run import TrialRun
 
 
 class ObjectiveError(ConfigError):

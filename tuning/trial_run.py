@@ -21,7 +21,7 @@ from flray.rundir.mirrored import TABLES
 from flray.rundir.parts import read_part
 from flray.rundir.reader import Run
 from flray.rundir.recorder import Table
-from tuning.config import CUMULATIVE
+from flray.tuning.config import CUMULATIVE
 
 ORPHAN_S = 30.0  # for which a process is waited for that lost its driver; Ray ends it within seconds
 POLL_S = 0.2

@@ -61,7 +61,7 @@ def open_sweep(folder: str | Path) -> Opened:
     """
     import optuna
 
-    from tuning.studies import JOURNAL, open_storage
+    from flray.tuning.studies import JOURNAL, open_storage
 
     folder = Path(folder)
     sweep = stored_sweep(folder)
@@ -96,7 +96,7 @@ def trials_table(folder: str | Path) -> pandas.DataFrame:
 def table_of(sweep: Opened) -> pandas.DataFrame:
     import pandas
 
-    from tuning.studies import NEVER
+    from flray.tuning.studies import NEVER
 
     every = [(name, trial) for name, study in sweep.studies.items() for trial in study.get_trials(deepcopy=False)]
     found = [(name, trial) for name, trial in every if trial.user_attrs.get("status") != NEVER]

@@ -60,16 +60,22 @@ def init(
         raise ConfigError(
             f"cannot write to {folder}: {error.strerror or error}; give another folder: flray init FOLDER"
         ) from error
+    _next_steps(folder, list(files.values()), [name.value for name in chosen], notebooks)
+
+
+def _next_steps(folder: Path, written: Sequence[Path], papers: Sequence[str], notebooks: bool) -> None:
     enter = "" if folder == Path() else f"cd {folder} && "
-    if not chosen and not notebooks:
-        print("written:", *(folder / target for target in files.values()))
+    if not papers and not notebooks:
+        print("written:", *(folder / target for target in written))
         print(f"next:    {enter}flray run quickstart.yaml")
         print("         flray run quickstart.yaml algorithm=fedavg,my_algorithm --import my_algorithm")
         print("         flray list config   (every key of a configuration)")
         return
-    print(f"written: {len(files)} files in {', '.join(sorted({str((folder / t).parent) for t in files.values()}))}")
-    for name in chosen:
-        print(f"next:    {enter}the commands of configs/{name.value}/README.md; flray reproduce {name.value} --dry-run")
+    print(
+        f"written: {len(written)} files in {', '.join(sorted({str((folder / target).parent) for target in written}))}"
+    )
+    for name in papers:
+        print(f"next:    {enter}the commands of configs/{name}/README.md; flray reproduce {name} --dry-run")
     if notebooks:
         print(f"next:    {enter}jupyter lab notebooks/01_quickstart.ipynb")
 

@@ -52,7 +52,7 @@ def _keys() -> list[dict[str, Any]]:
     """Every key of an experiment, then every key of a sweep (`sweep: KEY`)."""
     from flray.config.experiment import Experiment
     from flray.config.keys import keys_of
-    from tuning.config import Sweep
+    from flray.tuning.config import Sweep
 
     rows: list[dict[str, Any]] = []
     for file, model in (("experiment", Experiment), ("sweep", Sweep)):

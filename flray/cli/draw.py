@@ -147,7 +147,7 @@ def _conflict(runs: list[Run], metric: str | None, key: str | None) -> Figure:
 
 def _sweep_report(folder: Path) -> None:
     """The sweep's table and figures again; what could not be drawn goes to stderr."""
-    from tuning.report import write_report
+    from flray.tuning.report import write_report
 
     report = write_report(folder)
     print(*(report.table, *report.figures), sep="\n")

@@ -240,7 +240,7 @@ def _trials(folder: Path, drawn: bool) -> Lead:
     """What a report says of a sweep's trials; nothing where its studies cannot be read, which is a line on stderr."""
     from flray.results.report_page import Lead
     from flray.rundir.reader import runs_below
-    from tuning.trials_page import trials_lead
+    from flray.tuning.trials_page import trials_lead
 
     try:
         return trials_lead(folder, drawn)

@@ -87,7 +87,7 @@ def reproduce(
     again = _again(table, overrides, cells, methods, seeds, scale, margin)
     if any(cell_status(run.experiment, run.folder) != "finished" for run in found.runs):
         with starting(home / found.runs[0].setting.config, overrides or [], trials=1):
-            from tuning.ablate import run_cells
+            from flray.tuning.ablate import run_cells
         try:
             with interruptible(root, "the same command goes on"):
                 run_cells(

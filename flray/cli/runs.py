@@ -49,7 +49,7 @@ def run(
         if dry_run:
             print_rows(grid_rows(cells, root, overwrite), f"{len(cells)} cells")
             return
-        from tuning.ablate import run_grid
+        from flray.tuning.ablate import run_grid
 
         with interruptible(root, "the same command goes on"):
             frame = run_grid(cells, root, overwrite=overwrite)

@@ -37,8 +37,8 @@ def sweep(
     own_modules()
     with starting(config, overrides or [], trials=1):
         from flray.core.schema.errors import ConfigError
-        from tuning.sweep import default_folder, resume_sweep, run_sweep
-        from tuning.sweep_file import load_sweep
+        from flray.tuning.sweep import default_folder, resume_sweep, run_sweep
+        from flray.tuning.sweep_file import load_sweep
 
     if resume and out is not None:
         raise ConfigError("--out: a sweep goes on in its own folder; leave it out")
@@ -85,7 +85,7 @@ def ablate(
         from flray.config.loader import load_config
         from flray.config.overrides import count_cells
         from flray.core.schema.errors import ConfigError
-        from tuning.ablate import axes, check_comparison, reference_cell, run_grid, write_ablation
+        from flray.tuning.ablate import axes, check_comparison, reference_cell, run_grid, write_ablation
     count = count_cells(overrides or [])
     with stage(f"a grid of {count:,} cells", count > 1):
         cells = load_config(config, overrides or [], imports or [])
@@ -130,8 +130,8 @@ def _report(folder: Path, stopped: bool) -> None:
     from flray.results.answers import verdict
     from flray.results.paired import caption
     from flray.rundir.reader import load
-    from tuning.report import final_table, render_front, render_trials, trials_table
-    from tuning.trials import open_sweep, stored_sweep
+    from flray.tuning.report import final_table, render_front, render_trials, trials_table
+    from flray.tuning.trials import open_sweep, stored_sweep
 
     objectives, frame = open_sweep(folder).objectives, trials_table(folder)
     out = console()

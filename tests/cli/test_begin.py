@@ -48,6 +48,21 @@ def test_init_writes_what_runs_and_writes_over_nothing(started, ray_cluster):
     assert Path("my_algorithm.py").read_text() == "mine" and not Path("quickstart.yaml").exists()
 
 
+def test_init_writes_a_papers_configurations_whose_commands_run(tmp_path, monkeypatch):
+    """The paths of the repository hold below the new folder: `extends` of a sweep and the commands of a page."""
+    monkeypatch.chdir(tmp_path)
+    done = flray("init", "--paper", "fedproj", "--notebooks")
+    assert done.exit_code == 0, done.output
+    written = {str(path) for path in Path().rglob("*") if path.is_file()}
+    assert {f"configs/fedproj/{name}" for name in ("_common.yaml", "pilot_iris.yaml", "README.md")} <= written
+    assert {"configs/quickstart.yaml", "configs/sweeps/fedproj.yaml", "notebooks/01_quickstart.ipynb"} <= written
+    assert load_config("configs/fedproj/pilot_iris.yaml") == load_config(QUICK.parent / "fedproj" / "pilot_iris.yaml")
+    dry = flray("reproduce", "fedproj/figure1", "--dry-run")
+    assert dry.exit_code == 0 and "configs/fedproj/pilot_iris.yaml" in dry.output
+    again = flray("init", "--paper", "fedproj")
+    assert str(again.exception) == "configs/quickstart.yaml is there already; give another folder: flray init FOLDER"
+
+
 def test_a_dry_run_prints_the_configuration_or_the_cells_and_makes_nothing(started):
     done = flray("run", "quickstart.yaml", "rounds=3", "algorithm=fedprox", "--dry-run")
     (wanted,) = load_config("quickstart.yaml", ["rounds=3", "algorithm=fedprox"])

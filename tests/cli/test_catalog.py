@@ -12,7 +12,7 @@ from flray.config.grid import dotted
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hyperparameters
-from tuning.sweep_file import load_sweep
+from flray.tuning.sweep_file import load_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICK, SWEEP = CONFIGS / "quickstart.yaml", CONFIGS / "sweeps" / "fedsol_rho.yaml"

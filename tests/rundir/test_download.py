@@ -22,10 +22,10 @@ from flray.rundir.mirrored import DRIVER, SERVER, STATE
 from flray.rundir.reader import runs_below
 from flray.rundir.storage import Storage
 from flray.rundir.uri import join, split
+from flray.tuning.trial_run import TrialRun
 from tests.contracts.faults import interrupted, server_killed_at
 from tests.support.folders import content, record
 from tests.support.runs import config, last_state, model
-from tuning.trial_run import TrialRun
 
 
 @pytest.fixture(scope="module")

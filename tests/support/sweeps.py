@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from flray.tuning.trials import trials_table
 from tests.tuning.iris import EXPERIMENT, SPACE
-from tuning.trials import trials_table
 
 SWEEP = {
     "name": "tiny",

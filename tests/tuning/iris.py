@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuning.config import Sweep
-from tuning.sweep_file import load_sweep
+from flray.tuning.config import Sweep
+from flray.tuning.sweep_file import load_sweep
 
 EXPERIMENT = {
     "rounds": 6,

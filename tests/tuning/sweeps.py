@@ -13,7 +13,7 @@ from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
 from flray.rundir.recorder import Recorder
-from tuning.studies import open_storage
+from flray.tuning.studies import open_storage
 
 Suggest = Callable[[Trial], Any]
 

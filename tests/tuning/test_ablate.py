@@ -15,8 +15,8 @@ from flray.config.grid import labels
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.rundir.reader import Run
+from flray.tuning.ablate import axes, reference_cell, run_cells, run_grid
 from tests.tuning.iris import EXPERIMENT
-from tuning.ablate import axes, reference_cell, run_cells, run_grid
 
 
 def cells(*overrides: str) -> list[Experiment]:

@@ -21,9 +21,9 @@ cluster = Cluster(initialize_head=True, connect=False, head_node_args={"num_cpus
 nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
-from tuning.sweep_file import load_sweep
-from tuning.sweep import run_sweep
-from tuning.trials import trials_table
+from flray.tuning.sweep_file import load_sweep
+from flray.tuning.sweep import run_sweep
+from flray.tuning.trials import trials_table
 
 folder, remove = Path(sys.argv[2]), sys.argv[3] == "remove"
 

@@ -13,8 +13,8 @@ import yaml
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.metrics.names import METRICS
-from tuning.config import CUMULATIVE
-from tuning.sweep_file import load_sweep
+from flray.tuning.config import CUMULATIVE
+from flray.tuning.sweep_file import load_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted((CONFIGS / "sweeps").glob("*.yaml"))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from flray.tuning import display as progress
+from flray.tuning.display import Show
 from tests.tuning.iris import ended
-from tuning import display as progress
-from tuning.display import Show
 
 
 class FakeTrial:

@@ -7,7 +7,7 @@ from optuna.trial import FixedTrial
 
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import Space
-from tuning.domain import Choice, Fixed, Range, check_within, written
+from flray.tuning.domain import Choice, Fixed, Range, check_within, written
 
 
 def test_the_ways_to_write_a_parameter():

@@ -14,12 +14,12 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ResourceError
 from flray.rundir.reader import Run
+from flray.tuning import drive as module
+from flray.tuning.ablate import Cells
+from flray.tuning.display import Show
+from flray.tuning.drive import NOTHING, _fit, drive, place
+from flray.tuning.trainable import Job
 from tests.tuning.iris import EXPERIMENT
-from tuning import drive as module
-from tuning.ablate import Cells
-from tuning.display import Show
-from tuning.drive import NOTHING, _fit, drive, place
-from tuning.trainable import Job
 
 MB = {"memory": 8.0 * 2**30}  # every node has some
 

@@ -21,12 +21,10 @@ from typer.testing import CliRunner
 
 from flray.cli import app
 from flray.core.schema.errors import CheckpointError
-from tests.support.tables import config, folder
-from tests.tuning.sweeps import FakeSweep
-from tuning import sweep_figures as figures
-from tuning.canvas import canvas, few_ticks
-from tuning.curves import curves_figure, history_figure, pareto_figure
-from tuning.report import (
+from flray.tuning import sweep_figures as figures
+from flray.tuning.canvas import canvas, few_ticks
+from flray.tuning.curves import curves_figure, history_figure, pareto_figure
+from flray.tuning.report import (
     final_table,
     front,
     pareto,
@@ -36,9 +34,11 @@ from tuning.report import (
     write_report,
     write_table,
 )
-from tuning.sweep_figures import _importance, _parts
-from tuning.trials import open_sweep, table_of
-from tuning.trials_page import trials_lead
+from flray.tuning.sweep_figures import _importance, _parts
+from flray.tuning.trials import open_sweep, table_of
+from flray.tuning.trials_page import trials_lead
+from tests.support.tables import config, folder
+from tests.tuning.sweeps import FakeSweep
 
 ACC = {"val/acc": "max"}
 BOTH = {"val/acc": "max", "comm/bytes": "min"}

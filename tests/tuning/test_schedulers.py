@@ -22,12 +22,12 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler
 from ray.tune.search import SearchGenerator
 
 from flray.core.schema.errors import CheckpointError
+from flray.tuning.config import SchedulerConfig
+from flray.tuning.schedulers import RUNGS, Asha, make_scheduler, rungs
+from flray.tuning.searcher import StudySearcher
+from flray.tuning.studies import Studies
+from flray.tuning.trainable import Job
 from tests.tuning.iris import ended, iris_sweep
-from tuning.config import SchedulerConfig
-from tuning.schedulers import RUNGS, Asha, make_scheduler, rungs
-from tuning.searcher import StudySearcher
-from tuning.studies import Studies
-from tuning.trainable import Job
 
 ROUNDS = 12
 GRACE, REDUCTION = 2, 2.0  # rungs 2, 4, 8

@@ -20,8 +20,8 @@ from flray.algorithms.fedavg import FedAvg
 from flray.config.experiment import algorithm_name
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp, hyperparameters
-from tuning.space import build, resolve
-from tuning.sweep_file import narrowed
+from flray.tuning.space import build, resolve
+from flray.tuning.sweep_file import narrowed
 
 BASE = {
     "rounds": 3,

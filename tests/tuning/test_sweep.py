@@ -15,12 +15,12 @@ import yaml
 import flray
 from flray.api import simulate
 from flray.core.schema.errors import CheckpointError, ConfigError, ResourceError
+from flray.tuning.studies import Studies
+from flray.tuning.sweep import resume_sweep, run_sweep
+from flray.tuning.sweep_file import load_sweep
+from flray.tuning.trials import trials_table
 from tests.support.sweeps import SWEEP, found, rungs
 from tests.tuning.iris import EXPERIMENT
-from tuning.studies import Studies
-from tuning.sweep import resume_sweep, run_sweep
-from tuning.sweep_file import load_sweep
-from tuning.trials import trials_table
 
 
 def tiny(**changes):

@@ -15,13 +15,13 @@ import pytest
 
 from flray.core.schema.errors import CheckpointError
 from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner
+from flray.tuning.searcher import StudySearcher
+from flray.tuning.studies import JOURNAL, Studies
+from flray.tuning.sweep import CONFIG, _drop_others, _take, resume_sweep, run_sweep
+from flray.tuning.trainable import Job
+from flray.tuning.trials import open_sweep
 from tests.rundir.swapping import write_run
 from tests.tuning.iris import ended, iris_sweep
-from tuning.searcher import StudySearcher
-from tuning.studies import JOURNAL, Studies
-from tuning.sweep import CONFIG, _drop_others, _take, resume_sweep, run_sweep
-from tuning.trainable import Job
-from tuning.trials import open_sweep
 
 
 def begun(folder: Path, trials: int = 3) -> Path:

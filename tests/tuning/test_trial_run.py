@@ -13,10 +13,10 @@ from flray.core.schema.errors import CheckpointError
 from flray.metrics.classification import Counts
 from flray.rundir import tested
 from flray.rundir.recorder import Recorder
+from flray.tuning.trainable import Job, Trial
+from flray.tuning.trial_run import TrialRun
 from tests.tuning.iris import iris_sweep
 from tests.tuning.sweeps import record
-from tuning.trainable import Job, Trial
-from tuning.trial_run import TrialRun
 
 STEPS = 4 * 3  # local steps of a round: 4 clients, 3 batches
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from flray.tuning.sweep import run_sweep
 from tests.tuning.iris import EXPERIMENT, iris_sweep
 from tests.tuning.truth import assert_true
-from tuning.sweep import run_sweep
 
 ROUNDS = 24
 # what trials report does not depend on who computes it: no actors that would have to start for every trial

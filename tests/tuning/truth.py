@@ -11,7 +11,7 @@ import pandas
 import yaml
 from optuna.trial import TrialState
 
-from tuning.studies import NEVER, open_storage
+from flray.tuning.studies import NEVER, open_storage
 
 SUMS = {
     "comm/bytes": ["comm/up_bytes", "comm/down_bytes"],

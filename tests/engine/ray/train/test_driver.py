@@ -222,7 +222,7 @@ def test_a_lost_node_leaves_fewer_workers_and_the_same_bits(tmp_path):
 @pytest.mark.slow
 def test_a_cell_of_a_grid_trains_inside_its_bundle(two_workers, tmp_path, ray_cluster):
     """Beside FedAvg on the same cluster: the grid's trial owns the CPUs, and Ray Train must not ask for others."""
-    from tuning.ablate import run_grid
+    from flray.tuning.ablate import run_grid
 
     cells = [config(2), config(2, algorithm={"name": "fedavg"}, evaluate={"clients": False})]
     table = run_grid(cells, tmp_path / "grid")
