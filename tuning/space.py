@@ -191,12 +191,15 @@ def _algorithms(form: Any, values: Mapping[str, Any]) -> tuple[list[str], bool]:
 
 def _check_keys(forms: Iterable[str], names: Sequence[str], conditional: bool) -> None:
     """Every key is one of the experiment, or of an algorithm of the sweep."""
-    fields = {name: list(ALGORITHMS.get(name).model_fields) for name in names}
+    fields = {name: [hp.name for hp in hyperparameters(ALGORITHMS.get(name))] for name in names}
+    renamed = {name: ALGORITHMS.get(name).renamed for name in names}
     for key in forms:
         section, _, field = key.partition(".")
         for prefix, why in NOT_SEARCHED.items():
             if key == prefix or key.startswith(f"{prefix}."):
                 raise ConfigError(f"space.{key}: {why}")
+        for new in {old.get(field) for name, old in renamed.items() if section in ("algorithm", name)} - {None}:
+            raise ConfigError(f"space.{key}: this key has a new name; write {section}.{new}")
         if section == "algorithm":
             if not any(field in own for own in fields.values()):
                 raise unknown(
@@ -241,7 +244,7 @@ def _drafts(forms: Mapping[str, Any], algorithm: str, conditional: bool) -> list
                 found[key] = (where, forms[where])
                 break
         else:
-            if hp.name in own and hp.space is not None:
+            if hp.name.partition(".")[0] in own and hp.space is not None:
                 found[key] = (alone, "auto")
     found |= {
         key: (key, form)

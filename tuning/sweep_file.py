@@ -19,6 +19,7 @@ from flray.config.overrides import pairs, scalar
 from flray.config.read import read_yaml
 from flray.config.resolve import NAMED
 from flray.core.schema.errors import ConfigError, unknown
+from flray.core.schema.hp import hyperparameters
 from flray.core.schema.section import one_line, section_at, spelled_out
 from flray.tuning.config import Sweep
 from flray.tuning.domain import show, written
@@ -99,11 +100,13 @@ def narrowed(space: Mapping[str, Any]) -> Mapping[str, Any]:
         return space  # what is wrong with it is said where it is read
     form = space["algorithm"]
     names = [form] if isinstance(form, str) else [str(name) for name in written("algorithm", form).probes()]
+    kinds = [ALGORITHMS.get(name) for name in names]
+    fields = {field for kind in kinds for field in (*(hp.name for hp in hyperparameters(kind)), *kind.renamed)}
 
     def left(key: str) -> bool:
         section, _, field = key.partition(".")
         if section == "algorithm":
-            return not field or any(field in ALGORITHMS.get(name).model_fields for name in names)
+            return not field or field in fields
         return section in names or section not in ALGORITHMS.names()
 
     return {key: form for key, form in space.items() if left(key)}

@@ -13,22 +13,44 @@ what it makes in a second exchange of the round (`two_phase`), or beside its rea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
 
 from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
-from flray.algorithms.held_out_gan import Maker
-from flray.algorithms.memo_proxy import ProxySource
+from flray.algorithms.memo_proxy import Generators, ProxySource
 from flray.algorithms.private_updates import PrivateUpdates
 from flray.core.messages import Broadcast, Cohort, Metrics, ServerState, Update
 from flray.core.messages.fields import shared
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
+from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.samples import ClientData
+from flray.core.schema.errors import ConfigError, DataError
 from flray.core.schema.hp import hp
-from flray.ops.detect import Detection, Detector, Episode, Rule, Signal, episode_after, mitigates
+from flray.ops.detect import Detection, Detector, Episode, Rule, episode_after, mitigates
 from flray.ops.proxy_step import mixing_weight, two_step
+
+RENAMED = {  # keys of options before the parts had sections of their own
+    **{
+        key: f"detector.{key}"
+        for key in (
+            *("layers", "last", "W", "m", "rho", "rho_off", "guard", "warmup", "confirm"),
+            *("tranad_threshold", "tranad_level"),
+        )
+    },
+    **{
+        key: f"proxy.{key.removeprefix('proxy_')}"
+        for key in (
+            *("proxy_data", "proxy_labels", "proxy_size", "proxy_refresh", "gan_epochs", "gan_batch_size", "gan_lr"),
+            *("labeller_epochs", "generator_steps", "generator_lr", "label_noise", "one_step"),
+            *("proxy_lr", "proxy_batch_size", "proxy_epochs", "proxy_bn"),
+        )
+    },
+    **{f"dp_{key}": f"privacy.{key}" for key in ("clip", "epsilon", "delta", "noise")},
+}
 
 
 class MemoState(ServerState):
@@ -36,11 +58,11 @@ class MemoState(ServerState):
     episode: Episode
     active: bool  # whether this round mitigates
     examples: float  # sum N_i of step 1
-    maker: Maker
+    generators: Generators
 
 
 class MemoDown(Broadcast):
-    maker: Maker = shared()
+    generators: Generators = shared()
 
 
 class MemoUpdate(Update):
@@ -50,10 +72,25 @@ class MemoUpdate(Update):
     b_proxy: Tensor
 
 
-class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg[MemoState], frozen=True):
-    keeps: ClassVar[str] = "on the server a held-out labelled set (mode: server), or a generator; clients keep nothing"
+class MemoDetector(Detector, frozen=True):
+    """The robust detector, with a lower drop that keeps the alarm on: step 2 itself raises WV again."""
+
+    shorthand: ClassVar[Mapping[type, str]] = {str: "method"}
 
     rho_off: float | None = hp(0.4, gt=0, lt=1, doc="drop that keeps the alarm on; none: rho")
+
+
+class FedMemo(FedAvg[MemoState], frozen=True):
+    keeps: ClassVar[str] = "on the server a held-out labelled set (mode: server), or a generator; clients keep nothing"
+
+    renamed: ClassVar[Mapping[str, str]] = RENAMED
+
+    detector: MemoDetector = MemoDetector()
+    proxy: ProxySource = ProxySource()
+    privacy: PrivateUpdates = PrivateUpdates()
+    mode: Literal["server", "client"] = hp(
+        "server", choice=("server", "client"), doc="who trains on proxy data: the server, or the cohort's clients"
+    )
     trigger: Rule = hp(
         "while_alarm",
         doc="when step 2 is taken: during an alarm, from the first one on, after a delay, "
@@ -72,15 +109,25 @@ class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg[MemoState], 
         """Clients make their data without any; the server starts from held-out ones."""
         return self.mode == "server"
 
+    def networks(self, model: nn.Module, inputs: Inputs) -> Mapping[str, nn.Module]:
+        return self.proxy.gan(inputs) if self.mode == "server" else self.proxy.data_free_generator(inputs)
+
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> MemoState:
-        self.check_privacy(ctx, self.buffers)
-        self.check_labels(ctx)
-        return MemoState(w, b, self.nothing_seen(), Episode(-1, False), False, 0.0, self.no_maker(ctx))
+        self.privacy.check(ctx, self.buffers)
+        if self.mode == "server":
+            try:
+                ctx.require_proxy().labels(np.arange(1))
+            except DataError:
+                raise ConfigError(
+                    "proxy: fedmemo reads labels of the held-out data; set proxy.labelled: true"
+                ) from None
+        start, generators = self.detector.nothing_seen(), Generators.untrained(ctx.device)
+        return MemoState(w, b, start, Episode(-1, False), False, 0.0, generators)
 
     def next_exchange(self, ctx: Context, state: MemoState) -> Exchange | None:
         if ctx.clock.phase == "round" and ctx.clock.exchange == 1 and state.active and self.in_two_phases:
-            return Exchange("proxy", self.sent, self.repaired, self.repair)
+            return Exchange("proxy", self.with_generators, self.repaired, self.repair)
         return super().next_exchange(ctx, state)
 
     @property
@@ -89,14 +136,15 @@ class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg[MemoState], 
 
     def broadcast(self, ctx: Context, state: MemoState) -> Broadcast:
         beside = self.mode == "client" and self.client_exchange == "piggyback" and state.active
-        return self.sent(ctx, state) if beside else super().broadcast(ctx, state)
+        return self.with_generators(ctx, state) if beside else super().broadcast(ctx, state)
 
-    def sent(self, ctx: Context, state: MemoState) -> MemoDown:
-        return MemoDown(state.w, state.b, state.maker)
+    def with_generators(self, ctx: Context, state: MemoState) -> MemoDown:
+        return MemoDown(state.w, state.b, state.generators)
 
     def aggregate(self, ctx: Context, state: MemoState, updates: Update, cohort: Cohort) -> tuple[MemoState, Metrics]:
-        reading = self.read(state.detection, self.measure(ctx.objective, state.w, updates.w, self.known_noise(cohort)))
-        detection, alarm = self.detect(state.detection, reading.wv)
+        wv = self.detector.measure(ctx.objective, state.w, updates.w, self.privacy.noise_variance(cohort))
+        reading = self.detector.read(state.detection, wv)
+        detection, alarm = self.detector.detect(state.detection, wv)
         episode = episode_after(state.episode, alarm, ctx.clock.done)
         active = self.mitigating(ctx, episode)
         after = state.replace(
@@ -108,19 +156,19 @@ class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg[MemoState], 
             examples=float(cohort.num_examples.sum()),
         )
         metrics = {f"memo/{name}": value for name, value in reading.row.items() if value == value}
-        metrics |= {"memo/alarm": alarm, "memo/active": active, **self.account(ctx)}
+        metrics |= {"memo/alarm": alarm, "memo/active": active, **self.privacy.account(ctx)}
         again = self.trigger != "scheduled" and episode.began > state.episode.began  # within min_on, or latched
         if self.mode == "client" and active and (again or not state.active):
-            after = after.replace(maker=self.fitted_without_data(ctx, after.w, after.b))
+            after = after.replace(generators=self.proxy.fit_without_data(ctx, after.w, after.b))
         if isinstance(updates, MemoUpdate):
             return self.mixed(after, updates.w_proxy, updates.b_proxy, after.examples, metrics)
         if self.mode == "client" or not active:
             return after, {**metrics, "memo/gamma": 0.0}
-        if self.proxy_data == "gan" and not len(after.maker.w):
-            after = after.replace(maker=self.fitted(ctx))
-        proxy = self.drawn(ctx, after.maker)
-        w, b = self.trained(ctx, after.w, after.b, proxy)
-        metrics["proxy_examples"] = float(proxy.size * (1 if self.one_step else self.proxy_epochs))
+        if self.proxy.data == "gan" and not len(after.generators.w):
+            after = after.replace(generators=self.proxy.fit_gans(ctx))
+        proxy = self.proxy.server_samples(ctx, after.generators)
+        w, b = self.proxy.trained(ctx, after.w, after.b, proxy)
+        metrics["proxy_examples"] = float(proxy.size * (1 if self.proxy.one_step else self.proxy.epochs))
         return self.mixed(after, w, b, proxy.size, metrics)
 
     def mitigating(self, ctx: Context, episode: Episode) -> bool:
@@ -140,23 +188,23 @@ class FedMemo(ProxySource, Signal, Detector, PrivateUpdates, FedAvg[MemoState], 
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: SGDState, data: ClientData
     ) -> tuple[Update, OwnStatistics]:
         update, client = super().end(ctx, broadcast, client, local, data)
-        if self.dp_clip is not None:
-            update = Update(self.private(ctx, broadcast.w, local.w, "real"), broadcast.b)
+        if self.privacy.clip is not None:
+            update = Update(self.privacy.private(ctx, broadcast.w, local.w, "real"), broadcast.b)
         if not isinstance(broadcast, MemoDown):
             return update, client
-        w, b = self.trained_on_made(ctx, broadcast, data)
+        w, b = self.train_on_generated(ctx, broadcast, data)
         return MemoUpdate.of(update, w_proxy=w, b_proxy=b), client
 
     def repair(
         self, ctx: Context, broadcast: MemoDown, client: OwnStatistics, data: ClientData
     ) -> tuple[Update, OwnStatistics, Metrics]:
-        return Update(*self.trained_on_made(ctx, broadcast, data)), client, {}
+        return Update(*self.train_on_generated(ctx, broadcast, data)), client, {}
 
-    def trained_on_made(self, ctx: Context, broadcast: MemoDown, data: ClientData) -> tuple[Tensor, Tensor]:
-        """What a client sends of its training on as many made samples as it holds real ones, with noise as well."""
-        proxy = self.drawn_without_data(ctx, broadcast.maker, data.num_examples)
-        w, b = self.trained(ctx, broadcast.w, broadcast.b, proxy)
-        return self.private(ctx, broadcast.w, w, "proxy"), b
+    def train_on_generated(self, ctx: Context, broadcast: MemoDown, data: ClientData) -> tuple[Tensor, Tensor]:
+        """What a client sends of its training on as many generated samples as it has real ones, with noise as well."""
+        proxy = self.proxy.client_samples(ctx, broadcast.generators, data.num_examples)
+        w, b = self.proxy.trained(ctx, broadcast.w, broadcast.b, proxy)
+        return self.privacy.private(ctx, broadcast.w, w, "proxy"), b
 
     def repaired(self, ctx: Context, state: MemoState, updates: Update, cohort: Cohort) -> tuple[MemoState, Metrics]:
         return self.mixed(state, updates.w, updates.b, float(cohort.num_examples.sum()), {})

@@ -1,62 +1,163 @@
-"""Where FedMemo's proxy data come from: a GAN of a small held-out set or those data themselves, in the mode `server`;
-in the mode `client` a generator that was trained without data (appendix E; its card); options of FedMemo."""
+"""FedMemo's proxy data and the training on them (appendix E, Prop. 3.2; its card), as the part `proxy` of the method.
+
+On the server the data are made by a GAN of a small held-out set, or are those samples themselves. For the clients a
+generator that is trained without data makes them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from flray.algorithms.held_out_gan import HeldOutGAN, Maker, labelled
+from flray.core.messages import Record
+from flray.core.network.parts import ModuleMode
+from flray.core.protocol.batching import edges
+from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import Context
 from flray.core.protocol.inputs import Inputs
-from flray.core.protocol.samples import Proxy
-from flray.core.schema.errors import ConfigError, DataError
+from flray.core.protocol.samples import Proxy, TensorProxy
+from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
+from flray.core.schema.section import Section
+from flray.models.gan import ProxyDiscriminator, ProxyGenerator
 from flray.models.generators import MFCLGenerator
-from flray.ops.acgan import make
+from flray.ops.acgan import balanced, fit_gan, make, wrong_labels
+from flray.ops.distill import blocks
 from flray.ops.generate import balanced_by_rejection
+from flray.ops.proxy_step import full_gradient, train_on_proxy
 from flray.ops.synthesis import Teacher, fit_mfcl_generator
 
 
-class ProxySource(HeldOutGAN, frozen=True):
-    """Which proxy data, how many, how good; `mode` says whether the server makes them or the clients."""
+class Generators(Record):
+    """Generators `w [G, P]`, `b [G, Q]` (G = 0 before they are trained; C where each class has its own), and the
+    classifier `labeller_w [P]`, `labeller_b [Q]` that labels their samples, empty where the labels are inputs."""
 
-    mode: Literal["server", "client"] = hp(
-        "server", choice=("server", "client"), doc="who trains on proxy data: the server, or the cohort's clients"
+    w: Tensor
+    b: Tensor
+    labeller_w: Tensor
+    labeller_b: Tensor
+
+    @classmethod
+    def untrained(cls, device: torch.device) -> Generators:
+        """No generator and no classifier."""
+        empty = torch.zeros(0, device=device)
+        return cls(empty[None][:0], empty[None][:0], empty, empty)
+
+
+class ProxySource(Section, frozen=True):
+    """The proxy samples: how they are made, labelled and trained on."""
+
+    data: Literal["gan", "real"] = hp(
+        "gan", doc="server: made by a GAN of the experiment's section proxy, or that section's own samples (a bound)"
+    )
+    labels: Literal["acgan", "per_class", "teacher"] = hp(
+        "acgan",
+        doc="server: one conditional GAN, a GAN for each class, or one GAN and a classifier of the held-out data",
+    )
+    size: int = hp(5000, log=(500, 10000), ge=1, doc="server: proxy samples a round (N_p); data: real: at most")
+    refresh: bool = hp(False, doc="server: new proxy samples every round, made or drawn")
+    gan_epochs: int = hp(100, choice=(50, 70, 100), ge=1, doc="server: epochs of the GAN on the held-out data")
+    gan_batch_size: int = hp(64, choice=(32, 64, 128), ge=2, doc="server: batch size of the GAN")
+    gan_lr: float = hp(2e-4, log=(1e-5, 1e-2), gt=0, doc="server: learning rate of the GAN (Adam)")
+    labeller_epochs: int = hp(
+        20, choice=(10, 20, 50), ge=1, doc="labels: teacher: epochs of the classifier (SGD; batch_size and lr as below)"
     )
     generator_steps: int = hp(100, log=(20, 1000), ge=1, doc="client: steps of the data-free generator (MFCL's)")
     generator_lr: float = hp(1e-3, log=(1e-4, 1e-2), gt=0, doc="client: its learning rate (Adam)")
+    label_noise: float = hp(0.0, linear=(0.0, 0.5), ge=0, le=1, doc="share of proxy labels changed to a wrong one")
+    lr: float = hp(0.01, log=(1e-4, 0.1), gt=0, doc="learning rate of the training on proxy data (SGD)")
+    batch_size: int = hp(64, choice=(32, 64, 128), ge=1, doc="its batch size")
+    epochs: int = hp(1, choice=(1, 2, 5), ge=1, doc="epochs on the proxy data in step 2")
+    one_step: bool = hp(False, doc="step 2 is one step along the full-batch gradient (the paper's text)")
+    bn: Literal["freeze", "update"] = hp(
+        "freeze", doc="batch norm in step 2: by its statistics, which stay; or batch statistics, which update them"
+    )
 
-    def networks(self, model: nn.Module, inputs: Inputs) -> Mapping[str, nn.Module]:
-        if self.mode == "client":
-            inputs.require_numbers("FedMemo's generator")
-            return {"generator": MFCLGenerator(inputs.shape)}
-        return {} if self.proxy_data == "real" else self.gan(inputs)
+    # on the server: from held-out data ------------------------------------------------------------
+    def gan(self, inputs: Inputs) -> dict[str, nn.Module]:
+        """The networks of the GAN; none where the data are real. Raises `ConfigError` for inputs that are no numbers,
+        and for more classes than a conditional GAN has entries of noise."""
+        if self.data == "real":
+            return {}
+        inputs.require_numbers("FedMemo's GAN")
+        generator, classes = ProxyGenerator(inputs.shape), len(inputs.classes)
+        if self.labels == "acgan" and classes >= generator.noise:
+            raise ConfigError(
+                f"algorithm.proxy.labels: acgan keeps one of {generator.noise} noise entries for each class, the data "
+                f"have {classes}; set per_class or teacher"
+            )
+        return {"generator": generator, "discriminator": ProxyDiscriminator(inputs.shape, classes)}
 
-    def check_labels(self, ctx: Context) -> None:
-        """Raises `ConfigError` where the section `proxy` has no labels, which the mode `server` reads."""
-        if self.mode == "server":
-            try:
-                ctx.require_proxy().labels(np.arange(1))
-            except DataError:
+    def fit_gans(self, ctx: Context) -> Generators:
+        """The server's GANs, from the held-out data alone. Their draws have the address of the experiment's beginning:
+        the result is the same in whichever round it is first needed."""
+        ctx = replace(ctx, clock=Clock())
+        proxy, untrained = ctx.require_proxy(), Generators.untrained(ctx.device)
+        everything = np.arange(proxy.size)
+        x, y = pixels(ctx, proxy.inputs(everything)), proxy.labels(everything)
+        C = len(ctx.inputs.classes)
+        how: dict[str, Any] = {"epochs": self.gan_epochs, "batch_size": self.gan_batch_size, "lr": self.gan_lr}
+        how["tell"] = ctx.progress("FedMemo trains its GAN")
+        nets = ctx.net["generator"], ctx.net["discriminator"]
+        if self.labels == "per_class":
+            gans = [
+                fit_gan(*nets, x[y == c], None, C, ctx.rng("gan", c), **how)[:2] for c in range(C) if (y == c).sum() > 1
+            ]
+            if len(gans) < C:
                 raise ConfigError(
-                    "proxy: fedmemo reads labels of the held-out data; set proxy.labelled: true"
-                ) from None
+                    f"algorithm.proxy.labels: per_class needs two held-out samples of each of {C} classes and has them "
+                    f"of {len(gans)}; raise proxy.size"
+                )
+            return untrained.replace(w=torch.stack([w for w, _ in gans]), b=torch.stack([b for _, b in gans]))
+        w, b, _ = fit_gan(*nets, x, y if self.labels == "acgan" else None, C, ctx.rng("gan"), **how)
+        if self.labels == "acgan":
+            return untrained.replace(w=w[None], b=b[None])
+        order = self.order(ctx, proxy.size, self.labeller_epochs, "labeller", "train")
+        labeller = train_on_proxy(ctx.objective, *ctx.objective.initial(), proxy, order, lr=self.lr, mode="train")
+        return Generators(w[None], b[None], *labeller)
 
-    def fitted_without_data(self, ctx: Context, w: Tensor, b: Tensor) -> Maker:
-        """The clients' generator, from the model `(w, b)` alone, which names what it makes."""
+    def server_samples(self, ctx: Context, generators: Generators) -> Proxy:
+        """The server's proxy data of this round, of the classes seen so far."""
+        C = len(ctx.inputs.classes)
+        at = ctx if self.refresh else replace(ctx, clock=Clock())
+        if self.data == "real":
+            known = ctx.require_proxy()
+            index = at.rng("proxy").permutation(known.size)[: self.size]
+            x, y = known.inputs(index), known.labels(index)
+        else:
+            y = balanced(self.size, C).to(ctx.device)
+            images = torch.zeros(self.size, *ctx.inputs.shape, device=ctx.device)
+            for g, (w, b) in enumerate(zip(generators.w, generators.b, strict=True)):
+                chosen = y == g if len(generators.w) > 1 else torch.ones_like(y, dtype=torch.bool)
+                asked = y if self.labels == "acgan" else None
+                images[chosen] = make(ctx.net["generator"], w, b, int(chosen.sum()), asked, C, at.rng("proxy", g))
+            x = normalised(ctx, images)
+            if len(generators.labeller_w):
+                y = labelled(ctx, generators, x)
+        return self.of_seen_classes(at, x, y)
+
+    # at the clients: without data -----------------------------------------------------------------
+    def data_free_generator(self, inputs: Inputs) -> dict[str, nn.Module]:
+        """The network of the clients' generator. Raises `ConfigError` for inputs that are no numbers."""
+        inputs.require_numbers("FedMemo's generator")
+        return {"generator": MFCLGenerator(inputs.shape)}
+
+    def fit_without_data(self, ctx: Context, w: Tensor, b: Tensor) -> Generators:
+        """The clients' generator, from the model `(w, b)` alone, which is also the classifier of its samples."""
         classes = None if ctx.classes is None else ctx.classes.seen
         objective, draws = ctx.net["generator"], ctx.rng("generator")
         how: dict[str, Any] = {"steps": self.generator_steps, "lr": self.generator_lr}
         how["tell"] = ctx.progress("FedMemo trains its generator")
         teacher = Teacher(ctx.objective, w, b, classes)
         g, s, _ = fit_mfcl_generator(objective, *objective.initial(), teacher, draws, **how)
-        return Maker(g[None], s[None], w, b)
+        return Generators(g[None], s[None], w, b)
 
-    def drawn_without_data(self, ctx: Context, maker: Maker, size: int, tries: int = 10) -> Proxy:
+    def client_samples(self, ctx: Context, generators: Generators, size: int, tries: int = 10) -> Proxy:
         """A client's `size` proxy samples, labelled by the model at the trigger, balanced by rejection.
 
         At most `tries` batches of `size` are made (of 32 where it is less); then what was rejected fills the rest.
@@ -65,8 +166,57 @@ class ProxySource(HeldOutGAN, frozen=True):
 
         def batch(attempt: int) -> tuple[Tensor, Tensor]:
             z = ctx.rng("made", attempt)
-            x = make(ctx.net["generator"], maker.w[0], maker.b[0], max(size, 32), None, C, z)
-            return x, labelled(ctx, maker, x)
+            x = make(ctx.net["generator"], generators.w[0], generators.b[0], max(size, 32), None, C, z)
+            return x, labelled(ctx, generators, x)
 
         asked = C if ctx.classes is None else len(ctx.classes.seen)
-        return self.told(ctx, *balanced_by_rejection(map(batch, range(tries)), size, asked, C))
+        return self.of_seen_classes(ctx, *balanced_by_rejection(map(batch, range(tries)), size, asked, C))
+
+    # training on them -----------------------------------------------------------------------------
+    def trained(self, ctx: Context, w: Tensor, b: Tensor, proxy: Proxy) -> tuple[Tensor, Tensor]:
+        """`(w_p [P], b_p [Q])`: the model `(w, b)` after training on the proxy data."""
+        mode: ModuleMode = "eval" if self.bn == "freeze" else "train"
+        how: dict[str, Any] = {"mode": mode, "classes": None if ctx.classes is None else ctx.classes.seen}
+        if self.one_step:
+            _, g = full_gradient(ctx.objective, w, b, proxy, np.arange(proxy.size), **how)
+            return w - self.lr * g, b
+        order = self.order(ctx, proxy.size, self.epochs, "proxy order", mode)
+        return train_on_proxy(ctx.objective, w, b, proxy, order, lr=self.lr, **how)
+
+    def order(self, ctx: Context, size: int, epochs: int, purpose: str, mode: ModuleMode) -> list[np.ndarray]:
+        """The batches of so many epochs over `size` samples, as their numbers. In the mode `train` a last batch of one
+        sample, on which batch norm cannot train, joins the one before."""
+        joins = mode == "train" and size % self.batch_size == 1
+        cuts = edges(size, self.batch_size, "merge" if joins else "keep")
+        each = (ctx.rng(purpose, epoch).permutation(size) for epoch in range(epochs))
+        return [numbers[start:stop] for numbers in each for start, stop in pairwise(cuts)]
+
+    def of_seen_classes(self, ctx: Context, x: Tensor, y: Tensor) -> Proxy:
+        """Samples with their labels after the label noise, of the classes seen so far."""
+        if self.label_noise:
+            y = wrong_labels(y, self.label_noise, len(ctx.inputs.classes), ctx.rng("label noise"))
+        if ctx.classes is not None:
+            known = ctx.classes.seen.has(y)
+            x, y = x[known], y[known]
+        return TensorProxy(x, y)
+
+
+def pixels(ctx: Context, x: Tensor) -> Tensor:
+    """The GAN's scale, -1..1, of normalised images; features as they are."""
+    return 2 * ctx.inputs.pixels(x) - 1 if ctx.inputs.is_image else x
+
+
+def normalised(ctx: Context, images: Tensor) -> Tensor:
+    """The model's scale of the GAN's images: the inverse of :func:`pixels`."""
+    return ctx.inputs.normalised((images + 1) / 2) if ctx.inputs.is_image else images
+
+
+def labelled(ctx: Context, generators: Generators, x: Tensor) -> Tensor:
+    """Labels `[n]` of samples: the labeller's likeliest class of those seen so far."""
+    model, parts = ctx.objective.at(generators.labeller_w, generators.labeller_b), []
+    with torch.no_grad():
+        for index in blocks(np.arange(len(x)), 500):
+            logits = model(x[torch.from_numpy(index).to(x.device)])
+            known = ctx.seen(logits).argmax(1)
+            parts.append(known if ctx.classes is None else ctx.classes.seen.index[known])
+    return torch.cat(parts)

@@ -17,54 +17,54 @@ from flray.ops.privacy import accountant, aggregate_noise, amplified, gaussian_m
 class PrivateUpdates(Section, frozen=True):
     """Options of the mechanism, and what it does. Batch-norm statistics, which tell of the samples, are not sent."""
 
-    dp_clip: float | None = hp(
+    clip: float | None = hp(
         None, log=(0.1, 10.0), gt=0, doc="largest norm of a client's update under privacy (C); none: no privacy"
     )
-    dp_epsilon: float = hp(8.0, log=(0.5, 50.0), gt=0, doc="epsilon of one client's update, which sets the noise")
-    dp_delta: float = hp(1e-5, gt=0, lt=1, doc="delta, of one update and of the whole run")
-    dp_noise: float | None = hp(
-        None, log=(0.1, 10.0), gt=0, doc="noise over the clipping norm (sigma), instead of dp_epsilon"
+    epsilon: float = hp(8.0, log=(0.5, 50.0), gt=0, doc="epsilon of one client's update, which sets the noise")
+    delta: float = hp(1e-5, gt=0, lt=1, doc="delta, of one update and of the whole run")
+    noise: float | None = hp(
+        None, log=(0.1, 10.0), gt=0, doc="noise over the clipping norm (sigma), instead of epsilon"
     )
 
     @property
     def multiplier(self) -> float:
         """sigma."""
-        return gaussian_multiplier(self.dp_epsilon, self.dp_delta) if self.dp_noise is None else self.dp_noise
+        return gaussian_multiplier(self.epsilon, self.delta) if self.noise is None else self.noise
 
-    def check_privacy(self, ctx: Context, buffers: str) -> None:
+    def check(self, ctx: Context, buffers: str) -> None:
         """Raises `ConfigError` where privacy is asked for and cannot be had: without the accountant, or with batch-norm
         statistics, which have no noise."""
-        if self.dp_clip is None:
+        if self.clip is None:
             return
         accountant()
         if ctx.objective.buffer_layout.count and buffers != "keep":
             raise ConfigError(
-                f"algorithm.dp_clip: batch-norm statistics are not made private and buffers is {buffers}; set "
+                f"algorithm.privacy.clip: batch-norm statistics are not made private and buffers is {buffers}; set "
                 "algorithm.buffers: keep, or a model without batch norm"
             )
 
     def private(self, ctx: Context, before: Tensor, after: Tensor, purpose: str) -> Tensor:
         """The parameters `[P]` that a client sends instead of `after`; itself without privacy."""
-        if self.dp_clip is None:
+        if self.clip is None:
             return after
         draws = ctx.rng("privacy", purpose)
-        return before + privatised(after - before, self.dp_clip, self.multiplier, draws, ctx.mask("all"))
+        return before + privatised(after - before, self.clip, self.multiplier, draws, ctx.mask("all"))
 
-    def known_noise(self, cohort: Cohort) -> float:
-        """Variance a coordinate of the noise in the aggregate, which the detector subtracts."""
-        return 0.0 if self.dp_clip is None else aggregate_noise(self.dp_clip, self.multiplier, cohort.weights)
+    def noise_variance(self, cohort: Cohort) -> float:
+        """Variance a coordinate of the noise in the aggregate."""
+        return 0.0 if self.clip is None else aggregate_noise(self.clip, self.multiplier, cohort.weights)
 
     def account(self, ctx: Context) -> dict[str, float]:
         """Epsilon and delta after this round, and those of the round alone, as clients are drawn with the rate K / N.
 
         The guarantee is that of a client's own noise, whoever sees its update.
         """
-        if self.dp_clip is None:
+        if self.clip is None:
             return {}
         rate = ctx.cohort_size / ctx.population
-        one: Any = amplified(self.dp_epsilon, self.dp_delta, rate)
+        one: Any = amplified(self.epsilon, self.delta, rate)
         found = {
-            "dp/epsilon": spent(self.multiplier, rate, ctx.clock.done + 1, self.dp_delta),
-            "dp/delta": self.dp_delta,
+            "dp/epsilon": spent(self.multiplier, rate, ctx.clock.done + 1, self.delta),
+            "dp/delta": self.delta,
         }
-        return found if self.dp_noise is not None else {**found, "dp/epsilon_round": one[0], "dp/delta_round": one[1]}
+        return found if self.noise is not None else {**found, "dp/epsilon_round": one[0], "dp/delta_round": one[1]}

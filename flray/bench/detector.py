@@ -7,7 +7,7 @@ from typing import Any
 
 from flray.bench.projected import NETWORK, Half
 from flray.core.network.threads import threads
-from flray.ops.detect import Detector, Signal
+from flray.ops.detect import Detector
 
 STEPS = 5 * 3 * 14  # of a round: five clients, three epochs, batches of 64 out of 900 samples
 
@@ -16,14 +16,14 @@ def share(repeats: int, network: dict[str, Any] | None = None, side: int = 32) -
     """(CPU time of the detector over that of the round's local steps, in words); the best of `repeats` of each."""
     with threads(1):
         half = Half("fedavg", "none", network or NETWORK, side)
-        before, detector, signal = half.state.w, Detector(), Signal()
+        before, detector = half.state.w, Detector()
         after, state = before * 1.001, detector.nothing_seen()
         for _ in range(40):
             state, _ = detector.detect(state, 1.0)
         watched = []
         for _ in range(1 + repeats):
             started = time.process_time()
-            detector.detect(state, signal.measure(half.bench.objective, before, after))
+            detector.detect(state, detector.measure(half.bench.objective, before, after))
             watched.append(time.process_time() - started)
         step = min(half.step() for _ in range(1 + repeats))
     detail = f"{1e3 * min(watched):.1f} ms of {STEPS} steps of {1e3 * step:.0f} ms, {len(before):,} parameters"

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from flray.core.schema.errors import unknown
-from flray.core.schema.hp import Hyperparameter, hyperparameters
+from flray.core.schema.hp import Hyperparameter, declared_keys, hyperparameters
 from flray.metrics.names import METRICS
 
 
@@ -175,4 +175,4 @@ def _row(hp: Hyperparameter) -> dict[str, Any]:
 
 
 def _fields(model: type[BaseModel]) -> list[dict[str, Any]]:
-    return [_row(hp) for hp in hyperparameters(model)]
+    return [_row(hp) for hp in declared_keys(model)]

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from flray.algorithms import ALGORITHMS
 from flray.config.experiment import Experiment
-from flray.core.schema.hp import Hyperparameter, hyperparameters
+from flray.core.schema.hp import Hyperparameter, declared_keys, hyperparameters
 from flray.core.schema.section import section_at
 from flray.models import MODELS
 from flray.models.model_config import START, model_options
@@ -25,7 +25,7 @@ class Key(NamedTuple):
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
     """All keys of a section and of the sections in it, in the order of the file."""
-    for declared in hyperparameters(model):
+    for declared in declared_keys(model):
         inner = section_at(model, (declared.name,))
         name = f"{prefix}{declared.name}"
         yield Key(name, declared, inner is not None)
@@ -40,12 +40,9 @@ def places_of(key: str, values: Mapping[str, Any]) -> list[str]:
         chosen = values.get(section)
         name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
         if isinstance(name, str) and name in table.names():
-            fields = (
-                table.get(name).model_fields
-                if section == "algorithm"
-                else [*(o.name for o in model_options(name)), *START]
-            )
-            found += [f"{section}.{key}"] if key in fields else []
+            options = hyperparameters(table.get(name)) if section == "algorithm" else model_options(name)
+            fields = [*(option.name for option in options), *(START if section == "model" else ())]
+            found += [f"{section}.{field}" for field in fields if field == key or field.endswith(f".{key}")]
     return list(dict.fromkeys(found))
 
 

@@ -47,7 +47,7 @@ def resolve_tables(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, 
         _assign(values, key, value)
         section, _, option = key.partition(".")
         for entry in _table(values, f"{section}s").values() if section in NAMED else ():
-            entry.pop(option, None)  # an override goes before the tables
+            _drop(entry, option)  # an override goes before the tables
     return values
 
 
@@ -153,7 +153,7 @@ def _choose(values: dict[str, Any], section: str, table: Mapping[str, dict[str, 
             NAMED[section].check(name)  # a typo is an error, not an entry that nobody reads
     current = values.get(section)
     if isinstance(current, dict) and isinstance(current.get("name"), str):
-        values[section] = {**current, **table.get(current["name"], {})}
+        _merge(current, table.get(current["name"], {}))
 
 
 def _overlay(values: dict[str, Any], other: Mapping[str, Any]) -> None:
@@ -206,6 +206,14 @@ def _assign(values: dict[str, Any], key: str, value: Any, root: type[BaseModel] 
         _merge(values, {last: word})
     else:
         values[last] = value if word is value else word
+
+
+def _drop(values: dict[str, Any], key: str) -> None:
+    """Take the dotted `key` out of nested mappings, where it is."""
+    *path, last = key.split(".")
+    for part in path:
+        values = values[part] if isinstance(values.get(part), dict) else {}
+    values.pop(last, None)
 
 
 def _merge(values: dict[str, Any], other: Mapping[str, Any]) -> None:

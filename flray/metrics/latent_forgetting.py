@@ -17,11 +17,11 @@ from flray.core.protocol.context import Context
 from flray.core.protocol.probe import FinishView, Place, Probe, Reads, Row
 from flray.metrics.gradients import FisherLabels, fisher_trace, gradient_variance, pseudo_gradient_cosine
 from flray.metrics.reading import Sample, average, due
-from flray.ops.detect import Detector, Signal
+from flray.ops.detect import Detector
 from flray.ops.proxy_step import full_gradient
 
 
-class LatentForgetting(Probe, Signal, Detector, frozen=True):
+class LatentForgetting(Probe, Detector, frozen=True):
     """A row a round: `wv`, its moving mean `smoothed`, the `reference`'s mean, the `threshold`, and the `alarm`.
 
     WV is that of the clients' aggregate, before a server optimiser, distillation or a repair changes it; where the

@@ -83,7 +83,7 @@ def stack(shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
     if height != width or not doublings or not 4 <= bottom < 8:
         raise ConfigError(
             f"the proxy GAN makes squares whose side is 4 to 7 doubled a few times, the data have {height}x{width}; "
-            "set data.resize, or algorithm.proxy_data: real"
+            "set data.resize, or algorithm.proxy.data: real"
         )
     return tuple(WIDTH * 2**i for i in reversed(range(doublings))), bottom
 

@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from flray.core.schema.errors import ConfigError, ResourceError, shown, unknown
-from flray.core.schema.hp import Hyperparameter, hyperparameters
+from flray.core.schema.hp import Hyperparameter, declared_keys
 from flray.core.schema.registry import Registry, load
 from flray.core.schema.section import Section
 from flray.models.weights import Head, load_weights
@@ -167,7 +167,7 @@ def starts_from(config: ModelConfig, module: nn.Module) -> str | None:
 
 def model_options(name: str) -> list[Hyperparameter]:
     """The options that model `name` declares, as `flray list models` prints them."""
-    return hyperparameters(_declared(name))
+    return declared_keys(_declared(name))
 
 
 def _start(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

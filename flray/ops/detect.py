@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,23 +75,6 @@ def weight_variance(
     return variance(after[name].double() - before[name].double() for name in chosen) - noise
 
 
-class Signal(Section, frozen=True):
-    """Which part of the update is measured."""
-
-    layers: Layers = hp("all", choice=("all", "last", "head"), doc="tensors whose update is measured (WV)")
-    last: int = hp(5, choice=(1, 2, 5), ge=1, doc="layers: last: how many weight tensors, counted from the end")
-
-    def measure(self, objective: Objective, before: Tensor, after: Tensor, noise: float = 0.0) -> float:
-        """WV of a model's move from `before [P]` to `after [P]`; `noise` as in :func:`weight_variance`.
-
-        Raises `ConfigError` where the head is asked for and the network declares none.
-        """
-        shapes = {entry.name: entry.shape for entry in objective.layout.entries}
-        head = objective.parts.tensors("head") if self.layers == "head" else ()
-        names = measured_layers(shapes, self.layers, self.last, head)
-        return weight_variance(objective.views(before), objective.views(after), names, noise)
-
-
 # the detector -----------------------------------------------------------------------------------
 class Detection(Record):
     """What a detector remembers: `rounds` seen, the alarm after the last one, consecutive hits, and float64 values,
@@ -128,7 +111,11 @@ class Detector(Section, frozen=True):
     """A moving mean against a threshold, its reference frozen during an alarm (FedMemo appendix B; its card says
     what is flray's own). The defaults are the robust ones."""
 
-    detector: Literal["moving_mean", "tranad"] = hp(
+    renamed: ClassVar[Mapping[str, str]] = {"detector": "method"}
+
+    layers: Layers = hp("all", choice=("all", "last", "head"), doc="tensors whose update is measured (WV)")
+    last: int = hp(5, choice=(1, 2, 5), ge=1, doc="layers: last: how many weight tensors, counted from the end")
+    method: Literal["moving_mean", "tranad"] = hp(
         "moving_mean", doc="what judges WV: its moving mean, or TranAD, fitted to the rounds of the warm-up"
     )
     tranad_threshold: Literal["pot", "quantile"] = hp(
@@ -143,6 +130,16 @@ class Detector(Section, frozen=True):
     warmup: int = hp(30, linear=(0, 50), ge=0, doc="rounds before the first that is judged")
     confirm: int = hp(1, choice=(1, 2, 3), ge=1, doc="consecutive hits that switch the alarm on")
 
+    def measure(self, objective: Objective, before: Tensor, after: Tensor, noise: float = 0.0) -> float:
+        """WV of the update from `before [P]` to `after [P]`; `noise` as in :func:`weight_variance`.
+
+        Raises `ConfigError` where the head is asked for and the network declares none.
+        """
+        shapes = {entry.name: entry.shape for entry in objective.layout.entries}
+        head = objective.parts.tensors("head") if self.layers == "head" else ()
+        names = measured_layers(shapes, self.layers, self.last, head)
+        return weight_variance(objective.views(before), objective.views(after), names, noise)
+
     def nothing_seen(self) -> Detection:
         """The state before the first value."""
         empty = torch.zeros(0, dtype=torch.float64)
@@ -150,7 +147,7 @@ class Detector(Section, frozen=True):
 
     def read(self, state: Detection, value: float) -> Reading:
         """What `value` is compared with, and whether it is a hit."""
-        if self.detector == "tranad":
+        if self.method == "tranad":
             return self._read_by_tranad(state, value)
         s = fmean([*state.recent.tolist(), value][-self.m :])
         reference = state.reference.tolist()
@@ -181,7 +178,7 @@ class Detector(Section, frozen=True):
         if on:
             pending = []
         waiting = len(pending) - self.guard
-        if self.detector == "tranad":  # the reference is what it is fitted to; the last values, with this one's window
+        if self.method == "tranad":  # the reference is what it is fitted to; the last values, with this one's window
             pending, kept = [], tranad.WINDOW - 1
             reference = [*reference, value][: max(self.warmup, REFERENCE)]
         elif waiting > 0:

@@ -68,5 +68,7 @@ def accountant() -> Any:
     try:
         from opacus.accountants.analysis import rdp
     except ImportError:
-        raise ConfigError("algorithm.dp_clip: the privacy accountant needs opacus; pip install 'flray[dp]'") from None
+        raise ConfigError(
+            "algorithm.privacy.clip: the privacy accountant needs opacus; pip install 'flray[dp]'"
+        ) from None
     return rdp

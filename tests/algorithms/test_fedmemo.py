@@ -25,7 +25,7 @@ def played(folder, rounds=2, options=None, **sections):
 def test_step_two_on_the_server_is_the_printed_mean(tmp_path):
     """Round 1 with the held-out samples themselves, one gradient step: w' is FedAvg's, w_p = w' - lr g, gamma of both
     counts; WV is that of step 1."""
-    options = {"proxy_data": "real", "one_step": True, "proxy_lr": 0.3}
+    options = {"proxy.data": "real", "proxy.one_step": True, "proxy.lr": 0.3}
     plain, repaired = played(tmp_path / "a", 1, {"r0": 50}), played(tmp_path / "b", 1, options)
     bench = repaired.server.bench
     ctx = bench.context(Clock())
@@ -57,9 +57,9 @@ def test_the_second_round_is_measured_from_the_repaired_model(tmp_path):
 
 def test_the_proxy_set_is_drawn_once_and_whenever_it_is_needed_first(tmp_path):
     """The GAN's draws have the address of the beginning: the same generator in round 1 as in round 2."""
-    one, two = (played(tmp_path / str(r), 2, {"r0": r}).state.maker for r in (1, 2))
+    one, two = (played(tmp_path / str(r), 2, {"r0": r}).state.generators for r in (1, 2))
     assert bits(one) == bits(two)
-    never = played(tmp_path / "never", 2, {"r0": 9}).state.maker
+    never = played(tmp_path / "never", 2, {"r0": 9}).state.generators
     assert not len(never.w)
 
 
@@ -69,8 +69,8 @@ def test_clients_train_on_made_data_in_a_second_exchange(tmp_path):
     state, size = local.state, 4 * (local.state.w.numel() + local.state.b.numel())
     assert [row["memo/active"] for row in local.rows] == [False, True, False]
     assert [sent["up"] for sent in local.sent] == [3 * size, 6 * size, 3 * size]
-    maker = sum(t.numel() * 4 for t in vars(state.maker).values())
-    assert [sent["down"] for sent in local.sent] == [3 * size, 6 * size + 3 * maker, 3 * size]
+    size_of_generators = sum(t.numel() * 4 for t in vars(state.generators).values())
+    assert [sent["down"] for sent in local.sent] == [3 * size, 6 * size + 3 * size_of_generators, 3 * size]
     assert local.rows[1]["memo/gamma"] == 0.5, "as many made samples as real ones"
 
 
@@ -81,21 +81,21 @@ def test_piggyback_trains_beside_the_real_data_of_the_next_round(tmp_path):
     assert [row["memo/gamma"] for row in local.rows] == [0.0, 0.5, 0.0]
 
 
-@pytest.mark.parametrize("options", [{"proxy_labels": "teacher"}, {"proxy_bn": "update"}], ids=str)
+@pytest.mark.parametrize("options", [{"proxy.labels": "teacher"}, {"proxy.bn": "update"}], ids=str)
 def test_proxy_data_that_end_in_one_sample_train_batch_norm(tmp_path, options):
     """9 held-out and 9 made samples in batches of 8: the ninth joins the eighth, in train mode alone."""
     features = {"data": {"source": "synthetic", "options": {"shape": 6, "num_classes": 3, "num_train": 60}}}
-    sizes = {"proxy_size": 9, "proxy_batch_size": 8, "batch_size": 100}
+    sizes = {"proxy.size": 9, "proxy.batch_size": 8, "batch_size": 100}
     proxy = {"source": "holdout", "size": 9, "labelled": True}
     network = {"model": {"name": "tests.contracts.networks:SampleNorm"}}
     local = played(tmp_path, 1, {**options, **sizes}, proxy=proxy, **features, **network)
     assert local.rows[0]["memo/proxy"] == 9
     algorithm, ctx = local.experiment.algorithm, local.server.bench.context(Clock())
-    assert [len(part) for part in algorithm.order(ctx, 17, 2, "any", "train")] == [8, 9] * 2
-    assert [len(part) for part in algorithm.order(ctx, 17, 1, "any", "eval")] == [8, 8, 1]
+    assert [len(part) for part in algorithm.proxy.order(ctx, 17, 2, "any", "train")] == [8, 9] * 2
+    assert [len(part) for part in algorithm.proxy.order(ctx, 17, 1, "any", "eval")] == [8, 8, 1]
 
 
-@pytest.mark.parametrize("options", [{"mode": "client"}, {"proxy_labels": "teacher"}], ids=str)
+@pytest.mark.parametrize("options", [{"mode": "client"}, {"proxy.labels": "teacher"}], ids=str)
 def test_resumed_in_an_episode_it_goes_on_the_same(tmp_path, options):
     local, again = (Local(experiment("fedmemo", options), tmp_path) for _ in range(2))
     local.play(2)
@@ -107,16 +107,16 @@ def test_resumed_in_an_episode_it_goes_on_the_same(tmp_path, options):
 def test_the_alarm_is_the_detectors_on_the_reported_signal(tmp_path):
     options = {
         "trigger": "while_alarm",
-        "W": 5,
-        "m": 1,
-        "rho": 0.3,
-        "rho_off": 0.2,
-        "guard": 0,
-        "warmup": 5,
+        "detector.W": 5,
+        "detector.m": 1,
+        "detector.rho": 0.3,
+        "detector.rho_off": 0.2,
+        "detector.guard": 0,
+        "detector.warmup": 5,
         "min_on": 2,
     }
     rows = played(tmp_path, 9, {**options, "lr_decay": 0.7}).rows
-    chosen = {name: options[name] for name in ("W", "m", "rho", "rho_off", "guard", "warmup")}
+    chosen = {key.removeprefix("detector."): value for key, value in options.items() if key.startswith("detector.")}
     alarms = Detector(**chosen).alarms([row["memo/wv"] for row in rows])
     assert [bool(row["memo/alarm"]) for row in rows] == alarms and any(alarms)
     assert all(row["memo/active"] or not alarm for row, alarm in zip(rows, alarms, strict=True))
@@ -127,35 +127,36 @@ def test_the_alarm_is_the_detectors_on_the_reported_signal(tmp_path):
 def test_a_new_episode_has_a_generator_of_its_own(tmp_path, trigger):
     """Also where step 2 went on from the episode before, by min_on or to the end; within an episode it stays. The
     reference of 1e9 makes every round an alarm."""
-    options = {"mode": "client", "trigger": trigger, "rho_off": 0.5, "warmup": 0, "m": 1}
+    options = {"mode": "client", "trigger": trigger, "detector.rho_off": 0.5, "detector.warmup": 0, "detector.m": 1}
     local = played(tmp_path, 1, options)
     high = torch.full((5,), 1e9, dtype=torch.float64)
     state = local.server.state
-    ended = state.detection.replace(reference=high, on=False), state.episode.replace(began=0, lasts=False)
-    local.server.state = state.replace(detection=ended[0], episode=ended[1], active=True, maker=trained(local, state))
-    makers = [bits(local.state.maker)]
+    detection, episode = state.detection.replace(reference=high, on=False), state.episode.replace(began=0, lasts=False)
+    first = trained(local, state)
+    local.server.state = state.replace(detection=detection, episode=episode, active=True, generators=first)
+    generators = [bits(local.state.generators)]
     for _ in range(2):
         local.play(1)
         assert local.rows[-1]["memo/alarm"] and local.rows[-1]["memo/active"]
-        makers.append(bits(local.state.maker))
-    assert (makers[0] != makers[1]) == (trigger != "scheduled") and makers[1] == makers[2]
+        generators.append(bits(local.state.generators))
+    assert (generators[0] != generators[1]) == (trigger != "scheduled") and generators[1] == generators[2]
 
 
 def trained(local, state):
-    return local.experiment.algorithm.fitted_without_data(local.server.bench.context(Clock()), state.w, state.b)
+    return local.experiment.algorithm.proxy.fit_without_data(local.server.bench.context(Clock()), state.w, state.b)
 
 
 @pytest.mark.filterwarnings("ignore:Optimal order")  # next to no noise
 def test_private_updates_are_accounted_for(tmp_path):
     pytest.importorskip("opacus")
-    private = {"dp_clip": 1e-3, "dp_noise": 1e-6, "buffers": "keep", "r0": 50}
+    private = {"privacy.clip": 1e-3, "privacy.noise": 1e-6, "buffers": "keep", "r0": 50}
     rows = played(tmp_path / "private", 2, private).rows
     assert rows[1]["dp/epsilon"] > rows[0]["dp/epsilon"] > 0 and rows[0]["dp/delta"] == 1e-5
     start = Local(experiment("fedmemo", private), tmp_path / "start").state.w
     moved = played(tmp_path / "clipped", 1, private).state.w - start
     assert 0 < float(moved.norm()) <= 1e-3 + 1e-7, "a mean of clipped updates is no longer than the clipping norm"
     with pytest.raises(ConfigError, match=r"set algorithm\.buffers: keep"):
-        played(tmp_path / "norms", 1, {"dp_clip": 1.0})
+        played(tmp_path / "norms", 1, {"privacy.clip": 1.0})
 
 
 def test_what_it_cannot_do_is_one_line(tmp_path):

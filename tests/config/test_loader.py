@@ -369,6 +369,49 @@ def test_the_table_of_algorithms_sets_what_the_chosen_one_needs():
         load_config({**BASE, "algorithms": {"fedpproj": {}}})
 
 
+MEMO = {
+    **BASE,
+    "proxy": {"source": "holdout", "size": 100, "labelled": True},
+    "algorithm": {"name": "fedmemo", "detector": {"m": 3}},
+}
+
+
+def test_a_part_of_an_algorithm_is_laid_in_key_by_key():
+    """A preset, the table of algorithms and an override each set one key of `detector`; the others stay."""
+    base = {
+        **MEMO,
+        "presets": {"small": {"algorithm": {"detector": {"guard": 2}}}},
+        "algorithms": {"fedmemo": {"detector": {"W": 9, "rho": 0.5}}},
+    }
+    (found,) = load_config(base, ["preset=small", "algorithm.detector.rho=0.4"])
+    detector = found.algorithm.detector
+    assert (detector.m, detector.guard, detector.W, detector.rho, detector.rho_off) == (3, 2, 9, 0.4, 0.4)
+    assert load_config(yaml.safe_load(found.yaml()))[0] == found
+    assert [e.algorithm.detector.m for e in load_config(base, ["algorithm.detector.m=1,2"])] == [1, 2]
+    stored = self_contained(base, {"algorithm.detector.rho": 0.4})
+    assert load_config(stored, {"algorithm": "fedmemo"})[0].algorithm.detector.rho == 0.4, "not the table's again"
+    assert load_config(stored, {"algorithm": "fedmemo"})[0].algorithm.detector.W == 9
+    assert "detector" not in load_config(base, ["algorithm=fedavg"])[0].dump()["algorithm"]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("algorithm.rho=0.5", "algorithm.rho: this key has a new name; write algorithm.detector.rho"),
+        ("algorithm.proxy_size=9", "algorithm.proxy_size: this key has a new name; write algorithm.proxy.size"),
+        ("algorithm.dp_clip=1", "algorithm.dp_clip: this key has a new name; write algorithm.privacy.clip"),
+        ("algorithm.detector=tranad", "algorithm.detector: 'tranad' is no section; write algorithm.detector: {method:"),
+        ("algorithm.detector.rhoo=1", "algorithm.detector.rhoo: unknown key (did you mean 'rho'?)"),
+        ("algorithm.detector.rho=2", "algorithm.detector.rho: input should be less than 1"),
+        ("gan_lr=1", "gan_lr: this key belongs into a section; write algorithm.proxy.gan_lr"),
+    ],
+)
+def test_the_former_key_of_a_part_names_the_new_one(override, says):
+    with pytest.raises(ConfigError) as caught:
+        load_config(MEMO, [override])
+    assert str(caught.value).startswith(says)
+
+
 def test_a_hyper_parameter_of_the_same_name_and_another_meaning_is_not_kept():
     """`alpha` weighs a divergence term in FedProj and a proximal term in FedDyn."""
     base = {**BASE, "algorithm": {**BASE["algorithm"], "alpha": 0.3}}

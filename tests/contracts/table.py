@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.support.options import sectioned
+
 
 @dataclass(frozen=True)
 class Change:
@@ -161,57 +163,73 @@ PROTECTED_CHANGES = {
 FEDMEMO_OPTIONS = {
     **FEDAVG_OPTIONS,
     "trigger": "scheduled",  # the detector has no say in three rounds
-    "gan_epochs": 2,
-    "gan_batch_size": 8,
-    "proxy_size": 30,
-    "proxy_batch_size": 8,
-    "labeller_epochs": 2,
-    "generator_steps": 2,
+    "proxy.gan_epochs": 2,
+    "proxy.gan_batch_size": 8,
+    "proxy.size": 30,
+    "proxy.batch_size": 8,
+    "proxy.labeller_epochs": 2,
+    "proxy.generator_steps": 2,
 }
-ALARMED = {"trigger": "while_alarm", "W": 5, "m": 1, "rho": 0.3, "guard": 0, "warmup": 5, "min_on": 1, "lr_decay": 0.9}
+ALARMED = {
+    "trigger": "while_alarm",
+    "detector.W": 5,
+    "detector.m": 1,
+    "detector.rho": 0.3,
+    "detector.guard": 0,
+    "detector.warmup": 5,
+    "min_on": 1,
+    "lr_decay": 0.9,
+}
 BY_CLIENTS = {"mode": "client"}
-BY_TRANAD = {**ALARMED, "lr_decay": 1.0, "detector": "tranad", "warmup": 8, "trigger": "scheduled", "r0": 100}
+BY_TRANAD = {
+    **ALARMED,
+    "lr_decay": 1.0,
+    "detector.method": "tranad",
+    "detector.warmup": 8,
+    "trigger": "scheduled",
+    "r0": 100,
+}
 FEDMEMO_CHANGES = {
     **FEDAVG_CHANGES,
-    "detector": Change("tranad", ALARMED, rounds=9),
-    "tranad_threshold": Change("quantile", {**BY_TRANAD, "tranad_level": 0.9}, rounds=11),
-    "tranad_level": Change(0.1, {**BY_TRANAD, "tranad_threshold": "quantile"}, rounds=11),
-    "W": Change(6, {**ALARMED, "warmup": 100}, rounds=9),
-    "m": Change(2, ALARMED, rounds=9),
-    "rho": Change(0.995, ALARMED, rounds=9),
-    "rho_off": Change(0.01, {**ALARMED, "rho_off": 0.99}, rounds=9),
-    "guard": Change(1, ALARMED, rounds=9),
-    "warmup": Change(8, ALARMED, rounds=9),
-    "confirm": Change(2, ALARMED, rounds=9),
-    "min_on": Change(3, {**ALARMED, "rho_off": 0.99}, rounds=9),
+    "detector.method": Change("tranad", ALARMED, rounds=9),
+    "detector.tranad_threshold": Change("quantile", {**BY_TRANAD, "detector.tranad_level": 0.9}, rounds=11),
+    "detector.tranad_level": Change(0.1, {**BY_TRANAD, "detector.tranad_threshold": "quantile"}, rounds=11),
+    "detector.W": Change(6, {**ALARMED, "detector.warmup": 100}, rounds=9),
+    "detector.m": Change(2, ALARMED, rounds=9),
+    "detector.rho": Change(0.995, ALARMED, rounds=9),
+    "detector.rho_off": Change(0.01, {**ALARMED, "detector.rho_off": 0.99}, rounds=9),
+    "detector.guard": Change(1, ALARMED, rounds=9),
+    "detector.warmup": Change(8, ALARMED, rounds=9),
+    "detector.confirm": Change(2, ALARMED, rounds=9),
+    "min_on": Change(3, {**ALARMED, "detector.rho_off": 0.99}, rounds=9),
     "delay": Change(1, {**ALARMED, "trigger": "delayed"}, rounds=9),
     "trigger": Change("while_alarm"),
     "r0": Change(2),
     "r1": Change(3),
-    "layers": Change("head"),
-    "last": Change(1, {"layers": "last"}),
+    "detector.layers": Change("head"),
+    "detector.last": Change(1, {"detector.layers": "last"}),
     "mode": Change("client"),
-    "proxy_data": Change("real"),
-    "proxy_labels": Change("per_class"),
-    "labeller_epochs": Change(3, {"proxy_labels": "teacher"}),
-    "proxy_size": Change(24),
-    "proxy_refresh": Change(True),
-    "label_noise": Change(0.5),
-    "gan_epochs": Change(3),
-    "gan_batch_size": Change(6),
-    "gan_lr": Change(1e-3),
-    "generator_steps": Change(3, BY_CLIENTS),
-    "generator_lr": Change(1e-2, BY_CLIENTS),
-    "proxy_lr": Change(0.02),
-    "proxy_batch_size": Change(6),
-    "proxy_epochs": Change(2),
-    "one_step": Change(True),
-    "proxy_bn": Change("update"),
+    "proxy.data": Change("real"),
+    "proxy.labels": Change("per_class"),
+    "proxy.labeller_epochs": Change(3, {"proxy.labels": "teacher"}),
+    "proxy.size": Change(24),
+    "proxy.refresh": Change(True),
+    "proxy.label_noise": Change(0.5),
+    "proxy.gan_epochs": Change(3),
+    "proxy.gan_batch_size": Change(6),
+    "proxy.gan_lr": Change(1e-3),
+    "proxy.generator_steps": Change(3, BY_CLIENTS),
+    "proxy.generator_lr": Change(1e-2, BY_CLIENTS),
+    "proxy.lr": Change(0.02),
+    "proxy.batch_size": Change(6),
+    "proxy.epochs": Change(2),
+    "proxy.one_step": Change(True),
+    "proxy.bn": Change("update"),
     "client_exchange": Change("piggyback", BY_CLIENTS),
-    "dp_clip": Change(1.0, {"buffers": "keep", "dp_noise": 1.0}),
-    "dp_epsilon": Change(4.0, {"buffers": "keep", "dp_clip": 1.0}),
-    "dp_delta": Change(1e-3, {"buffers": "keep", "dp_clip": 1.0}),
-    "dp_noise": Change(1.0, {"buffers": "keep", "dp_clip": 1.0}),
+    "privacy.clip": Change(1.0, {"buffers": "keep", "privacy.noise": 1.0}),
+    "privacy.epsilon": Change(4.0, {"buffers": "keep", "privacy.clip": 1.0}),
+    "privacy.delta": Change(1e-3, {"buffers": "keep", "privacy.clip": 1.0}),
+    "privacy.noise": Change(1.0, {"buffers": "keep", "privacy.clip": 1.0}),
 }
 PICTURES = {  # images, so that what generators are asked for is all there
     "rounds": 2,
@@ -511,13 +529,15 @@ TABLE: dict[str, Row] = {
         FEDMEMO_CHANGES,
         (
             Reduction({"r0": 100}, "fedavg", {"r0": 1}),  # no alarm, no second step
-            Reduction({"proxy_lr": 1e-30}, "fedavg", {"proxy_lr": 1e-3}),  # w_p is w'
+            Reduction({"proxy.lr": 1e-30}, "fedavg", {"proxy.lr": 1e-3}),  # w_p is w'
             Reduction({"mode": "client", "r0": 100}, "fedavg", {"mode": "client"}),
-            Reduction({"proxy_epochs": 1, "proxy_batch_size": 100}, "fedmemo", {"proxy_epochs": 2}, {"one_step": True}),
+            Reduction(
+                {"proxy.epochs": 1, "proxy.batch_size": 100}, "fedmemo", {"proxy.epochs": 2}, {"proxy.one_step": True}
+            ),
         ),
         grows=frozenset(
             f"{record}.{name}"
-            for record, names in (("detection", ("recent", "reference", "pending")), ("maker", ("w", "b")))
+            for record, names in (("detection", ("recent", "reference", "pending")), ("generators", ("w", "b")))
             for name in names
         ),
     ),
@@ -639,7 +659,7 @@ def experiment(name: str, options: Mapping[str, Any] | None = None, **sections: 
             "partition": {"name": "dirichlet", "clients": 5, "alpha": 1.0, "variant": "plain", "min_size": 6},
             "model": {"name": "tests.contracts.networks:NormNet"},
             "cohort": {"size": 3},
-            "algorithm": {"name": name, **row.options, **(options or {})},
+            "algorithm": sectioned({"name": name, **row.options, **(options or {})}),
             "resources": {"server": {"threads": 1}, "client": {"num_cpus": 1}},
             **sections,
         }

@@ -41,7 +41,7 @@ MOVERS = {
     "fedproj": {},
     "feddf": {},
     "moon": {},
-    "fedmemo": {"mode": "client", "trigger": "scheduled", "generator_steps": 1},
+    "fedmemo": {"mode": "client", "trigger": "scheduled", "proxy.generator_steps": 1},
     "mfcl": {"pi": 1, "syn_size": 4},
 }
 

@@ -68,7 +68,7 @@ def test_only_what_is_trained_travels_and_is_written(data, tmp_path):
         ("feddf", {}),
         ("fedproj", {}),
         ("fedsol", {"perturb": "all", "rho": 0.1}),
-        ("fedmemo", {"trigger": "scheduled", "r0": 1, "r1": 2, "proxy_data": "real", "proxy_size": 40}),
+        ("fedmemo", {"trigger": "scheduled", "r0": 1, "r1": 2, "proxy": {"data": "real", "size": 40}}),
     ],
 )
 def test_methods_that_read_logits(data, tmp_path, name, options):

@@ -103,9 +103,9 @@ def test_it_finds_a_deep_drop_and_no_rise_and_is_reproducible():
     values = np.exp(0.1 * np.random.default_rng(0).normal(size=130))
     values[110:120] /= 20
     values[122:] *= 20
-    detector = Detector(detector="tranad", warmup=100)
+    detector = Detector(method="tranad", warmup=100)
     found = detector.alarms(values)
     assert not any(found[:110]) and all(found[110:120]) and not any(found[120:])
     assert detector.alarms(values[:112]) == found[:112]
-    quantile = Detector(detector="tranad", warmup=100, tranad_threshold="quantile", tranad_level=0.9)
+    quantile = Detector(method="tranad", warmup=100, tranad_threshold="quantile", tranad_level=0.9)
     assert quantile.alarms(values[:112])[110:] == [True, True]

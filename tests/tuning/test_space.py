@@ -4,6 +4,7 @@ experiment."""
 from __future__ import annotations
 
 import pickle
+from operator import attrgetter
 
 import optuna
 import pytest
@@ -156,6 +157,21 @@ def test_fedproj_does_not_bring_what_it_inherits_from_feddf():
     space = resolve({"algorithm": ["feddf", "fedproj"]}, BASE)
     assert space.names("feddf") == ("feddf.temperature",)
     assert space.names("fedproj") == ("fedproj.projection_rate", "fedproj.delta", "fedproj.eps", "fedproj.alpha")
+
+
+def test_an_algorithm_brings_what_its_parts_declare():
+    """`detector.rho` has a linear space in ops/detect.py, `detector.rho_off` none."""
+    space = resolve({"algorithm": ["fedavg", "fedmemo"], "algorithm.detector.m": [1, 5]}, BASE)
+    names = space.names("fedmemo")
+    assert {"fedmemo.detector.rho", "fedmemo.detector.m", "fedmemo.proxy.size", "fedmemo.privacy.clip"} <= set(names)
+    assert "fedmemo.detector.rho_off" not in names
+    params = {name: parameter for name, parameter in space.example("fedmemo").items() if name != "algorithm"}
+    assert params["algorithm.detector.rho"] == 0.3 and params["algorithm.detector.m"] == 1
+    assert build(BASE, space.example("fedmemo")).algorithm.detector.rho == 0.3
+    assert set(narrowed({"algorithm": "fedmemo", "algorithm.detector.m": [1, 5], "algorithm.mu": 1})) == {
+        "algorithm",
+        "algorithm.detector.m",
+    }
 
 
 def test_a_shared_parameter_is_each_algorithms_own_and_one_alone_may_differ():
@@ -355,9 +371,8 @@ def test_whatever_is_suggested_is_a_valid_experiment(whole, name, data):
     experiment = build(BASE, overrides)
     assert algorithm_name(experiment.algorithm) == overrides["algorithm"]
     for key, value in overrides.items():
-        section, _, field = key.partition(".")
-        if field:
-            assert getattr(getattr(experiment, section), field) == value
+        if "." in key:
+            assert attrgetter(key)(experiment) == value
     assert space.overrides(trial.params) == overrides and space.contains(trial.params)
 
 
@@ -444,6 +459,10 @@ def test_whatever_is_suggested_is_a_valid_experiment(whole, name, data):
             "space.algorithm.alpha: auto, but no search space is declared for fedsol.alpha; write fedsol.alpha:",
         ),
         ({**CHOICE, "fedprox.mu": -1}, "algorithm.mu: input should be greater than or equal to 0, got -1"),
+        (
+            {"algorithm": ["fedavg", "fedmemo"], "algorithm.rho": "auto"},
+            "space.algorithm.rho: this key has a new name; write algorithm.detector.rho",
+        ),
         ({"algorithm.lr": 0.1}, "space: nothing to search"),
         ({}, "space: nothing to search"),
         ("auto", "space: auto is not a mapping"),

@@ -63,7 +63,20 @@ def hp(
 
 
 def hyperparameters(model: type[BaseModel]) -> list[Hyperparameter]:
-    """The declared hyper-parameters of an algorithm's class, in order of declaration."""
+    """The declared hyper-parameters of an algorithm's class, in order of declaration; one of a field that is a section
+    itself has a dotted name, `detector.rho`."""
+    found = []
+    for name, info in model.model_fields.items():
+        part = info.annotation
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            found += [inner._replace(name=f"{name}.{inner.name}") for inner in hyperparameters(part)]
+        else:
+            found.append(_describe(name, info))
+    return found
+
+
+def declared_keys(model: type[BaseModel]) -> list[Hyperparameter]:
+    """The keys of a section itself, in order of declaration; a section inside it is one key."""
     return [_describe(name, info) for name, info in model.model_fields.items()]
 
 

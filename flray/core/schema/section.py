@@ -17,9 +17,11 @@ class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A part of the configuration: unknown keys are errors, numbers are finite, `true` and `yes` are no numbers.
 
     `shorthand`: the field that the section written as one value means, by the type of the value, as in `cohort: 10`.
+    `renamed`: by the key that a field once had, its key now, which the error for the former key names.
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -124,6 +126,8 @@ class one_line:
         key = ".".join([self.where, *path] if self.where else path)
         if item["type"] == "extra_forbidden":
             owner = section_at(self.model, path[:-1])
+            if new := getattr(owner, "renamed", {}).get(path[-1]):
+                return f"{key}: this key has a new name; write {key.removesuffix(path[-1])}{new}"
             return f"{key}: unknown key{nearest(path[-1], owner.model_fields) if owner else ''}"
         if item["type"] == "missing":
             return f"{key}: missing; add it to the configuration"

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg, SGDState
 from flray.algorithms.fedmemo import FedMemo, MemoDown
-from flray.algorithms.held_out_gan import Maker
 from flray.algorithms.local import Local
+from flray.algorithms.memo_proxy import Generators
 from flray.core.messages import Broadcast, ClientState, LocalState, Published, Record, ServerState, Update
 from flray.core.network.objective import Objective
 from tests.ops.support import context
@@ -36,9 +36,9 @@ def test_the_messages_of_a_model_hold_it(kind):
 
 
 def test_a_generator_is_no_model():
-    ctx, maker = context(Objective(build(Mlp))), Maker(W[None], B[None], W, B)
-    assert FedMemo().model_of(ctx, maker) is None and FedAvg().model_of(ctx, Generator(W, B)) is None
-    assert FedMemo().model_of(ctx, MemoDown(W, B, maker))[0] is W
+    ctx, generators = context(Objective(build(Mlp))), Generators(W[None], B[None], W, B)
+    assert FedMemo().model_of(ctx, generators) is None and FedAvg().model_of(ctx, Generator(W, B)) is None
+    assert FedMemo().model_of(ctx, MemoDown(W, B, generators))[0] is W
     assert FedAvg().model_of(ctx, ClientState()) is None and FedAvg().model_of(ctx, ()) is None
     assert issubclass(SGDState, LocalState)
 

@@ -7,7 +7,8 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from flray.core.schema.hp import Space, hp, hyperparameters
+from flray.core.schema.hp import Space, declared_keys, hp, hyperparameters
+from tests.support.options import sectioned
 
 
 class Record(BaseModel, frozen=True, extra="forbid"):
@@ -23,6 +24,16 @@ def test_declaration_is_described_once_with_type_default_bounds_and_space():
     assert rho.space == Space("log", (0.05, 5.0))
     assert (kind.type, kind.bounds, kind.space) == ("choice", "a | b", None)
     assert size.default is None and set(size.bounds.split()) == {">", "0", "<=", "9"}
+
+
+def test_hyper_parameters_of_a_part_have_dotted_names_and_keys_are_those_of_the_section_itself():
+    class Method(BaseModel):
+        lr: float = hp(0.1, gt=0, doc="rate")
+        part: Record = Record()
+
+    assert [p.name for p in hyperparameters(Method)] == ["lr", "part.rho", "part.kind", "part.size"]
+    assert hyperparameters(Method)[1].space == Space("log", (0.05, 5.0))
+    assert [(key.name, key.type) for key in declared_keys(Method)] == [("lr", "float"), ("part", "section")]
 
 
 def test_bounds_are_enforced():
@@ -47,7 +58,7 @@ def test_every_algorithm_documents_every_hyper_parameter_and_its_default_is_with
         kind = ALGORITHMS.get(name)
         for parameter in hyperparameters(kind):
             assert parameter.doc, f"{name}.{parameter.name} has no doc"
-            kind(**{parameter.name: parameter.default})
+            kind(**sectioned({parameter.name: parameter.default}))
             if parameter.space is not None:
                 for value in parameter.space.values:
-                    kind(**{parameter.name: value})
+                    kind(**sectioned({parameter.name: value}))
