@@ -15,7 +15,7 @@ from flray.config.experiment import Experiment
 from flray.core.messages import to_numpy
 from flray.core.messages.shared import join
 from flray.core.network.threads import threads
-from flray.core.protocol.clock import Clock
+from flray.core.protocol.clock import PHASES, Clock, Phase, Position
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk, Client
 from flray.engine.cohort import Turn
@@ -24,19 +24,28 @@ from flray.engine.rounds import P, Ran, T
 from flray.engine.server import Plan, Server
 from flray.engine.threads import cores
 from flray.engine.workbench import TaskSummary, Workbench
+from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
 
 
 class Local:
-    """An executor (`rounds.Executor`) over one server and its own workbench; each half runs with its number of torch
-    threads."""
+    """An executor (`rounds.Executor`) over a server, its store and its workbench.
+
+    Each half runs with its own number of torch threads.
+    """
 
     num_chunks = 1
     retries = 0
 
-    def __init__(self, server: Server, client_threads: int | None = None, server_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        store: RunStore,
+        client_threads: int | None = None,
+        server_threads: int | None = None,
+    ) -> None:
         """The numbers of threads decide the bits; None: as many as this process has."""
-        self.server, self.client = server, Client(server.bench)
+        self.server, self.store, self.client = server, store, Client(server.bench)
         self.client_threads, self.server_threads = client_threads, server_threads
         self.facts = server.facts()
         self._down: tuple[Clock, Any] | None = None
@@ -87,10 +96,28 @@ class Local:
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
         method(self.server, *args, **options)
 
+    def save(self, last: int) -> Position:
+        return self.store.save(self.server, last)
+
+    def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
+        return self.store.load(self.server, at_most, after)
+
+    def save_model(self) -> str:
+        return self.store.save_model(self.server)
+
+    def folder_renamed(self, folder: Path) -> None:
+        self.store.folder_renamed(folder)
+
+    def probe_storage(self) -> None:
+        self.store.probe_storage()
+
+    def push(self) -> str | None:
+        return self.store.push()
+
     def kill(self) -> None:
         """There is no process to end."""
 
-    def told(self, folder: Path) -> contextlib.AbstractContextManager[None]:
+    def translate_errors(self, folder: Path) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
 
@@ -102,8 +129,10 @@ def launch(
     server_threads = cores() if resources.server.threads == "auto" else resources.server.threads
     client_threads = max(1, int(resources.client.num_cpus))
     with threads(server_threads):
-        server = Server(Workbench(experiment, TaskSummary.of(scenario)), folder.absolute(), lock=lock)
-    executor = Local(server, client_threads, server_threads)
+        bench = Workbench(experiment, TaskSummary.of(scenario))
+        store = RunStore(experiment, folder.absolute(), lock)
+        server = Server(bench, store.clients, store.progress)
+    executor = Local(server, store, client_threads, server_threads)
     executor.facts.update(client_actors=0, client_threads=client_threads, threads=server_threads)
     fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": server_threads})})
     return executor, experiment.model_copy(update={"resources": fixed})

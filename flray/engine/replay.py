@@ -20,7 +20,7 @@ from flray.config.launch_context import started_in
 from flray.core.messages import to_torch
 from flray.core.messages.shared import join
 from flray.core.network.threads import threads
-from flray.core.protocol.clock import START, Clock, Position, schedule
+from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import Looking, Probe, RoundView
 from flray.core.schema.errors import ClientError, ConfigError
@@ -34,6 +34,7 @@ from flray.engine.server import Server
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run, load
+from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
 
 
@@ -53,8 +54,9 @@ class Replay:
         # client states of the replay; the run folder stays as it is
         self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")
         self.scenario, self.bench = workbench_of(run)
-        self.server = Server(self.bench, run.folder.absolute(), Path(self._scratch.name))
-        self.executor = Local(self.server, facts["client_threads"], facts["threads"])
+        store = RunStore(self.experiment, run.folder.absolute(), scratch=Path(self._scratch.name))
+        self.server = Server(self.bench, store.clients)
+        self.executor = Local(self.server, store, facts["client_threads"], facts["threads"])
         data, before = self.bench.dataset.fingerprint, run.environment["fingerprints"]["data"]
         if data != before:
             warnings.warn(
@@ -79,9 +81,9 @@ class Replay:
         last = self.experiment.rounds * len(self.scenario.stages)
         if round < 0 or round > last:
             raise ConfigError(f"the state after {round} rounds: the run has {last}")
-        saved: Position | None = self.server.load(at_most=round)
+        saved = self.executor.load(at_most=round)
         if saved is not None and saved.done == round and saved.phase != "round":
-            saved = self.server.load(at_most=round, after=("round",))  # from before the task's end
+            saved = self.executor.load(at_most=round, after=("round",))  # from before the task's end
         if saved is not None:
             self.position = saved
         elif round < self.round or self.position.phase != "round":
@@ -110,14 +112,14 @@ class Replay:
             )
         plan = self.executor.plan(clock)
         while plan is not None and plan.exchange.who == "nobody":  # the server's own work comes before the clients'
-            self.executor.run(plan, self._hops(plan.exchange, clock, members)[0])
+            self.executor.run(plan, self._turns(plan.exchange, clock, members)[0])
             clock = clock._replace(exchange=clock.exchange + 1)
             plan = self.executor.plan(clock)
         if plan is None:
             return
         device, client, parts = self.bench.objective.device, self.executor.client, self.server.parts()
         with threads(self.executor.client_threads):
-            for turn in self._hops(plan.exchange, clock, members):
+            for turn in self._turns(plan.exchange, clock, members):
                 broadcast = to_torch(join(self.server.broadcast(turn.clock, plan.exchange)[0], parts), device)
                 for chunk in turn.chunks:
                     for i, number in enumerate(chunk.clients):
@@ -159,7 +161,7 @@ class Replay:
     def _cohort(self, clock: Clock) -> np.ndarray:
         return cohorts.draw(self.experiment, clock, self.scenario.members(clock.task))[1]
 
-    def _hops(self, exchange: Exchange, clock: Clock, cohort: np.ndarray) -> list[cohorts.Turn]:
+    def _turns(self, exchange: Exchange, clock: Clock, cohort: np.ndarray) -> list[cohorts.Turn]:
         members, seed = self.scenario.members(clock.task), self.experiment.seed
         clients = cohorts.participants(exchange, clock, cohort, members, self.server.stateful, seed)
         return cohorts.turns(self.scenario, self.experiment.algorithm, clients, clock, exchange)[0]
@@ -169,7 +171,7 @@ class Replay:
         clock = next(self._schedule())
         members = self.scenario.members(clock.task)
         cohort = self._cohort(clock) if clock.phase == "round" else np.asarray(members, dtype=np.int64)
-        for _ in transact(self.executor, clock, lambda plan, now: self._hops(plan.exchange, now, cohort)):
+        for _ in transact(self.executor, clock, lambda plan, now: self._turns(plan.exchange, now, cohort)):
             pass
         self.position = clock.complete
         self.server.commit(self.position)

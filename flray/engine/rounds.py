@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from flray.core.protocol.clock import Clock
+from flray.core.protocol.clock import PHASES, Clock, Phase, Position
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk
 from flray.engine.cohort import Turn
@@ -68,23 +68,38 @@ class Executor(Protocol):
         """The counts of every test set of the stage in every inference mode; blocks are added in order, whoever
         computed them."""
 
-    def personal(
-        self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]
-    ) -> list[dict[str, Any]]:
+    def personal(self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
         """A row for every client and number of fine-tuning epochs; see :meth:`Client.personal`."""
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:
-        """The result of a method of the server: `call(Server.save, 3)`."""
+        """The result of a method of the server: `call(Server.observe, clock)`."""
 
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
-        """The same, and nobody waits for the result: the server works its calls off in order."""
+        """The same without waiting for the result. The server carries out its calls in order."""
+
+    def save(self, last: int) -> Position:
+        """Write a checkpoint, see :meth:`RunStore.save`."""
+
+    def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
+        """Restore a checkpoint, see :meth:`RunStore.load`."""
+
+    def save_model(self) -> str:
+        """Write the final model, see :meth:`RunStore.save_model`."""
+
+    def folder_renamed(self, folder: Path) -> None:
+        """The run folder has another name now, see :meth:`RunStore.folder_renamed`."""
+
+    def probe_storage(self) -> None:
+        """Raises `CheckpointError` when the server's node cannot write to the storage."""
+
+    def push(self) -> str | None:
+        """Upload what the server's process has written, see :meth:`RunStore.push`."""
 
     def kill(self) -> None:
         """End the processes, where there are some."""
 
-    def told(self, folder: Path) -> AbstractContextManager[None]:
-        """Around everything that a run in `folder` does: what fails because the processes' own host has died is told as
-        that."""
+    def translate_errors(self, folder: Path) -> AbstractContextManager[None]:
+        """A context around the run in `folder`. It re-raises failures caused by a dead Ray as `ResourceError`."""
 
 
 class Exchanged(NamedTuple):

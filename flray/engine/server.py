@@ -1,9 +1,7 @@
-"""The server: holds the global state and the client store; plans exchanges, finishes them, tests, saves.
+"""The server: plans exchanges, finishes them, and tests. Its state goes in and comes out as a snapshot.
 
-A plain object without Ray.
-
-A round, the beginning and the end of a task are transactions: what their exchanges change is staged, read by the later
-exchanges of the same transaction, and committed together.
+It knows neither Ray nor a folder. A round, the beginning and the end of a task are transactions: changes by their
+exchanges are staged, later exchanges of the same transaction read them, and all are committed together.
 """
 
 from __future__ import annotations
@@ -17,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flray.core.messages import Cohort, is_none, map_tensors, nbytes_by_field, sendable, to_numpy, to_torch
+from flray.core.messages import Cohort, is_none, map_tensors, nbytes, nbytes_by_field, sendable, to_numpy, to_torch
+from flray.core.messages.packed import Packed
 from flray.core.messages.shared import join, received, split
 from flray.core.network.frozen import begin, reached_rows, unmoved
 from flray.core.protocol import last_call
-from flray.core.protocol.clock import Clock
+from flray.core.protocol.clock import PHASES, START, Clock, Position
 from flray.core.protocol.context import Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import FinishView, Looking, RoundView
@@ -29,13 +28,16 @@ from flray.core.protocol.returned import check
 from flray.core.schema.errors import AlgorithmError, named
 from flray.engine.blame import half, versions
 from flray.engine.client import Chunk, Client, Delivery
-from flray.engine.client_store import FileStore
 from flray.engine.counts import Tally
 from flray.engine.flops import StepFlops, counted
 from flray.engine.health import model_is_finite, reported
-from flray.engine.keeper import Keeper
+from flray.engine.workbench import Workbench
 from flray.files import array_checksum
 from flray.ops.pooling import pooled
+from flray.rundir.checkpoint import Snapshot
+from flray.rundir.client_store import ClientStore, MemoryStore
+from flray.rundir.progress_file import ProgressFile
+from flray.rundir.run_store import FinalModel
 
 
 class Plan(NamedTuple):
@@ -50,14 +52,47 @@ class Plan(NamedTuple):
     shared: tuple[str, ...] = ()
 
 
-class Server(Keeper):
-    """The server half of an experiment: it plans exchanges and finishes them."""
+class Commit(NamedTuple):
+    """The server's state after a complete transaction: to it an interrupted one goes back, and a checkpoint holds it.
+
+    `memory`: of the probes that look at the server, by name. `holders`: the clients that have a shared part, by hash.
+    """
+
+    position: Position
+    state: Any
+    memory: dict[str, Any]
+    holders: dict[str, np.ndarray]
+
+
+class Server:
+    """The server half of an experiment."""
+
+    def __init__(
+        self, bench: Workbench, clients: ClientStore | None = None, progress: ProgressFile | None = None
+    ) -> None:
+        """`clients` holds the clients' states; None: in memory. `progress` shows how far long work is."""
+        self.bench, self.algorithm = bench, bench.algorithm
+        self.client_store = MemoryStore() if clients is None else clients
+        self.progress = progress
+        with half(self.algorithm, "init_server"), last_call.at("the start of the run"):
+            first = self.algorithm.init_server(self.context(Clock()), *bench.objective.initial())
+        self.state = sendable(first, self.algorithm.init_server, "server state")
+        self.memory: dict[str, Any] = {}
+        self.holders: dict[str, np.ndarray] = {}
+        self._committed = Commit(START, self.state, self.memory, self.holders)
+        self._finished: dict[Clock, dict[str, Any]] = {}  # of the running transaction: what `finish` returned
+        self._parts: dict[Clock, dict[str, np.ndarray]] = {}  # the shared parts that a transaction's broadcasts name
+        self._spare: list[Any] = []  # tensors that the sums of a round leave, for the next one
+
+    def context(self, clock: Clock) -> Context:
+        """The context of the algorithm's server half at this moment."""
+        return self.bench.context(clock, None if self.progress is None else functools.partial(self.progress, clock))
 
     def facts(self) -> dict[str, Any]:
         """What the driver prints and records about the model and the data."""
         layout, buffers = self.bench.objective.layout, self.bench.objective.buffer_layout
         with half(self.algorithm, "init_client"):
-            client = self.algorithm.init_client(self.bench.context(Clock()))
+            client = self.algorithm.init_client(self.context(Clock()))
         return {
             "parameters": layout.count,
             "buffers": buffers.count,
@@ -73,7 +108,7 @@ class Server(Keeper):
     # one exchange -----------------------------------------------------------------------------
     def plan(self, clock: Clock) -> tuple[Any, Plan | None]:
         """(broadcast as NumPy arrays, the exchange) of this moment; None for both when the transaction is over."""
-        ctx = self.bench.context(clock)
+        ctx = self.context(clock)
         with self._half(self.algorithm.next_exchange, clock):
             exchange = self.bench.at(clock).next_exchange(ctx, self.state)
             if exchange is not None and not isinstance(exchange, Exchange):
@@ -90,9 +125,7 @@ class Server(Keeper):
         Shared parts stay here, see :meth:`part`; the broadcast names them.
         """
         with self._half(exchange.broadcast, clock):
-            broadcast = sendable(
-                exchange.broadcast(self.bench.context(clock), self.state), exchange.broadcast, "broadcast"
-            )
+            broadcast = sendable(exchange.broadcast(self.context(clock), self.state), exchange.broadcast, "broadcast")
         rest, parts = split(to_numpy(broadcast))
         self._parts.setdefault(clock.transaction, {}).update(parts)
         return rest, Plan(clock, exchange, nbytes_by_field(join(rest, dict.fromkeys(parts))), tuple(parts))
@@ -106,18 +139,18 @@ class Server(Keeper):
         return self.parts()[hash]
 
     def states(self, clients: Sequence[int]) -> list[Any]:
-        return self.store.gather(clients)
+        return self.client_store.gather(clients)
 
     def stateful(self) -> list[int]:
         """Numbers of the clients that have a state, ascending."""
-        return self.store.clients()
+        return self.client_store.clients()
 
     def step_flops(self, exchange: Exchange, chunk: Chunk) -> StepFlops:
         """FLOPs of a local step of the one client of `chunk`, as things stand before the exchange; nothing changes."""
         with self._half(self.algorithm.step, chunk.clock):
-            broadcast = exchange.broadcast(self.bench.context(chunk.clock), self.state)
+            broadcast = exchange.broadcast(self.context(chunk.clock), self.state)
             broadcast = map_tensors(torch.clone, broadcast)  # a client that writes into it must not reach the state
-            return counted(Client(self.bench), chunk, broadcast, self.store.gather(chunk.clients)[0])
+            return counted(Client(self.bench), chunk, broadcast, self.client_store.gather(chunk.clients)[0])
 
     def finish(self, plan: Plan, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
         """Complete the tree, run the server half, then scatter the client states. Returns the metrics.
@@ -135,14 +168,14 @@ class Server(Keeper):
 
     def _finish(self, plan: Plan, cohort: Cohort, deliveries: Sequence[Delivery]) -> dict[str, Any]:
         clock, exchange = plan.clock, plan.exchange
-        ctx = self.bench.context(clock)
+        ctx = self.context(clock)
         self.bench.seed_modules(ctx)  # a student with dropout
-        new_states = [state for d in deliveries for state in d.states]
-        delivered = torch.tensor([state is not None for state in new_states], dtype=torch.bool)
+        client_states = [state for d in deliveries for state in d.states]
+        delivered = torch.tensor([state is not None for state in client_states], dtype=torch.bool)
         metrics: dict[str, Any] = {"clients_skipped": int((~delivered).sum())}
         if plan.shared:
-            named = {hash: self.part(hash) for hash in plan.shared}
-            metrics["comm/shared_bytes"], self.holders = received(named, cohort.client_ids.numpy(), self.holders)
+            parts = {hash: self.part(hash) for hash in plan.shared}
+            metrics["comm/shared_bytes"], self.holders = received(parts, cohort.client_ids.numpy(), self.holders)
         if exchange.who == "nobody":
             self._complete(plan, ctx, None, cohort, [], [], metrics)
         elif delivered.any():
@@ -154,9 +187,9 @@ class Server(Keeper):
             if not delivered.all():
                 cohort = map_tensors(lambda part: part[delivered], cohort)
                 cohort = cohort.replace(weights=cohort.weights / share)
-            kept = [state for state in new_states if state is not None]
+            client_states = [state for state in client_states if state is not None]
             reached = [d.rows for d in deliveries if d.rows is not None]
-            self._complete(plan, ctx, updates, cohort, kept, reached, metrics)
+            self._complete(plan, ctx, updates, cohort, client_states, reached, metrics)
         metrics["diverged"] = not model_is_finite(self.algorithm.model_of(ctx, self.state))
         return metrics
 
@@ -166,12 +199,14 @@ class Server(Keeper):
         ctx: Context,
         updates: Any,
         cohort: Cohort,
-        kept: Sequence[Any],
+        client_states: Sequence[Any],
         reached: Sequence[np.ndarray],
         metrics: dict[str, Any],
     ) -> None:
-        """The server half on the pooled `updates` of the `cohort`, whose next states are `kept` and whose gradients
-        have `reached` these rows of the head; `updates` None: work of the server alone."""
+        """The server half on the pooled `updates` of the `cohort`; `updates` None: work of the server alone.
+
+        `client_states` are the cohort's next states. Its gradients have `reached` these rows of the head.
+        """
         exchange, clock = plan.exchange, plan.clock
         with self._half(exchange.finish, clock):
             given = () if exchange.who == "nobody" else (updates, cohort)
@@ -185,9 +220,7 @@ class Server(Keeper):
             metrics.update(reported(found[1], exchange.finish))
         point = functools.partial(self.algorithm.model_of, ctx)
         self._look(ctx, FinishView("finish", point, self.state, updates, state, cohort), metrics)
-        if isinstance(self.store, FileStore):
-            self.check_folder()
-        self.store.scatter(cohort.client_ids.tolist(), kept, clock.complete.order)
+        self.client_store.scatter(cohort.client_ids.tolist(), client_states, clock.complete.order)
         self.state = state
 
     def _look(self, ctx: Context, view: FinishView | RoundView, metrics: dict[str, Any]) -> None:
@@ -201,24 +234,97 @@ class Server(Keeper):
 
     def observe(self, clock: Clock) -> list[tuple[str, dict[str, Any]]]:
         """(probe, row) of those that look at a whole transaction, before it is committed."""
-        ctx, found = self.bench.context(clock), dict[str, Any]()
+        ctx, found = self.context(clock), dict[str, Any]()
         point = functools.partial(self.algorithm.model_of, ctx)
-        self._look(ctx, RoundView("round", point, self._committed[1], self.state), found)
+        self._look(ctx, RoundView("round", point, self._committed.state, self.state), found)
         rows: list[tuple[str, dict[str, Any]]] = found.get("probes", [])
         return rows
+
+    # the transaction --------------------------------------------------------------------------
+    def commit(self, position: Position) -> None:
+        """The transaction is complete. Checkpoints and rollbacks refer to this state from here on.
+
+        A second call for the same position changes nothing: the driver repeats it where an answer got lost.
+        """
+        if position == self._committed.position:
+            return
+        # a part that no broadcast of a complete round has named is dropped by everybody
+        named = {hash for clock, parts in self._parts.items() if clock.complete == position for hash in parts}
+        if position.phase == "round":
+            self.holders = {hash: clients for hash, clients in self.holders.items() if hash in named}
+        # what is planned ahead keeps its parts; a test of the clients' own models (no phase that commits) is over
+        ahead = {clock: parts for clock, parts in self._parts.items() if clock.phase in PHASES}
+        self._parts = {clock: parts for clock, parts in ahead.items() if clock.complete.order > position.order}
+        self._commit(position)
+
+    def _commit(self, position: Position) -> None:
+        self._committed = Commit(position, self.state, self.memory, self.holders)
+        self._finished = {}
+        self.client_store.commit()
+
+    def rollback(self) -> None:
+        """Go back to the last commit: a round that was interrupted between two exchanges leaves no trace."""
+        _, self.state, self.memory, self.holders = self._committed
+        self._finished = {}
+        self.client_store.rollback()
+
+    def snapshot(self) -> Snapshot:
+        """The last commit, for a checkpoint; see :meth:`rollback`."""
+        self.rollback()
+        position, state, memory, holders = self._committed
+        engine = Packed.of({"probes": to_numpy(memory), "holders": holders})
+        return Snapshot(position, Packed.of(state), self.client_store.save(), engine)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot. Raises `CheckpointError` where a class of its messages is missing."""
+        device = self.bench.objective.device
+        self.state = to_torch(snapshot.server.message(), device)
+        self.client_store.load(snapshot.clients)
+        engine = snapshot.engine.message()
+        self.memory = to_torch(engine["probes"], device)
+        self.holders = engine["holders"]
+        self._commit(snapshot.position)
+
+    def model(self) -> FinalModel:
+        """The global model, for `model.safetensors`.
+
+        Raises `AlgorithmError` where `model_of` finds none in the server's state.
+        """
+        objective, found = self.bench.objective, self.algorithm.model_of(self.context(Clock()), self.state)
+        if found is None:
+            what = f"{type(self.algorithm).__name__}.model_of finds no model in its server state"
+            raise AlgorithmError(f"{what}; override it, or set global_model = False")
+        return FinalModel(objective.state_dict(*found), objective.frozen, self.bench.experiment.model.sources)
+
+    def stored_sizes(self) -> dict[str, int]:
+        """The columns `kept/...` of an algorithm that says what it `keeps`: the bytes of the clients' states and of the
+        server's state besides the model, and the samples that clients store by number, with their bytes."""
+        samples = size = 0
+        clients = self.client_store.clients()
+        for client in clients:
+            (state,) = self.client_store.gather([client])
+            samples, size = samples + self.algorithm.num_exemplars(state), size + nbytes(state)
+        model = sum(part.nbytes for part in self.algorithm.model_of(self.context(Clock()), self.state) or ())
+        return {
+            "kept/clients": len(clients),
+            "kept/client_bytes": size,
+            "kept/samples": samples,
+            "kept/sample_bytes": samples * self.bench.dataset.train.x[0].nbytes,
+            "kept/server_bytes": nbytes(self.state) - model,
+        }
 
     # testing ----------------------------------------------------------------------------------
     def published(self, clock: Clock) -> Any:
         """All that testing reads, as NumPy arrays, for the client actors."""
         with self._half(self.algorithm.published, clock):
-            found = self.algorithm.published(self.bench.context(clock), self.state)
+            found = self.algorithm.published(self.context(clock), self.state)
             return to_numpy(sendable(found, self.algorithm.published, "message"))
 
     def evaluate(self, clock: Clock) -> Tally:
         """All tests of the global model, on the server."""
         published = self.published(clock)
         with self._half(self.algorithm.predict, clock):
-            return self.bench.evaluate(published, self.bench.context(clock))
+            return self.bench.evaluate(published, self.context(clock))
 
     @contextlib.contextmanager
     def _half(self, method: Callable[..., Any] | str, clock: Clock) -> Iterator[None]:
@@ -238,4 +344,5 @@ class Server(Keeper):
                     f"{who} wrote into the server's state in place; work on a copy and return state.replace(w=...)"
                 )
         finally:
-            self.doing.over()
+            if self.progress is not None:
+                self.progress.end()

@@ -32,7 +32,7 @@ from flray.engine.server import Server
 from flray.engine.summary import collapsed, judged, untrained
 from flray.engine.transactions import Transactions
 from flray.models.weights import weights_fingerprint
-from flray.rundir import checkpoint, doing
+from flray.rundir import checkpoint, progress_file
 from flray.rundir.environment import environment, write_environment
 from flray.rundir.folder import RunFolder
 from flray.rundir.lock import FolderLostError
@@ -98,10 +98,10 @@ class Simulation(Transactions):
             try:
                 position = self._start(attempt, progress, resume)
                 total = self.experiment.rounds * len(self.scenario.stages)
-                doing.clear(self.folder)
+                progress_file.remove(self.folder)
                 with (
-                    Progress(label, total, position.done, progress, lambda: doing.doing(self.folder)) as show,
-                    self.executor.told(self.home.target),
+                    Progress(label, total, position.done, progress, lambda: progress_file.read(self.folder)) as show,
+                    self.executor.translate_errors(self.home.target),
                 ):
                     for row in self._run(position, show):
                         if row["done"] > told:  # after a restart some rounds come again
@@ -148,7 +148,7 @@ class Simulation(Transactions):
             line(f"model {self.experiment.model.name} starts from {self.facts['starts_from']}", progress)
         self.origin.compare({"initial_weights": self.facts.pop("initial_weights")})
         if attempt == 0 and self.storage is not None:
-            self.executor.call(Server.probe_storage)  # its node may lack what this one has
+            self.executor.probe_storage()  # its node may lack what this one has
         return self._restore(resume or attempt > 0)
 
     def _launch(self) -> tuple[Executor, Experiment]:
@@ -158,11 +158,11 @@ class Simulation(Transactions):
     def _restore(self, wanted: bool) -> Position:
         """How far the run is, by its last good checkpoint when there is one; the recorder follows."""
         rounds, after = self.experiment.rounds, PHASES
-        position: Position | None = self.executor.call(Server.load) if wanted else None
+        position = self.executor.load() if wanted else None
         if position is not None and position.phase == "task_end" and position.round < rounds:
             # more rounds after the last task had ended: go on from before its end
             after = ("round",)
-            position = self.executor.call(Server.load, None, after)
+            position = self.executor.load(None, after)
             if position is None:
                 raise CheckpointError(
                     f"{self.folder} keeps no checkpoint from before its task ended; start again with more rounds"
@@ -286,7 +286,7 @@ class Simulation(Transactions):
         assert self.recorder is not None
         self._settle()
         if self.experiment.algorithm.global_model:
-            self.executor.call(Server.save_model)
+            self.executor.save_model()
         self.recorder.close()
         self._write_environment()
         self.recorder.status(status)
@@ -305,7 +305,7 @@ class Simulation(Transactions):
         assert self.recorder is not None
         # first: a resume drops rows behind the checkpoint, and could not make up for missing ones
         self.recorder.flush()
-        position: Position = self.executor.call(Server.save, self.experiment.checkpoint.keep)
+        position = self.executor.save(self.experiment.checkpoint.keep)
         self._mirror()
         return position
 
@@ -314,11 +314,10 @@ class Simulation(Transactions):
         if self.home.replaces:
             assert self.recorder is not None
             self.home.settle()
-            self.recorder.moved(self.folder)
-            self.trackers.moved(self.folder)
-            self.executor.call(Server.moved, self.folder.absolute())
+            self.recorder.folder_renamed(self.folder)
+            self.executor.folder_renamed(self.folder.absolute())
             if self.storage is not None:
-                self.storage.moved(self.folder)
+                self.storage.folder_renamed(self.folder)
         if self.storage is not None and self.storage.replaces:
             self.storage.clear()
 
@@ -329,7 +328,7 @@ class Simulation(Transactions):
 
     def _push_server(self) -> str | None:
         try:
-            problem: str | None = self.executor.call(Server.push)
+            problem = self.executor.push()
         except ServerLostError as error:  # whatever comes next finds it out as well
             return str(error)
         return problem

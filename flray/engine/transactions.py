@@ -79,7 +79,7 @@ class Transactions:
                 [{"done": clock.done, "task": clock.task, "phase": clock.phase, **p} for p in people]
             )
         if clock.phase == "task_end" and self.experiment.algorithm.keeps:
-            row.update(self.executor.call(Server.kept))
+            row.update(self.executor.call(Server.stored_sizes))
         row[f"time/{clock.phase}_s"] = time.perf_counter() - started
         if clock.phase == "task_end" or "exchanges" in row:
             self.recorder.task(row, client_rows)

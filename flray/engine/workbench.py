@@ -5,9 +5,8 @@ Nothing about a client stays here between two calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,7 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.probe import Reads
-from flray.core.protocol.progress import nobody
+from flray.core.protocol.progress import Teller, nobody
 from flray.core.protocol.returned import label
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import Normalizer, Proxy, load_dataset, load_proxy
@@ -130,7 +129,6 @@ class Workbench:
         if one_of_many and device.type == "cpu":
             share_frozen((trained, *networks.values()))
         self.objective, self.net = objectives(trained, networks, device, experiment.precision)
-        self.listener: Callable[[Clock, str, int, int], None] | None = None  # to the server's progress in a moment
         outputs = [stage.outputs.tolist() for stage in summary.stages]  # the labels are outputs by now
         whole = len(outputs) == 1 and outputs[0] == list(range(self.dataset.num_classes))
         tasks = [] if whole else range(1, len(outputs) + 1)
@@ -208,10 +206,9 @@ class Workbench:
         return in_force(self._versions, clock)
 
     # contexts ---------------------------------------------------------------------------------
-    def context(self, clock: Clock) -> Context:
-        """What the server's methods may read at this moment."""
-        tell = nobody if self.listener is None else partial(self.listener, clock)
-        return Context(**self._facts(clock), tell=tell)
+    def context(self, clock: Clock, progress: Teller | None = None) -> Context:
+        """What the server's methods may read at this moment; `progress` hears of long work."""
+        return Context(**self._facts(clock), tell=nobody if progress is None else progress)
 
     def client_context(
         self, clock: Clock, client: int, *, num_steps: int, num_examples: int, weight: float

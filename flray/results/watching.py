@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flray.core.schema.errors import CheckpointError
-from flray.rundir import mirrored
-from flray.rundir.doing import doing
+from flray.rundir import mirrored, progress_file
 from flray.rundir.download import READ
 from flray.rundir.lock import STALE_S, pulse
 from flray.rundir.reader import Run, load, runs_below
@@ -120,7 +119,7 @@ class _Watcher:
         without = self.clock() - self._beat_seen
         if found.alive is None and without > STALE_S:
             return f"stalled: no sign of life of {found.owner} for {_spoken(without)}", False
-        return doing(run.folder) or quiet, False
+        return progress_file.read(run.folder) or quiet, False
 
 
 def _spoken(seconds: float) -> str:

@@ -23,10 +23,9 @@ FORMAT = 2  # of a checkpoint; 1 had no structure beside its arrays and did not 
 NAME = re.compile(r"round-(\d{6,})(-task-end|-task-begin)?")
 
 
-class Saved(NamedTuple):
-    """A checkpoint as read back."""
+class Snapshot(NamedTuple):
+    """The content of a checkpoint: the server's state, what the client store saves, what the engine remembers."""
 
-    path: Path
     position: Position
     server: Packed
     clients: Packed
@@ -50,12 +49,13 @@ def disk_errors(path: Path, folder: Path) -> Iterator[None]:
         raise CheckpointError(f"cannot write {path}: {what}; free some space and run: flray resume {folder}") from error
 
 
-def write(folder: Path, at: Position, server: Packed, clients: Packed, keep: int, engine: Packed | None = None) -> Path:
-    """Write `FOLDER/checkpoints/round-DONE` whole or not at all, then drop all but the last `keep` (0: keep all).
+def write(folder: Path, snapshot: Snapshot, last: int) -> Path:
+    """Write `FOLDER/checkpoints/round-DONE`, complete or not at all, then drop all but the `last` ones (0: none).
 
-    `engine`: what the engine itself remembers. A checkpoint that is there and good is left alone: the same position has
-    the same bits. Raises `CheckpointError` when the disk is full or not writable; what was there before stays.
+    A good checkpoint of the same position stays as it is: it has the same bits. Raises `CheckpointError` when the disk
+    is full or not writable; earlier checkpoints stay.
     """
+    at, *parts = snapshot
     root = folder / "checkpoints"
     final, aside = root / at.name, root / f".{at.name}.{os.getpid()}"
     for left in root.glob(".round-*"):  # by a process that was killed as it wrote
@@ -69,7 +69,7 @@ def write(folder: Path, at: Position, server: Packed, clients: Packed, keep: int
     try:
         with disk_errors(final, folder):
             aside.mkdir(parents=True)
-            for name, packed in zip(FILES, (server, clients, engine or Packed.of({})), strict=True):
+            for name, packed in zip(FILES, parts, strict=True):
                 with atomic_write(aside / name, sync=True) as part:
                     packed.write(part)
             meta = {
@@ -82,8 +82,8 @@ def write(folder: Path, at: Position, server: Packed, clients: Packed, keep: int
             aside.rename(final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    if keep:
-        for old in checkpoints(folder)[:-keep]:
+    if last:
+        for old in checkpoints(folder)[:-last]:
             remove(old)
     return final
 
@@ -110,10 +110,10 @@ def order(path: Path) -> int:
     return Position(0, 0, rounds_done(path), _phase(path)).order
 
 
-def read(path: Path) -> Saved:
+def read(path: Path) -> Snapshot:
     """Raises `CheckpointError` for a file that is missing or damaged, and for a checkpoint under another's name."""
     meta, server, clients, engine = _open(path, FILES)
-    return Saved(path, Position(*(meta[field] for field in Position._fields)), server, clients, engine)
+    return Snapshot(Position(*(meta[field] for field in Position._fields)), server, clients, engine)
 
 
 def read_clients(path: Path) -> Packed:
@@ -153,7 +153,7 @@ def latest(
     at_most: int | None = None,
     after: Sequence[Phase] = PHASES,
     check: Callable[[Packed], None] | None = None,
-) -> Saved | None:
+) -> Snapshot | None:
     """The newest good checkpoint of :func:`checkpoints`; damaged ones are passed over with a warning.
 
     None: there are none.

@@ -125,8 +125,8 @@ class RunFolder:
         self.path = self.target
         before, own = self._locks
         self._locks = [own]
-        own.moved(self.target)
-        before.moved(old)
+        own.folder_renamed(self.target)
+        before.folder_renamed(old)
         before.release()
         discard(old, self.target)
 

@@ -94,7 +94,7 @@ class FolderLock:
         """Raises `FolderLostError` when this process no longer holds the folder."""
         check(self.folder, self.owner.id)
 
-    def moved(self, folder: Path) -> None:
+    def folder_renamed(self, folder: Path) -> None:
         """The folder has another name now."""
         self.folder = folder
 

@@ -278,11 +278,13 @@ class Recorder:
         """Rows on disk, by table."""
         return {table.folder.relative_to(self.folder).as_posix(): table.count() for table in self._tables}
 
-    def moved(self, folder: Path) -> None:
-        """The run folder has another name now."""
+    def folder_renamed(self, folder: Path) -> None:
+        """The run folder has another name now: for the tables, for TensorBoard and for the trackers."""
         for table in self._tables:
             table.folder = folder / table.folder.relative_to(self.folder)
         self.folder = folder
+        if self._trackers is not None:
+            self._trackers.folder_renamed(folder)
 
     def status(self, text: str) -> None:
         self.check()

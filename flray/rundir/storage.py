@@ -66,7 +66,7 @@ class Storage:
         """
         return None if base is None else cls(base, name or folder.absolute().name, folder)
 
-    def moved(self, folder: Path) -> None:
+    def folder_renamed(self, folder: Path) -> None:
         """The run folder has another name now."""
         self.folder = folder
 

@@ -81,7 +81,7 @@ class Trackers:
         for worker in self._workers:
             worker.wait(until)
 
-    def moved(self, folder: Path) -> None:
+    def folder_renamed(self, folder: Path) -> None:
         """The run folder has another name now."""
         for worker in self._workers:
             worker.folder = folder

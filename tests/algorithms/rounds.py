@@ -35,6 +35,7 @@ from flray.engine.local_loop import Trained
 from flray.engine.rounds import Exchanged, transact
 from flray.engine.server import Plan, Server
 from flray.engine.workbench import TaskSummary, Workbench
+from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
 from flray.scenario.partition import from_lists
 
@@ -116,8 +117,8 @@ class Federation:
         self.experiment = Experiment.model_construct(
             algorithm=algorithm, cohort=CohortConfig(size=cohort_size), evaluate=evaluate
         )
-        self.server = Server(Bench(self.experiment, TaskSummary.of(self.scenario), objective, split, proxy), Path())
-        self.executor = Local(self.server)
+        self.server = Server(Bench(self.experiment, TaskSummary.of(self.scenario), objective, split, proxy))
+        self.executor = Local(self.server, RunStore(self.experiment, Path()))
         self.executor.client = self.clients = Watched(self.server.bench, lost)
         self.states: list[Any] = [self.server.state]
         self.updates: list[list[Any]] = []

@@ -22,6 +22,7 @@ from flray.engine.prepare import build_data, build_scenario
 from flray.engine.rounds import Ran, transact
 from flray.engine.server import Plan, Server
 from flray.engine.workbench import TaskSummary, Workbench
+from flray.rundir.run_store import RunStore
 from tests.flat import flatten
 
 Watch = Callable[..., Any]
@@ -43,8 +44,8 @@ class Watched(Client):
 class Executor(local.Local):
     """The local executor, watched; `sent` counts the bytes of what is in its hands."""
 
-    def __init__(self, server: Server, watch: Watch) -> None:
-        super().__init__(server)
+    def __init__(self, server: Server, store: RunStore, watch: Watch) -> None:
+        super().__init__(server, store)
         self.watch, self.sent = watch, {"up": 0, "down": 0}
         self.held: dict[str, set[int]] = {}  # shared part -> who has it
         self.named: tuple[Clock | None, set[str]] = (None, set())  # the transaction, and the parts that it named
@@ -76,12 +77,12 @@ class Executor(local.Local):
         return there
 
 
-def server_of(experiment: Any, folder: Path, lock: str | None = None) -> Server:
-    """A server as a run makes it, with the scenario that the configuration gives."""
+def executor_of(experiment: Any, folder: Path, lock: str | None = None) -> local.Local:
+    """A server and its store as a run makes them, with the scenario that the configuration gives."""
     dataset, _, private = build_data(experiment)
-    return Server(
-        Workbench(experiment, TaskSummary.of(build_scenario(experiment, dataset, private))), folder, lock=lock
-    )
+    bench = Workbench(experiment, TaskSummary.of(build_scenario(experiment, dataset, private)))
+    store = RunStore(experiment, folder, lock)
+    return local.Local(Server(bench, store.clients, store.progress), store)
 
 
 class Local:
@@ -91,9 +92,11 @@ class Local:
         self.experiment = experiment
         dataset, _, private = build_data(experiment)
         self.scenario = build_scenario(experiment, dataset, private)
-        self.server = Server(Workbench(experiment, TaskSummary.of(self.scenario)), folder)
+        store = RunStore(experiment, folder)
+        bench = Workbench(experiment, TaskSummary.of(self.scenario))
+        self.server = Server(bench, store.clients, store.progress)
         self.watch = watch or (lambda name, function, *arguments: function(*arguments))
-        self.executor = Executor(self.server, self.watch)
+        self.executor = Executor(self.server, store, self.watch)
         self.position = START
         self.rows: list[dict[str, Any]] = []
         self.sent: list[dict[str, int]] = []
@@ -176,7 +179,7 @@ class Local:
         everyone = range(self.scenario.population)
         return {
             k: to_torch(s)
-            for k, s in zip(everyone, self.server.store.gather(everyone), strict=True)
+            for k, s in zip(everyone, self.server.client_store.gather(everyone), strict=True)
             if isinstance(s, Record)
         }
 

@@ -189,11 +189,11 @@ def test_configuration_state_and_checkpoint_come_back_equal(name, tmp_path):
     local = Local(config, tmp_path)
     local.play(2)
     assert bits(to_torch(Packed.of(local.state).message())) == bits(local.state)
-    local.server.save(1)
+    local.executor.save(1)
     position = Position(0, 2, 2, "round")
     assert checkpoint.latest(tmp_path).position == position
     again = Local(config, tmp_path)
-    assert again.server.load() == position
+    assert again.executor.load() == position
     assert bits(again.state) == bits(local.state)
     assert type(again.state) is type(local.state)
     before, after = local.client_states(), again.client_states()
@@ -261,8 +261,8 @@ def test_resumed_between_two_tasks_it_goes_on_the_same(name, tmp_path):
     local, again = (two_tasks(name, tmp_path) for _ in range(2))
     local.play(2)
     local.task_end()
-    position = local.server.save(1)
-    assert (position.task, position.phase) == (0, "task_end") and again.server.load() == position
+    position = local.executor.save(1)
+    assert (position.task, position.phase) == (0, "task_end") and again.executor.load() == position
     again.position = position
     assert bits(again.play(2)) == bits(local.play(2))
 

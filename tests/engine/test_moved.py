@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from flray.config.loader import load_config
-from flray.engine.server import Server
-from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir import checkpoint
 from flray.rundir.lock import NAME, FolderLock
-from tests.contracts.inprocess import Local
+from tests.contracts.inprocess import executor_of
 
 SETTINGS = {
     "rounds": 2,
@@ -21,9 +19,8 @@ SETTINGS = {
 }
 
 
-def server(folder, lock=None):
-    local = Local(load_config(SETTINGS)[0], folder.parent / "scratch")
-    return Server(Workbench(local.experiment, TaskSummary.of(local.scenario)), folder, lock=lock)
+def executor(folder, lock=None):
+    return executor_of(load_config(SETTINGS)[0], folder, lock)
 
 
 def names(folder):
@@ -41,15 +38,15 @@ def test_a_stale_name_on_a_shared_disk_costs_the_new_run_nothing(tmp_path, seen)
     lock = FolderLock.acquire(aside)
     if not seen:
         (aside / NAME).rename(tmp_path / "unseen")
-    mine = server(aside, lock.owner.id)
+    mine = executor(aside, lock.owner.id)
     if not seen:
         (tmp_path / "unseen").rename(aside / NAME)
-    mine.save(keep=2)
+    mine.save(2)
     aside.rename(target)
-    lock.moved(target)
+    lock.folder_renamed(target)
     aside.mkdir()
-    mine.moved(target)
-    assert mine.folder == target and [path.name for path in checkpoint.checkpoints(target)] == ["round-000000"]
+    mine.folder_renamed(target)
+    assert mine.store.folder == target and [path.name for path in checkpoint.checkpoints(target)] == ["round-000000"]
     lock.release()
 
 
@@ -57,9 +54,9 @@ def test_on_a_disk_of_its_own_the_old_run_makes_room_and_nothing_else_does(tmp_p
     target, aside = tmp_path / "run", tmp_path / "run.new"
     (target / "checkpoints" / "round-000099").mkdir(parents=True)
     (target / "thesis.txt").write_text("precious")
-    mine = server(aside, "the driver's, on another machine")
-    mine.save(keep=2)
-    mine.moved(target)
+    mine = executor(aside, "the driver's, on another machine")
+    mine.save(2)
+    mine.folder_renamed(target)
     assert [path.name for path in checkpoint.checkpoints(target)] == ["round-000000"]
     assert (target / "thesis.txt").read_text() == "precious" and not aside.exists()
-    assert mine.save(keep=2).done == 0 and names(target / "checkpoints") == ["round-000000"]
+    assert mine.save(2).done == 0 and names(target / "checkpoints") == ["round-000000"]

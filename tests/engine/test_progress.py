@@ -43,6 +43,19 @@ def test_what_takes_long_is_told_once_each_time_that_it_changes(monkeypatch, cap
         assert show._follower is None
 
 
+class Heard:
+    """The server's progress, as a list."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, *call):
+        self.calls.append(call)
+
+    def end(self):
+        pass
+
+
 @pytest.mark.parametrize(
     ("name", "options", "what"),
     [
@@ -55,8 +68,8 @@ def test_what_takes_long_is_told_once_each_time_that_it_changes(monkeypatch, cap
     ],
 )
 def test_every_server_that_may_work_for_minutes_says_how_far_it_is(tmp_path, name, options, what):
-    run, heard = Local(experiment(name, options, **TABLE[name].sections), tmp_path), []
-    run.server.bench.listener = lambda *told: heard.append(told)
+    run, heard = Local(experiment(name, options, **TABLE[name].sections), tmp_path), Heard()
+    run.server.progress = heard
     run.play(3)
-    steps = [(done, total) for _, about, done, total in heard if about == what]
+    steps = [(done, total) for _, about, done, total in heard.calls if about == what]
     assert steps and all(0 <= done <= total for done, total in steps)

@@ -8,7 +8,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.config.loader import load_config
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import AlgorithmError
-from tests.contracts.inprocess import server_of
+from tests.contracts.inprocess import executor_of
 
 
 class Stumbling(FedAvg):
@@ -30,7 +30,7 @@ CONFIG = {
 
 
 def test_the_traceback_of_the_users_line_comes_with_the_error(tmp_path):
-    server = server_of(load_config(CONFIG)[0], tmp_path)
+    server = executor_of(load_config(CONFIG)[0], tmp_path).server
     clock = Clock(0, 6, done=6)
     with pytest.raises(AlgorithmError) as caught:
         server.plan(clock)

@@ -14,7 +14,6 @@ from flray.api import resume, simulate
 from flray.config.loader import load_config
 from flray.core.schema.errors import ServerLostError
 from flray.engine.local_executor import Local
-from flray.engine.server import Server
 from flray.engine.simulation import Simulation
 from flray.rundir import checkpoint
 from flray.rundir.folder import STARTED
@@ -125,7 +124,7 @@ def test_at_whichever_call_a_run_is_stopped_its_status_says_so(files, undisturbe
 @pytest.mark.parametrize("stopped", [True, False])
 def test_a_stop_or_a_failure_while_the_server_starts_again_is_in_status(stopped, undisturbed, tmp_path, monkeypatch):
     """The server dies in round 2, and its second start is stopped, or fails: no checkpoint can be written then."""
-    launch, call, launches = Simulation._launch, Local.call, []
+    launch, save, launches = Simulation._launch, Local.save, []
 
     def again(self):
         launches.append(self)
@@ -133,13 +132,13 @@ def test_a_stop_or_a_failure_while_the_server_starts_again_is_in_status(stopped,
             raise SystemExit(143) if stopped else RuntimeError("no room")
         return launch(self)
 
-    def lost(self, method, *arguments):
-        if method is Server.save and len(launches) == 1:
+    def lost(self, last):
+        if len(launches) == 1:
             raise ServerLostError("the server actor died")
-        return call(self, method, *arguments)
+        return save(self, last)
 
     monkeypatch.setattr(Simulation, "_launch", again)
-    monkeypatch.setattr(Local, "call", lost)
+    monkeypatch.setattr(Local, "save", lost)
     monkeypatch.setattr(Local, "kill", lambda self: None, raising=False)
     with pytest.raises(SystemExit if stopped else RuntimeError):
         simulate(experiment(), tmp_path / "run")
@@ -150,15 +149,11 @@ def test_a_stop_or_a_failure_while_the_server_starts_again_is_in_status(stopped,
 
 
 def test_a_second_signal_while_the_run_is_saved_is_in_status(undisturbed, tmp_path, monkeypatch):
-    call = Local.call
-
-    def again(self, method, *arguments):
-        if method is Server.save:
-            raise SystemExit(143)
-        return call(self, method, *arguments)
+    def again(self, last):
+        raise SystemExit(143)
 
     with monkeypatch.context() as patch, interrupted("before", 0), pytest.raises(SystemExit):
-        patch.setattr(Local, "call", again)
+        patch.setattr(Local, "save", again)
         simulate(experiment(), tmp_path / "run")
     assert flray.load(tmp_path / "run").status.startswith("interrupted; no checkpoint could be written (143)")
     resume(tmp_path / "run", progress=False)

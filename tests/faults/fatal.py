@@ -21,9 +21,9 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
-from flray.engine import keeper
 from flray.engine.server import Server
 from flray.rundir import checkpoint
+from flray.rundir.run_store import RunStore
 from tests.contracts.own import Own
 
 PATIENCE_S = 60.0  # until a killed process is gone
@@ -87,13 +87,14 @@ def _around(home: Any, name: str, before: Callable[..., None], after: Callable[.
 
     @functools.wraps(original)  # the driver asks for a method by its name
     def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
-        fatal = getattr(self, "algorithm", None)
+        server, *others = (self, *arguments) if home is Server else arguments  # a store is given the server
+        fatal = getattr(server, "algorithm", None)
         if not isinstance(fatal, Fatal) or not _is("ray::ServerActor"):
             return original(self, *arguments, **options)
-        before(fatal, self, *arguments)
+        before(fatal, server, *others)
         found = original(self, *arguments, **options)
         if after is not None:
-            after(fatal, self, *arguments)
+            after(fatal, server, *others)
         return found
 
     setattr(home, name, wrapped)
@@ -106,7 +107,7 @@ def _known(fatal: Fatal, server: Any, *_: Any) -> None:
 def _saved(where: str) -> Callable[..., None]:
     def reached(fatal: Fatal, server: Any, *_: Any) -> None:
         global _writing
-        _writing = (fatal, server._committed[0].name)
+        _writing = (fatal, server._committed.position.name)
         fatal.reached(f"{where} {_writing[1]}")
 
     return reached
@@ -128,8 +129,8 @@ def _scattering(store: Any) -> None:
 def _finish(fatal: Fatal, server: Any, plan: Any, *_: Any) -> None:
     global _finishing
     _finishing = (fatal, plan.clock)
-    if "scatter" not in vars(server.store):
-        _scattering(server.store)
+    if "scatter" not in vars(server.client_store):
+        _scattering(server.client_store)
     fatal.at("finish", plan.clock)
 
 
@@ -140,10 +141,10 @@ _around(Server, "facts", _known)
 _around(Server, "broadcast", lambda fatal, server, clock, *_: fatal.at("broadcast", clock))
 _around(Server, "published", lambda fatal, server, clock, *_: fatal.at("published", clock))
 _around(Server, "_finish", _finish, lambda fatal, server, plan, *_: fatal.at("finished", plan.clock))
-_around(keeper.Keeper, "commit", lambda fatal, server, position: fatal.reached(f"commit {position.name}"))
-_around(keeper.Keeper, "save", _saved("save"), _saved("saved"))
+_around(Server, "commit", lambda fatal, server, position: fatal.reached(f"commit {position.name}"))
+_around(RunStore, "save", _saved("save"), _saved("saved"))
 _around(
-    keeper.Keeper,
+    RunStore,
     "save_model",
     lambda fatal, server: fatal.reached("model"),
     lambda fatal, server: fatal.reached("model written"),

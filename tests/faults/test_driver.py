@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 TRANSACTIONS = "flray.engine.transactions:Transactions"
 SIMULATION = "flray.engine.simulation:Simulation"
 RECORDER = "flray.rundir.recorder:Recorder"
-KEEPER = "flray.engine.keeper:Keeper"
+STORE = "flray.rundir.run_store:RunStore"
 
 # the folder holds a lock and nothing else
 EMPTY = {
@@ -47,15 +47,15 @@ BEGUN = {
     "in the test of round 3": Moment("before", f"{TRANSACTIONS}._test", 2),
     "before the rows of a checkpoint": Moment("before", f"{RECORDER}.flush"),
     "one table of a checkpoint's rows is written": Moment("after", "flray.rundir.recorder:Table.flush"),
-    "between rows and checkpoint": Moment("before", f"{KEEPER}.save"),
-    "files of a checkpoint are written": Moment("before", "flray.rundir.checkpoint:sealed"),
-    "files of the second checkpoint are written": Moment("before", "flray.rundir.checkpoint:sealed", 1),
+    "between rows and checkpoint": Moment("before", f"{STORE}.save"),
+    "files of a checkpoint are written": Moment("before", "flray.rundir.checkpoint:with_checksum"),
+    "files of the second checkpoint are written": Moment("before", "flray.rundir.checkpoint:with_checksum", 1),
     "a checkpoint has its name": Moment("after", "flray.rundir.checkpoint:write"),
-    "client states that no checkpoint needs are dropped": Moment("after", f"{KEEPER}.save", 1),
+    "client states that no checkpoint needs are dropped": Moment("after", f"{STORE}.save", 1),
     "before the task's end": Moment("before", f"{TRANSACTIONS}._task", 1),
     "after the task's end, before its checkpoint": Moment("after", f"{TRANSACTIONS}._task", 1),
-    "between the last checkpoint and the model": Moment("before", f"{KEEPER}.save_model"),
-    "between the model and STATUS": Moment("after", f"{KEEPER}.save_model"),
+    "between the last checkpoint and the model": Moment("before", f"{STORE}.save_model"),
+    "between the model and STATUS": Moment("after", f"{STORE}.save_model"),
     "after the last row": Moment("after", f"{RECORDER}.close"),
     "before STATUS is finished": Moment("before", f"{RECORDER}.status", 1),
     "after STATUS is finished": Moment("after", f"{RECORDER}.status", 1),
@@ -63,7 +63,7 @@ BEGUN = {
 }
 # of a resume from the first checkpoint
 RESUMED = {
-    "the checkpoint is read": Moment("after", f"{KEEPER}.load"),
+    "the checkpoint is read": Moment("after", f"{STORE}.load"),
     "one table is cut": Moment("after", "flray.rundir.recorder:Table.keep"),
     "all tables are cut": Moment("after", f"{RECORDER}.keep_until"),
     "environment.json is written": Moment("after", f"{SIMULATION}._write_environment"),
@@ -152,8 +152,8 @@ def test_a_stop_that_is_killed_is_resumed_to_the_same_bits(
 from tests.faults.moments import *
 def stop():
     where, function = {{
-        "rows": ("before", "{KEEPER}.save"),
-        "checkpoint": ("after", "{KEEPER}.save"),
+        "rows": ("before", "{STORE}.save"),
+        "checkpoint": ("after", "{STORE}.save"),
         "cut": ("after", "{RECORDER}.keep_until"),
         "status": ("before", "{RECORDER}.status"),
     }}[{name!r}]

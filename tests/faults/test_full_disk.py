@@ -107,13 +107,13 @@ def assert_told_and_resumed(folder: Path, error: FlrayError, make_room: Callable
 
 
 WRITTEN = {
-    "a client's state": Moment("before", "flray.engine.client_store:FileStore.scatter", 4),
-    "a client's state of the first round": Moment("before", "flray.engine.client_store:FileStore.scatter"),
+    "a client's state": Moment("before", "flray.rundir.client_store:FileStore.scatter", 4),
+    "a client's state of the first round": Moment("before", "flray.rundir.client_store:FileStore.scatter"),
     "rows": Moment("before", "flray.rundir.recorder:Recorder.flush"),
     "a checkpoint": Moment("before", "flray.rundir.checkpoint:write"),
     "the second checkpoint": Moment("before", "flray.rundir.checkpoint:write", 1),
-    "the end of a checkpoint": Moment("before", "flray.rundir.checkpoint:sealed"),
-    "the model": Moment("before", "flray.engine.keeper:Keeper.save_model"),
+    "the end of a checkpoint": Moment("before", "flray.rundir.checkpoint:with_checksum"),
+    "the model": Moment("before", "flray.rundir.run_store:RunStore.save_model"),
     "environment.json at the end": Moment("before", "flray.engine.simulation:Simulation._write_environment", 1),
 }
 

@@ -114,8 +114,8 @@ def plain(value):
     """To be compared: values with their bits, without the folder's name."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, checkpoint.Saved):
-        return plain(value._replace(path=value.path.name)._asdict())
+    if isinstance(value, checkpoint.Snapshot):
+        return plain(value._asdict())
     if isinstance(value, Packed):
         return plain({"structure": value.structure, **value.arrays})
     if hasattr(value, "to_dict"):

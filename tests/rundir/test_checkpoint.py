@@ -19,16 +19,20 @@ from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError
 from flray.files import read_checksummed, with_checksum
 from flray.rundir import checkpoint
-from flray.rundir.checkpoint import FILES
+from flray.rundir.checkpoint import FILES, Snapshot
 
 
 def server(value):
     return {"w": np.full(100, value, np.float32), "inner.count": np.array(int(value))}
 
 
+def snapshot(position, state, clients):
+    return Snapshot(position, Packed.of(state), Packed.of(clients), Packed.of({}))
+
+
 def write(folder, done, keep=0):
-    packed = Packed.of(server(done)), Packed.of({"3": np.arange(done)})
-    return checkpoint.write(folder, Position(0, done, done, "round"), *packed, keep)
+    position = Position(0, done, done, "round")
+    return checkpoint.write(folder, snapshot(position, server(done), {"3": np.arange(done)}), keep)
 
 
 def damage(path, where=-1):
@@ -48,7 +52,7 @@ MESSAGES = st.dictionaries(
 def test_what_is_read_is_what_was_written(tmp_path_factory, state, clients, where):
     """Bits, dtypes and shapes; also NaN, 0-dim and empty arrays."""
     folder = tmp_path_factory.mktemp("c")
-    path = checkpoint.write(folder, Position(*where, "round"), Packed.of(state), Packed.of(clients), 0)
+    path = checkpoint.write(folder, snapshot(Position(*where, "round"), state, clients), 0)
     saved = checkpoint.read(path)
     assert saved.position == (*where, "round")
     for written, found in ((state, saved.server.message()), (clients, saved.clients.message())):
@@ -277,5 +281,5 @@ def test_what_a_killed_process_left_of_a_checkpoint_goes_with_the_next_one(tmp_p
     left = tmp_path / "checkpoints" / ".round-000001.4711"
     left.mkdir(parents=True)
     (left / FILES[0]).write_bytes(b"0" * 100)
-    checkpoint.write(tmp_path, Position(0, 2, 2, "round"), Packed.of(()), Packed.of({}), 0)
+    checkpoint.write(tmp_path, snapshot(Position(0, 2, 2, "round"), (), {}), 0)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["round-000002"]

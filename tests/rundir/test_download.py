@@ -177,7 +177,7 @@ def run(base, tmp_path):
     folder = tmp_path / "maker" / "run"
     record(folder, 2)
     (folder / "model.safetensors").write_bytes(b"model")
-    checkpoint.write(folder, Position(0, 2, 2, "round"), Packed.of({}), Packed.of({}), 0)
+    checkpoint.write(folder, checkpoint.Snapshot(Position(0, 2, 2, "round"), *[Packed.of({})] * 3), 0)
     assert Storage.of(base, folder).push((*DRIVER, *SERVER, "STATUS")) is None
     return join(base, "run"), folder
 

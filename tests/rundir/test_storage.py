@@ -15,7 +15,7 @@ from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.rundir import checkpoint, storage
 from flray.rundir.mirrored import DRIVER, SERVER, STATE
 from flray.rundir.storage import Storage
-from tests.contracts.inprocess import bits, server_of
+from tests.contracts.inprocess import bits, executor_of
 from tests.support.folders import content, record
 from tests.support.runs import config
 
@@ -26,9 +26,12 @@ def no_waiting(monkeypatch):
 
 
 def write(folder, done, keep=0):
-    return checkpoint.write(
-        folder, Position(0, done, done, "round"), Packed.of({"w": np.full(9, done, np.float32)}), Packed.of({}), keep
-    )
+    return checkpoint.write(folder, snapshot(done, np.full(9, done, np.float32)), keep)
+
+
+def snapshot(done, w):
+    none = Packed.of({})
+    return checkpoint.Snapshot(Position(0, done, done, "round"), Packed.of({"w": w}), none, none)
 
 
 @pytest.fixture
@@ -119,7 +122,7 @@ def test_another_process_uploads_a_checkpoint_of_the_same_size_and_other_content
     (run / "checkpoints/round-000002/meta.json").unlink()
     with pytest.raises(CheckpointError):
         checkpoint.read(run / "checkpoints/round-000002")
-    checkpoint.write(run, Position(0, 2, 2, "round"), Packed.of({"w": np.full(9, 8, np.float32)}), Packed.of({}), 0)
+    checkpoint.write(run, snapshot(2, np.full(9, 8, np.float32)), 0)
     written.clear()
     assert Storage.of(base, run).push(STATE) is None
     assert set(written) == {f"checkpoints/round-000002/{name}" for name in (*checkpoint.FILES, "meta.json")}
@@ -342,17 +345,18 @@ def test_a_run_folder_is_not_its_own_mirror(run):
 def test_a_server_on_another_node_goes_on_from_the_storage(base, tmp_path, store):
     """Two folders of one name stand for two nodes that share no disk. SCAFFOLD's clients keep a state."""
     experiment = config("scaffold", storage=base, resources={"store": store})
-    first = server_of(experiment, tmp_path / "node1" / "run")
-    first.state = first.state.replace(w=first.state.w + 1)
-    state = first.algorithm.init_client(first.bench.context(Clock()))
-    first.store.scatter([4], [numpy_of(state, 7.0)], 1)
-    first.commit(Position(0, 1, 1, "round"))
-    first.save(keep=2)
+    first = executor_of(experiment, tmp_path / "node1" / "run")
+    server = first.server
+    server.state = server.state.replace(w=server.state.w + 1)
+    state = server.algorithm.init_client(server.bench.context(Clock()))
+    first.store.clients.scatter([4], [numpy_of(state, 7.0)], 1)
+    server.commit(Position(0, 1, 1, "round"))
+    first.save(2)
     assert first.push() is None
-    second = server_of(experiment, tmp_path / "node2" / "run")
+    second = executor_of(experiment, tmp_path / "node2" / "run")
     assert second.load() == Position(0, 1, 1, "round")
-    assert bits(second.state) == bits(first.state)
-    assert bits(second.states([4])[0]) == bits(first.states([4])[0])
+    assert bits(second.server.state) == bits(server.state)
+    assert bits(second.server.states([4])[0]) == bits(server.states([4])[0])
 
 
 def numpy_of(state, value):
@@ -363,24 +367,24 @@ def numpy_of(state, value):
 
 def test_a_server_whose_storage_is_gone_goes_on_from_its_own_checkpoint_but_does_not_start_again(tmp_path, monkeypatch):
     experiment = config(storage=f"file://{tmp_path}/exp")
-    server = server_of(experiment, tmp_path / "run")
-    server.commit(Position(0, 1, 1, "round"))
-    server.save(keep=2)
+    executor = executor_of(experiment, tmp_path / "run")
+    executor.server.commit(Position(0, 1, 1, "round"))
+    executor.save(2)
 
     def gone(self, kinds):
         raise OSError("no route to host")
 
     monkeypatch.setattr(Storage, "_list", gone)
-    assert server_of(experiment, tmp_path / "run").load() == Position(0, 1, 1, "round")
+    assert executor_of(experiment, tmp_path / "run").load() == Position(0, 1, 1, "round")
     with pytest.raises(CheckpointError, match=r"cannot be copied to .*node2/run: no route to host"):
-        server_of(experiment, tmp_path / "node2" / "run").load()
+        executor_of(experiment, tmp_path / "node2" / "run").load()
 
 
 def test_a_checkpoint_of_another_format_is_no_damage_and_stays_where_it_is(tmp_path, monkeypatch):
-    server = server_of(config(storage=f"file://{tmp_path}/exp"), tmp_path / "run")
-    server.commit(Position(0, 1, 1, "round"))
-    server.save(keep=2)
+    executor = executor_of(config(storage=f"file://{tmp_path}/exp"), tmp_path / "run")
+    executor.server.commit(Position(0, 1, 1, "round"))
+    executor.save(2)
     monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
     with pytest.raises(checkpoint.FormatError, match="has format 2, this version of flray reads 3"):
-        server.load()
+        executor.load()
     assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["round-000001"]

@@ -10,9 +10,9 @@ import importlib
 import os
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,12 +22,14 @@ from flray.core.protocol.clock import PHASES, Clock, Phase, Position
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk, Client, Delivery
 from flray.engine.counts import Tally
-from flray.engine.flops import StepFlops
 from flray.engine.ray import last_calls
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
 from flray.engine.server import Plan, Server
 from flray.engine.workbench import TaskSummary, Workbench
+from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
+
+T = TypeVar("T")
 
 
 class Recipe(NamedTuple):
@@ -142,14 +144,28 @@ class ClientActor(ClientNodes):
 
 
 class ServerActor(ServerNodes):
-    """Holds the global state; see :class:`Server`."""
+    """The server of a run and the store of its folder, see :class:`Server` and :class:`RunStore`."""
+
+    _store: RunStore | None = None
 
     def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
-        bench = Workbench(recipe.read(), recipe.summary, prepare(threads), one_of_many=True)
-        self._server = Server(bench, Path(folder), lock=lock)
+        experiment = recipe.read()
+        bench = Workbench(experiment, recipe.summary, prepare(threads), one_of_many=True)
+        self._store = store = RunStore(experiment, Path(folder), lock)
+        self._server = Server(bench, store.clients, store.progress)
         self._answer, self._ahead, self._threads = None, None, threads
         return self._server.facts()
 
+    @property
+    def store(self) -> RunStore:
+        assert self._store is not None
+        return self._store
+
+    def call(self, method: Callable[..., T], *args: Any, **options: Any) -> T:
+        """The result of a method of :class:`Server`."""
+        return method(self.server, *args, **options)
+
+    # the exchange -----------------------------------------------------------------------------
     def plan(self, clock: Clock) -> tuple[Any, Plan | None]:
         return self.server.plan(clock)
 
@@ -161,12 +177,6 @@ class ServerActor(ServerNodes):
 
     def states(self, clients: Sequence[int]) -> list[Any]:
         return self.server.states(clients)
-
-    def stateful(self) -> list[int]:
-        return self.server.stateful()
-
-    def step_flops(self, exchange: Exchange, chunk: Chunk) -> StepFlops:
-        return self.server.step_flops(exchange, chunk)
 
     def finish(
         self, plan: Plan, cohort: Any, ahead: Sequence[Clock], tested: bool, *deliveries: Delivery
@@ -183,29 +193,21 @@ class ServerActor(ServerNodes):
     def published(self, clock: Clock) -> Any:
         return self.server.published(clock)
 
-    def evaluate(self, clock: Clock) -> Tally:
-        return self.server.evaluate(clock)
-
-    def commit(self, position: Position) -> None:
-        self.server.commit(position)
-
-    def save(self, keep: int) -> Position:
-        return self.server.save(keep)
+    # the run folder ---------------------------------------------------------------------------
+    def save(self, last: int) -> Position:
+        return self.store.save(self.server, last)
 
     def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
-        return self.server.load(at_most, after)
-
-    def moved(self, folder: Path) -> None:
-        self.server.moved(folder)
-
-    def kept(self) -> dict[str, int]:
-        return self.server.kept()
+        return self.store.load(self.server, at_most, after)
 
     def save_model(self) -> str:
-        return self.server.save_model()
+        return self.store.save_model(self.server)
+
+    def folder_renamed(self, folder: Path) -> None:
+        self.store.folder_renamed(folder)
 
     def probe_storage(self) -> None:
-        self.server.probe_storage()
+        self.store.probe_storage()
 
     def push(self) -> str | None:
-        return self.server.push()
+        return self.store.push()

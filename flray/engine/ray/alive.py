@@ -44,7 +44,7 @@ class Watch:
                 if self._raylet is None:
                     time.sleep(PROBE_S)
                 elif select.select([self._raylet], [], [], PROBE_S)[0]:
-                    return self._tell("raylet")
+                    return self._report("raylet")
                 try:
                     socket.create_connection((self._gcs[0].strip("[]"), int(self._gcs[1])), PROBE_S).close()
                     failing = None
@@ -53,10 +53,10 @@ class Watch:
                     if (
                         self._own and isinstance(error, ConnectionRefusedError)
                     ) or time.monotonic() - failing > PATIENCE_S:
-                        return self._tell("GCS")
+                        return self._report("GCS")
         return None
 
-    def _tell(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         where = "on this machine" if what == "raylet" or self._own else f"at {':'.join(self._gcs)}"
         self.lost = (
             f"Ray's {what} {where} has died (killed, or memory ran out); what is finished is saved, go on "
@@ -105,9 +105,9 @@ def lost(node: Any) -> bool:
 
 
 @contextlib.contextmanager
-def told(folder: Path) -> Iterator[None]:
-    """Whatever fails in this block because a process of Ray has died is told as that; what can be resumed is told with
-    its folder."""
+def translate_errors(folder: Path) -> Iterator[None]:
+    """Re-raises failures of this block that a dead process of Ray has caused as `ResourceError`, and adds the run's
+    `folder` to a message that ends in `flray resume`."""
     try:
         yield
     except Exception as error:

@@ -15,7 +15,7 @@ from ray.exceptions import ObjectLostError
 
 from flray.config.experiment import Experiment
 from flray.core.messages import to_numpy
-from flray.core.protocol.clock import Clock
+from flray.core.protocol.clock import PHASES, Clock, Phase, Position
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk
 from flray.engine.cohort import Turn
@@ -112,9 +112,7 @@ class Calls:
         ]
         return merged(report for _, report in self.pool.execute(work))
 
-    def personal(
-        self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]
-    ) -> list[dict[str, Any]]:
+    def personal(self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
         plan = self.broadcast(clock, self.experiment.algorithm.training)
         broadcast, parts = self._down[clock][0], [self._parts[hash] for hash in plan.shared]
 
@@ -127,10 +125,28 @@ class Calls:
         return [row for _, rows in self.pool.execute(work) for row in rows]
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:
-        return cast(T, self.pool.wait(self._start(method, *args, **options)))  # type: ignore[arg-type]
+        return cast(T, self.pool.wait(self._start(ServerActor.call, method, *args, **options)))  # type: ignore[arg-type]
 
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
-        self._start(method, *args, **options)  # type: ignore[arg-type]
+        self._start(ServerActor.call, method, *args, **options)  # type: ignore[arg-type]
+
+    def save(self, last: int) -> Position:
+        return cast(Position, self.pool.wait(self._start(ServerActor.save, last)))
+
+    def load(self, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
+        return cast(Position | None, self.pool.wait(self._start(ServerActor.load, at_most, after)))
+
+    def save_model(self) -> str:
+        return cast(str, self.pool.wait(self._start(ServerActor.save_model)))
+
+    def folder_renamed(self, folder: Path) -> None:
+        self.pool.wait(self._start(ServerActor.folder_renamed, folder))
+
+    def probe_storage(self) -> None:
+        self.pool.wait(self._start(ServerActor.probe_storage))
+
+    def push(self) -> str | None:
+        return cast(str | None, self.pool.wait(self._start(ServerActor.push)))
 
     def _start(self, method: Callable[..., Any], *args: Any, returns: int = 1, **options: Any) -> Any:
         """A reference to the result of a server method, or so many."""
@@ -139,8 +155,8 @@ class Calls:
     def kill(self) -> None:
         self.pool.kill()
 
-    def told(self, folder: Path) -> AbstractContextManager[None]:
-        return alive.told(folder)
+    def translate_errors(self, folder: Path) -> AbstractContextManager[None]:
+        return alive.translate_errors(folder)
 
     def _again(self, compute: Callable[[], T], restore: Callable[[], Any]) -> T:
         """What a node took away with results that no one had fetched is computed again."""

@@ -28,7 +28,7 @@ from flray.engine.ray.actors import ServerActor
 from flray.engine.ray.calls import Calls
 from flray.engine.ray.channel import LOOK_S, ChannelType, standing_for_driver
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.nodes import Answer, Order
+from flray.engine.ray.nodes import Answer, Order, ServerCall
 from flray.engine.ray.pool import LOST, Pool, cause
 from flray.engine.rounds import P, Ran
 from flray.engine.server import Plan, Server
@@ -101,7 +101,7 @@ class Graph(Calls):
 
     def __init__(self, pool: Pool, experiment: Experiment, facts: dict[str, Any]) -> None:
         super().__init__(pool, experiment, facts)
-        self._first: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []  # calls that go with the next execution
+        self._first: list[ServerCall] = []  # calls that go with the next execution
         self._tally: tuple[Clock, Tally] | None = None
 
     def plan(self, clock: Clock) -> Plan | None:
@@ -147,7 +147,7 @@ class Graph(Calls):
             [*stateful, *[[]] * (actors - len(chunks))],
             ahead,
             turn.clock.transaction if self._is_due(turn.clock) else None,
-            [(method.__name__, arguments) for method, arguments in self._first],
+            self._first,
         )
         try:
             answer = graph.execute(
@@ -180,12 +180,11 @@ class Graph(Calls):
         return found[1] if found is not None and found[0] == clock else super().test(clock)
 
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
-        """Goes along with the next execution; where that fails it is said again."""
-        assert not options, "what goes along with an execution has arguments by place alone"
-        self._first.append((method, args))
+        """The call goes with the next execution, and is repeated where that fails."""
+        self._first.append(ServerCall(method, args, options))
 
     def _start(self, method: Callable[..., Any], *args: Any, returns: int = 1, **options: Any) -> Any:
         first, self._first = self._first, []
-        for told, arguments in first:  # the server works its calls off in order
-            super()._start(told, *arguments)
+        for call in first:  # the server carries out its calls in order
+            super()._start(ServerActor.call, call.method, *call.args, **call.options)
         return super()._start(method, *args, returns=returns, **options)

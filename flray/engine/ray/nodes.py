@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ class Order(NamedTuple):
 
     `clients`: by actor those whose states it sends, none where they have none; `ahead`: the moments that come next, to
     be planned until one has a plan; `test`: the clock of the test that is due when the first of them has none, None: no
-    test; `first`: (method, arguments) of calls that come before it.
+    test; `first`: calls that come before it.
     """
 
     plan: Plan
@@ -40,7 +40,15 @@ class Order(NamedTuple):
     clients: list[list[int]]
     ahead: Sequence[Clock]
     test: Clock | None
-    first: Sequence[tuple[str, tuple[Any, ...]]]
+    first: Sequence[ServerCall]
+
+
+class ServerCall(NamedTuple):
+    """A call of a method of :class:`Server` whose result nobody takes."""
+
+    method: Callable[..., Any]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
 
 
 class Answer(NamedTuple):
@@ -71,8 +79,8 @@ class ServerNodes:
     def graph_broadcast(self, order: Order) -> tuple[Any, ...]:
         """(the broadcast, by actor the states of its clients)."""
         torch.set_num_threads(self._threads)  # a setting of each thread
-        for method, arguments in order.first:
-            getattr(self, method)(*arguments)
+        for call in order.first:
+            call.method(self.server, *call.args, **call.options)
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == order.plan.clock and ahead[1] is self.server.state:
             broadcast = ahead[2]

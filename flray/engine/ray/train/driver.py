@@ -20,7 +20,6 @@ from flray.engine.ray.pool import reserved
 from flray.engine.ray.room import how_many
 from flray.engine.ray.train.trainers import Conductor, Trainers
 from flray.engine.rounds import Executor
-from flray.engine.server import Server
 from flray.engine.simulation import Simulation
 from flray.engine.threads import cores
 from flray.scenario import Scenario
@@ -66,7 +65,7 @@ class Centralized(Simulation):
     def _round(self, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if self.trainers is None:  # clients fine-tuned at the end of the task before, in the workers' place
             self.executor, _ = self._launch()
-            self.executor.call(Server.load)
+            self.executor.load()
             assert self.trainers is not None
         row = self._blank(clock, len(self.scenario.members(clock.task)))
         del row["client_flops"]  # a step of the workers is not counted
@@ -89,7 +88,7 @@ class Centralized(Simulation):
         if clock.phase == "task_end" and personal_epochs(self.experiment):
             self._end()  # clients fine-tune: they need their actors, in the workers' place
             self.executor, _ = super()._launch()
-            self.executor.call(Server.load)
+            self.executor.load()
         return super()._task(clock, show)
 
 

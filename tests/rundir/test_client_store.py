@@ -10,7 +10,7 @@ import pytest
 
 from flray.core.messages import Record, equal
 from flray.core.schema.errors import CheckpointError
-from flray.engine.client_store import FileStore, MemoryStore
+from flray.rundir.client_store import FileStore, MemoryStore
 
 
 class State(Record):

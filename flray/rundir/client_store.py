@@ -7,7 +7,7 @@ one whose state is `()`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -56,7 +56,7 @@ class ClientStore(Protocol):
     def prune(self, kept: Sequence[Packed]) -> None:
         """Drop what neither the present nor these saved checkpoints need."""
 
-    def moved(self, run_folder: Path) -> None:
+    def folder_renamed(self, run_folder: Path) -> None:
         """The run folder has another name now."""
 
 
@@ -98,7 +98,7 @@ class MemoryStore:
     def prune(self, kept: Sequence[Packed]) -> None:
         pass
 
-    def moved(self, run_folder: Path) -> None:
+    def folder_renamed(self, run_folder: Path) -> None:
         pass
 
 
@@ -111,9 +111,14 @@ class FileStore:
     while a kept checkpoint refers to them, so a resume is exact.
     """
 
-    def __init__(self, folder: Path, scratch: Path | None = None) -> None:
-        """`scratch`: write there, and read from `folder` what is not there (a replay leaves the run alone)."""
-        self.folder, self.scratch = folder, scratch
+    def __init__(
+        self, folder: Path, scratch: Path | None = None, check_folder: Callable[[], None] = lambda: None
+    ) -> None:
+        """`scratch`: files are written there, and read from `folder` where they are not there (for a replay).
+
+        `check_folder` is called before files are written; it raises when the run no longer owns the folder.
+        """
+        self.folder, self.scratch, self._check_folder = folder, scratch, check_folder
         self._index: dict[int, _File] = {}
         self._undo: dict[int, _File | None] = {}
         self._damage: CheckpointError | None = None
@@ -147,6 +152,7 @@ class FileStore:
         )
 
     def scatter(self, clients: Sequence[int], states: Sequence[Any], stamp: int) -> None:
+        self._check_folder()
         for client, state in zip(clients, states, strict=True):
             if is_none(state):
                 continue
@@ -198,7 +204,7 @@ class FileStore:
                     pool.shutdown(cancel_futures=True)
                     raise damage
 
-    def moved(self, run_folder: Path) -> None:
+    def folder_renamed(self, run_folder: Path) -> None:
         self.folder = run_folder / self.folder.name
 
     def prune(self, kept: Sequence[Packed]) -> None:

@@ -1,0 +1,176 @@
+"""The files that the server's process writes into the run folder: checkpoints, client states, the final model, and
+their copies in a storage.
+
+The server itself knows no folder. A store takes a snapshot of it and gives one back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from flray.config.experiment import Experiment
+from flray.core.protocol.clock import PHASES, Phase, Position
+from flray.core.schema.errors import CheckpointError
+from flray.files import atomic_write, remove
+from flray.models.weights import save_weights
+from flray.rundir import checkpoint
+from flray.rundir import lock as locks
+from flray.rundir.checkpoint import Snapshot
+from flray.rundir.client_store import ClientStore, FileStore, MemoryStore
+from flray.rundir.mirrored import SERVER, STATE
+from flray.rundir.progress_file import ProgressFile
+from flray.rundir.storage import Storage
+
+
+class FinalModel(NamedTuple):
+    """The arguments of `save_weights`: all tensors, the names of the frozen ones, and the files that may hold these."""
+
+    tensors: Mapping[str, Tensor]
+    frozen: Collection[str]
+    sources: Sequence[str]
+
+
+class Saveable(Protocol):
+    """What a store asks of a server."""
+
+    def snapshot(self) -> Snapshot:
+        """The last commit. A transaction that is not complete is rolled back."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot."""
+
+    def model(self) -> FinalModel:
+        """The global model."""
+
+
+class RunStore:
+    """A run folder, as the process of the server writes it.
+
+    `clients` holds the clients' states for the server. `progress` shows how far its long work is; None in a replay.
+    """
+
+    def __init__(
+        self, experiment: Experiment, folder: Path, lock: str | None = None, scratch: Path | None = None
+    ) -> None:
+        """`lock`: the id under which the driver holds the folder. On a node that does not share the driver's disk the
+        folder belongs to this process alone, and has no lock.
+
+        `scratch`: a replay writes client states there, and leaves the run folder as it is.
+        """
+        self.folder, self._replay = folder, scratch is not None
+        self._driver = lock
+        self._lock = lock if lock is not None and (folder / locks.NAME).exists() else None
+        self.storage = Storage.of(experiment.storage, folder) if scratch is None else None
+        self.clients: ClientStore = (
+            FileStore(folder / "client_state", scratch, self.check_folder)
+            if experiment.resources.store == "files"
+            else MemoryStore()
+        )
+        self.progress = ProgressFile(lambda: self.folder) if scratch is None else None
+
+    def check_folder(self) -> None:
+        """Raises `FolderLostError` when the driver no longer holds the folder."""
+        if self._lock is not None:
+            locks.check(self.folder, self._lock)
+
+    # checkpoints --------------------------------------------------------------------------------
+    def save(self, server: Saveable, last: int) -> Position:
+        """Write a checkpoint of the server's last commit, and drop all but the `last` ones (0: none is dropped).
+
+        Returns its position.
+        """
+        self.check_folder()
+        snapshot = server.snapshot()
+        checkpoint.write(self.folder, snapshot, last)
+        if isinstance(self.clients, FileStore):
+            needed = []
+            for path in checkpoint.checkpoints(self.folder):
+                with contextlib.suppress(CheckpointError):  # a damaged one is of no use, and no reason to end the run
+                    needed.append(checkpoint.read_clients(path))
+            self.clients.prune(needed)
+        return snapshot.position
+
+    def load(self, server: Saveable, at_most: int | None = None, after: Sequence[Phase] = PHASES) -> Position | None:
+        """Restore the newest good checkpoint after at most `at_most` rounds and after one of these phases.
+
+        Returns its position, or None where there is no checkpoint. Where this node has no good one, they are copied
+        from the storage.
+        """
+        if self.storage is not None and not checkpoint.checkpoints(self.folder):
+            self.storage.pull(STATE)
+        # a resume compares the checksums of all client states, because it can still go back to an earlier checkpoint;
+        # a replay compares those that it reads
+        check = None if self._replay else self.clients.check
+        try:
+            snapshot = checkpoint.latest(self.folder, at_most, after, check)
+        except checkpoint.FormatError:
+            raise
+        except CheckpointError:
+            if self.storage is None:
+                raise
+            for name in STATE:  # what is damaged here may be good there
+                with contextlib.suppress(FileNotFoundError):
+                    (self.folder / name).rename(self.folder / f".damaged-{time.time_ns()}-{name}")
+            self.storage.pull(STATE)
+            snapshot = checkpoint.latest(self.folder, at_most, after, check)
+        if snapshot is None:
+            return None
+        try:
+            server.restore(snapshot)
+        except CheckpointError as error:
+            path = self.folder / "checkpoints" / snapshot.position.name
+            raise CheckpointError(f"{path}: {error}") from error
+        return snapshot.position
+
+    def save_model(self, server: Saveable) -> str:
+        """Write `DIR/model.safetensors`, with the names and shapes of the module's own state_dict.
+
+        Frozen tensors that a named checkpoint holds are left out. Returns the path.
+        """
+        self.check_folder()
+        path, model = self.folder / "model.safetensors", server.model()
+        with checkpoint.disk_errors(path, self.folder), atomic_write(path) as partial:
+            save_weights(model.tensors, partial, model.frozen, model.sources)
+        return str(path)
+
+    # the folder's name --------------------------------------------------------------------------
+    def folder_renamed(self, folder: Path) -> None:
+        """The run has replaced the previous run in `folder`.
+
+        On a node with a disk of its own the files of the server are moved to `folder` there.
+        """
+        if not self._shares_disk(folder) and self.folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in SERVER:  # of the previous run; other files stay
+                remove(folder / name)
+            for path in self.folder.iterdir():
+                remove(folder / path.name)
+                path.rename(folder / path.name)
+            self.folder.rmdir()
+        self.folder = folder
+        self.clients.folder_renamed(folder)
+        if self.storage is not None:
+            self.storage.folder_renamed(folder)
+
+    def _shares_disk(self, folder: Path) -> bool:
+        """Whether this node sees the driver's disk. Then the driver has renamed the folder, and a stale cache of NFS
+        may still show the old name."""
+        owner = locks.owner(folder)
+        return self._lock is not None or (owner is not None and owner.id == self._driver)
+
+    # the storage --------------------------------------------------------------------------------
+    def probe_storage(self) -> None:
+        """Raises `CheckpointError` when this node cannot write to the storage."""
+        if self.storage is not None:
+            self.storage.probe()
+
+    def push(self) -> str | None:
+        """Upload checkpoints, client states and the model where they changed. Returns the problem in one line, or
+        None."""
+        return None if self.storage is None else self.storage.push(SERVER)
