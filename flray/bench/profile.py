@@ -124,7 +124,7 @@ def in_driver() -> None:
 
     global _clocks
     _clocks = Clocks()
-    _clocks.around(Simulation, "_round", ROUND, lambda self, clock, ahead: clock.done)
+    _clocks.around(Simulation, "_round", ROUND, lambda self, run, clock, ahead: clock.done)
     for kind in (Calls, Graph):
         for method in {"plan", "run", "test"} & vars(kind).keys():
             _clocks.around(kind, method, WAIT)

@@ -1,13 +1,23 @@
-"""The driver: for every transaction of the schedule (`rounds.py`): record, save, restart what died; pause, stop,
-finish."""
+"""The driver of a run: it starts the processes, carries out every transaction of the schedule, and records the rows.
+
+A transaction is a round, or the beginning or the end of a task (`rounds.py`). The driver saves checkpoints, starts the
+server again when its process dies, and leaves a STATUS however the run ends.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
+import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from flray.config.experiment import Experiment, algorithm_name
 from flray.core.protocol.clock import PHASES, START, Clock, Position, schedule
@@ -22,17 +32,19 @@ from flray.core.schema.errors import (
     described,
 )
 from flray.data import Dataset
+from flray.engine import cohort as cohorts
 from flray.engine.blame import Deaths
 from flray.engine.client import in_folder
-from flray.engine.evaluate import personal_epochs
+from flray.engine.counts import Tally, with_sums
+from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
+from flray.engine.flops import StepFlops, kind, largest
 from flray.engine.prepare import stored_scenario
 from flray.engine.progress import Progress, line, stage
-from flray.engine.rounds import Executor
-from flray.engine.server import Server
+from flray.engine.rounds import Executor, add_sent, transact
+from flray.engine.server import Plan, Server
 from flray.engine.summary import collapsed, judged, untrained
-from flray.engine.transactions import Transactions
 from flray.models.weights import weights_fingerprint
-from flray.rundir import checkpoint, progress_file
+from flray.rundir import checkpoint, progress_file, tested
 from flray.rundir.environment import environment, write_environment
 from flray.rundir.folder import RunFolder
 from flray.rundir.lock import FolderLostError
@@ -46,12 +58,31 @@ from flray.scenario import Scenario
 
 RESTARTS = 3  # of the server actor in one run
 
-
 Launch = Callable[[Experiment, Path, Scenario, dict[str, Any], str], tuple[Executor, Experiment]]
+Row = dict[str, Any]
 
 
-class Simulation(Transactions):
-    """One run: its data, partition, actors, recorder."""
+class ExchangeWarning(UserWarning):
+    """An exchange whose server half does not run, because no client takes part."""
+
+
+@dataclass
+class Started:
+    """The parts of a run that exist once it is started; each restart of the server makes a new one.
+
+    `position`: of the checkpoint that the run goes on from. `facts`: about model, data and processes, for
+    environment.json. `missing_rows`: the rows that damaged tables have lost, by table.
+    """
+
+    executor: Executor
+    recorder: Recorder
+    position: Position
+    facts: dict[str, Any]
+    missing_rows: dict[str, str]
+
+
+class Simulation:
+    """One run: its data, partition, processes and tables."""
 
     def __init__(
         self,
@@ -74,310 +105,458 @@ class Simulation(Transactions):
             "weights": weights_fingerprint(experiment.model.start.get("weights")),
         }
         origin.compare(self.fingerprints)
-        self.recorder: Recorder | None = None
-        self._restored = False  # the server has the state where the run goes on: it can be saved
-        self._running = False  # STATUS says so
-        self._flops = {}
-        self._deaths = Deaths()
         self.trackers = Trackers(experiment, home.path, home.check)
-        self._looks_at_rounds = any("round" in probe.at for probe in experiment.probes().values())
+        self._resumable = False  # STATUS says `running`
+        self._deaths = Deaths()
+        self._flops: dict[tuple[Any, ...], StepFlops] = {}  # of a local step, by its kind
+        self._probes_rounds = any("round" in probe.at for probe in experiment.probes().values())
 
     @property
     def folder(self) -> Path:
-        """Where to write now."""
+        """The folder that the run writes now."""
         return self.home.path
 
     # the run ----------------------------------------------------------------------------------
-    def go(self, progress: bool, resume: bool) -> Generator[dict[str, Any]]:
+    def go(self, progress: bool, resume: bool) -> Generator[Row]:
         """The rows of all rounds; restarts from the last checkpoint when the server dies; saves on Ctrl-C and when
         closed."""
-        label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
-        told = 0
+        reported = 0  # rounds
+        last: Started | None = None  # of the present attempt, or of the one before it
         for attempt in range(RESTARTS + 1):
-            self._restored = False
+            run: Started | None = None  # the server has the state where the run goes on: it can be saved
             try:
-                position = self._start(attempt, progress, resume)
-                total = self.experiment.rounds * len(self.scenario.stages)
-                progress_file.remove(self.folder)
-                with (
-                    Progress(label, total, position.done, progress, lambda: progress_file.read(self.folder)) as show,
-                    self.executor.translate_errors(self.home.target),
-                ):
-                    for row in self._run(position, show):
-                        if row["done"] > told:  # after a restart some rounds come again
-                            told = row["done"]
-                            yield row
+                run = self._start(attempt, progress, resume, last)
+                last = run
+                self._announce(run)
+                for row in self._rounds(run, progress):
+                    if row["done"] > reported:  # after a restart some rounds come again
+                        reported = row["done"]
+                        yield row
                 return
             except ServerLostError as error:
                 if (ended := self._deaths.heard(error.call)) is not None:
                     ended = in_folder(ended, self.folder)
-                    self._fail(ended)
+                    self._fail(ended, run, last)
                     raise ended from error
-                if not self._restored:
-                    self._fail(error)
+                if run is None:
+                    self._fail(error, run, last)
                     raise
                 if attempt == RESTARTS:
-                    self._fail(error)
+                    self._fail(error, run, last)
                     raise ResourceError(
                         f"{error}, {RESTARTS + 1} times; if memory ran out use fewer actors, then run: flray "
                         f"resume {self.folder}"
                     ) from error
-                self.executor.kill()
-            except FolderLostError:  # whatever is there now is another's
+                run.executor.kill()
+            except FolderLostError:  # another process owns the folder: nothing is written
                 raise
             except (KeyboardInterrupt, SystemExit):  # Ctrl-C; a stopped Ray job
-                self._stop("interrupted")
+                self._stop("interrupted", run, last)
                 raise
             except GeneratorExit:
-                self._stop("paused")
+                self._stop("paused", run, last)
                 raise
             except ClientError as error:
                 named = in_folder(error, self.folder)
-                self._fail(named)
+                self._fail(named, run, last)
                 raise named from None
             except BaseException as error:
-                self._fail(error)
+                self._fail(error, run, last)
                 raise
 
-    def _start(self, attempt: int, progress: bool, resume: bool) -> Position:
-        """Start server and clients, and restore the run; returns how far it is."""
+    def _start(self, attempt: int, progress: bool, resume: bool, before: Started | None) -> Started:
+        """Start server and clients, and restore the run. `before`: the attempt whose server died."""
         with stage("starting server and clients", progress):
-            self.executor, self.experiment = self._launch()
-        self.facts = dict(self.executor.facts)
-        if attempt == 0 and self.facts["starts_from"] is not None:
-            line(f"model {self.experiment.model.name} starts from {self.facts['starts_from']}", progress)
-        self.origin.compare({"initial_weights": self.facts.pop("initial_weights")})
+            executor, self.experiment = self._launch()
+        facts = dict(executor.facts)
+        if attempt == 0 and facts["starts_from"] is not None:
+            line(f"model {self.experiment.model.name} starts from {facts['starts_from']}", progress)
+        self.origin.compare({"initial_weights": facts.pop("initial_weights")})
         if attempt == 0 and self.storage is not None:
-            self.executor.probe_storage()  # its node may lack what this one has
-        return self._restore(resume or attempt > 0)
+            executor.probe_storage()  # from the server's node, which may lack credentials or a network
+        return self._restore(executor, facts, resume or attempt > 0, before)
 
     def _launch(self) -> tuple[Executor, Experiment]:
         """(an executor, ready; the experiment with what decides its bits written out)."""
         return self.launch(self.experiment, self.folder, self.scenario, self.fingerprints, self.home.lock_id)
 
-    def _restore(self, wanted: bool) -> Position:
-        """How far the run is, by its last good checkpoint when there is one; the recorder follows."""
+    def _restore(self, executor: Executor, facts: dict[str, Any], wanted: bool, before: Started | None) -> Started:
+        """Go on from the last good checkpoint where there is one and it is `wanted`; the tables are cut to it."""
         rounds, after = self.experiment.rounds, PHASES
-        position = self.executor.load() if wanted else None
-        if position is not None and position.phase == "task_end" and position.round < rounds:
+        found = executor.load() if wanted else None
+        if found is not None and found.phase == "task_end" and found.round < rounds:
             # more rounds after the last task had ended: go on from before its end
             after = ("round",)
-            position = self.executor.load(None, after)
-            if position is None:
+            found = executor.load(None, after)
+            if found is None:
                 raise CheckpointError(
                     f"{self.folder} keeps no checkpoint from before its task ended; start again with more rounds"
                 )
-        found, position = position, position or START
-        there = checkpoint.checkpoints(self.folder, after=after) if wanted else []
-        passed = [path.name for path in there if checkpoint.order(path) > position.order]
-        if passed:  # the server actor cannot be heard: its own warning stays in a log file
+        position = found or START
+        stored = checkpoint.checkpoints(self.folder, after=after) if wanted else []
+        damaged = [path.name for path in stored if checkpoint.order(path) > position.order]
+        if damaged:  # the server actor's own warning stays in a log file
             warnings.warn(
-                f"{self.folder}/checkpoints: {', '.join(passed)} damaged; going on after round {position.done}",
+                f"{self.folder}/checkpoints: {', '.join(damaged)} damaged; going on after round {position.done}",
                 stacklevel=2,
             )
-        if self.recorder is not None:
-            self.recorder.close()
-        self.recorder = Recorder(self.folder, self.home.check, self.trackers)
+        if before is not None:
+            before.recorder.close()
+        recorder = Recorder(self.folder, self.home.check, self.trackers)
         if wanted and found is None:
-            # as it was: `every` may change now
-            before, rows = Run(self.folder), max(self.recorder.rounds.kept, default=0)
-            checkpoint.check_none_lost(self.folder, before.status, rows, before.experiment.checkpoint.every)
-        self.recorder.keep_until(position)
-        self._note_missing(position)
-        self._write_environment()  # before config.yaml: what has one can be resumed
+            # the configuration before this resume: `every` may have changed
+            earlier, rows = Run(self.folder), max(recorder.rounds.stored_rounds, default=0)
+            checkpoint.check_none_lost(self.folder, earlier.status, rows, earlier.experiment.checkpoint.every)
+        recorder.keep_until(position)
+        run = Started(executor, recorder, position, facts, self._missing_rows(recorder, position))
+        self._write_environment(run)  # before config.yaml: a folder with a config.yaml can be resumed
         write_text(self.folder / "config.yaml", self.experiment.yaml())
-        self._restored = True
-        self.recorder.status("running")
-        self._running = True
-        self.home.begin()  # a full disk before this leaves nothing of a new run
-        self._mirror()
-        return position
+        return run
 
-    def _note_missing(self, position: Position) -> None:
-        """What the tables have lost stays lost: it is told now, and environment.json says so from here on."""
-        assert self.recorder is not None
-        written = ["rounds", "tasks"] + ["clients"] * (not self.experiment.algorithm.centralized)
-        written += ["tests"] * self.experiment.algorithm.global_model
-        written += ["personal"] * bool(personal_epochs(self.experiment))
-        self._lost = self.recorder.missing(position, written)
-        for name, text in self._lost.items():
+    def _missing_rows(self, recorder: Recorder, position: Position) -> dict[str, str]:
+        """The rows that damaged tables have lost, by table. A warning names them now, environment.json from now on."""
+        tables = ["rounds", "tasks"] + ["clients"] * (not self.experiment.algorithm.centralized)
+        tables += ["tests"] * self.experiment.algorithm.global_model
+        tables += ["personal"] * bool(personal_epochs(self.experiment))
+        missing = recorder.missing(position, tables)
+        for name, text in missing.items():
             what = f"{self.folder / name} has lost the rows of {text}; the run goes on without them"
             warnings.warn(what, RowsMissingWarning, stacklevel=2)
+        return missing
 
-    def _write_environment(self) -> None:
-        assert self.recorder is not None
+    def _write_environment(self, run: Started) -> None:
         self.home.check()
-        facts = {**self.facts, "repeated_work": self.executor.retries}
-        rows = {"rows": self.recorder.counts(), "missing_rows": self._lost}
+        facts = {**run.facts, "repeated_work": run.executor.retries}
+        rows = {"rows": run.recorder.counts(), "missing_rows": run.missing_rows}
         values = environment(actors=facts, **rows, **self.origin.record(self.experiment))
         try:
             write_environment(self.folder, values)
         except CheckpointError as error:
-            if not self._running:  # nothing to resume
+            if not self._resumable:
                 raise
             raise CheckpointError(f"{error}, and run: flray resume {self.folder}") from error
 
-    def _run(self, position: Position, show: Progress) -> Generator[dict[str, Any]]:
-        assert self.recorder is not None
-        every, rounds = self.experiment.checkpoint.every, self.experiment.rounds
+    def _announce(self, run: Started) -> None:
+        """STATUS says `running`. From here on the folder holds a run, also after a failure."""
+        run.recorder.status("running")
+        self._resumable = True
+        self.home.begin()  # not earlier: a full disk before this leaves nothing of a new run
+        self._mirror(run)
+
+    def _rounds(self, run: Started, progress: bool) -> Generator[Row]:
+        """The rows of the rounds from the run's position to its end."""
+        label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
+        total = self.experiment.rounds * len(self.scenario.stages)
+        progress_file.remove(self.folder)
+        with (
+            Progress(label, total, run.position.done, progress, lambda: progress_file.read(self.folder)) as show,
+            run.executor.translate_errors(self.home.target),
+        ):
+            yield from self._schedule(run, show)
+
+    def _schedule(self, run: Started, show: Progress) -> Generator[Row]:
+        """Every transaction from the run's position on; the rows of the rounds."""
+        every, rounds, position = self.experiment.checkpoint.every, self.experiment.rounds, run.position
         evaluate = self.experiment.evaluate.every and self.experiment.algorithm.global_model
-        if position == START and evaluate and 0 not in self.recorder.tests.kept:
+        if position == START and evaluate and 0 not in run.recorder.tests.stored_rounds:
             # the initial model: where learning curves begin
-            self._tested(self.executor.test(Clock(phase="task_begin")), START, {})
-        for clock, following in itertools.pairwise([*schedule(position, rounds, len(self.scenario.stages)), None]):
-            assert clock is not None
+            self._tested(run, run.executor.test(Clock(phase="task_begin")), START, {})
+        clocks = list(schedule(position, rounds, len(self.scenario.stages)))
+        for clock, following in itertools.zip_longest(clocks, clocks[1:]):
             if clock.phase != "round":
                 if clock.phase == "task_end":
-                    self._save()  # more rounds may follow one day, from before the task's end
-                if not self._bounded(clock, show):
+                    self._save(run)  # more rounds may follow one day, from before the task's end
+                if not self._task_boundary(run, clock, show):
                     return
                 continue
             ahead = following if following is not None and following.phase == "round" else None
             try:
-                row, clients = self._round(clock, ahead)
+                row, clients = self._round(run, clock, ahead)
             except NonFiniteError as error:
                 if self.experiment.on_nonfinite != "stop":
                     raise
-                row, clients = (
-                    {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1, "diverged": True},
-                    [],
-                )
+                row = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1, "diverged": True}
                 who, _, where = str(error).splitlines()[0].partition(" failed in ")
-                self._diverged(row, clients, f"{who}: {where.partition(': ')[2]}")
+                self._diverged(run, row, [], f"{who}: {where.partition(': ')[2]}")
                 yield row
                 return
             if row["diverged"] and self.experiment.on_nonfinite == "stop":
-                self._diverged(row, clients, "the server's state is not finite after aggregation; lower algorithm.lr")
+                why = "the server's state is not finite after aggregation; lower algorithm.lr"
+                self._diverged(run, row, clients, why)
                 yield row
                 return
             position = clock.complete
-            self.recorder.round(row, clients)
-            # nothing waits for it: the server works its calls off in order
-            self.executor.start(Server.commit, position)
-            self._settle()
+            run.recorder.round(row, clients)
+            # not waited for: the server carries out its calls in order
+            run.executor.start(Server.commit, position)
+            self._replace_previous_run(run)
             show(row)
             if every and position.done % every == 0 and position.round < rounds:
-                self._save()
+                self._save(run)
             yield row
-        run, split = Run(self.folder), self.experiment.evaluate.split
-        tested = judged(run.rounds, run.tests, self.scenario.stages[-1], self.dataset, split)
-        self._finish(untrained(run.rounds) or collapsed(*tested, split) or "finished")
+        result, split = Run(self.folder), self.experiment.evaluate.split
+        last_test = judged(result.rounds, result.tests, self.scenario.stages[-1], self.dataset, split)
+        self._finish(run, untrained(result.rounds) or collapsed(*last_test, split) or "finished")
 
-    def _bounded(self, clock: Clock, show: Progress) -> bool:
+    def _task_boundary(self, run: Started, clock: Clock, show: Progress) -> bool:
         """The beginning or the end of a task, committed and saved if it changed anything; False: the run diverged."""
         why = "the server's state is not finite; lower algorithm.lr"
         try:
-            row = self._task(clock, show)
+            row = self._task(run, clock, show)
         except NonFiniteError as error:
             if self.experiment.on_nonfinite != "stop":
                 raise
             row, why = {"diverged": True}, str(error).splitlines()[0].partition(": ")[2]
         if row.get("diverged") and self.experiment.on_nonfinite == "stop":
-            self._save()
-            self._finish(f"diverged at the {clock.phase.removeprefix('task_')} of task {clock.task}: {why}")
+            self._save(run)
+            self._finish(run, f"diverged at the {clock.phase.removeprefix('task_')} of task {clock.task}: {why}")
             return False
         if "exchanges" in row:
-            self.executor.start(Server.commit, clock.complete)
-            self._save()
+            run.executor.start(Server.commit, clock.complete)
+            self._save(run)
         return True
 
-    # the end ----------------------------------------------------------------------------------
-    def _finish(self, status: str) -> None:
-        assert self.recorder is not None
-        self._settle()
-        if self.experiment.algorithm.global_model:
-            self.executor.save_model()
-        self.recorder.close()
-        self._write_environment()
-        self.recorder.status(status)
-        self._mirror()
+    # one transaction --------------------------------------------------------------------------
+    def _round(self, run: Started, clock: Clock, ahead: Clock | None) -> tuple[Row, list[Row]]:
+        """(the round's row, the rows of its clients). `ahead`: the next round, which the server plans in advance."""
+        started = time.perf_counter()
+        sampled, clients = cohorts.draw(self.experiment, clock, self.scenario.members(clock.task))
+        row = self._empty_row(clock, len(sampled))
+        if self.experiment.cohort.dropout:
+            row["clients_dropped"] = len(sampled) - len(clients)
+        client_rows = self._transact(run, clock, clients, row, len(sampled) - len(clients), ahead)
+        row.setdefault("clients_skipped", 0)
+        row.setdefault("diverged", False)
+        if self.experiment.evaluate.due(clock.round, self.experiment.rounds):
+            self._test(run, clock, row)
+        row["time/client_s"] = float(sum(c["time/client_s"] for c in client_rows))
+        row["time/round_s"] = time.perf_counter() - started
+        return row, client_rows
 
-    def _diverged(self, row: dict[str, Any], clients: list[dict[str, Any]], why: str) -> None:
+    def _task(self, run: Started, clock: Clock, show: Progress) -> Row:
+        """The row of a task's beginning or end, with the personalised test at its end.
+
+        A row without `exchanges` means that nothing has changed.
+        """
+        row: Row = {"done": clock.done, "task": clock.task, "phase": clock.phase, **self._costs()}
+        started = time.perf_counter()
+        show.note(str(clock))  # a server that makes data may take minutes
+        client_rows = self._transact(run, clock, None, row)
+        if "exchanges" in row or (clock.phase == "task_end" and self.scenario.stages[clock.task].tells_tasks_apart):
+            self._test(run, clock, row)
+        if clock.phase == "task_end" and personal_epochs(self.experiment):
+            show.note("testing every client on its own data")
+            began = time.perf_counter()
+            people = evaluate_personal(run.executor, self.experiment, self.scenario, clock)
+            row.update(spread(people), **{"time/personal_s": time.perf_counter() - began})
+            run.recorder.clients_tested(
+                [{"done": clock.done, "task": clock.task, "phase": clock.phase, **p} for p in people]
+            )
+        if clock.phase == "task_end" and self.experiment.algorithm.keeps:
+            row.update(run.executor.call(Server.stored_sizes))
+        row[f"time/{clock.phase}_s"] = time.perf_counter() - started
+        if clock.phase == "task_end" or "exchanges" in row:
+            run.recorder.task(row, client_rows)
+        return row
+
+    def _transact(
+        self,
+        run: Started,
+        clock: Clock,
+        cohort: np.ndarray | None,
+        row: Row,
+        dropped: int = 0,
+        ahead: Clock | None = None,
+    ) -> list[Row]:
+        """Carry out all exchanges of a transaction and add them up in `row`. Returns the clients' rows.
+
+        `cohort`: the sampled clients, without those that `dropped` out after they had received the cohort's first
+        broadcast; None: every client with samples in the task.
+        """
+        members = self.scenario.members(clock.task)
+
+        def turns(plan: Plan, now: Clock) -> list[cohorts.Turn]:
+            exchange = plan.exchange
+            drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
+            stateful = functools.partial(run.executor.call, Server.stateful)
+            clients = cohorts.participants(exchange, now, drawn, members, stateful, self.experiment.seed)
+            found, empty = cohorts.turns(
+                self.scenario, self.experiment.algorithm, clients, now, exchange, run.executor.num_chunks
+            )
+            if empty:
+                row["clients_empty"] = row.get("clients_empty", 0) + empty
+            if not found:
+                self._skipped(plan, clients, row)
+            elif exchange.client is None and found[0].chunks:
+                self._count_flops(run, plan, found[0])
+            return found
+
+        client_rows: list[Row] = []
+        for exchanged in transact(run.executor, clock, turns, ahead):
+            if dropped and exchanged.plan.exchange.who == "cohort":
+                add_sent(row, "down", {name: size * dropped for name, size in exchanged.plan.down_bytes.items()})
+                dropped = 0
+            exchanged.add_to(row)
+            if exchanged.plan.exchange.client is None and exchanged.rows:
+                row["client_flops"] += self._flops[kind(exchanged.plan)].of(exchanged.rows)
+            client_rows += exchanged.rows
+            self._probed(run, clock, exchanged.probed)
+        if self._probes_rounds:
+            self._probed(run, clock, run.executor.call(Server.observe, clock))
+        return client_rows
+
+    def _skipped(self, plan: Plan, clients: np.ndarray, row: Row) -> None:
+        """The row names an exchange in which none of its `clients` can take part.
+
+        A warning says so too, except for the cohort's exchange: the round's row counts clients that are empty or drop
+        out, and a warning before the run announces a drift that empties a cohort.
+        """
+        name, who = plan.exchange.name, plan.exchange.who
+        row["exchanges_skipped"] = " ".join([*row.get("exchanges_skipped", "").split(), name])
+        if who != "cohort":
+            why = "no client has a state yet" if who == "stateful" else f"none of {len(clients)} clients holds a sample"
+            warnings.warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning, stacklevel=2)
+
+    def _count_flops(self, run: Started, plan: Plan, turn: cohorts.Turn) -> None:
+        """Count the FLOPs of a local step of this kind once in each run or resume."""
+        which = kind(plan)
+        if which not in self._flops:
+            try:
+                self._flops[which] = run.executor.call(Server.step_flops, plan.exchange, largest(turn.chunks))
+            except AlgorithmError as error:  # the run itself may well go on
+                self._flops[which] = StepFlops(math.nan, math.nan)
+                why = str(error).partition("\n")[0]
+                warnings.warn(f"client_flops of {turn.clock} are not counted: {why}", stacklevel=2)
+
+    def _probed(self, run: Started, clock: Clock, rows: Sequence[tuple[str, Row]]) -> None:
+        """Add rows of probes to their tables, below `diagnostics/`."""
+        at = clock.complete
+        when = {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase}
+        run.recorder.diagnosed([(name, {**when, **row}) for name, row in rows])
+
+    def _empty_row(self, clock: Clock, cohort_size: int) -> Row:
+        """A round's row before the round."""
+        row: Row = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1}
+        row.update(**self._test_columns(), **{"train/loss": None}, cohort_size=cohort_size)
+        return {**row, **self._costs(), "proxy_examples": 0.0}
+
+    @staticmethod
+    def _costs() -> dict[str, float]:
+        return {"comm/up_bytes": 0, "comm/down_bytes": 0, "client_steps": 0, "client_flops": 0.0, "time/server_s": 0.0}
+
+    def _test_columns(self) -> dict[str, None]:
+        names = ("acc", "loss", *(["acc_sources"] if self.scenario.stages[0].by_source else []))
+        return {f"{self.experiment.evaluate.split}/{name}": None for name in names}
+
+    def _test(self, run: Started, clock: Clock, row: Row) -> None:
+        """Test the global model on the test set or the validation split, if the algorithm has a global model."""
+        if self.experiment.algorithm.global_model:
+            began = time.perf_counter()
+            self._tested(run, run.executor.test(clock), clock.complete, row)
+            row["time/evaluate_s"] = time.perf_counter() - began
+
+    def _tested(self, run: Started, tally: Tally, at: Position, row: Row) -> None:
+        """Add the counts of a test to `tests/`, and the accuracy of the first test set and mode to `row`."""
+        tally = with_sums(self.scenario.stages[at.task].tests, tally)
+        run.recorder.tested(
+            tested.rows(tally, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase})
+        )
+        (name, mode), first = next(iter(tally.items()))
+        numbers, stage = [first.accuracy, first.loss], self.scenario.stages[at.task]
+        if stage.by_source:
+            numbers.append(fmean(tally[part, mode].accuracy for part in stage.tests[name].parts))
+        row.update(zip(self._test_columns(), numbers, strict=True))
+
+    # the end ----------------------------------------------------------------------------------
+    def _finish(self, run: Started, status: str) -> None:
+        self._replace_previous_run(run)
+        if self.experiment.algorithm.global_model:
+            run.executor.save_model()
+        run.recorder.close()
+        self._write_environment(run)
+        run.recorder.status(status)
+        self._mirror(run)
+
+    def _diverged(self, run: Started, row: Row, clients: list[Row], why: str) -> None:
         """Divergence is a result: its round is recorded, the checkpoint and the model are those of the last finite
         round."""
-        assert self.recorder is not None
-        self._save()
-        self.recorder.round(row, clients)
-        self._finish(f"diverged in round {row['round']}: {why}")
+        self._save(run)
+        run.recorder.round(row, clients)
+        self._finish(run, f"diverged in round {row['round']}: {why}")
 
-    def _save(self) -> Position:
-        """Checkpoint of the last commit, and its rows; returns the position in it."""
-        assert self.recorder is not None
-        # first: a resume drops rows behind the checkpoint, and could not make up for missing ones
-        self.recorder.flush()
-        position = self.executor.save(self.experiment.checkpoint.keep)
-        self._mirror()
+    def _save(self, run: Started) -> Position:
+        """Write the rows, then a checkpoint of the last commit. Returns its position."""
+        # rows first: a resume drops rows after the checkpoint's position, and cannot make up for missing ones
+        run.recorder.flush()
+        position = run.executor.save(self.experiment.checkpoint.keep)
+        self._mirror(run)
         return position
 
-    def _settle(self) -> None:
-        """The first round is done: this run takes the place of the one that it replaces, here and in the storage."""
+    def _replace_previous_run(self, run: Started) -> None:
+        """After the first round: the run takes the place of the run that it replaces, here and in the storage."""
         if self.home.replaces:
-            assert self.recorder is not None
-            self.home.settle()
-            self.recorder.folder_renamed(self.folder)
-            self.executor.folder_renamed(self.folder.absolute())
+            self.home.replace_previous_run()
+            run.recorder.folder_renamed(self.folder)
+            run.executor.folder_renamed(self.folder.absolute())
             if self.storage is not None:
                 self.storage.folder_renamed(self.folder)
         if self.storage is not None and self.storage.replaces:
             self.storage.clear()
 
-    def _mirror(self) -> None:
-        """Bring the storage up to date; the server actor uploads what it wrote, from its own node."""
+    def _mirror(self, run: Started) -> None:
+        """Bring the storage up to date. The server actor uploads its own files from its own node."""
         if self.storage is not None and not self.storage.replaces and not self.home.replaces:
-            self.storage.sync(self._push_server)
+            self.storage.sync(lambda: self._push_server(run))
 
-    def _push_server(self) -> str | None:
+    def _push_server(self, run: Started) -> str | None:
         try:
-            problem = self.executor.push()
-        except ServerLostError as error:  # whatever comes next finds it out as well
+            return run.executor.push()
+        except ServerLostError as error:  # the next call of the server raises it again
             return str(error)
-        return problem
 
-    def _stop(self, why: str) -> None:
-        """Keep what is finished: complete rounds survive Ctrl-C, an incomplete one leaves no trace."""
+    def _stop(self, why: str, run: Started | None, last: Started | None) -> None:
+        """Save complete rounds on Ctrl-C; an incomplete one leaves no trace. For `run` and `last` see :meth:`go`."""
         if self.home.replaces:
             self.home.give_up()
             return
         again = f"continue with: flray resume {self.folder}"
-        if not self._restored:
-            if self._running:  # an earlier attempt
-                assert self.recorder is not None
+        if run is None:
+            if last is not None:
                 what = f"{why} while the server was started again; no checkpoint could be written"
-                self.recorder.status(f"{what}; {again}")
+                last.recorder.status(f"{what}; {again}")
             return
-        assert self.recorder is not None
         try:
-            position = self._save()
-            self.recorder.keep_until(position)
-            self.recorder.close()
+            position = self._save(run)
+            run.recorder.keep_until(position)
+            run.recorder.close()
         except BaseException as error:  # a full disk; a second signal
             reason = _first_line(error)
-            self.recorder.status(f"{why}; no checkpoint could be written ({reason}); {again}")
+            run.recorder.status(f"{why}; no checkpoint could be written ({reason}); {again}")
             raise
-        self.recorder.status(f"{why} after round {position.done}; {again}")
-        self._mirror()
+        run.recorder.status(f"{why} after round {position.done}; {again}")
+        self._mirror(run)
 
-    def _fail(self, error: BaseException) -> None:
-        if not (self._running or self._restored):  # the run did not begin, or a resume left it as it was
+    def _fail(self, error: BaseException, run: Started | None, last: Started | None) -> None:
+        """STATUS says why, and complete rounds are saved. For `run` and `last` see :meth:`go`."""
+        if last is None:  # the run did not begin, or a resume left it as it was
             if isinstance(error, AlgorithmError) and not self.home.begun and not self.home.replaces:
                 self._failed_at_once(error)
             return
-        assert self.recorder is not None
-        self.recorder.status(f"failed: {_first_line(error)}")
+        last.recorder.status(f"failed: {_first_line(error)}")
         try:
-            if not self._restored:
+            if run is None:
                 raise ResourceError("the server did not start again")
-            self._save()
+            self._save(run)
         except ServerLostError:  # the last checkpoint stays
             pass
         except Exception as second:  # the first error is the one to show
             what = f"failed: {_first_line(error)}; and no checkpoint could be written: {_first_line(second)}"
-            self.recorder.status(what)
-            if self._restored:
-                self._mirror()
+            last.recorder.status(what)
+            if run is not None:
+                self._mirror(run)
 
     def _failed_at_once(self, error: AlgorithmError) -> None:
-        """The user's own code failed before the first round (`init_server`): that is a run, whose STATUS says so."""
+        """The user's own code failed before the first round (`init_server`): the folder stays, with this STATUS."""
         write_environment(self.folder, environment(actors={}, **self.origin.record(self.experiment)))
         write_text(self.folder / "config.yaml", self.experiment.yaml())
         write_status(self.folder, f"failed: {_first_line(error)}")

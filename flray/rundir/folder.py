@@ -112,7 +112,7 @@ class RunFolder:
         if not self.replaces:  # a replacement that failed may go on by itself, in `NAME.new`
             unmark(self.path)
 
-    def settle(self) -> None:
+    def replace_previous_run(self) -> None:
         """Take the place of the run that is replaced, which is removed.
 
         Raises `CheckpointError` where a folder cannot be renamed.

@@ -61,7 +61,7 @@ class Table:
         return sorted(self.folder.glob("part-*.parquet"))
 
     @property
-    def kept(self) -> set[int]:
+    def stored_rounds(self) -> set[int]:
         """`done` of the rounds whose rows are there."""
         return {order // len(PHASES) for order in self._orders() if order % len(PHASES) == 0}
 
@@ -266,10 +266,10 @@ class Recorder:
         done, ended = position.done, position.task + (position.phase == "task_end")
         rounds = (done - position.round) // position.task if position.task else position.round  # of each task
         found = {
-            "rounds": gaps(self.rounds.kept, done),
-            "clients": gaps(self.clients.kept | without_clients(self.rounds.folder), done),
+            "rounds": gaps(self.rounds.stored_rounds, done),
+            "clients": gaps(self.clients.stored_rounds | without_clients(self.rounds.folder), done),
         }
-        found["tests"] = gaps(self.tests.kept | untested(self.rounds.folder), done)
+        found["tests"] = gaps(self.tests.stored_rounds | untested(self.rounds.folder), done)
         for name, table in {"tasks": self.tasks, "personal": self.personal}.items():
             found[name] = gaps({task + 1 for task in range(ended) if (task + 1) * rounds in table.ended}, ended)
         return {name: text for name, text in found.items() if text and name in written}

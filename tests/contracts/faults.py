@@ -99,7 +99,8 @@ def interrupted(
     original = getattr(Simulation, name)
 
     def raising(self: Simulation, *arguments: Any) -> Any:
-        if (arguments[0].phase, arguments[0].task, arguments[0].round) == ("round", task, round):
+        clock = arguments[1]
+        if (clock.phase, clock.task, clock.round) == ("round", task, round):
             raise error("stopped by the test")
         return original(self, *arguments)
 

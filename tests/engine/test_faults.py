@@ -367,11 +367,11 @@ def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back
     """Between rounds 3 and 4 the states of round 3 rot; the checkpoint after round 2 does not count on them."""
     known = Simulation._round
 
-    def rotting(self, clock, ahead):
+    def rotting(self, run, clock, ahead):
         if clock.round == 3:
             for path in (tmp_path / "run" / "client_state").glob(f"*/*.r{AFTER_3:06d}.safetensors"):
                 flip(path)
-        return known(self, clock, ahead)
+        return known(self, run, clock, ahead)
 
     monkeypatch.setattr(Simulation, "_round", rotting)
     with pytest.raises(CheckpointError, match=r"the state of client \d+ in \S+ is damaged .*flray resume") as error:

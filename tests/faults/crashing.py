@@ -13,7 +13,7 @@ from flray.core.messages import Cohort, Metrics
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import Context
 from flray.core.schema.hp import hp
-from flray.engine.transactions import Transactions
+from flray.engine.simulation import Simulation
 
 ROUND = 3  # in which it happens, from 0
 
@@ -28,14 +28,14 @@ class Crashing(FedAvg, frozen=True):
         return super().aggregate(ctx, state, updates, cohort)
 
 
-computed = Transactions._round
+computed = Simulation._round
 
 
-def dies(self: Transactions, clock: Clock, *arguments: Any, **options: Any) -> Any:
+def dies(self: Simulation, run: Any, clock: Clock, *arguments: Any, **options: Any) -> Any:
     """The process of the trial is gone when the round is computed and before it is committed."""
-    found, algorithm = computed(self, clock, *arguments, **options), self.experiment.algorithm
+    found, algorithm = computed(self, run, clock, *arguments, **options), self.experiment.algorithm
     if isinstance(algorithm, Crashing) and algorithm.how.startswith("dies") and clock.round == ROUND:
-        name = Path(self.folder).name  # type: ignore[attr-defined]
+        name = Path(self.folder).name
         deaths = len(list(Path(algorithm.log).glob(f"{name} *")))
         if algorithm.how == "dies" or deaths == 0:
             (Path(algorithm.log) / f"{name} {os.getpid()}").touch()
@@ -43,5 +43,5 @@ def dies(self: Transactions, clock: Clock, *arguments: Any, **options: Any) -> A
     return found
 
 
-Transactions._round = dies  # type: ignore[method-assign]
+Simulation._round = dies  # type: ignore[method-assign]
 ALGORITHMS.add("crashing", Crashing)

@@ -9,16 +9,16 @@ import os
 import signal
 from typing import Any
 
-from flray.engine.transactions import Transactions
+from flray.engine.simulation import Simulation
 
 if "FLRAY_DIES" in os.environ:
     WHERE = tuple(map(int, os.environ["FLRAY_DIES"].split(",")))
-    computed = Transactions._round
+    computed = Simulation._round
 
-    def dies(self: Any, clock: Any, *arguments: Any, **options: Any) -> Any:
-        found = computed(self, clock, *arguments, **options)
+    def dies(self: Any, run: Any, clock: Any, *arguments: Any, **options: Any) -> Any:
+        found = computed(self, run, clock, *arguments, **options)
         if (clock.task, clock.round) == WHERE:
             os.kill(os.getpid(), signal.SIGKILL)
         return found
 
-    Transactions._round = dies  # type: ignore[method-assign]
+    Simulation._round = dies  # type: ignore[method-assign]

@@ -26,7 +26,6 @@ from tests.faults.moments import Moment
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-TRANSACTIONS = "flray.engine.transactions:Transactions"
 SIMULATION = "flray.engine.simulation:Simulation"
 RECORDER = "flray.rundir.recorder:Recorder"
 STORE = "flray.rundir.run_store:RunStore"
@@ -38,13 +37,13 @@ EMPTY = {
 }
 # rounds and calls count from 0; a checkpoint comes after rounds 2 and 4 of 5, before and after the task's end
 BEGUN = {
-    "before the initial test": Moment("before", f"{TRANSACTIONS}._tested"),
-    "before the first round": Moment("before", f"{TRANSACTIONS}._round"),
-    "in the first round": Moment("before", f"{TRANSACTIONS}._count_flops"),
+    "before the initial test": Moment("before", f"{SIMULATION}._tested"),
+    "before the first round": Moment("before", f"{SIMULATION}._round"),
+    "in the first round": Moment("before", f"{SIMULATION}._count_flops"),
     "before the first row": Moment("before", f"{RECORDER}.round"),
     "after the first row": Moment("after", f"{RECORDER}.round"),
     "in the second exchange of round 3": Moment("before", "flray.engine.server:Server._finish", 5),
-    "in the test of round 3": Moment("before", f"{TRANSACTIONS}._test", 2),
+    "in the test of round 3": Moment("before", f"{SIMULATION}._test", 2),
     "before the rows of a checkpoint": Moment("before", f"{RECORDER}.flush"),
     "one table of a checkpoint's rows is written": Moment("after", "flray.rundir.recorder:Table.flush"),
     "between rows and checkpoint": Moment("before", f"{STORE}.save"),
@@ -52,8 +51,8 @@ BEGUN = {
     "files of the second checkpoint are written": Moment("before", "flray.rundir.checkpoint:with_checksum", 1),
     "a checkpoint has its name": Moment("after", "flray.rundir.checkpoint:write"),
     "client states that no checkpoint needs are dropped": Moment("after", f"{STORE}.save", 1),
-    "before the task's end": Moment("before", f"{TRANSACTIONS}._task", 1),
-    "after the task's end, before its checkpoint": Moment("after", f"{TRANSACTIONS}._task", 1),
+    "before the task's end": Moment("before", f"{SIMULATION}._task", 1),
+    "after the task's end, before its checkpoint": Moment("after", f"{SIMULATION}._task", 1),
     "between the last checkpoint and the model": Moment("before", f"{STORE}.save_model"),
     "between the model and STATUS": Moment("after", f"{STORE}.save_model"),
     "after the last row": Moment("after", f"{RECORDER}.close"),
@@ -159,7 +158,7 @@ def stop():
     }}[{name!r}]
     at(Moment(where, function), die)
     raise KeyboardInterrupt
-at(Moment("after", "{TRANSACTIONS}._transact", {round}), stop)
+at(Moment("after", "{SIMULATION}._transact", {round}), stop)
 import flray
 flray.run({str(config)!r}, out={str(tmp_path / "run")!r}, progress=False)
 """

@@ -62,4 +62,4 @@ if __name__ == "__main__":
         swap.exchange = lambda one, other: False
     home = replacement(Path(sys.argv[1]))
     with at_event(int(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL)):
-        home.settle()
+        home.replace_previous_run()

@@ -137,11 +137,11 @@ def test_a_storage_that_breaks_does_not_lose_the_run(new_base, ray_cluster, tmp_
     home = Path(base.removeprefix("file://"))
     original = flray.engine.simulation.Simulation._round
 
-    def _round(self, clock, ahead):
+    def _round(self, run, clock, ahead):
         if clock.round == 1:  # a file where the storage was
             home.rename(tmp_path / "gone")
             home.write_text("")
-        return original(self, clock, ahead)
+        return original(self, run, clock, ahead)
 
     monkeypatch.setattr(flray.engine.simulation.Simulation, "_round", _round)
     monkeypatch.setattr("flray.rundir.storage.RETRY_S", (0.0,))

@@ -98,7 +98,7 @@ def test_the_old_run_stays_until_the_new_one_settles(tmp_path):
     write_run(home.path, "new")
     assert (folder / "config.yaml").read_text() == "old"
     assert holder(folder) is not None, "the old one is held as well: nobody may go on with it now"
-    home.settle()
+    home.replace_previous_run()
     assert (folder / "config.yaml").read_text() == "new" and home.path == folder and not home.replaces
     home.check()
     home.release()
@@ -163,7 +163,7 @@ def test_a_link_keeps_pointing_where_it_did(tmp_path):
     home = RunFolder.claim(tmp_path / "link", overwrite=True)
     home.begin()
     write_run(home.path, "new")
-    home.settle()
+    home.replace_previous_run()
     home.release()
     assert (tmp_path / "link").is_symlink() and (tmp_path / "link" / "config.yaml").read_text() == "new"
 

@@ -66,7 +66,7 @@ def judge(folder):
         RunFolder.claim(folder, resume=True).release()
         assert is_whole(folder)
         home = replacement(folder)
-        home.settle()
+        home.replace_previous_run()
         home.release()
     assert set(contents(folder).values()) == {"new"}
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
@@ -88,7 +88,7 @@ def test_a_kill_at_any_step_loses_no_run(tmp_path, monkeypatch, exchanges):
         home = replacement(folder)
         try:
             with at_event(events, raise_killed):
-                home.settle()
+                home.replace_previous_run()
         except Killed:
             pass
         else:
@@ -153,6 +153,6 @@ def test_what_only_looks_like_a_left_over_stays(tmp_path, name):
     write_run(tmp_path / "run", "old")
     write_run(tmp_path / name, "the user's own")
     home = replacement(tmp_path / "run")
-    home.settle()
+    home.replace_previous_run()
     home.release()
     assert set(contents(tmp_path / name).values()) == {"the user's own"}

@@ -20,7 +20,7 @@ from flray.engine.ray.pool import reserved
 from flray.engine.ray.room import how_many
 from flray.engine.ray.train.trainers import Conductor, Trainers
 from flray.engine.rounds import Executor
-from flray.engine.simulation import Simulation
+from flray.engine.simulation import Simulation, Started
 from flray.engine.threads import cores
 from flray.scenario import Scenario
 
@@ -62,18 +62,18 @@ class Centralized(Simulation):
         facts.update(client_actors=workers, client_resources=share, server_resources=server, client_threads=threads)
         return Calls(self.trainers, self.experiment, facts), self.experiment
 
-    def _round(self, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def _round(self, run: Started, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if self.trainers is None:  # clients fine-tuned at the end of the task before, in the workers' place
-            self.executor, _ = self._launch()
-            self.executor.load()
+            run.executor, _ = self._launch()
+            run.executor.load()
             assert self.trainers is not None
-        row = self._blank(clock, len(self.scenario.members(clock.task)))
+        row = self._empty_row(clock, len(self.scenario.members(clock.task)))
         del row["client_flops"]  # a step of the workers is not counted
         found = self.trainers.round(clock, clock.done + 1 == self.experiment.total_rounds)
         tally = found.pop("tally", None)
         row.update(found)
         if tally is not None:
-            self._tested(tally, clock.complete, row)
+            self._tested(run, tally, clock.complete, row)
         if row["diverged"] and self.experiment.on_nonfinite == "fail":
             raise NonFiniteError(
                 f"round {clock.round + 1}: the parameters are not finite; lower algorithm.lr, or set on_nonfinite: stop"
@@ -84,12 +84,12 @@ class Centralized(Simulation):
         """Without clients there is no exchange at the beginning or at the end of a task."""
         return []
 
-    def _task(self, clock: Clock, show: Progress) -> dict[str, Any]:
+    def _task(self, run: Started, clock: Clock, show: Progress) -> dict[str, Any]:
         if clock.phase == "task_end" and personal_epochs(self.experiment):
             self._end()  # clients fine-tune: they need their actors, in the workers' place
-            self.executor, _ = super()._launch()
-            self.executor.load()
-        return super()._task(clock, show)
+            run.executor, _ = super()._launch()
+            run.executor.load()
+        return super()._task(run, clock, show)
 
 
 def _drifted(scenario: Scenario, samples: Sequence[np.ndarray], clocks: Iterable[Clock]) -> dict[int, np.ndarray]:
