@@ -267,7 +267,7 @@ def test_an_exchange_of_ones_own_is_held_to_the_same(tmp_path, what, words):
 def test_a_client_that_writes_later_is_found_by_what_torch_counts(tmp_path):
     local = Local(experiment("messages", "end writes", 1), tmp_path)
     local.play(1)
-    with pytest.raises(AlgorithmError, match=r"Messages\.end .*wrote into the broadcast"):
+    with pytest.raises(AlgorithmError, match=r"Messages\.end .*wrote into `broadcast`"):
         local.play(1)
 
 
