@@ -17,7 +17,7 @@ import ray
 import yaml
 
 from flray.config.loader import load_config
-from tests.heads import BIN, flray, run
+from tests.support.heads import BIN, flray, run
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "configs" / "cluster"

@@ -12,7 +12,7 @@ import pandas
 import pytest
 
 from flray import run
-from tests.heads import flray, ray_head
+from tests.support.heads import flray, ray_head
 
 ROOT = Path(__file__).parents[1]
 QUICK = ROOT / "configs" / "quickstart.yaml"

@@ -52,7 +52,7 @@ def entry(experiment: Any) -> dict[str, str]:
     """Checksums after three rounds: the model as it is saved, the server's and the clients' state, and the numbers of
     the rounds."""
     from tests.contracts.inprocess import Local
-    from tests.flat import flatten
+    from tests.support.flat import flatten
 
     with tempfile.TemporaryDirectory() as folder:
         local = Local(experiment, Path(folder))

@@ -23,7 +23,7 @@ from flray.engine.rounds import Ran, transact
 from flray.engine.server import Plan, Server
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.run_store import RunStore
-from tests.flat import flatten
+from tests.support.flat import flatten
 
 Watch = Callable[..., Any]
 

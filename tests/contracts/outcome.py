@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from flray.results.notebook import Run
 from flray.rundir import checkpoint
-from tests.flat import flatten
+from tests.support.flat import flatten
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

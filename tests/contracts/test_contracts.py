@@ -21,7 +21,7 @@ from flray.rundir import checkpoint
 from tests.contracts import own
 from tests.contracts.inprocess import Local, bits
 from tests.contracts.table import TABLE, experiment
-from tests.flat import flatten
+from tests.support.flat import flatten
 
 NAMES = list(TABLE)
 

@@ -16,7 +16,7 @@ from tests.contracts.faults import client_killed_in_round, client_lost_in_round,
 from tests.contracts.inprocess import Local
 from tests.contracts.outcome import contents
 from tests.contracts.table import TABLE, experiment
-from tests.flat import flatten
+from tests.support.flat import flatten
 
 # one server half and one state with fedadam, or no kind of message that another has not: with the slow tests
 ALIKE = ("fedavgm", "fedyogi", "fedadagrad", "fedpec", "fedscr", "glfc", "lga")

@@ -21,7 +21,7 @@ from flray.engine.ray.train.driver import _drifted
 from flray.engine.replay import Replay
 from flray.scenario import DriftWarning
 from tests.contracts.inprocess import Local
-from tests.flat import flatten
+from tests.support.flat import flatten
 from tests.support.tasks import contents
 
 BASE = {

@@ -16,7 +16,7 @@ from flray.engine.replay import Replay
 from flray.rundir import checkpoint
 from tests.contracts.faults import interrupted
 from tests.contracts.inprocess import Local, bits
-from tests.flat import flatten
+from tests.support.flat import flatten
 from tests.support.runs import config, last_state, model
 
 CHANCE = 0.3

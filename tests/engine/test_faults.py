@@ -30,7 +30,7 @@ from tests.contracts.faults import interrupted, server_killed_at
 from tests.contracts.inprocess import Local, bits
 from tests.engine import faulty  # noqa: F401  registers the algorithms
 from tests.engine.faulty import Faulty
-from tests.flat import flatten
+from tests.support.flat import flatten
 from tests.support.runs import cohort, config, last_state, model
 
 ROOT = Path(__file__).parents[2]

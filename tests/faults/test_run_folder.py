@@ -22,7 +22,7 @@ from flray.engine.replay import Replay
 from flray.results import compare
 from flray.rundir import checkpoint
 from tests.contracts.faults import interrupted
-from tests.flat import flatten
+from tests.support.flat import flatten
 from tests.support.runs import config, last_state, model
 
 ROUNDS = 5

@@ -10,7 +10,7 @@ from flray.config.loader import load_config
 from flray.core.protocol.clock import Clock
 from flray.engine.cohort import sample
 from flray.rundir import checkpoint
-from tests.flat import flatten
+from tests.support.flat import flatten
 
 
 def config(algorithm="fedavg", rounds=4, **sections):

@@ -15,7 +15,7 @@ import torch
 
 from flray.core.messages import Record, ServerState, Update, equal, map_tensors, nbytes, tensors, to_numpy, to_torch
 from flray.core.schema.errors import AlgorithmError
-from tests.flat import flatten
+from tests.support.flat import flatten
 
 
 class Inner(Record):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from tests.heads import BIN, flray, listening, processes_of, ray_head, run
+from tests.support.heads import BIN, flray, listening, processes_of, ray_head, run
 
 ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "configs" / "quickstart.yaml"

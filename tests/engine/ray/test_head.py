@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flray.engine.ray.head import LocalHead
-from tests.heads import BIN, listening, processes_of
+from tests.support.heads import BIN, listening, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

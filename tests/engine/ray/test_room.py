@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flray.engine.ray.room import _beside, count_held
-from tests.heads import flray
+from tests.support.heads import flray
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 

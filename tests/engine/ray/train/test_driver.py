@@ -24,8 +24,8 @@ from flray.engine.ray.train.learner import Learner
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.results import compare
 from flray.rundir import checkpoint
-from tests.flat import flatten
 from tests.support.centralized import config
+from tests.support.flat import flatten
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
