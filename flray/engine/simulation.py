@@ -547,8 +547,10 @@ class Simulation:
             if run is None:
                 raise ResourceError("the server did not start again")
             self._save(run)
-        except ServerLostError:  # the last checkpoint stays
-            pass
+        except ServerLostError:  # the last checkpoint stays; a run without one starts again from the beginning
+            if not checkpoint.checkpoints(self.folder):
+                what = f"failed: {_first_line(error)}; and no checkpoint could be written: the server died"
+                last.recorder.status(what)
         except Exception as second:  # the first error is the one to show
             what = f"failed: {_first_line(error)}; and no checkpoint could be written: {_first_line(second)}"
             last.recorder.status(what)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import heads
+from tests.support import heads
 
 
 @pytest.fixture

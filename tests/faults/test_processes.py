@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import flray
-from tests import heads
+from tests.support import heads
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -17,7 +17,7 @@ from flray.tuning.drive import LOST
 from flray.tuning.sweep import resume_sweep, run_sweep
 from flray.tuning.sweep_file import load_sweep
 from flray.tuning.trials import trials_table
-from tests import heads
+from tests.support import heads
 from tests.support.sweeps import suggested
 from tests.tuning.iris import EXPERIMENT, SPACE
 from tests.tuning.truth import assert_true

@@ -20,7 +20,7 @@ from ray.exceptions import OutOfMemoryError
 import flray
 from flray.engine.ray import alive
 from flray.engine.ray.pool import Pool
-from tests import heads
+from tests.support import heads
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 FAST = (
