@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic_core import to_jsonable_python
 
 from flray.algorithms import ALGORITHMS
-from flray.algorithms.fedavg import FedAvg
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, unknown
@@ -235,7 +234,7 @@ def _drafts(forms: Mapping[str, Any], algorithm: str, conditional: bool) -> list
     kind = ALGORITHMS.get(algorithm)
     declared = {f"algorithm.{hp.name}": hp for hp in hyperparameters(kind)}
     # FedAvg's are those that all share
-    own = {} if kind is FedAvg or not conditional else vars(kind).get("__annotations__", {})
+    own = {} if kind is ALGORITHMS.get("fedavg") or not conditional else vars(kind).get("__annotations__", {})
     found: dict[str, tuple[str, Any]] = {}
     for key, hp in declared.items():
         alone = f"{algorithm}.{hp.name}"

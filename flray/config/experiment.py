@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -11,9 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from flray.algorithms import ALGORITHMS
 from flray.config.schedule import Change, Version, versions
 from flray.config.tracking import TRACKERS
-from flray.core.network.objective import Precision
-from flray.core.protocol.algorithm import Algorithm
-from flray.core.protocol.probe import Probe
+from flray.core.protocol.algorithm_section import AlgorithmSection
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.registry import Registry
 from flray.core.schema.section import Section, built, named_entries, one_line, spelled_out
@@ -22,6 +20,12 @@ from flray.data import DataConfig, ProxyConfig
 from flray.metrics.probes import PROBES
 from flray.models import ModelConfig
 from flray.scenario import DRIFTS, Drift, PartitionConfig, TasksConfig, ValidationConfig
+
+if TYPE_CHECKING:
+    from flray.core.protocol.algorithm import Algorithm
+    from flray.core.protocol.probe import Probe
+else:
+    Algorithm = AlgorithmSection  # for pydantic: a configuration is checked without torch
 
 # what may change when a run is resumed
 RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage", "track")
@@ -215,7 +219,7 @@ class Experiment(Section):
         description="a NaN or an infinity: the run ends as diverged, the client is left out, or the run fails with an "
         "error",
     )
-    precision: Precision = Field("fp32", description="bf16: autocast in forward and backward passes")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast in forward and backward passes")
     address: str | None = Field(
         None, description="Ray cluster; none: a new one here (or RAY_ADDRESS); auto: the one that runs"
     )
@@ -245,7 +249,7 @@ class Experiment(Section):
     @field_validator("algorithm", mode="before")
     @classmethod
     def _algorithm(cls, value: Any) -> Any:
-        return _of_its_kind("algorithm", value, Algorithm, ALGORITHMS, "fedavg")
+        return _of_its_kind("algorithm", value, AlgorithmSection, ALGORITHMS, "fedavg")
 
     @field_validator("drift", mode="before")
     @classmethod
@@ -319,9 +323,9 @@ def algorithm_name(algorithm: Algorithm) -> str:
 
 def registered_name(table: Registry, section: Section) -> str:
     """The name under which a section's class is registered in a table. Raises `ConfigError` where it has none."""
-    for name in table.names():
-        if table.get(name) is type(section):
-            return name
+    name = table.name_of(type(section))
+    if name is not None:
+        return name
     kind = type(section).__name__
     raise ConfigError(f"{kind} is not registered; add it with {table.kind.upper()}S.add('name', {kind})")
 

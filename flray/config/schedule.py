@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, model_validator
 
-from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError, nearest, shown
 from flray.core.schema.section import Section, one_line
+
+if TYPE_CHECKING:
+    from flray.core.protocol.algorithm import Algorithm
 
 
 class Change(Section, frozen=True):

@@ -1,6 +1,27 @@
 """Networks as plain modules with a feature/head split. Adding one: its file, one line of the table in `config.py`."""
 
-from flray.models.base import Classifier, count_parameters
-from flray.models.model_config import MODELS, ModelConfig, build_model, model_options, starts_from
+from typing import TYPE_CHECKING
 
+from flray.core.schema.lazy import lazy
+
+if TYPE_CHECKING:
+    from flray.models.base import Classifier as Classifier
+    from flray.models.base import count_parameters as count_parameters
+    from flray.models.build import build_model as build_model
+    from flray.models.build import starts_from as starts_from
+    from flray.models.model_config import MODELS as MODELS
+    from flray.models.model_config import ModelConfig as ModelConfig
+    from flray.models.model_config import model_options as model_options
+
+_HOME = {
+    "Classifier": "flray.models.base",
+    "MODELS": "flray.models.model_config",
+    "ModelConfig": "flray.models.model_config",
+    "build_model": "flray.models.build",
+    "count_parameters": "flray.models.base",
+    "model_options": "flray.models.model_config",
+    "starts_from": "flray.models.build",
+}
 __all__ = ["MODELS", "Classifier", "ModelConfig", "build_model", "count_parameters", "model_options", "starts_from"]
+
+__getattr__ = lazy(__name__, _HOME)

@@ -8,15 +8,15 @@ import pickle
 from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from flray.core.schema.errors import ConfigError
 from flray.files import array_checksum, checksum
+from flray.models.model_config import Head
 
-Head = Literal["load", "fresh"]
 FILE = "model.safetensors"  # in a run folder, and of a pretrained network
 CHECKSUM = "flray.checksum"
 ELSEWHERE = "flray.elsewhere"  # {checksum, files: {file: {checksum: of that file, tensors: {name: its name there}}}}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError, DataError, nearest
 from flray.core.schema.section import Section
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
 from flray.data.splits import Split
+
+if TYPE_CHECKING:
+    from flray.core.protocol.algorithm import Algorithm
 
 PYCIL = 1993  # the seed of PyCIL's class order, which the papers of class-incremental learning share
 

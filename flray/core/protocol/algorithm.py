@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
-from pydantic import model_validator
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
@@ -33,22 +32,14 @@ from flray.core.messages import (
     Update,
 )
 from flray.core.protocol import batching as cut
-from flray.core.protocol.batching import LastBatch
+from flray.core.protocol.algorithm_section import AlgorithmSection
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.modes import Mode, Prediction, among
 from flray.core.protocol.returned import check_returns
 from flray.core.protocol.samples import ClientData, FineTuning
-from flray.core.schema.errors import AlgorithmError, ConfigError
-from flray.core.schema.hp import hp
-from flray.core.schema.section import Section
-
-FREEZING = {  # options of algorithms until the engine had them: what to write now
-    "freeze": "write tasks.freeze",
-    "frozen_bn_stats": "write tasks.frozen_bn_stats",
-    "old_heads": "write tasks.freeze: unreached (the default; was trained) or old_heads (was frozen)",
-}
+from flray.core.schema.errors import AlgorithmError
 
 MODELS = (ServerState, Broadcast, Update, Published, LocalState)  # whose `w` and `b` are the model
 
@@ -77,7 +68,7 @@ else:
             return cls
 
 
-class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], Section, ABC, frozen=True):
+class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmSection, ABC, frozen=True):
     """Both halves of a federated algorithm; the fields are its hyper-parameters.
 
     The methods stand in three groups: those that an algorithm is made of, which `FedAvg` gives and most algorithms
@@ -87,31 +78,6 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], Section, A
     are the server's state, the broadcast, the update, the client's state, the local state of a client that trains, and
     the update as `aggregate` receives it. One that needs no type checker may leave them out.
     """
-
-    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
-    needs_proxy: ClassVar[bool] = False  # public data, `ctx.proxy`, at the server and at the clients alike
-    keeps_exemplars: ClassVar[bool] = False  # samples of earlier stages, chosen from `ClientData.previous`
-    # what of earlier tasks' samples is kept, where, and who sees it: a line beside the accuracy; "": nothing
-    keeps: ClassVar[str] = ""
-    needs_new_classes: ClassVar[bool] = False  # in every task: it cannot read domains
-    global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
-    # True: another kind of run, which no exchange belongs to: one optimiser over all samples (`engine/ray/train/`)
-    centralized: ClassVar[bool] = False
-    # hyper-parameters that may change between two rounds (`schedule`): no state, no plan of a round hangs on them
-    changes_midrun: ClassVar[frozenset[str]] = frozenset()
-
-    last_batch: LastBatch = hp(
-        "keep", doc="an epoch's last, short batch: keep, drop, or merge it into the one before; an only one stays"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _freezes_nothing(cls, data: Any) -> Any:
-        """Freezing is the engine's: an option of that name that an algorithm once had is named with its place now."""
-        for name in FREEZING:
-            if isinstance(data, dict) and name in data and name not in cls.model_fields:
-                raise ConfigError(f"algorithm.{name}: the engine freezes, whatever the algorithm; {FREEZING[name]}")
-        return data
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

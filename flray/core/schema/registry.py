@@ -6,13 +6,31 @@ A package adds to a table with an entry point (group `flray.algorithms`, `flray.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import traceback
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
 from flray.core.schema.errors import ConfigError, shown, unknown
+
+_stand_ins: ContextVar[Mapping[str, Any] | None] = ContextVar("stand_ins", default=None)
+
+
+@contextlib.contextmanager
+def standing_in(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, every table gives these objects, by `"module:attribute"`, instead of importing what stands there.
+
+    A user's own module that is imported inside may use all of flray: from then on the tables import as ever.
+    """
+    token = _stand_ins.set(objects)
+    try:
+        yield
+    finally:
+        _stand_ins.reset(token)
 
 
 class Registry:
@@ -37,6 +55,10 @@ class Registry:
         self._scan()
         return list(self._table)
 
+    def own_paths(self) -> dict[str, str]:
+        """The import paths of what flray itself registers, by name."""
+        return {name: path for name, path in self._table.items() if isinstance(path, str) and path.startswith("flray.")}
+
     def check(self, name: Any) -> None:
         """Raises `ConfigError`, with the nearest valid name, for what is no name of this table."""
         if not isinstance(name, str):
@@ -50,7 +72,18 @@ class Registry:
         """The object behind `name`; raises `ConfigError` with the nearest valid name."""
         self.check(name)
         target = self._table[name]
+        stand_ins = _stand_ins.get()
+        if stand_ins is not None and isinstance(target, str) and target in stand_ins:
+            return stand_ins[target]
         return load(target, f"{self.kind} {name!r}") if isinstance(target, str) else target
+
+    def name_of(self, target: Any) -> str | None:
+        """The name of a class or function; None: it is not in this table."""
+        own = (target, _path(target))
+        known = next((name for name in self.names() if self._table[name] in own), None)
+        if known is not None:
+            return known
+        return next((name for name in self.names() if self.get(name) is target), None)  # by another module's name
 
     def _scan(self) -> None:
         if not self._scanned:
@@ -79,6 +112,8 @@ def imported(name: str, what: str) -> ModuleType:
 
     Raises `ConfigError` for one that is not there, and for whatever its own code raises, with its place.
     """
+    if not name.startswith("flray."):
+        _stand_ins.set(None)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

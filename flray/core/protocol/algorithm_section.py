@@ -1,0 +1,48 @@
+"""What a configuration reads of an algorithm; importing it imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from flray.core.protocol.batching import LastBatch
+from flray.core.schema.errors import ConfigError
+from flray.core.schema.hp import hp
+from flray.core.schema.section import Section
+
+FREEZING = {  # options of algorithms until the engine had them: what to write now
+    "freeze": "write tasks.freeze",
+    "frozen_bn_stats": "write tasks.frozen_bn_stats",
+    "old_heads": "write tasks.freeze: unreached (the default; was trained) or old_heads (was frozen)",
+}
+
+
+class AlgorithmSection(Section, frozen=True):
+    """The section `algorithm`: the hyper-parameter of every algorithm, and what each declares of itself."""
+
+    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
+    needs_proxy: ClassVar[bool] = False  # public data, `ctx.proxy`, at the server and at the clients alike
+    keeps_exemplars: ClassVar[bool] = False  # samples of earlier stages, chosen from `ClientData.previous`
+    # what of earlier tasks' samples is kept, where, and who sees it: a line beside the accuracy; "": nothing
+    keeps: ClassVar[str] = ""
+    needs_new_classes: ClassVar[bool] = False  # in every task: it cannot read domains
+    global_model: ClassVar[bool] = True  # False: nothing to test or save but each client's own model
+    # True: another kind of run, which no exchange belongs to: one optimiser over all samples (`engine/ray/train/`)
+    centralized: ClassVar[bool] = False
+    # hyper-parameters that may change between two rounds (`schedule`): no state, no plan of a round hangs on them
+    changes_midrun: ClassVar[frozenset[str]] = frozenset()
+
+    last_batch: LastBatch = hp(
+        "keep", doc="an epoch's last, short batch: keep, drop, or merge it into the one before; an only one stays"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _freezes_nothing(cls, data: Any) -> Any:
+        """Freezing is the engine's: an option of that name that an algorithm once had is named with its place now."""
+        for name in FREEZING:
+            if isinstance(data, dict) and name in data and name not in cls.model_fields:
+                raise ConfigError(f"algorithm.{name}: the engine freezes, whatever the algorithm; {FREEZING[name]}")
+        return data

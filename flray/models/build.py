@@ -1,0 +1,111 @@
+"""From a checked `model` section to a module."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+
+from flray.core.schema.errors import ConfigError, ResourceError, shown
+from flray.models.model_config import TOKENS, ModelConfig, check_options, model_target
+from flray.models.weights import load_weights
+
+
+def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+    """The network for inputs `[B, *input_shape]` and `num_classes` logits, on the CPU, initialised from `seed` alone.
+
+    The shape of text tells its `vocabulary` (`flray.data.dataset.TextShape`), from which a model gets `num_tokens`,
+    `pad_token` and `separator_token`. The process-wide generators are left as they were. `head` is the module's own
+    attribute, or else its last registered child where that has parameters; a network of yours that declares `features`
+    must satisfy `head(features(x)) == forward(x)`.
+    """
+    target = model_target(config.name)
+    checked = check_options(config.name, config.options)
+    # defaults that were not given stay the signature's own objects
+    arguments = {key: getattr(checked, key) for key in checked.model_fields_set}
+    parameters = inspect.signature(target).parameters
+    sizes = {
+        "input_shape": tuple(input_shape),
+        "num_classes": num_classes,
+        **_tokens(config.name, input_shape, parameters),
+    }
+    arguments |= {key: value for key, value in sizes.items() if key in parameters}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs' generators as well
+        try:
+            module = target(**arguments)
+        except (MemoryError, RuntimeError, TypeError, OverflowError) as error:  # TypeError: more than 63 bits
+            memory = isinstance(error, MemoryError | OverflowError) or "allocate memory" in str(error)
+            if not memory and "overflow" not in str(error).lower():
+                raise
+            raise _too_large(config, error) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model {config.name!r} gave a {type(module).__name__}, not a torch.nn.Module")
+    _reject(config.name, module)
+    if not hasattr(module, "head"):
+        last = next(reversed(module._modules.values()), None)
+        if last is not None and next(last.parameters(), None) is not None:
+            object.__setattr__(module, "head", last)  # an alias: registering it would give its parameters a second name
+    if config.start:
+        load_weights(module, config.start["weights"], config.start["weights_head"])
+    return module
+
+
+def starts_from(config: ModelConfig, module: nn.Module) -> str | None:
+    """In words, the file that a built network starts from and what of it is random; None: it can name no file of
+    another program, and `weights` names none."""
+    options = config.options
+    if config.start:
+        return f"{config.start['weights']}, its head: {config.start['weights_head']}"
+    if "pretrained" not in options:
+        return None
+    if options["pretrained"] is None:
+        return "random weights: model.pretrained names no file"
+    return str(getattr(module, "starts_from", options["pretrained"]))
+
+
+def _too_large(config: ModelConfig, error: Exception) -> ResourceError:
+    """The error for a model that cannot be allocated: it names the option with the largest number in it."""
+    asked = re.search(r"allocate (\d+) bytes", str(error))
+    size = f"{int(asked[1]) / 1e9:,.0f} GB for one tensor" if asked else "more than 2^63 bytes for one tensor"
+    numbers = {key: [int(n) for n in re.findall(r"\d+", str(value))] for key, value in config.options.items()}
+    widest = max(numbers, key=lambda key: max(numbers[key], default=0), default="name")
+    value = shown(config.options.get(widest, config.name))
+    return ResourceError(f"model.{widest}={value}: {config.name!r} takes {size}, which cannot be allocated; lower it")
+
+
+def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """What token ids count in, where the data are text; `ConfigError` where only one of model and data is for text."""
+    vocabulary = getattr(input_shape, "vocabulary", None)
+    if vocabulary is None:
+        if "num_tokens" in parameters and parameters["num_tokens"].default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"model {name!r} reads text, the data have samples of shape {list(input_shape)}; choose another model"
+            )
+        return {}
+    if "num_tokens" not in parameters:
+        raise ConfigError(
+            f"model {name!r} does not read text: it declares no num_tokens; use 'bert', or a network of yours that does"
+        )
+    words = parameters.get("label_tokens")
+    if words is not None and words.default is words.empty and not vocabulary.labels:
+        raise ConfigError(f"model {name!r} answers in words, and the data have none for their classes; set data.words")
+    return {argument: getattr(vocabulary, field) for argument, field in TOKENS.items()}
+
+
+def _reject(name: str, module: nn.Module) -> None:
+    for place, norm in module.named_modules():
+        if isinstance(norm, _NormBase) and norm.track_running_stats and norm.momentum is None:
+            raise ConfigError(
+                f"model {name!r}: {place} has momentum=None, an average that needs the count of batches seen; "
+                "statistics are averaged over clients as floats: set a number, such as momentum=0.1"
+            )
+    lazy = [place for place, parameter in module.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ConfigError(f"model {name!r}: {lazy[0]} has no shape yet (a Lazy layer); construct it with its sizes")
