@@ -68,7 +68,7 @@ def few_ticks(axis: Any) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def save_aside(figure: Any, path: Path) -> Path:
+def save_atomically(figure: Any, path: Path) -> Path:
     from matplotlib import pyplot
 
     from flray.results.figures import save

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flray.tuning.canvas import Skip, canvas, few_ticks, save_aside, titled
+from flray.tuning.canvas import Skip, canvas, few_ticks, save_atomically, titled
 from flray.tuning.curves import curves_figure, history_figure, pareto_figure
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def draw(sweep: Opened, frame: pandas.DataFrame) -> tuple[tuple[Path, ...], tupl
         path = sweep.folder / "figures" / f"{name}.png"
         try:
             with canvas():  # a new one each: Optuna's style stays its own
-                drawn.append(save_aside(figure(), path))
+                drawn.append(save_atomically(figure(), path))
         except Skip as reason:
             skipped.append(f"{path.name}: {reason}")
         except Exception as error:

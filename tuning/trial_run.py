@@ -20,7 +20,7 @@ from flray.rundir.lock import holder
 from flray.rundir.mirrored import TABLES
 from flray.rundir.parts import read_part
 from flray.rundir.reader import Run
-from flray.rundir.recorder import Table
+from flray.rundir.recorder import ParquetTable
 from flray.tuning.config import CUMULATIVE
 
 ORPHAN_S = 30.0  # for which a process is waited for that lost its driver; Ray ends it within seconds
@@ -171,7 +171,7 @@ class TrialRun:
         (source,) = place.glob("round-*")
         done = checkpoint.rounds_done(source)
         for name in sorted({*_tables(self.folder), *_tables(place)}):
-            own = Table(self.folder / name)
+            own = ParquetTable(self.folder / name)
             own.keep(Position(0, done, done, "round"))
             mine = max(own.stored_rounds, default=-1)  # the initial model's test has `done` 0
             theirs = (

@@ -93,8 +93,8 @@ class Bare:
         dataset, algorithm = load_dataset(experiment.data), experiment.algorithm
         self.seed, self.addressed, self.partition = experiment.seed, addressed, scenario.partitions[0]
         self.batch, self.epochs = algorithm.local_batches
-        self.x, self.y = self._held(dataset.train, way.channels_last)
-        self.tested = self._held(dataset.test, way.channels_last)
+        self.x, self.y = self._in_memory(dataset.train, way.channels_last)
+        self.tested = self._in_memory(dataset.test, way.channels_last)
         std = torch.tensor(dataset.std).view(-1, 1, 1)
         self.scale, self.shift = 1 / (255 * std), -torch.tensor(dataset.mean).view(-1, 1, 1) / std
         seed = seeding.torch_seed(experiment.seed, "model")
@@ -108,7 +108,7 @@ class Bare:
         self.total = [torch.zeros_like(p) for p in self.parameters]
 
     @staticmethod
-    def _held(split: Split, channels_last: bool) -> tuple[Tensor, Tensor]:
+    def _in_memory(split: Split, channels_last: bool) -> tuple[Tensor, Tensor]:
         """Images uint8 `[n, C, H, W]` and labels in memory."""
         x = torch.from_numpy(split.x.copy()).permute(0, 3, 1, 2)
         return x if channels_last else x.contiguous(), torch.from_numpy(split.y.copy())

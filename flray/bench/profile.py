@@ -46,7 +46,7 @@ class Clocks:
         self._inside: list[float] = []  # by part that runs now: the seconds of parts inside it
         self._patches: list[tuple[type, str, Any]] = []
 
-    def around(self, kind: type, method: str, part: str, done: Callable[..., int] | None = None) -> None:
+    def time_method(self, kind: type, method: str, name: str, done: Callable[..., int] | None = None) -> None:
         """A clock around a method; `done` reads the round from its arguments, else it is the one of the call before."""
         owner = next(base for base in kind.__mro__ if method in vars(base))
         original = vars(owner)[method]
@@ -55,8 +55,8 @@ class Clocks:
         def clocked(*args: Any, **named: Any) -> Any:
             if done is not None:
                 self.round = done(*args)
-            found = self.timed(part, lambda: original(*args, **named))
-            return self._drawn(part, found) if method == "batches" else found
+            result = self.timed(name, lambda: original(*args, **named))
+            return self._drawn(name, result) if method == "batches" else result
 
         self._patches.append((owner, method, original))
         setattr(owner, method, clocked)
@@ -96,13 +96,13 @@ def in_client(actor: Any) -> None:
 
     global _clocks
     _clocks, algorithm = Clocks(), type(actor.client.algorithm)
-    _clocks.around(Client, "work", "client around", lambda self, job, *rest: job.clock.done)
-    _clocks.around(Workbench, "evaluate", "evaluate", lambda self, published, ctx, *rest: ctx.clock.done)
+    _clocks.time_method(Client, "work", "client around", lambda self, job, *rest: job.clock.done)
+    _clocks.time_method(Workbench, "evaluate", "evaluate", lambda self, published, ctx, *rest: ctx.clock.done)
     for method in ("begin", "batches", "step", "end"):
-        _clocks.around(algorithm, method, f"client {method}")
-    _clocks.around(algorithm, "report", "client end")
+        _clocks.time_method(algorithm, method, f"client {method}")
+    _clocks.time_method(algorithm, "report", "client end")
     for method in ("add", "sent"):
-        _clocks.around(Collector, method, "client tree")
+        _clocks.time_method(Collector, method, "client tree")
 
 
 def in_server(actor: Any) -> None:
@@ -111,9 +111,9 @@ def in_server(actor: Any) -> None:
 
     global _clocks
     _clocks = Clocks()
-    _clocks.around(Server, "finish", "server finish", lambda self, plan, *rest: plan.clock.done)
+    _clocks.time_method(Server, "finish", "server finish", lambda self, plan, *rest: plan.clock.done)
     for method in ("plan", "broadcast", "published", "commit"):  # after the round that was finished last
-        _clocks.around(Server, method, "server finish")
+        _clocks.time_method(Server, method, "server finish")
 
 
 def in_driver() -> None:
@@ -124,10 +124,10 @@ def in_driver() -> None:
 
     global _clocks
     _clocks = Clocks()
-    _clocks.around(Simulation, "_round", ROUND, lambda self, run, clock, ahead: clock.done)
+    _clocks.time_method(Simulation, "_round", ROUND, lambda self, run, clock, ahead: clock.done)
     for kind in (Calls, Graph):
         for method in {"plan", "run", "test"} & vars(kind).keys():
-            _clocks.around(kind, method, WAIT)
+            _clocks.time_method(kind, method, WAIT)
 
 
 def stop(_: Any = None) -> Spent:

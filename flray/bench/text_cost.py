@@ -71,7 +71,7 @@ class BareText(Bare):
     """Token ids in memory, int64 in a batch; what the model freezes stays as it is."""
 
     @staticmethod
-    def _held(split: Split, channels_last: bool) -> tuple[Tensor, Tensor]:
+    def _in_memory(split: Split, channels_last: bool) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(split.x.copy()), torch.from_numpy(split.y.copy())
 
     def inputs(self, rows: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def _memory(chosen: Experiment) -> tuple[float, str]:
     """(share of the backbone that each of several actors holds alone, MB of an actor as their number grows)."""
     shared = {count: _actors(chosen, count, True) for count in ACTORS}
     (whole, own), (_, least) = _actors(chosen, ACTORS[-1], False), shared[ACTORS[-1]]
-    network = Workbench(chosen, _roll(chosen)).objective
+    network = Workbench(chosen, _task_summary(chosen)).objective
     backbone = sum(network.state_dict(*network.initial())[name].nbytes for name in network.frozen) / 2**20
     detail = ", ".join(f"{mb:.0f} MB with {count}" for count, (mb, _) in shared.items())
     detail = f"an actor (PSS): {detail}; {whole:.0f} with {ACTORS[-1]} that have a copy each"
@@ -126,8 +126,7 @@ def _memory(chosen: Experiment) -> tuple[float, str]:
 
 
 def _actors(chosen: Experiment, count: int, shared: bool) -> tuple[float, float]:
-    """MB of one of `count` processes after a client's work: a shared page counted once over its users; without files.
-    """
+    """Memory of one of `count` processes after a client's work, in MB: with shared pages (PSS), and without files."""
     context = torch.multiprocessing.get_context("spawn")
     workers = []
     for _ in range(count):
@@ -149,7 +148,7 @@ def _actors(chosen: Experiment, count: int, shared: bool) -> tuple[float, float]
 def _serve(pipe: Any, chosen: Experiment, shared: bool) -> None:
     """What a client actor does: a workbench, and a client of the first round."""
     torch.set_num_threads(1)
-    client = Client(Workbench(chosen, _roll(chosen), one_of_many=shared))
+    client = Client(Workbench(chosen, _task_summary(chosen), one_of_many=shared))
     algorithm, clock = chosen.algorithm, Clock()
     state = algorithm.init_server(client.bench.context(clock), *client.bench.objective.initial())
     broadcast = to_numpy(algorithm.training.broadcast(client.bench.context(clock), state))
@@ -161,7 +160,7 @@ def _serve(pipe: Any, chosen: Experiment, shared: bool) -> None:
     pipe.recv()
 
 
-def _roll(chosen: Experiment) -> TaskSummary:
+def _task_summary(chosen: Experiment) -> TaskSummary:
     return TaskSummary.of(build(load_dataset(chosen.data), chosen.partition, seed=chosen.seed))
 
 

@@ -41,8 +41,8 @@ def main() -> None:
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         runs.whole_process = True
-        found = app(standalone_mode=False)
-        code = found if isinstance(found, int) else 0
+        code = app(standalone_mode=False)
+        code = code if isinstance(code, int) else 0
     except FlrayError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2

@@ -102,12 +102,12 @@ def runs(
     """My runs, the newest first: status, algorithm, rounds done, last accuracy, age."""
     from flray.rundir.reader import runs_below
 
-    found = [Path(run) for run in runs_below(folder)]
-    if not found:
+    folders = [Path(run) for run in runs_below(folder)]
+    if not folders:
         raise ConfigError(
             f"no run below {folder}; start one with flray run CONFIG, or name another folder: flray runs FOLDER"
         )
-    rows = sorted(map(_row, found), key=lambda row: -row.pop("_changed"))
+    rows = sorted(map(_row, folders), key=lambda row: -row.pop("_changed"))
     print_rows(rows, f"{len(rows)} run{'s' if len(rows) > 1 else ''} below {folder}")
 
 

@@ -85,7 +85,7 @@ def figure(
         for folder in folders:
             _sweep_report(Path(folder))
         return
-    runs = runs_in(folders, whole=True)
+    runs = runs_in(folders, sound_only=True)
     if kind == "curves":
         drawn = results.curves(runs, metric, x)
     elif kind == "tasks":
@@ -106,7 +106,7 @@ def figure(
         drawn = diagram(ranks(results.compare(runs), metric))
     elif kind == "landscape":
         # the numbers lie beside the picture, which is drawn again at once
-        drawn = results.landscape(runs, round, directions, points, span, kept=out.with_suffix(".parquet"))
+        drawn = results.landscape(runs, round, directions, points, span, stored=out.with_suffix(".parquet"))
     elif kind in DIAGNOSED:
         from flray.results import diagnosis_figures
 

@@ -93,8 +93,8 @@ def doctor(
     from flray.doctor import beside, examine, examine_upload
 
     own_modules()
-    found = read(config.read_text(errors="replace"), str(config)) if config.is_file() else None
-    own = [*(imports or []), *((found.get("imports") or []) if isinstance(found, dict) else [])]
+    content = read(config.read_text(errors="replace"), str(config)) if config.is_file() else None
+    own = [*(imports or []), *((content.get("imports") or []) if isinstance(content, dict) else [])]
     if own:
         names = ", ".join(map(str, own))
         print(f"note: doctor imports these modules, which runs their code: {names}", file=sys.stderr, flush=True)

@@ -46,10 +46,10 @@ def synthesize(
     with stage("loading torch"):
         from flray.synthesis.settings import load_synthesis
         from flray.synthesis.synthesize import synthesize as run
-    found = load_synthesis(config, overrides or [])
+    synthesis = load_synthesis(config, overrides or [])
     command = shlex.join(["flray", "synthesize", str(config), *(overrides or []), "--out", str(out)])
     with interruptible(out, "the same command goes on"):
-        accounts = run(found, out, progress=True, command=command)
+        accounts = run(synthesis, out, progress=True, command=command)
     print_rows(
         [
             {
@@ -60,8 +60,8 @@ def synthesize(
         ],
         f"{sum(a.chosen for a in accounts)} samples",
     )  # fmt: skip
-    few = sorted({a.task for a in accounts if a.chosen < found.quota // len(found.templates()[a.task].labels)})
+    few = sorted({a.task for a in accounts if a.chosen < synthesis.quota // len(synthesis.templates()[a.task].labels)})
     if few:
-        print(f"note: fewer than quota={found.quota} samples of {', '.join(few)}; the card counts what was dropped")
+        print(f"note: fewer than quota={synthesis.quota} samples of {', '.join(few)}; the card counts what was dropped")
     print(f"results: {out}   (README.md is the card)")
     print(f"next:    in a run: proxy: {{source: {accounts[0].task}, root: {out}, test_fraction: 0}}")

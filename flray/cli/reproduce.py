@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flray.cli.runs import starting
-from flray.cli.show import console, interruptible, kept, own_modules, print_rows
+from flray.cli.show import console, interruptible, own_modules, print_rows, results_folder
 from flray.core.schema.errors import ConfigError, FlrayError, unknown
 from flray.engine.progress import stage
 
@@ -74,38 +74,40 @@ def reproduce(
 
     if margin is not None and all(another(setting, scale, overrides or []) for setting in settings):
         raise ConfigError("--margin: these are not the paper's runs, so the order alone is judged; leave it out")
-    root = kept(out or Path("runs") / f"{table.replace('/', '-')}-{scale}", None)
+    root = results_folder(out or Path("runs") / f"{table.replace('/', '-')}-{scale}", None)
     home = configs_folder(configs)
     with stage("loading torch"):
-        found = plan(settings, scale, seeds, root / "runs", home, _names(methods), overrides or [])
+        planned = plan(settings, scale, seeds, root / "runs", home, _names(methods), overrides or [])
     if dry_run:
-        _show_plan(found, scale, overrides or [])
+        _show_plan(planned, scale, overrides or [])
         return
-    if not found.runs:
-        raise ConfigError(f"nothing of {table} can run here: {'; '.join(dict.fromkeys(why for *_, why in found.left))}")
+    if not planned.runs:
+        raise ConfigError(
+            f"nothing of {table} can run here: {'; '.join(dict.fromkeys(why for *_, why in planned.left))}"
+        )
     failed: FlrayError | None = None
     again = _again(table, overrides, cells, methods, seeds, scale, margin)
-    if any(cell_status(run.experiment, run.folder) != "finished" for run in found.runs):
-        with starting(home / found.runs[0].setting.config, overrides or [], trials=1):
+    if any(cell_status(run.experiment, run.folder) != "finished" for run in planned.runs):
+        with starting(home / planned.runs[0].setting.config, overrides or [], trials=1):
             from flray.tuning.ablate import run_cells
         try:
             with interruptible(root, "the same command goes on"):
                 run_cells(
-                    [run.experiment for run in found.runs],
-                    [run.folder for run in found.runs],
+                    [run.experiment for run in planned.runs],
+                    [run.folder for run in planned.runs],
                     concurrency if concurrency == "auto" else int(concurrency),
                     label=f"{table} {scale}",
                 )
         except FlrayError as error:  # of one run: the others are judged, and it is said at the end
             failed = error
-    judged = judge(found, scale, overrides or [], margin or MARGIN)
+    judged = judge(planned, scale, overrides or [], margin or MARGIN)
     for each in judged:
         console().print(render(each))
     paths = write(root, table, scale, judged, seeds, again)
     print(f"{table}: {counts(judged)}")
     for sentence in in_common(judged):
         print(f"note:    {sentence}")
-    print(f"results: {', '.join(map(str, paths))}; {len(found.runs)} run folders in {root / 'runs'}")
+    print(f"results: {', '.join(map(str, paths))}; {len(planned.runs)} run folders in {root / 'runs'}")
     if page is not None:
         section = markdown(table, scale, judged, seeds, again, paths[2].name)
         print(f"page:    {page}, with {put_on_page(page, table, scale, section, paths[2])}")
@@ -137,20 +139,20 @@ def _again(
     return shlex.join(words)
 
 
-def _show_plan(found: Plan, scale: str, extra: list[str]) -> None:
+def _show_plan(planned: Plan, scale: str, extra: list[str]) -> None:
     from flray.config.grid import cell_status
     from flray.reference.plan import commands
 
     rows: list[dict[str, Any]] = [
         {"cell": run.setting.name, "method": ", ".join(row.shown for row in run.rows), "seed": run.experiment.seed,
          "is": cell_status(run.experiment, run.folder), "folder": str(run.folder)}
-        for run in found.runs
+        for run in planned.runs
     ]  # fmt: skip
     if rows:
         print_rows(rows, f"{len(rows)} runs")
-    for setting, part, why in found.left:
+    for setting, part, why in planned.left:
         print(f"not run: {setting.name}, {', '.join(row.shown for row in part.rows)}: {why}")
-    for line in commands(found.runs, scale, extra):
+    for line in commands(planned.runs, scale, extra):
         print(line)
 
 
@@ -173,9 +175,11 @@ def _list(paper: str | None, scale: str, configs: Path | None, overrides: list[s
             if where is None:
                 grouped.setdefault("?", []).append(setting.name)
                 continue
-            found = plan([setting], scale, 1, Path("runs"), where, (), overrides)
-            reasons = list(dict.fromkeys(why for *_, why in found.left))
-            part = f"{len(found.left)} of {len(setting.parts)} methods cannot: " if found.runs and found.left else ""
+            planned = plan([setting], scale, 1, Path("runs"), where, (), overrides)
+            reasons = list(dict.fromkeys(why for *_, why in planned.left))
+            part = (
+                f"{len(planned.left)} of {len(setting.parts)} methods cannot: " if planned.runs and planned.left else ""
+            )
             grouped.setdefault(part + "; ".join(reasons) if reasons else "yes", []).append(setting.name)
         if not table.cells:
             grouped = {f"no: {table.why_not}": [""]}

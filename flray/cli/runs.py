@@ -11,7 +11,16 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.show import Imports, Overrides, interruptible, kept, own_modules, print_rows, report, report_grid
+from flray.cli.show import (
+    Imports,
+    Overrides,
+    interruptible,
+    own_modules,
+    print_rows,
+    report,
+    report_grid,
+    results_folder,
+)
 from flray.engine.progress import stage
 
 whole_process = False  # `flray.cli.main` says when a command is one, and is not called by a test or a notebook
@@ -45,7 +54,7 @@ def run(
     with stage(f"a grid of {count:,} cells", count > 1):
         cells = load_config(config, overrides or [], imports or [])
     if len(cells) > 1:
-        root = kept(out or Path("runs") / cells[0].name, cells[0].storage)
+        root = results_folder(out or Path("runs") / cells[0].name, cells[0].storage)
         if dry_run:
             print_rows(grid_rows(cells, root, overwrite), f"{len(cells)} cells")
             return
@@ -55,7 +64,7 @@ def run(
             frame = run_grid(cells, root, overwrite=overwrite)
         report_grid(frame, root)
         return
-    folder = kept(out or default_folder(cells[0]), cells[0].storage)
+    folder = results_folder(out or default_folder(cells[0]), cells[0].storage)
     if dry_run:
         print(f"# {folder}\n{cells[0].yaml()}", end="")
         return
@@ -82,7 +91,7 @@ def pretrain(
         from flray.cli.pretrain import pretraining
         from flray.rundir.folder import default_folder
     experiment = pretraining(config, overrides or [], imports or [])
-    folder = kept(out or default_folder(experiment), experiment.storage)
+    folder = results_folder(out or default_folder(experiment), experiment.storage)
     with interruptible(folder):
         simulate(experiment, folder, overwrite=overwrite, progress=True)
     report(folder)
@@ -109,8 +118,8 @@ def resume(
         from flray.api import resume as resume_run
         from flray.rundir.uri import is_uri, split
     with interruptible(Path(out or "runs") / split(folder)[1] if is_uri(folder) else Path(folder)):
-        found = resume_run(folder, *(overrides or []), out=out, accept=accept or ())
-    report(found.folder)
+        result = resume_run(folder, *(overrides or []), out=out, accept=accept or ())
+    report(result.folder)
 
 
 @contextmanager

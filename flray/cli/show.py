@@ -43,10 +43,10 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
         names = ALGORITHMS.names() if key in ("algorithm", "algorithm.name") else []
         return [f"{lead}{name}" for name in names if name.startswith(value)]
     try:
-        found = yaml.safe_load(Path(ctx.params["config"]).read_text())
+        config = yaml.safe_load(Path(ctx.params["config"]).read_text())
     except (OSError, KeyError, TypeError, yaml.YAMLError):
-        found = {}
-    return [f"{name}=" for name in dict.fromkeys(("seed", *_dotted(found))) if name.startswith(incomplete)]
+        config = {}
+    return [f"{name}=" for name in dict.fromkeys(("seed", *_dotted(config))) if name.startswith(incomplete)]
 
 
 def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
@@ -76,7 +76,7 @@ def own_modules() -> None:
         sys.path.insert(0, here)
 
 
-def kept(folder: Path, storage: str | None) -> Path:
+def results_folder(folder: Path, storage: str | None) -> Path:
     """Returns the folder of results.
 
     Warns where Ray deletes it, with the copy of the working directory that it made for a job.
@@ -142,11 +142,11 @@ def report(folder: Path) -> None:
     personal = run.last_personal
     if len(personal):
         for epochs, rows in personal.groupby("finetune_epochs"):
-            found = rows["test/acc"].dropna()
-            spread = f"{found.mean():.2%} +- {found.std(ddof=0):.2%} over {len(found)} clients"
+            accuracies = rows["test/acc"].dropna()
+            spread = f"{accuracies.mean():.2%} +- {accuracies.std(ddof=0):.2%} over {len(accuracies)} clients"
             print(f"clients on their own test shares, {epochs} epochs of fine-tuning: {spread}")
     print_modes(run)
-    print_kept(run)
+    print_stored_samples(run)
     if run.status.startswith("diverged"):
         print(run.status)
     tasks, drift = ["tasks"] * (run.experiment.num_tasks > 1), ["drift"] * (run.experiment.drift is not None)
@@ -194,17 +194,17 @@ def report_grid(frame: Any, root: Path) -> None:
     print(f"         flray resume {frame['folder'].iloc[0]} rounds={2 * max(frame['done'].max(), 1)}")
 
 
-def runs_in(folders: list[str], whole: bool = False) -> list[Run]:
+def runs_in(folders: list[str], sound_only: bool = False) -> list[Run]:
     """The runs in folders and below them, of a sweep its final ones; what is left out is a line each on stderr.
 
-    With `whole` a run whose tables are damaged or lost is left out as well. Raises `CheckpointError` where none is
+    With `sound_only` a run whose tables are damaged or lost is left out as well. Raises `CheckpointError` where none is
     left.
     """
     from flray.core.schema.errors import CheckpointError
     from flray.results.readable import found, sound
 
     runs, broken, notes = found(folders)
-    if whole:
+    if sound_only:
         runs, flawed = sound(runs)
         broken += flawed
     if not runs:
@@ -309,13 +309,13 @@ def markdown(text: str) -> None:
     console().print(Markdown(text))
 
 
-def print_kept(run: Run) -> None:
+def print_stored_samples(run: Run) -> None:
     """Of an algorithm that keeps something of earlier tasks' samples: what it is, and how many bytes where."""
     from flray.engine.progress import size
 
-    if "kept/clients" not in run.tasks or not len(found := run.tasks.dropna(subset="kept/clients")):
+    if "kept/clients" not in run.tasks or not len(rows := run.tasks.dropna(subset="kept/clients")):
         return
-    row = found.iloc[-1]
+    row = rows.iloc[-1]
     clients, samples = int(row["kept/clients"]), int(row["kept/samples"])
     where = [f"{clients} clients: states of {size(row['kept/client_bytes'])}"] if clients else []
     where += [f"{samples} samples of {size(row['kept/sample_bytes'])}"] if samples else []

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flray.cli.runs import starting
-from flray.cli.show import Imports, console, interruptible, kept, other_algorithm, own_modules, print_table
+from flray.cli.show import Imports, console, interruptible, other_algorithm, own_modules, print_table, results_folder
 from flray.engine.progress import stage
 
 FEW = 5  # seeds below which a paired test says little
@@ -42,13 +42,13 @@ def sweep(
 
     if resume and out is not None:
         raise ConfigError("--out: a sweep goes on in its own folder; leave it out")
-    found = None if resume else load_sweep(config, overrides or [], imports or [])
-    folder = config if found is None else kept(out or default_folder(found), None)
+    new_sweep = None if resume else load_sweep(config, overrides or [], imports or [])
+    folder = config if new_sweep is None else results_folder(out or default_folder(new_sweep), None)
     with interruptible(folder, f"continue with: flray sweep {folder} --resume"):
-        if found is None:
+        if new_sweep is None:
             resume_sweep(folder, overrides or [], imports or [])
         else:
-            run_sweep(found, folder)
+            run_sweep(new_sweep, folder)
         stopped = (folder / "STATUS").read_text().startswith("interrupted")
         _report(folder, stopped)
         if stopped:
@@ -95,7 +95,7 @@ def ablate(
         )
     if concurrency != "auto" and not (concurrency.isdigit() and int(concurrency)):
         raise ConfigError(f"--concurrency {concurrency}: auto, or a number of at least 1")
-    root = kept(out or Path("runs") / f"{cells[0].name}-ablation", cells[0].storage)
+    root = results_folder(out or Path("runs") / f"{cells[0].name}-ablation", cells[0].storage)
     swept = axes(overrides or [])
     against = against or str(
         reference_cell(load_config(config, _fixed(overrides or [], swept), imports or [])[0], cells, root)

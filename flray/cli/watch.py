@@ -36,16 +36,16 @@ def watch(
     """
     from flray.results.watching import glances
 
-    found = glances(place, every or EVERY_S[is_uri(place)])
+    views = glances(place, every or EVERY_S[is_uri(place)])
     screen = console()
     try:
-        good = (_live if screen.is_terminal else _plain)(found, screen)
+        good = (_live if screen.is_terminal else _plain)(views, screen)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     raise typer.Exit(0 if good else 1)
 
 
-def _live(found: Any, screen: Console) -> bool:
+def _live(views: Any, screen: Console) -> bool:
     """One page that is drawn anew; the last one stays. Returns whether the run came to its end."""
     from rich.console import Group
     from rich.live import Live
@@ -53,17 +53,17 @@ def _live(found: Any, screen: Console) -> bool:
 
     sheet: Any = Text("")
     with Live(console=screen, auto_refresh=False) as live:
-        for glance in found:
+        for glance in views:
             sheet = _sheet(glance) or sheet
             note = [Text(glance.note, style="yellow")] if glance.note else []
             live.update(Group(sheet, *note), refresh=True)
     return bool(glance.good)
 
 
-def _plain(found: Any, screen: Console) -> bool:
+def _plain(views: Any, screen: Console) -> bool:
     """Lines for a file or a pipe; the page at the end. Returns whether the run came to its end."""
     said: set[str] = set()
-    for glance in found:
+    for glance in views:
         texts = [_last(glance.run)] if glance.run is not None and glance.news else []
         for text in [*texts, glance.note]:
             same = re.sub(r"for \d+ (s|min)|\d+/\d+$", "", text)  # how long it is stalled, or how far, is no news

@@ -9,7 +9,7 @@ import functools
 from typing import Any, NamedTuple
 
 from flray.core.messages import Metrics
-from flray.core.network.frozen import Held
+from flray.core.network.frozen import FrozenCopies
 from flray.core.protocol import last_call
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.context import ClientContext
@@ -51,7 +51,7 @@ def train(
     steps = examples = 0
     last_call.enter(begin)
     local = algorithm.begin(ctx, broadcast, client, data)
-    held = Held(ctx.objective, algorithm.model_of(ctx, local))
+    held = FrozenCopies(ctx.objective, algorithm.model_of(ctx, local))
     look("start", local)
     last_call.enter(batches)
     for batch in algorithm.batches(ctx, broadcast, client, local, data):

@@ -18,7 +18,7 @@ import torch
 from flray.core.messages import Cohort, is_none, map_tensors, nbytes, nbytes_by_field, sendable, to_numpy, to_torch
 from flray.core.messages.packed import Packed
 from flray.core.messages.shared import join, received, split
-from flray.core.network.frozen import begin, reached_rows, unmoved
+from flray.core.network.frozen import begin, reached_rows, restore_frozen
 from flray.core.protocol import last_call
 from flray.core.protocol.clock import PHASES, START, Clock, Position
 from flray.core.protocol.context import Context
@@ -216,7 +216,7 @@ class Server:
             state = sendable(found[0], exchange.finish, "server state")
             own = reached_rows(ctx.objective)
             rows = None if own is None else torch.from_numpy(np.logical_or.reduce([own, *reached]))
-            state = unmoved(ctx.objective, self.state, map_tensors(torch.Tensor.detach, state), rows)
+            state = restore_frozen(ctx.objective, self.state, map_tensors(torch.Tensor.detach, state), rows)
             metrics.update(reported(found[1], exchange.finish))
         point = functools.partial(self.algorithm.model_of, ctx)
         self._look(ctx, FinishView("finish", point, self.state, updates, state, cohort), metrics)

@@ -41,10 +41,10 @@ class Divergence(Probe, frozen=True):
         return [{"distance": distance, "norm": norm, "relative": relative, "weight": ctx.weight}], memory
 
 
-def between(distances: ArrayLike, weights: ArrayLike, moved: float) -> float:
+def between(distances: ArrayLike, weights: ArrayLike, pooled: float) -> float:
     """Root mean square of ||w_j - w_k|| over pairs of different clients, a pair with the weight p_j p_k.
 
-    From the clients' `distances [K]` ||w_k - w_g||, their aggregation weights `[K]` (scaled to sum 1) and `moved`
+    From the clients' `distances [K]` ||w_k - w_g||, their aggregation weights `[K]` (scaled to sum 1) and `pooled`
     ||sum_k p_k w_k - w_g||: sum_jk p_j p_k ||w_j - w_k||^2 = 2 (sum_k p_k ||w_k - w_g||^2 - moved^2), which no server
     that sees only sums could know otherwise. NaN for fewer than two clients, and where one of the numbers is.
     """
@@ -53,4 +53,4 @@ def between(distances: ArrayLike, weights: ArrayLike, moved: float) -> float:
     pairs = 1 - float(p @ p)
     if len(d) < 2 or pairs <= 0:
         return float("nan")
-    return float(np.sqrt(np.maximum(2 * (p @ d**2 - moved**2), 0.0) / pairs))
+    return float(np.sqrt(np.maximum(2 * (p @ d**2 - pooled**2), 0.0) / pairs))

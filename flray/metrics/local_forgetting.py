@@ -78,19 +78,19 @@ class LocalForgetting(Probe, frozen=True):
         return [row]
 
 
-def in_and_out(right: ArrayLike, total: ArrayLike, held: ArrayLike) -> tuple[float, float]:
+def in_and_out(right: ArrayLike, total: ArrayLike, counts: ArrayLike) -> tuple[float, float]:
     """(in-local, out-local) accuracy of a model on a test set with `right [C]` of `total [C]` samples a class.
 
-    `held [C]` are the client's samples of each class, p(c) their shares. In-local is sum_c p(c) acc(c), out-local
+    `counts [C]` are the client's samples of each class, p(c) their shares. In-local is sum_c p(c) acc(c), out-local
     sum_c q(c) acc(c) with q(c) = (1 - p(c)) / (C - 1) (Lee et al., NeurIPS 2022, section 3). Classes that are not
     tested are left out and the weights scaled; NaN where nothing is left.
     """
-    return shares_in_and_out(per_class(right, total), held)
+    return shares_in_and_out(per_class(right, total), counts)
 
 
-def shares_in_and_out(found: ArrayLike, held: ArrayLike) -> tuple[float, float]:
+def shares_in_and_out(accuracies: ArrayLike, counts: ArrayLike) -> tuple[float, float]:
     """:func:`in_and_out` of accuracies by class `[C]`, NaN where a class is not tested."""
-    values, have = np.asarray(found, np.float64), np.asarray(held, np.float64)
+    values, have = np.asarray(accuracies, np.float64), np.asarray(counts, np.float64)
     tested = ~np.isnan(values)
     share = have / have.sum() if have.sum() else have
     return _weighted(values[tested], share[tested]), _weighted(values[tested], (1 - share)[tested])

@@ -24,8 +24,8 @@ class Propositions(Probe, frozen=True):
     parameters).
 
     L_l is the cross-entropy, L_p the KL divergence from the received model at `temperature`. `prop1_...` are the
-    columns of Proposition 1 (`theory.Kept`), `prop2_...` of Proposition 2 (`theory.Learned`). It asks what such a step
-    would do there, whatever the algorithm does, so it looks at any. Where L_p has no gradient there is no row.
+    columns of Proposition 1 (`theory.ProximalChange`), `prop2_...` of Proposition 2 (`theory.LocalChange`). The steps
+    are computed at the model of any algorithm; they are not taken. If L_p has no gradient there, there is no row.
     """
 
     at: ClassVar[frozenset[Place]] = frozenset({"start", "step"})

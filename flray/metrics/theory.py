@@ -27,7 +27,7 @@ class Loss(Protocol):
         """Its Hessian at `w`, times `v [P]`."""
 
 
-class Kept(NamedTuple):
+class ProximalChange(NamedTuple):
     """Proposition 1 of FedSOL at a point w: how a step of length gamma changes the proximal loss L_p.
 
     `avg`, `sol`: to first order, -gamma <g_p, u>, with FedAvg's u = g_l(w) and FedSOL's u = g_l(w + rho ghat);
@@ -43,7 +43,7 @@ class Kept(NamedTuple):
     curvature: float
 
 
-class Learned(NamedTuple):
+class LocalChange(NamedTuple):
     """Proposition 2 of FedSOL at a point w: how FedSOL's step changes the local loss L_l.
 
     `sol`: to first order at w, -gamma <g_l(w), g_l(w + rho ghat)>; `shifted`: Eq. 12's right side, FedAvg's
@@ -57,7 +57,7 @@ class Learned(NamedTuple):
     shifted_real: float
 
 
-def proposition_1(local: Loss, proximal: Loss, w: Tensor, rho: float, gamma: float) -> Kept | None:
+def proposition_1(local: Loss, proximal: Loss, w: Tensor, rho: float, gamma: float) -> ProximalChange | None:
     """FedSOL's Proposition 1 (Eq. 11) at `w [P]`, with the same rho for all parameters (Eq. 5); None where g_p is 0."""
     g_p = proximal.gradient(w)
     along = _unit(g_p)
@@ -68,10 +68,10 @@ def proposition_1(local: Loss, proximal: Loss, w: Tensor, rho: float, gamma: flo
     avg, sol = (-gamma * dot(g_p, u) for u in directions)
     base = proximal.value(w)
     avg_real, sol_real = (proximal.value(w - gamma * u) - base for u in directions)
-    return Kept(avg, sol, avg - gamma * rho * size * curvature, avg_real, sol_real, curvature)
+    return ProximalChange(avg, sol, avg - gamma * rho * size * curvature, avg_real, sol_real, curvature)
 
 
-def proposition_2(local: Loss, proximal: Loss, w: Tensor, rho: float, gamma: float) -> Learned | None:
+def proposition_2(local: Loss, proximal: Loss, w: Tensor, rho: float, gamma: float) -> LocalChange | None:
     """FedSOL's Proposition 2 (Eq. 12) at `w [P]`; None where g_p is 0."""
     along = _unit(proximal.gradient(w))
     if along is None:
@@ -80,7 +80,7 @@ def proposition_2(local: Loss, proximal: Loss, w: Tensor, rho: float, gamma: flo
     here, u, half = local.gradient(w), local.gradient(w + rho * along), local.gradient(there)
     sol_real = local.value(w - gamma * u) - local.value(w)
     shifted_real = local.value(there - gamma * half) - local.value(there)
-    return Learned(-gamma * dot(here, u), -gamma * dot(half, half), sol_real, shifted_real)
+    return LocalChange(-gamma * dot(here, u), -gamma * dot(half, half), sol_real, shifted_real)
 
 
 def flip_bound(p: Tensor) -> Tensor:

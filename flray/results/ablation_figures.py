@@ -107,12 +107,12 @@ def heat_map(
         raise ConfigError(
             f"ablation: the runs differ in {', '.join(others)} as well; name runs that have one value of it"
         )
-    found = {(row[up], row[across]): values for row, values, *_ in over_seeds(frame, metric) if len(values)}
-    if not found:
+    cells = {(row[up], row[across]): values for row, values, *_ in over_seeds(frame, metric) if len(values)}
+    if not cells:
         raise ConfigError(f"ablation: no finished run has {metric!r}")
-    rows, columns = (_sorted(place[i] for place in found) for i in (0, 1))
+    rows, columns = (_sorted(place[i] for place in cells) for i in (0, 1))
     scale = 100 if is_share(metric) else 1
-    values = scale * np.array([[np.mean(found.get((row, column), np.nan)) for column in columns] for row in rows])
+    values = scale * np.array([[np.mean(cells.get((row, column), np.nan)) for column in columns] for row in rows])
     figure, plot = one_axis(axis, 2.6 + 0.8 * len(columns), 1.8 + 0.55 * len(rows))
     shades = colormaps["viridis_r" if smaller_is_better(metric) else "viridis"].with_extremes(bad="#c9c9c9")
     drawn = plot.imshow(values, cmap=shades, aspect="auto", origin="lower")
@@ -130,7 +130,7 @@ def heat_map(
     plot.set(xlabel=across, ylabel=up)
     plot.tick_params(length=0)
     plot.spines[:].set_visible(False)
-    headline(plot, f"{spread_words([len(seeds) for seeds in found.values()], metric, '')}; framed: the best")
+    headline(plot, f"{spread_words([len(seeds) for seeds in cells.values()], metric, '')}; framed: the best")
     figure.colorbar(drawn, ax=plot, label=axis_label(metric))
     return figure
 
@@ -198,11 +198,11 @@ def _colours(frame: pandas.DataFrame, key: str, names: Iterable[str]) -> list[st
 
 def _intervals(values: Iterable[Iterable[float]], metric: str, scale: float) -> tuple[Any, Any, Any]:
     """Means and the ends of their intervals `[n]`, NaN where a place has too few seeds for one."""
-    found = []
+    intervals = []
     for seeds in map(list, values):
         mean, _, low, high = interval(seeds, share=is_share(metric), lowest=lowest(metric))
-        found.append((mean, low, high) if len(seeds) >= FEW else (mean, np.nan, np.nan))
-    mean, low, high = scale * np.array(found).T
+        intervals.append((mean, low, high) if len(seeds) >= FEW else (mean, np.nan, np.nan))
+    mean, low, high = scale * np.array(intervals).T
     return mean, low, high
 
 

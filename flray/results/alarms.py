@@ -32,15 +32,15 @@ def signals(run: Run) -> dict[str, pandas.DataFrame]:
     The algorithm's own detector comes first (`fedmemo`: its alarms decide what the run does), then the diagnostic
     `latent_forgetting`, which has settings of its own. What there was not yet is NaN.
     """
-    found = {}
+    by_signal = {}
     for name, start in OWN.items():
         if f"{start}alarm" in run.rounds:
             own = run.rounds.rename(columns={f"{start}{column}": column for column in COLUMNS})
-            found[name] = own.reindex(columns=["done", *COLUMNS])
+            by_signal[name] = own.reindex(columns=["done", *COLUMNS])
     table = run.diagnostics.get(PROBE) if is_watched(run) else None
     if table is not None and len(table):
-        found[PROBE] = table.sort_values("done").reindex(columns=["done", *COLUMNS])
-    return found
+        by_signal[PROBE] = table.sort_values("done").reindex(columns=["done", *COLUMNS])
+    return by_signal
 
 
 def alarms(run: Run) -> dict[str, NDArray[np.int64]]:
@@ -68,7 +68,7 @@ def _of_alarms(table: pandas.DataFrame, start: float, stop: float) -> dict[str, 
     if not labels.any():
         return false
     point, after = (scores(labels.tolist(), said.tolist(), adjust) for adjust in (False, True))
-    found = {
+    numbers = {
         "detect/precision": point.precision,
         "detect/recall": point.recall,
         "detect/f1": point.f1,
@@ -78,7 +78,7 @@ def _of_alarms(table: pandas.DataFrame, start: float, stop: float) -> dict[str, 
         "detect/on_before": float(on_before(labels.tolist(), said.tolist())[0]),
         **false,
     }
-    return {name: found[name] for name in OF_ALARMS}
+    return {name: numbers[name] for name in OF_ALARMS}
 
 
 def _said(table: pandas.DataFrame) -> NDArray[Any]:

@@ -56,31 +56,31 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     differences = [_paired(best, values, metric) for _, values in rest]
     others = [_paired(one, two, metric) for (_, one), (_, two) in itertools.combinations(rest, 2)]
     # over all pairs: which setting is compared with the others was chosen by its mean
-    corrected = holm(np.array([found["p_t"] for found in differences + others]))[: len(rest)]
-    sure = [p < LEVEL or _counted(found, metric) for found, p in zip(differences, corrected, strict=True)]
+    corrected = holm(np.array([paired["p_t"] for paired in differences + others]))[: len(rest)]
+    sure = [p < LEVEL or _counted(paired, metric) for paired, p in zip(differences, corrected, strict=True)]
     tested = not np.isnan(corrected).all()
     said = [_headline(first, mean, metric, dict(zip([name for name, _ in rest], sure, strict=True)), tested)]
     side = "below" if smaller_is_better(metric) else "above"
-    for (name, values), found, p in zip(rest[:3], differences, corrected, strict=False):
+    for (name, values), paired, p in zip(rest[:3], differences, corrected, strict=False):
         pairs = len(best.index.intersection(values.index))
-        if math.isnan(found["diff_low"]):
+        if math.isnan(paired["diff_low"]):
             gap = _gap(metric, abs(best.mean() - values.mean()))
             said.append(f"{gap} {side} {name}, with too few shared seeds ({pairs}) to say whether that is chance.")
         elif math.isnan(p):  # nothing varies, so there is no test
-            said.append(f"{_gap(metric, found['diff'])} {side} {name} on each of {pairs} shared seeds.")
+            said.append(f"{_gap(metric, paired['diff'])} {side} {name} on each of {pairs} shared seeds.")
         else:
-            span = f"{_gap(metric, found['diff_low'], '')} to {_gap(metric, found['diff_high'], '')}"
+            span = f"{_gap(metric, paired['diff_low'], '')} to {_gap(metric, paired['diff_high'], '')}"
             told = "told apart" if p < LEVEL else "not told apart"
             said.append(
-                f"{_gap(metric, found['diff'])} {side} {name} on {pairs} shared seeds (95 % interval {span}, "
+                f"{_gap(metric, paired['diff'])} {side} {name} on {pairs} shared seeds (95 % interval {span}, "
                 f"Holm-corrected p {p:.2g}): {told}."
             )
     return said + _losses(lost, first)
 
 
-def _counted(found: Mapping[str, float], metric: str) -> bool:
+def _counted(paired: Mapping[str, float], metric: str) -> bool:
     """Whether it is a cost that differs by the same on every seed, and not by chance: bytes, steps."""
-    constant = math.isnan(found["p_t"]) and not math.isnan(found["diff_low"]) and found["diff"] > 0
+    constant = math.isnan(paired["p_t"]) and not math.isnan(paired["diff_low"]) and paired["diff"] > 0
     return constant and not is_share(metric) and not metric.endswith("/loss")
 
 
@@ -99,14 +99,14 @@ def _headline(first: str, mean: str, metric: str, apart: Mapping[str, bool], tes
 
 def survivors(frame: pandas.DataFrame, metric: str) -> dict[str, str]:
     """Of each setting whose mean is not over all its seeds, `mean of 2 of 3 seeds; 1 diverged`."""
-    label, found = labels(frame), {}
+    label, notes = labels(frame), {}
     for setting, values, diverged, unfinished in over_seeds(frame, metric):
         lost = [f"{count} {what}" for count, what in ((diverged, "diverged"), (unfinished, "unfinished")) if count]
         if lost:
             of = len(values) + diverged + unfinished
             seeds = f"{len(values)} of {of} seeds" if of > 1 else "no seed"
-            found[label(setting)] = f"{'mean of ' if len(values) else ''}{seeds}; {', '.join(lost)}"
-    return found
+            notes[label(setting)] = f"{'mean of ' if len(values) else ''}{seeds}; {', '.join(lost)}"
+    return notes
 
 
 def _losses(lost: Mapping[str, str], but: str) -> list[str]:

@@ -38,10 +38,10 @@ def given(axes: Axes | Iterable[Any], count: int, what: str) -> list[Any]:
     """
     import numpy as np
 
-    found: list[Any] = np.array(axes, dtype=object).ravel().tolist()
-    if len(found) != count:
-        raise ConfigError(f"{len(found)} axes given, and {count} are drawn ({what}): give so many, or none")
-    return found
+    flat: list[Any] = np.array(axes, dtype=object).ravel().tolist()
+    if len(flat) != count:
+        raise ConfigError(f"{len(flat)} axes given, and {count} are drawn ({what}): give so many, or none")
+    return flat
 
 
 def figure_of(axis: Axes) -> Figure:

@@ -27,14 +27,14 @@ def by_mode(frame: pandas.DataFrame) -> pandas.DataFrame:
     import pandas
 
     opened = [Run(folder) for folder in frame["folder"]] if any(map(is_column, map(str, frame))) else []
-    found = [_numbers(run) for run in opened]
-    modes = dict.fromkeys(mode for run in found for mode in run)
+    numbers_of = [_numbers(run) for run in opened]
+    modes = dict.fromkeys(mode for run in numbers_of for mode in run)
     every = (*OF_TASKS, *OF_KEPT, *OF_DRIFT, *OF_ALARMS)
-    there = dict.fromkeys(name for run in found for of in run.values() for name in of)
+    there = dict.fromkeys(name for run in numbers_of for of in run.values() for name in of)
     names = sorted(there, key=lambda name: every.index(name.partition("@")[0]))
     rows: list[dict[str, Any]] = []
     for mode in modes:
-        values = {name: [run.get(mode, {}).get(name, math.nan) for run in found] for name in names}
+        values = {name: [run.get(mode, {}).get(name, math.nan) for run in numbers_of] for name in names}
         for group in zip(*(over_seeds(frame.assign(**values), name) for name in names), strict=True):
             row = group[0][0] | {"mode": mode, "n": max(len(seeds) for _, seeds, *_ in group)}
             for name, (_, seeds, *_) in zip(names, group, strict=True):

@@ -66,13 +66,13 @@ def caveats(
 def _keys(base: Mapping[str, Any], others: Sequence[Mapping[str, Any]], frame: pandas.DataFrame) -> list[str]:
     """Settings that differ from `base` in the algorithm and in other keys as well."""
     outer = [key for key in keys_of(frame) if key not in ("name", "algorithm") and not key.startswith("algorithm.")]
-    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    by_keys: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for setting in others:
         keys = tuple(key for key in outer if str(setting[key]) != str(base[key]))
         if keys and (setting["algorithm"] != base["algorithm"] or len(keys) > 1):
-            found.setdefault(keys, []).append(setting)
+            by_keys.setdefault(keys, []).append(setting)
     said = []
-    for keys, settings_ in found.items():
+    for keys, settings_ in by_keys.items():
         first = settings_[0]
         shown = ", ".join(f"{key} ({_text(first[key])} against {_text(base[key])})" for key in keys)
         also = " as well as in the algorithm" if any(s["algorithm"] != base["algorithm"] for s in settings_) else ""
@@ -89,16 +89,16 @@ def _shared_hyper_parameters(
 ) -> list[str]:
     """Keys that two algorithms both have and in which they differ, such as the learning rate or local epochs."""
     inner = [key for key in keys_of(frame) if key.startswith("algorithm.")]
-    found: dict[str, dict[str, None]] = {}
+    values_of: dict[str, dict[str, None]] = {}
     for setting in others:
         if setting["algorithm"] != base["algorithm"]:
             for key in inner:
                 if str(setting[key]) != str(base[key]) and not missing(setting[key]) and not missing(base[key]):
-                    found.setdefault(key, {})[f"{setting['algorithm']} {_text(setting[key])}"] = None
-    if not found:
+                    values_of.setdefault(key, {})[f"{setting['algorithm']} {_text(setting[key])}"] = None
+    if not values_of:
         return []
     shown = "; ".join(
-        f"{key} ({base['algorithm']} {_text(base[key])}, {_listed(list(values))})" for key, values in found.items()
+        f"{key} ({base['algorithm']} {_text(base[key])}, {_listed(list(values))})" for key, values in values_of.items()
     )
     return [f"Algorithms differ in hyper-parameters that both have: {shown}."]
 
@@ -114,9 +114,9 @@ def _fingerprints(runs: Sequence[Run]) -> list[str]:
             if name in _DATA and value is not None:
                 seen.setdefault((name, place), {}).setdefault(json.dumps(value), run.place)
     said = {}
-    for (name, _), found in seen.items():
-        if len(found) > 1:
-            first, second = list(found.values())[:2]
+    for (name, _), fingerprints in seen.items():
+        if len(fingerprints) > 1:
+            first, second = list(fingerprints.values())[:2]
             said[name] = (
                 f"Not comparable: the {_DATA[name]} of {first} and {second} differ, though seed and configuration are "
                 "the same (fingerprints in environment.json)."
@@ -128,14 +128,14 @@ def _versions(runs: Sequence[Run]) -> list[str]:
     """Packages of which not all runs had the same version."""
     said = []
     for package in _VERSIONS:
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for run in runs:
             version = (_noted(run).get("packages") or {}).get(package)
             if version is not None:
-                found[str(version)] = found.get(str(version), 0) + 1
-        if len(found) > 1:
-            counts = ", ".join(f"{version} ({count} runs)" for version, count in found.items())
-            said.append(f"Runs of several versions of {package}: {counts}; their bits need not agree.")
+                counts[str(version)] = counts.get(str(version), 0) + 1
+        if len(counts) > 1:
+            listed = ", ".join(f"{version} ({count} runs)" for version, count in counts.items())
+            said.append(f"Runs of several versions of {package}: {listed}; their bits need not agree.")
     return said
 
 

@@ -30,17 +30,17 @@ SIDES = {"cos": ("local gradient", "--", "o"), "move": ("step taken", "-", "s")}
 def losses_along(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
     """The losses that local steps may work against, over local steps: a panel a kind (FedSOL Figure 3(b): L_p, the
     `proximal` one). Means over seeds, clients and rounds. Draws into `axes` where they are given."""
-    found = averaged(open_runs(folders), lambda run: diagnoses.conflict(run, "step"), "step")
-    kinds = [kind for kind in diagnoses.AGAINST if has(found, f"loss_{kind}")]
+    tables = averaged(open_runs(folders), lambda run: diagnoses.conflict(run, "step"), "step")
+    kinds = [kind for kind in diagnoses.AGAINST if has(tables, f"loss_{kind}")]
     panels = row_of(axes, [f"{kind} loss along local training" for kind in kinds], 0.6 + 3.4 * max(2, len(kinds)))
     for panel, kind in zip(panels, kinds, strict=True):
-        for (_, table), colour in zip(found.items(), colours_of(found), strict=True):
+        for (_, table), colour in zip(tables.items(), colours_of(tables), strict=True):
             known = reached(table)
             if f"loss_{kind}" in known:
                 panel.plot(known["step"], known[f"loss_{kind}"], color=colour, linewidth=1.8)
         whole_numbers(panel, "local step")
     panels[0].set_ylabel("loss before the step (nats)")
-    legend(panels[-1], found, {}, axes is None)
+    legend(panels[-1], tables, {}, axes is None)
     return figure_of(panels[0])
 
 

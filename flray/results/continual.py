@@ -41,19 +41,19 @@ def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         return {}
     modes = [str(mode) for mode in run.tests["mode"].unique()]
     over_tasks, window = task_tests(run.tests), drift_window(run, config)
-    found = {mode: of_tasks(over_tasks[mode]) if mode in over_tasks else {} for mode in modes}
+    by_mode = {mode: of_tasks(over_tasks[mode]) if mode in over_tasks else {} for mode in modes}
     for mode in modes:
         counts = class_counts(run.tests, tested_set(config), mode)
         if counts is not None and window is not None:
-            found[mode] |= of_drift(counts, window)
-    for values in found.values():
-        values |= kept(run) if values else {}
+            by_mode[mode] |= of_drift(counts, window)
+    for values in by_mode.values():
+        values |= stored_exemplars(run) if values else {}
     if watched:
-        found[modes[0]] |= of_alarms(run) if window is None else of_alarms(run, window.start, window.stop)
-    return {mode: values for mode, values in found.items() if values}
+        by_mode[modes[0]] |= of_alarms(run) if window is None else of_alarms(run, window.start, window.stop)
+    return {mode: values for mode, values in by_mode.items() if values}
 
 
-def kept(run: Run) -> dict[str, float]:
+def stored_exemplars(run: Run) -> dict[str, float]:
     """How many samples of earlier tasks the clients kept at the last task's end, and their bytes, `OF_KEPT`; {} where
     the algorithm keeps none."""
     if "exemplars/kept" not in run.tasks:
@@ -69,11 +69,11 @@ def kept(run: Run) -> dict[str, float]:
     return dict(zip(OF_KEPT, (number, number * size), strict=True))
 
 
-def by_column(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def by_column(by_mode: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The same as columns of `compare`: those of the first mode by their own name, of another one as `ACC@mode`."""
     return {
         name if number == 0 else f"{name}@{mode}": value
-        for number, (mode, values) in enumerate(found.items())
+        for number, (mode, values) in enumerate(by_mode.items())
         for name, value in values.items()
     }
 
@@ -90,7 +90,7 @@ def of_tasks(tests: TaskTests) -> dict[str, float]:
     """
     ended = len(tests.right)
     matrix = tests.matrix[:, :ended]
-    found = {
+    measures = {
         "ACC": forgetting.average_accuracy(matrix),
         "FT": forgetting.forgetting(matrix),
         "AIA": forgetting.average_incremental_accuracy(matrix),
@@ -100,8 +100,8 @@ def of_tasks(tests: TaskTests) -> dict[str, float]:
         "FT_std": forgetting.forgetting_std(matrix),
     }
     if tests.predicted is not None:
-        found["task_prediction"] = forgetting.task_prediction_accuracy(tests.predicted[-1, :ended])
-    return {name: found[name] for name in OF_TASKS if name in found}
+        measures["task_prediction"] = forgetting.task_prediction_accuracy(tests.predicted[-1, :ended])
+    return {name: measures[name] for name in OF_TASKS if name in measures}
 
 
 def of_drift(counts: ClassCounts, window: Window) -> dict[str, float]:

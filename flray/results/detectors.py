@@ -59,17 +59,17 @@ def compare_detectors(
 
 
 def _of(detector: Detector, series: list[tuple[np.ndarray, list[bool]]]) -> dict[str, float]:
-    found, late, before, quiet = [], [], [], []
+    detected, late, before, quiet = [], [], [], []
     for values, labels in series:
         said = detector.alarms(values)
         if not any(labels):
             quiet.append(np.mean(said))
             continue
         point, after = (scores(labels, said, adjust) for adjust in (False, True))
-        found.append([*point, after.f1, false_alarms(labels, said)])
+        detected.append([*point, after.f1, false_alarms(labels, said)])
         late += delays(labels, said)
         before += on_before(labels, said)
-    means = np.mean(found, axis=0) if found else np.full(5, np.nan)
+    means = np.mean(detected, axis=0) if detected else np.full(5, np.nan)
     row = dict(zip(("precision", "recall", "f1", "f1_adjusted", "false_alarms"), map(float, means), strict=True))
     caught = [rounds for rounds in late if not np.isnan(rounds)]
     row["delay"] = float(np.median(caught)) if caught else float("nan")

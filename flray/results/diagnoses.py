@@ -37,7 +37,7 @@ def recovery(run: Run) -> pandas.DataFrame:
     import pandas
 
     clients, server = _parts(run, "local_forgetting")
-    found = []
+    table_rows = []
     for done, rows in clients.groupby("done"):
         own = server[server["done"] == done]
         row = {"done": done} | {
@@ -50,9 +50,9 @@ def recovery(run: Run) -> pandas.DataFrame:
             parts = np.array([shares_in_and_out(classes, held) for held in rows["held"]])
             row |= {f"acc_{stage}": own[f"acc_{stage}"].iloc[0]}
             row |= dict(zip((f"in_{stage}", f"out_{stage}"), parts.mean(axis=0), strict=True))
-        found.append(row)
+        table_rows.append(row)
     columns = [f"{what}_{stage}" for what in ("acc", "in", "out") for stage in STAGES]
-    table = pandas.DataFrame(found).reindex(columns=["done", *columns])
+    table = pandas.DataFrame(table_rows).reindex(columns=["done", *columns])
     return table.assign(
         forgotten=table["acc_before"] - table["acc_after"], won_back=table["acc_average"] - table["acc_after"]
     )
@@ -65,15 +65,15 @@ def divergence(run: Run) -> pandas.DataFrame:
     import pandas
 
     clients, server = _parts(run, "divergence")
-    found = []
+    table_rows = []
     for done, rows in clients.groupby("done"):
         own = server.loc[server["done"] == done, "moved"] if len(server) else server
         moved = float(own.to_numpy()[0]) if len(own) else math.nan
-        there = rows[np.isfinite(rows["distance"])]  # a client that was skipped is not in the aggregate
-        apart = between(there["distance"], there["weight"], moved)
+        trained = rows[np.isfinite(rows["distance"])]  # a client that was skipped is not in the aggregate
+        apart = between(trained["distance"], trained["weight"], moved)
         means = rows[["distance", "relative"]].mean().to_dict()
-        found.append({"done": done, **means, "between": apart, "moved": moved})
-    return pandas.DataFrame(found)
+        table_rows.append({"done": done, **means, "between": apart, "moved": moved})
+    return pandas.DataFrame(table_rows)
 
 
 def memory(run: Run, metric: str = "test/acc") -> pandas.DataFrame:
@@ -111,18 +111,18 @@ def correlations(run: Run, metric: str = "test/acc") -> dict[str, Correlation]:
     """
     from scipy.stats import pearsonr
 
-    table, found = memory(run, metric), {}
+    table, by_name = memory(run, metric), {}
     for name in DRIFTS if metric in table else ():
         pairs = table[[name, metric]].dropna() if name in table else table[:0]
         if not len(pairs):
             continue
         if len(pairs) < 3 or pairs.nunique().min() < 2:
-            found[name] = Correlation(math.nan, math.nan, len(pairs), math.nan)
+            by_name[name] = Correlation(math.nan, math.nan, len(pairs), math.nan)
         else:
             r, p = pearsonr(pairs[name], pairs[metric])
             changes = pairs.diff().corr().to_numpy()[0, 1]
-            found[name] = Correlation(float(r), float(p), len(pairs), float(changes))
-    return found
+            by_name[name] = Correlation(float(r), float(p), len(pairs), float(changes))
+    return by_name
 
 
 def conflict(run: Run, over: str = "done") -> pandas.DataFrame:
@@ -141,8 +141,8 @@ def conflict(run: Run, over: str = "done") -> pandas.DataFrame:
     if "kappa" in rows:
         shares["kappa_fails"] = (rows["kappa"] <= 0).where(rows["kappa"].notna())
     table = rows.assign(**{name: share.astype(float) for name, share in shares.items()}).groupby(over)
-    found = table[[*parts, *shares]].mean().assign(looks=table.size().astype(float))
-    return (found.assign(kappa_least=table["kappa"].min()) if "kappa" in rows else found).reset_index()
+    means = table[[*parts, *shares]].mean().assign(looks=table.size().astype(float))
+    return (means.assign(kappa_least=table["kappa"].min()) if "kappa" in rows else means).reset_index()
 
 
 def heterogeneity(run: Run) -> pandas.DataFrame:
@@ -212,12 +212,12 @@ def asked_for(run: Run) -> list[str]:
 
 def in_words(run: Run) -> dict[str, str]:
     """A line for each diagnostic that the run has rows of: its means over the rounds that were looked at."""
-    found = {}
+    lines = {}
     for name in TABLES:
         rows = run.diagnostics.get(name)
         if rows is not None and len(rows) and name in _SAYS:
-            found[name.replace("_", " ")] = _SAYS[name](run)
-    return found
+            lines[name.replace("_", " ")] = _SAYS[name](run)
+    return lines
 
 
 def _forgetting_words(run: Run) -> str:
@@ -244,10 +244,12 @@ def _conflict_words(run: Run) -> str:
 def _memory_words(run: Run) -> str:
     table = memory(run)
     words = f"drift {table['drift'].mean():.3g}, {100 * table['flips'].mean():.0f} % of the answers flip"
-    for name, found in correlations(run).items():
-        if name in ("loss_after", "ensemble_drift") and not math.isnan(found.r):
-            words += f"; {name}: r {found.r:.2f} with test/acc (p {found.p:.2g}, {found.rounds} rounds)"
-            words += f", {found.changes:.2f} of their changes"
+    for name, correlation in correlations(run).items():
+        if name in ("loss_after", "ensemble_drift") and not math.isnan(correlation.r):
+            words += (
+                f"; {name}: r {correlation.r:.2f} with test/acc (p {correlation.p:.2g}, {correlation.rounds} rounds)"
+            )
+            words += f", {correlation.changes:.2f} of their changes"
     return words
 
 

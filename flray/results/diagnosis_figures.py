@@ -38,25 +38,25 @@ Folders = Iterable[str | Path | Run]
 def local_forgetting(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
     """Accuracy on the global test set of the received model, of the clients' local models and of their aggregate, over
     rounds: on classes as the client holds them, and on the others (FedSOL Figure 7)."""
-    found = averaged(open_runs(folders), diagnoses.recovery)
+    tables = averaged(open_runs(folders), diagnoses.recovery)
     panels = row_of(axes, ["classes as a client holds them", "the other classes"], sharey=True)
     for panel, what in zip(panels, ("in", "out"), strict=True):
-        recovery_panel(panel, found, what)
+        recovery_panel(panel, tables, what)
     panels[0].set_ylabel("accuracy on the test set (%)")
-    legend(panels[-1], found, dict(STAGES[stage] for stage in stages(found)), axes is None)
+    legend(panels[-1], tables, dict(STAGES[stage] for stage in stages(tables)), axes is None)
     return figure_of(panels[0])
 
 
 def conflict(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
     """Cosine of the local steps with the gradients that they may work against, along local training (FedSOL Figure 3):
     dashed the local gradient, solid the step that was really taken."""
-    found = averaged(open_runs(folders), lambda run: diagnoses.conflict(run, "step"), "step")
-    kinds = [kind for kind in diagnoses.AGAINST if has(found, f"cos_{kind}")]
+    tables = averaged(open_runs(folders), lambda run: diagnoses.conflict(run, "step"), "step")
+    kinds = [kind for kind in diagnoses.AGAINST if has(tables, f"cos_{kind}")]
     panels = row_of(axes, [f"with the {kind} gradient" for kind in kinds], 0.6 + 3.4 * len(kinds), sharey=True)
     for panel, kind in zip(panels, kinds, strict=True):
-        cosine_panel(panel, found, kind)
+        cosine_panel(panel, tables, kind)
     panels[0].set_ylabel("cosine; below 0: conflict")
-    legend(panels[-1], found, {"local gradient": "--", "step taken": "-"}, axes is None)
+    legend(panels[-1], tables, {"local gradient": "--", "step taken": "-"}, axes is None)
     return figure_of(panels[0])
 
 
@@ -67,12 +67,12 @@ def memory(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
     here.
     """
     runs = open_runs(folders)
-    found = averaged(runs, diagnoses.memory)
+    tables = averaged(runs, diagnoses.memory)
     over, beside = row_of(axes, ["memory drift over rounds", "a point a round"])
-    line_panel(over, found, {"loss_after": "-", "ensemble_drift": ":"})
+    line_panel(over, tables, {"loss_after": "-", "ensemble_drift": ":"})
     over.set_ylabel("memory loss (KL, nats)")
-    styles = {"local models": "-"} | ({"global model, of the ensemble": ":"} if has(found, "ensemble_drift") else {})
-    legend(over, found, styles, axes is None)
+    styles = {"local models": "-"} | ({"global model, of the ensemble": ":"} if has(tables, "ensemble_drift") else {})
+    legend(over, tables, styles, axes is None)
     correlation_panel(beside, runs, "loss_after")
     beside.set_xlabel("memory loss of the local models (KL, nats)")
     return figure_of(over)
@@ -80,14 +80,14 @@ def memory(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
 
 def divergence(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
     """Weight divergence over rounds (FedSOL Figure 6): of clients from the global model, and from each other."""
-    found = averaged(open_runs(folders), diagnoses.divergence)
+    tables = averaged(open_runs(folders), diagnoses.divergence)
     (panel,) = row_of(axes, ["weight divergence after local training"], 7.2)
-    line_panel(panel, found, {"distance": "-", "between": "--"})
+    line_panel(panel, tables, {"distance": "-", "between": "--"})
     panel.set_ylabel("Euclidean distance of parameters")
     panel.set_ylim(bottom=0)
     legend(
         panel,
-        found,
+        tables,
         {"client to global model": "-", "client to client (weighted RMS)": "--"},
         axes is None,
     )
@@ -96,31 +96,31 @@ def divergence(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
 
 def heterogeneity(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
     """zeta, and what of a descent of the global loss the clients share, where each round begins."""
-    found = averaged(open_runs(folders), diagnoses.heterogeneity)
+    tables = averaged(open_runs(folders), diagnoses.heterogeneity)
     words = ["zeta: distance of clients' gradients from the global one", "descent: what of a global descent they share"]
     panels = row_of(axes, words)
     for panel, name in zip(panels, ("zeta", "descent"), strict=True):
-        line_panel(panel, found, {name: "-"})
+        line_panel(panel, tables, {name: "-"})
         panel.set_ylabel(name)
-    legend(panels[-1], found, {}, axes is None)
+    legend(panels[-1], tables, {}, axes is None)
     return figure_of(panels[0])
 
 
 def layers(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
     """Mean of FedSOL's Lambda, and how far each layer moves, by layer (FedSOL Figure 5b)."""
-    found = averaged(open_runs(folders), diagnoses.layers, "layer")
-    size = max(len(table) for table in found.values()) * len(found)
+    tables = averaged(open_runs(folders), diagnoses.layers, "layer")
+    size = max(len(table) for table in tables.values()) * len(tables)
     panels = row_of(axes, ["mean of Lambda", "moved, of the layer's norm"], max(7.2, 0.5 * size))
     for panel, column in zip(panels, ("lambda_mean", "relative"), strict=True):
-        layer_panel(panel, found, column)
-    legend(panels[-1], found, {}, axes is None)
+        layer_panel(panel, tables, column)
+    legend(panels[-1], tables, {}, axes is None)
     return figure_of(panels[0])
 
 
 def latent_forgetting(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure:
     """The size of the global update, and with `gradients_every` the gradients at the global model (FedMemo, section G):
     a panel for each number that the runs have."""
-    found = averaged(open_runs(folders), diagnoses.gradients)
+    tables = averaged(open_runs(folders), diagnoses.gradients)
     known = {
         name: title
         for name, title in (
@@ -129,14 +129,14 @@ def latent_forgetting(folders: Folders, axes: Iterable[Axes] | None = None) -> F
             ("cosine", "its cosine with the clients'"),
             ("fisher_trace", "trace of the Fisher information"),
         )
-        if has(found, name)
+        if has(tables, name)
     }
     panels = row_of(axes, list(known.values()), max(7.2, 3.4 * len(known)), 3.6)
     for panel, name in zip(panels, known, strict=True):
-        line_panel(panel, found, {name: "-"})
+        line_panel(panel, tables, {name: "-"})
         if name != "cosine":
             panel.set_yscale("log")
-    legend(panels[-1], found, {}, axes is None)
+    legend(panels[-1], tables, {}, axes is None)
     return figure_of(panels[0])
 
 

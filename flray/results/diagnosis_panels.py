@@ -38,30 +38,30 @@ def averaged(runs: Sequence[Run], table: Callable[[Run], pandas.DataFrame], key:
     }
 
 
-def has(found: Tables, column: str) -> bool:
+def has(tables: Tables, column: str) -> bool:
     """Whether any setting has a value in this column."""
-    return any(column in table and bool(table[column].notna().any()) for table in found.values())
+    return any(column in table and bool(table[column].notna().any()) for table in tables.values())
 
 
-def stages(found: Tables) -> list[str]:
+def stages(tables: Tables) -> list[str]:
     """Those of `STAGES` that differ from the one before: most servers leave the aggregate as it is."""
-    known = [stage for stage in STAGES if has(found, f"acc_{stage}")]
-    same = all(np.allclose(t["acc_global"], t["acc_average"], equal_nan=True) for t in found.values())
+    known = [stage for stage in STAGES if has(tables, f"acc_{stage}")]
+    same = all(np.allclose(t["acc_global"], t["acc_average"], equal_nan=True) for t in tables.values())
     return [stage for stage in known if stage != "global" or not same]
 
 
-def recovery_panel(axis: Any, found: Tables, what: str = "acc") -> None:
-    """The stages of each round in per cent: `what` is `acc`, `in` or `out` of `diagnoses.recovery`."""
-    for (_, table), colour in zip(found.items(), colours_of(found), strict=True):
-        for stage in stages(found):
+def recovery_panel(axis: Any, tables: Tables, measure: str = "acc") -> None:
+    """The stages of each round in per cent: `measure` is `acc`, `in` or `out` of `diagnoses.recovery`."""
+    for (_, table), colour in zip(tables.items(), colours_of(tables), strict=True):
+        for stage in stages(tables):
             width = 2 if stage == "average" else 1.4
-            y = 100 * table[f"{what}_{stage}"]
+            y = 100 * table[f"{measure}_{stage}"]
             axis.plot(table["done"], y, color=colour, linestyle=STAGES[stage][1], linewidth=width)
     whole_numbers(axis, "round")
     end_at_all(axis)
 
 
-def cosine_panel(axis: Any, found: Tables, kind: str) -> None:
+def cosine_panel(axis: Any, tables: Tables, kind: str) -> None:
     """`cos_KIND` (dashed) and `move_KIND` (solid) of `diagnoses.conflict` over local steps.
 
     Steps that fewer than `REACHED` of the clients come to are left out, and the axis says so: a client with many
@@ -69,7 +69,7 @@ def cosine_panel(axis: Any, found: Tables, kind: str) -> None:
     """
     axis.axhline(0, color=GREY, linewidth=1)
     cut = False
-    for (_, table), colour in zip(found.items(), colours_of(found), strict=True):
+    for (_, table), colour in zip(tables.items(), colours_of(tables), strict=True):
         known = reached(table)
         cut = cut or len(known) < len(table)
         for what, style in (("cos", "--"), ("move", "-")):
@@ -85,9 +85,9 @@ def reached(table: pandas.DataFrame) -> pandas.DataFrame:
     return known
 
 
-def line_panel(axis: Any, found: Tables, columns: Mapping[str, str]) -> None:
+def line_panel(axis: Any, tables: Tables, columns: Mapping[str, str]) -> None:
     """Columns over rounds, each with its line style, in the colour of the setting."""
-    for (_, table), colour in zip(found.items(), colours_of(found), strict=True):
+    for (_, table), colour in zip(tables.items(), colours_of(tables), strict=True):
         for name, style in columns.items():
             if name in table and table[name].notna().any():
                 known = table[table[name].notna()]
@@ -99,35 +99,37 @@ def correlation_panel(axis: Any, runs: Sequence[Run], drift: str, metric: str = 
     """A point a round: a drift column of `diagnoses.memory` against the metric, with r and p of the runs."""
     labels = by_setting(runs)
     for (label, seeds), colour in zip(labels.items(), colours_of(labels), strict=True):
-        told = []
+        correlations = []
         for run in seeds.values():
             table = diagnoses.memory(run, metric)
             if metric in table and drift in table:
                 axis.scatter(table[drift], 100 * table[metric], s=22, color=colour, alpha=0.7, linewidth=0)
-                told += [found for name, found in diagnoses.correlations(run, metric).items() if name == drift]
-        if told:
-            axis.scatter([], [], s=22, color=colour, label=f"{label}: {_of_seeds(told)}")
+                correlations += [
+                    correlation for name, correlation in diagnoses.correlations(run, metric).items() if name == drift
+                ]
+        if correlations:
+            axis.scatter([], [], s=22, color=colour, label=f"{label}: {_of_seeds(correlations)}")
     axis.set_ylabel(axis_label(metric))
     plain(axis)
     if axis.get_legend_handles_labels()[0]:  # below: anywhere inside it would lie among the points
         axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
 
-def _of_seeds(told: Sequence[diagnoses.Correlation]) -> str:
+def _of_seeds(correlations: Sequence[diagnoses.Correlation]) -> str:
     """Pearson's r and p of the seeds of a setting, of more than two their range."""
-    if len(told) < 3:
-        return ", ".join(f"r {one.r:.2f} (p {one.p:.1g})" for one in told)
-    r, p = np.array([(one.r, one.p) for one in told]).T
-    return f"r {r.min():.2f} to {r.max():.2f}, p {p.min():.1g} to {p.max():.1g}, {len(told)} seeds"
+    if len(correlations) < 3:
+        return ", ".join(f"r {one.r:.2f} (p {one.p:.1g})" for one in correlations)
+    r, p = np.array([(one.r, one.p) for one in correlations]).T
+    return f"r {r.min():.2f} to {r.max():.2f}, p {p.min():.1g} to {p.max():.1g}, {len(correlations)} seeds"
 
 
-def layer_panel(axis: Any, found: Tables, column: str) -> None:
+def layer_panel(axis: Any, tables: Tables, column: str) -> None:
     """A column of `diagnoses.layers`, a group of bars a layer, a bar a setting."""
-    names = list(dict.fromkeys(name for table in found.values() for name in table["layer"]))
-    for number, ((label, table), colour) in enumerate(zip(found.items(), colours_of(found), strict=True)):
-        places = np.arange(len(names)) + 0.8 * ((number + 0.5) / len(found) - 0.5)
+    names = list(dict.fromkeys(name for table in tables.values() for name in table["layer"]))
+    for number, ((label, table), colour) in enumerate(zip(tables.items(), colours_of(tables), strict=True)):
+        places = np.arange(len(names)) + 0.8 * ((number + 0.5) / len(tables) - 0.5)
         heights = table.set_index("layer")[column].reindex(names)
-        axis.bar(places, heights, 0.8 / len(found), color=colour, label=label)
+        axis.bar(places, heights, 0.8 / len(tables), color=colour, label=label)
     axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
     plain(axis)
 
@@ -169,11 +171,11 @@ def row_of(
     return panels
 
 
-def legend(panel: Any, found: Iterable[str], styles: Mapping[str, str], below: bool) -> None:
+def legend(panel: Any, labels: Iterable[str], styles: Mapping[str, str], below: bool) -> None:
     """A colour a setting and a style a kind of line, `below` the panel's whole figure or in the panel."""
     from matplotlib.lines import Line2D
 
-    labels = list(found)
+    labels = list(labels)
     handles = [
         Line2D([], [], color=c, linewidth=3, label=name) for name, c in zip(labels, colours_of(labels), strict=True)
     ]

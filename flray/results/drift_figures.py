@@ -47,17 +47,17 @@ def accuracy_through_drift(
     panel a setting. Raises `ConfigError` where no run has a drift, or one has no tests of such a mode.
     """
     runs = open_runs(folders)
-    found = by_setting(runs)
-    counts = {label: [_counts(run, mode) for run in seeds.values()] for label, seeds in found.items()}
+    settings_of = by_setting(runs)
+    counts = {label: [_counts(run, mode) for run in seeds.values()] for label, seeds in settings_of.items()}
     last = max(int(tested.done[-1]) for seeds in counts.values() for tested in seeds)
-    windows = [_window(next(iter(seeds.values())), last) for seeds in found.values()]
+    windows = [_window(next(iter(seeds.values())), last) for seeds in settings_of.values()]
     if not any(windows):
         raise ConfigError(f"{runs[0].place} has no drift: run it with one, such as drift.name=remove_classes")
-    read = [next((tables for run in seeds.values() if (tables := signals(run))), {}) for seeds in found.values()]
+    read = [next((tables for run in seeds.values() if (tables := signals(run))), {}) for seeds in settings_of.values()]
     there = [{name: table for name, table in tables.items() if table["wv"].notna().any()} for tables in read]
-    watched = {colour: tables for colour, tables in zip(colours_of(found), there, strict=True) if tables}
+    watched = {colour: tables for colour, tables in zip(colours_of(settings_of), there, strict=True) if tables}
     size = min(3.0, max(1.3, 0.2 * next(iter(counts.values()))[0].total.shape[1]))
-    heights = [3.0, *([1.8] if watched else []), *[size] * len(found)]
+    heights = [3.0, *([1.8] if watched else []), *[size] * len(settings_of)]
     if axes is None:
         figure = blank(8.4, sum(heights) + 0.3 * len(heights))
         places = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights).tolist()
@@ -67,10 +67,10 @@ def accuracy_through_drift(
         figure = figure_of(places[0])
     split = "validation" if all(tested_set(settings(run)) == "val" for run in runs) else "test"
     curve_panel(places[0], over_seeds_of(runs, lambda run: _points(run, mode), "test/acc"), windows, split)
-    _mark_alarms(places[0], found)
+    _mark_alarms(places[0], settings_of)
     if watched:
         signal_panel(places[1], watched, windows)
-    for axis, (label, seeds), window in zip(places[-len(found) :], counts.items(), windows, strict=True):
+    for axis, (label, seeds), window in zip(places[-len(settings_of) :], counts.items(), windows, strict=True):
         drawn = class_panel(axis, seeds, window, label)
     figure.colorbar(drawn, ax=places, label="accuracy of a class (%)", shrink=0.5, aspect=30, anchor=(0, 0))
     places[-1].set_xlabel("round")
@@ -197,23 +197,23 @@ def _missing(classes: Sequence[int]) -> str:
 # what is drawn ------------------------------------------------------------------------------------
 def class_accuracies(counts: Sequence[ClassCounts]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """(rounds `[N]` that all seeds have tested, mean of the accuracy by class `[N, C]` over those that tested it)."""
-    done = sorted(set.intersection(*(set(found.done.tolist()) for found in counts)))
+    done = sorted(set.intersection(*(set(tested.done.tolist()) for tested in counts)))
     shares = []
-    for found in counts:
-        rows = np.isin(found.done, done)
-        shares.append(per_class(found.right[rows], found.total[rows]))
+    for tested in counts:
+        rows = np.isin(tested.done, done)
+        shares.append(per_class(tested.right[rows], tested.total[rows]))
     there = np.sum(~np.isnan(shares), axis=0)
     mean = np.nansum(shares, axis=0) / np.where(there, there, np.nan)
     return np.array(done, np.int64), mean
 
 
-def _mark_alarms(axis: Any, found: Mapping[str, Mapping[Any, Run]]) -> None:
+def _mark_alarms(axis: Any, by_label: Mapping[str, Mapping[Any, Run]]) -> None:
     """Marks at the top, a line a setting and detector; the fainter, the fewer of its seeds have an alarm in that round.
 
     The legend says whose a mark is.
     """
     level, named = 0, set()
-    for runs, colour in zip(found.values(), colours_of(found), strict=True):
+    for runs, colour in zip(by_label.values(), colours_of(by_label), strict=True):
         told = [alarms(run) for run in runs.values()]
         for name in dict.fromkeys(name for of in told for name in of):
             own = [of[name] for of in told if name in of]
@@ -237,15 +237,15 @@ def _mark_alarms(axis: Any, found: Mapping[str, Mapping[Any, Run]]) -> None:
 
 
 def _counts(run: Run, mode: str | None) -> ClassCounts:
-    found = class_counts(run.tests, tested_set(settings(run)), mode)
-    if found is None:
+    counts = class_counts(run.tests, tested_set(settings(run)), mode)
+    if counts is None:
         modes = run.tests["mode"].unique().tolist() if len(run.tests) else []
         raise ConfigError(
             f"{run.place} has no inference mode {mode!r}; choose one of {', '.join(modes)}"
             if modes
             else f"{run.place} has no tests yet: there is nothing to draw"
         )
-    return found
+    return counts
 
 
 def _points(run: Run, mode: str | None) -> pandas.DataFrame:

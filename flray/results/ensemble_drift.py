@@ -32,7 +32,7 @@ def ensemble_drift(
     """
     import pandas
 
-    replay, found = Replay(folder), []
+    replay, rows = Replay(folder), []
     if replay.experiment.proxy is None:
         raise ConfigError(f"{folder}: its configuration has no `proxy` section, on which memory drift is measured")
     bench = replay.bench
@@ -49,5 +49,5 @@ def ensemble_drift(
         after = bench.algorithm.model_of(ctx, replay.goto(done).state)
         if answers and after is not None:
             loss = kl(torch.stack(answers).mean(dim=0), logits(ctx, *after, proxy))
-            found.append({"done": done, "ensemble_drift": float(loss)})
-    return pandas.DataFrame(found, columns=["done", "ensemble_drift"])
+            rows.append({"done": done, "ensemble_drift": float(loss)})
+    return pandas.DataFrame(rows, columns=["done", "ensemble_drift"])

@@ -32,16 +32,16 @@ def essentials(run: Run) -> dict[str, str]:
     lines are there all the same. Raises `CheckpointError` for a folder that is no run.
     """
     config = settings(run)
-    found = {"run": about(config) or run.place, "status": run.standing}
+    facts = {"run": about(config) or run.place, "status": run.standing}
     problems = []
     for part in (_rounds, _curves, _costs, _classes, _clients, _diagnostics):
         try:
-            found |= part(run, config)
+            facts |= part(run, config)
         except CheckpointError as error:
             problems.append(str(error))
     if run.changed:
         problems.append(run.changed)
-    return found | ({"damaged": "; ".join(dict.fromkeys(problems))} if problems else {})
+    return facts | ({"damaged": "; ".join(dict.fromkeys(problems))} if problems else {})
 
 
 def about(config: Mapping[str, Any]) -> str:
@@ -96,7 +96,7 @@ def _rounds(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
 
 def _curves(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
     """The last value of each metric, its curve, and the best: of an accuracy the largest, of a loss the smallest."""
-    found = {}
+    lines = {}
     split, rounds = tested_set(config), run.rounds
     for name in (f"{split}/acc", f"{split}/loss", "train/loss"):
         there = rounds.dropna(subset=name) if name in rounds else rounds.iloc[:0]
@@ -106,8 +106,8 @@ def _curves(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
         best = int(values.argmax() if name.endswith("/acc") else values.argmin())
         last, top = (_number(name, value) for value in (values[-1], values[best]))
         when = int(there["done"].iloc[best])
-        found[name] = f"{last:>9}  {sparkline(values)}  best {top} in round {when}"
-    return found
+        lines[name] = f"{last:>9}  {sparkline(values)}  best {top} in round {when}"
+    return lines
 
 
 def _number(name: str, value: float) -> str:
@@ -122,15 +122,15 @@ def _costs(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
 
 def _sent(run: Run) -> dict[str, str]:
     """What was sent, by field of the messages, where that is more than one on a way."""
-    found = []
+    ways = []
     for way in ("up", "down"):
         start = f"comm/{way}_bytes/"
         names = [name for name in dict.fromkeys([*run.rounds, *run.tasks]) if str(name).startswith(start)]
         sizes = {name: sum(t[name].sum() for t in (run.rounds, run.tasks) if name in t) for name in names}
         if len(sizes) > 1:
             parts = [f"{name.removeprefix(start)} {shown_value('comm/bytes', size)}" for name, size in sizes.items()]
-            found.append(f"{way}: {', '.join(parts)}")
-    return {"sent": "; ".join(found)} if found else {}
+            ways.append(f"{way}: {', '.join(parts)}")
+    return {"sent": "; ".join(ways)} if ways else {}
 
 
 def _classes(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
@@ -160,18 +160,18 @@ def _count(clients: float) -> str:
 
 
 def _diagnostics(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
+    lines = {}
     if run.diagnostics:
-        found["diagnostics"] = ", ".join(f"{name} ({len(table)} rows)" for name, table in run.diagnostics.items())
-        found |= in_words(run)
+        lines["diagnostics"] = ", ".join(f"{name} ({len(table)} rows)" for name, table in run.diagnostics.items())
+        lines |= in_words(run)
     silent = [name for name in asked_for(run) if name not in run.diagnostics] if len(run.rounds) else []
     if silent:
-        found["no rows of"] = f"{', '.join(silent)}: not due yet, or the algorithm's messages carry no model"
+        lines["no rows of"] = f"{', '.join(silent)}: not due yet, or the algorithm's messages carry no model"
     told = [
         f"{name}: {f'in rounds {_spans(rounds.tolist())}' if len(rounds) else 'none'}"
         for name, rounds in alarms(run).items()
     ]
-    return found | ({"alarms": "; ".join(told)} if told else {})
+    return lines | ({"alarms": "; ".join(told)} if told else {})
 
 
 def _spans(rounds: list[int]) -> str:

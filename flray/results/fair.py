@@ -47,11 +47,13 @@ def over_clients(run: Run) -> dict[str, dict[str, float]]:
     if "client/acc_after" in rows and rows["client/acc_after"].notna().any():
         end = rows.loc[rows["client/acc_after"].notna(), "done"].max()
         tested[TRAINED] = rows[rows["done"] == end].rename(columns={"client/acc_after": "acc"})
-    few = set(run.held.index[minority(run.held)].tolist()) if tested and len(run.held) else set()
-    found = {}
+    few = set()
+    if tested and len(counts := run.partition_table):
+        few = set(counts.index[minority(counts)].tolist())
+    numbers = {}
     for what, table in tested.items():
         values = spread(table["acc"])
-        found[what] = {
+        numbers[what] = {
             "clients": float(values.clients),
             "done": float(table["done"].max()),
             "client/acc_mean": values.mean,
@@ -61,8 +63,8 @@ def over_clients(run: Run) -> dict[str, dict[str, float]]:
         }
         of_few = table.loc[table["client"].isin(few), "acc"].dropna() if "client" in table else table["acc"].iloc[:0]
         if len(of_few):
-            found[what] |= {"minority": float(len(of_few)), "client/acc_minority": float(of_few.mean())}
-    return found
+            numbers[what] |= {"minority": float(len(of_few)), "client/acc_minority": float(of_few.mean())}
+    return numbers
 
 
 def fairness(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -76,10 +78,10 @@ def fairness(frame: pandas.DataFrame) -> pandas.DataFrame:
     """
     import pandas
 
-    found = [_numbers(Run(row["folder"])) if row["status"] == "finished" else {} for row in frame.to_dict("records")]
+    numbers = [_numbers(Run(row["folder"])) if row["status"] == "finished" else {} for row in frame.to_dict("records")]
     rows: list[dict[str, Any]] = []
-    for what in dict.fromkeys(what for run in found for what in run):
-        values = {name: [run.get(what, {}).get(name, math.nan) for run in found] for name in NUMBERS}
+    for what in dict.fromkeys(what for run in numbers for what in run):
+        values = {name: [run.get(what, {}).get(name, math.nan) for run in numbers] for name in NUMBERS}
         of_names = (over_seeds(frame.assign(**values), name) for name in NUMBERS)
         for group in zip(*of_names, strict=True):
             row = group[0][0] | {"accuracy on": what, "n": max(len(seeds) for _, seeds, *_ in group)}

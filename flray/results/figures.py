@@ -37,20 +37,20 @@ def clients(folders: Iterable[str | Path | Run], axis: Axes | None = None) -> Fi
     import pandas
     from matplotlib.lines import Line2D
 
-    found = {label: list(seeds.values()) for label, seeds in by_setting(open_runs(folders)).items()}
-    for run in (run for seeds in found.values() for run in seeds):
+    runs_of = {label: list(seeds.values()) for label, seeds in by_setting(open_runs(folders)).items()}
+    for run in (run for seeds in runs_of.values() for run in seeds):
         if run.last_personal.empty:
             raise ConfigError(f"{run.folder} has no personalised test; run it with evaluate.finetune_epochs=[0,1,5]")
-    tested = [pandas.concat([run.last_personal for run in seeds]) for seeds in found.values()]
-    colours = colours_of(found)
+    tested = [pandas.concat([run.last_personal for run in seeds]) for seeds in runs_of.values()]
+    colours = colours_of(runs_of)
     epochs = sorted({int(value) for rows in tested for value in rows["finetune_epochs"]})
-    figure, axis = one_axis(axis, min(11.0, max(5.0, 1.6 + 0.75 * len(epochs) * len(found))))
-    width = 0.8 / len(found)
-    markers = markers_of(found)
+    figure, axis = one_axis(axis, min(11.0, max(5.0, 1.6 + 0.75 * len(epochs) * len(runs_of))))
+    width = 0.8 / len(runs_of)
+    markers = markers_of(runs_of)
     for number, (rows, colour, marker) in enumerate(zip(tested, colours, markers, strict=True)):
         for place, count in enumerate(epochs):
             values = 100 * rows.loc[rows["finetune_epochs"] == count, "test/acc"].dropna().to_numpy(float)
-            middle = place + (number - (len(found) - 1) / 2) * width
+            middle = place + (number - (len(runs_of) - 1) / 2) * width
             across = middle + width * np.linspace(-0.25, 0.25, len(values))
             axis.scatter(across, values, s=14, color=colour, marker=marker, alpha=0.6, lw=0, clip_on=False, zorder=3)
             axis.boxplot(
@@ -65,14 +65,14 @@ def clients(folders: Iterable[str | Path | Run], axis: Axes | None = None) -> Fi
     plain(axis)
     axis.grid(axis="x", visible=False)
     end_at_all(axis)
-    most = max(map(len, found.values()))
+    most = max(map(len, runs_of.values()))
     seeds = f"clients of {most} seeds" if most > 1 else "clients"
     headline(axis, f"points: {seeds}; box: the middle half and the median; whiskers: 10th to 90th percentile")
     handles = [
         Line2D([], [], color=colour, marker=marker, linestyle="", markersize=8, label=label)
-        for label, colour, marker in zip(found, colours, markers, strict=True)
+        for label, colour, marker in zip(runs_of, colours, markers, strict=True)
     ]
-    axis.legend(handles=handles, framealpha=0.85, title="from left to right" if len(found) > 1 else None)
+    axis.legend(handles=handles, framealpha=0.85, title="from left to right" if len(runs_of) > 1 else None)
     return figure
 
 
@@ -107,10 +107,10 @@ def by_setting(runs: Sequence[Run]) -> dict[str, dict[Any, Run]]:
 
     The same setting with the same seed is the same run: the last one counts.
     """
-    found: dict[str, dict[Any, Run]] = {}
+    settings_of: dict[str, dict[Any, Run]] = {}
     for run, label in zip(runs, names_of(runs, seeds=False), strict=True):
-        found.setdefault(label, {})[settings(run).get("seed")] = run
-    return found
+        settings_of.setdefault(label, {})[settings(run).get("seed")] = run
+    return settings_of
 
 
 def spread_words(seeds: Sequence[int], metric: str, single: str, spread: str = "band") -> str:

@@ -69,10 +69,10 @@ def bootstrap(values: Iterable[float], level: float = 0.95) -> tuple[float, floa
     sample = np.asarray(list(values), dtype=np.float64)
     if len(sample) < 2 or not np.isfinite(sample).all():
         return math.nan, math.nan
-    found = stats.bootstrap(
+    resampled = stats.bootstrap(
         (sample,), np.mean, confidence_level=level, method="percentile", vectorized=True, rng=np.random.default_rng(0)
     )
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    return float(resampled.confidence_interval.low), float(resampled.confidence_interval.high)
 
 
 def effect(differences: Iterable[float]) -> float:

@@ -84,18 +84,18 @@ def curves(
     return draw(learning_curves(open_runs(folders), metric, x), metric, x, axis)
 
 
-def draw(found: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = None) -> Figure:
+def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = None) -> Figure:
     """The figure of curves by setting, or the axis that is given with them."""
-    outside = len(found) > MOST_INSIDE and axis is None
-    figure, plot = one_axis(axis, height=4.4 + 0.06 * outside * len(found))
+    outside = len(curves) > MOST_INSIDE and axis is None
+    figure, plot = one_axis(axis, height=4.4 + 0.06 * outside * len(curves))
     scale = 100 if is_share(metric) else 1
-    size, unit = _unit(AXES[x], max(curve.seeds_x.max() for curve in found.values()))
-    lines(plot, found, scale, size)
+    size, unit = _unit(AXES[x], max(curve.seeds_x.max() for curve in curves.values()))
+    lines(plot, curves, scale, size)
     plot.set_xlabel(f"{AXES[x].label} ({unit})" if unit else AXES[x].label)
     if x == "rounds":
         at_whole_numbers(plot.xaxis)
     plot.set_ylabel(axis_label(metric))
-    headline(plot, spread_words([len(curve.seeds) for curve in found.values()], metric, "thin lines"))
+    headline(plot, spread_words([len(curve.seeds) for curve in curves.values()], metric, "thin lines"))
     if scale == 100:
         end_at_all(plot)
     plain(plot)
@@ -106,13 +106,13 @@ def draw(found: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = No
     return figure
 
 
-def lines(axis: Any, found: Mapping[str, Curve], scale: float = 1.0, unit: float = 1.0) -> None:
+def lines(axis: Any, curves: Mapping[str, Curve], scale: float = 1.0, unit: float = 1.0) -> None:
     """Draw curves by setting into an axis, `scale` times their values over x / `unit`, with a band from 5 seeds on and
     below that the single seeds as thin lines."""
-    looks = zip(found, colours_of(found), styles_of(found), markers_of(found), strict=True)
-    uneven = len({len(curve.seeds) for curve in found.values()}) > 1  # else the title says how many
+    looks = zip(curves, colours_of(curves), styles_of(curves), markers_of(curves), strict=True)
+    uneven = len({len(curve.seeds) for curve in curves.values()}) > 1  # else the title says how many
     for number, (label, colour, style, marker) in enumerate(looks):
-        curve = found[label]
+        curve = curves[label]
         count = len(curve.seeds)
         name = f"{label} ({count} seed{'s' if count > 1 else ''})" if uneven else label
         x, mean = curve.x / unit, scale * curve.mean
@@ -139,14 +139,14 @@ def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict
     there = {name for table in tables for name in table.columns if table[name].notna().any()}
     if metric not in there:
         raise unknown("metric", metric, there, "the runs' rounds")
-    found = over_seeds_of(
+    curves = over_seeds_of(
         runs, lambda run: _points(run, run.rounds, metric, AXES[x]) if metric in run.rounds else None, metric
     )
-    if not found:
+    if not curves:
         raise ConfigError(
             f"curves: no round in which all seeds of a setting have {metric!r}; leave out the runs that have just begun"
         )
-    return found
+    return curves
 
 
 def over_seeds_of(
@@ -157,15 +157,15 @@ def over_seeds_of(
     `points(run)` gives the columns `x` and `y` by place (a round, a task), None for a run that has no such curve.
     `metric` says what its values are.
     """
-    found = {}
+    curves = {}
     for label, members in by_setting(runs).items():
         tables = [table for table in map(points, members.values()) if table is not None]
         places = sorted(set.intersection(*(set(table.index) for table in tables))) if tables else []
         if places:
             values = np.stack([table.loc[places, "y"] for table in tables])
             x = np.stack([table.loc[places, "x"] for table in tables])
-            found[label] = curve_of(np.array(places), values, metric, x)
-    return found
+            curves[label] = curve_of(np.array(places), values, metric, x)
+    return curves
 
 
 def curve_of(places: np.ndarray, values: np.ndarray, metric: str, x: np.ndarray | None = None) -> Curve:

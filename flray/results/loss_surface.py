@@ -50,7 +50,7 @@ def landscape(
     points: int = 21,
     span: float = 1.0,
     samples: int = 500,
-    kept: str | Path | None = None,
+    stored: str | Path | None = None,
     axes: Iterable[Axes] | None = None,
 ) -> Figure:
     """The mean cross-entropy on test samples around each run's global model, one panel a run (FedSOL Figure 8).
@@ -59,7 +59,7 @@ def landscape(
     plane goes through it along the unit eigenvectors of its Hessian's two largest eigenvalues (`directions="eigen"`,
     with lambda_1 and lambda_1 / lambda_5 in the title), or along two filter-normalised Gaussian directions (`"random"`,
     Li et al. 2018), from -`span` to `span` in `points` steps each. `samples` are drawn once a run. Batch norm keeps its
-    statistics. `kept` is a Parquet file: surfaces that it holds are not computed again, and those that are shown are
+    statistics. `stored` is a Parquet file: surfaces that it holds are not computed again, and those that are shown are
     written to it. Draws into `axes` where they are given, one for each run. Raises `ConfigError` for other directions,
     fewer than 3 points, no span, and a run that has no such model.
     """
@@ -70,8 +70,8 @@ def landscape(
     if points < 3 or not 0 < span < math.inf:
         raise ConfigError(f"landscape: points {points}, span {span:g}: give at least 3 points and a span above 0")
     runs = open_runs(folders)
-    table = surfaces(runs, round, directions, points, span, samples, kept)
-    found = [_surface(rows) for _, rows in table.groupby("run", sort=False)]
+    table = surfaces(runs, round, directions, points, span, samples, stored)
+    surfaces_of = [_surface(rows) for _, rows in table.groupby("run", sort=False)]
     if axes is not None:
         places = given(axes, len(runs), "a surface for each run")
     else:
@@ -83,8 +83,8 @@ def landscape(
         figure_of(places[0]).suptitle(f"mean loss around {moment} (cross)", fontsize=10)
         for axis in places[len(runs) :]:
             axis.set_axis_off()
-    scale, levels = _scale([surface.loss for surface in found])
-    for axis, surface, name in zip(places, found, names_of(runs), strict=False):
+    scale, levels = _scale([surface.loss for surface in surfaces_of])
+    for axis, surface, name in zip(places, surfaces_of, names_of(runs), strict=False):
         drawn = surface_panel(axis, surface, scale, levels, name)
         axis.set_xlabel(DIRECTIONS[directions][0])
     for axis in places[: len(runs) : 4] if axes is None else places[:1]:
@@ -140,29 +140,29 @@ def surfaces(
     points: int,
     span: float,
     samples: int,
-    kept: str | Path | None = None,
+    stored: str | Path | None = None,
 ) -> pandas.DataFrame:
     """What `landscape` draws: a row for each run and point with `x`, `y`, `loss`, `lambda_1` to `lambda_5`
     (not for random directions), and `run`, `folder`, `round` (None: the final model), `directions`, `samples`; `key` is
     made of what the numbers follow from."""
     import pandas
 
-    before = _kept(kept)
+    before = _stored_surfaces(stored)
     tables = []
     for number, run in enumerate(runs):
         key = _key(run, round, directions, points, span, samples)
         table = before[before["key"] == key] if len(before) else before
         if not len(table):
-            found = surface_of(run, round, directions, points, span, samples)
-            y, x = np.meshgrid(found.at, found.at, indexing="ij")
-            columns = {"key": key, "x": x.ravel(), "y": y.ravel(), "loss": found.loss.ravel()}
-            values = {f"lambda_{i}": value for i, value in enumerate(found.eigenvalues, 1)}
-            what = {"directions": directions, "round": round, "samples": found.samples}
+            surface = surface_of(run, round, directions, points, span, samples)
+            y, x = np.meshgrid(surface.at, surface.at, indexing="ij")
+            columns = {"key": key, "x": x.ravel(), "y": y.ravel(), "loss": surface.loss.ravel()}
+            values = {f"lambda_{i}": value for i, value in enumerate(surface.eigenvalues, 1)}
+            what = {"directions": directions, "round": round, "samples": surface.samples}
             table = pandas.DataFrame({**columns, **values, **what})
         tables.append(table.assign(run=number, folder=str(run.place)))
     whole = pandas.concat(tables, ignore_index=True)
-    if kept is not None and not whole.equals(before):
-        with writing(kept) as path:
+    if stored is not None and not whole.equals(before):
+        with writing(stored) as path:
             whole.to_parquet(path)
     return whole
 
@@ -221,21 +221,21 @@ def _key(run: Run, round: int | None, *asked: Any) -> str:
     return checksum(repr((parts, round, asked)).encode())
 
 
-def _kept(path: str | Path | None) -> pandas.DataFrame:
+def _stored_surfaces(path: str | Path | None) -> pandas.DataFrame:
     """What the file holds; nothing where it is not there yet. Raises `ConfigError` for a file of something else."""
     import pandas
 
     if path is None or not Path(path).exists():
         return pandas.DataFrame()
     try:
-        found = pandas.read_parquet(path)
+        rows = pandas.read_parquet(path)
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise ConfigError(
             f"landscape: {path} cannot be read ({error}); take it away, or choose another --out"
         ) from None
-    if "key" not in found:
+    if "key" not in rows:
         raise ConfigError(f"landscape: {path} holds something else; choose another --out")
-    return found
+    return rows
 
 
 def _surface(rows: pandas.DataFrame) -> Surface:

@@ -43,8 +43,8 @@ class Run(reader.Run):
         for name in ("test/acc", "val/acc"):
             if name in rounds and rounds[name].notna().any():
                 rows.append((name, f"{100 * rounds[name].dropna().iloc[-1]:.2f} %"))
-        found = _table([[html.escape(str(cell)) for cell in row] for row in rows])
-        return found + "".join(Table(table)._repr_html_() for table in spelled(modes).values())
+        table = _table([[html.escape(str(cell)) for cell in row] for row in rows])
+        return table + "".join(Table(table)._repr_html_() for table in spelled(modes).values())
 
 
 class Table:
@@ -61,9 +61,9 @@ class Table:
         heads, body = cells(self.frame)
         right = [is_number(self.frame, column) for column in shown_columns(self.frame)]
         bold = [f"<b>{html.escape(head)}</b>" for head in heads]
-        found = _table([bold, *([html.escape(cell) for cell in row] for row in body)], right)
+        table = _table([bold, *([html.escape(cell) for cell in row] for row in body)], right)
         note = caption_of(self.frame)
-        return found + (f"<p><small>{html.escape(note)}</small></p>" if note else "")
+        return table + (f"<p><small>{html.escape(note)}</small></p>" if note else "")
 
     def __repr__(self) -> str:
         return to_markdown(self.frame)

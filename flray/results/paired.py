@@ -92,7 +92,7 @@ def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
     values = values.round(DIGITS)
     mean, _, low, high = interval(values, share=share, lowest=-1.0)
     boot_low, boot_high = bootstrap(values)
-    found = {
+    numbers = {
         "diff": mean,
         "diff_low": low,
         "diff_high": high,
@@ -103,12 +103,12 @@ def difference(values: np.ndarray, share: bool = False) -> dict[str, float]:
         "p_wilcoxon": math.nan,
     }
     if len(values) < 2 or not np.isfinite(values).all():
-        return found
+        return numbers
     if not values.any():
-        return found | {"p_t": 1.0, "p_wilcoxon": 1.0}
+        return numbers | {"p_t": 1.0, "p_wilcoxon": 1.0}
     if np.ptp(values):
-        found["p_t"] = float(ttest_1samp(values, 0.0).pvalue)
-    return found | {"p_wilcoxon": float(wilcoxon(values).pvalue)}
+        numbers["p_t"] = float(ttest_1samp(values, 0.0).pvalue)
+    return numbers | {"p_wilcoxon": float(wilcoxon(values).pvalue)}
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -139,14 +139,14 @@ def baseline(frame: pandas.DataFrame) -> str:
 def find(settings: Sequence[Mapping[str, Any]], frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> int:
     """The position of the one setting that `reference` names; raises `ConfigError`."""
     wanted = _wanted(frame, reference)
-    found = [
+    matches = [
         i for i, setting in enumerate(settings) if all(_same(setting[key], value) for key, value in wanted.items())
     ]
-    if len(found) != 1:
-        listed = "; ".join(describe(settings[i]) for i in (found or range(len(settings)))[:8])
-        problem = f"is {len(found)} settings, say which" if found else "is none of the settings"
+    if len(matches) != 1:
+        listed = "; ".join(describe(settings[i]) for i in (matches or range(len(settings)))[:8])
+        problem = f"is {len(matches)} settings, say which" if matches else "is none of the settings"
         raise ConfigError(f"reference {reference!r} {problem}: {listed}")
-    return found[0]
+    return matches[0]
 
 
 def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -25,13 +25,13 @@ MANY, FEW = "#0072B2", "#9fb3c8"  # what is held, and beside it what it is a par
 def partition_figure(
     scenario: Scenario, labels: Array, classes: Sequence[str], axes: Iterable[Axes] | None = None
 ) -> Figure:
-    """What the first 50 clients hold in any task, as `held_figure` draws it, before a run has written it."""
+    """What the first 50 clients hold in any task, as `counts_figure` draws it, before a run has written it."""
     shown = min(MOST_CLIENTS, scenario.population)
     counts = partition_table(scenario.union(shown), labels, len(classes)).to_numpy()
-    return held_figure(counts, scenario.population, classes, axes)
+    return counts_figure(counts, scenario.population, classes, axes)
 
 
-def held_figure(
+def counts_figure(
     counts: NDArray[np.int64], population: int, classes: Sequence[str], axes: Iterable[Axes] | None = None
 ) -> Figure:
     """What clients hold, `counts` of samples by client and class `[K, C]`, of a `population` of which they are the
@@ -108,8 +108,8 @@ def _two(axes: Iterable[Axes] | None, width: float, rows: float) -> list[Any]:
     """The axes that are given, or those of a new figure: a low one above one of `rows` inches."""
     if axes is not None:
         return given(axes, 2, "a line of bars or curves, and a row for each class below it")
-    found: list[Any] = blank(width, rows + 2.2).subplots(2, 1, sharex=True, height_ratios=[1.2, rows]).tolist()
-    return found
+    pair: list[Any] = blank(width, rows + 2.2).subplots(2, 1, sharex=True, height_ratios=[1.2, rows]).tolist()
+    return pair
 
 
 def _name(grid: Any, classes: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from flray.results.drift_figures import accuracy_through_drift, class_panel
 from flray.results.figures import at_whole_numbers, by_setting
 from flray.results.intervals import smaller_is_better
 from flray.results.learning import Curve, draw, learning_curves
-from flray.results.partition_figures import held_figure
+from flray.results.partition_figures import counts_figure
 from flray.results.ranks import SETTINGS, diagram, ranks
 from flray.results.rendering import is_number
 from flray.results.tables import keys_of, settings
@@ -45,7 +45,7 @@ Picture = tuple[str, str, str]  # title, what it shows, SVG
 
 def of(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Picture, ...]:
     """All pictures that these runs have something for; `frame` is `compare`'s table of them."""
-    found = []
+    figures = []
     over = metric if any(metric in run.rounds for run in runs) else f"{tested_set(settings(runs[0]))}/acc"
     for title, x in CURVES:
         try:
@@ -55,7 +55,7 @@ def of(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Pictu
         curves, some = _ends_best(curves, over)
         ends = [curve.x[-1] / max(curve.rounds[-1], 1) for curve in curves.values()]
         if x == "rounds" or max(ends) > EQUAL * min(ends):  # a round costs as much everywhere: the same picture again
-            found.append((title, f"{over} over {x}{some}", svg(draw(curves, over, x), x, PAGE)))
+            figures.append((title, f"{over} over {x}{some}", svg(draw(curves, over, x), x, PAGE)))
     kinds: list[tuple[str, str, Callable[[], Figure | None], float | None]] = [
         (
             "Task by task",
@@ -82,13 +82,13 @@ def of(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Pictu
         ("Who holds what", "", lambda: _partition(runs), PAGE),
     ]
     for title, note, drawn, width in kinds:
-        if title == "Class by class" and any(drift == "Through the drift" for drift, *_ in found):
+        if title == "Class by class" and any(drift == "Through the drift" for drift, *_ in figures):
             continue  # that picture has the classes
         with suppress(ConfigError):  # the runs have nothing for it
             figure = drawn()
             if figure is not None:
-                found.append((title, note, svg(figure, re.sub(r"\W", "-", title), width)))
-    return tuple(found)
+                figures.append((title, note, svg(figure, re.sub(r"\W", "-", title), width)))
+    return tuple(figures)
 
 
 def _ends_best(curves: dict[str, Curve], metric: str) -> tuple[dict[str, Curve], str]:
@@ -118,8 +118,8 @@ def _over_a_key(frame: pandas.DataFrame, metric: str) -> tuple[str, str, Callabl
 
 
 def _ranks(frame: pandas.DataFrame, metric: str) -> Figure | None:
-    found = ranks(frame, metric)
-    return diagram(found) if found.blocks == SETTINGS else None
+    ranked = ranks(frame, metric)
+    return diagram(ranked) if ranked.blocks == SETTINGS else None
 
 
 def _diagnostic(name: str, runs: Sequence[Run]) -> Callable[[], Figure | None]:
@@ -130,10 +130,11 @@ def _diagnostic(name: str, runs: Sequence[Run]) -> Callable[[], Figure | None]:
 
 def _partition(runs: Sequence[Run]) -> Figure | None:
     """What the clients of the first run hold; one that was written there."""
-    run = next((run for run in runs if len(run.held)), None)
+    run = next((run for run in runs if len(run.partition_table)), None)
     if run is None:
         return None
-    return held_figure(run.held.to_numpy(), len(run.held), list(map(str, run.held.columns)))
+    counts = run.partition_table
+    return counts_figure(counts.to_numpy(), len(counts), list(map(str, counts.columns)))
 
 
 def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure | None:
@@ -143,9 +144,9 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure 
     counted: dict[str, list[ClassCounts]] = {}
     for label, seeds in by_setting(runs).items():
         counts = [class_counts(run.tests, tested_set(settings(run))) for run in seeds.values() if len(run.tests)]
-        found = [tested for tested in counts if tested is not None and len(tested.done) > 1]
-        if found and len(counted) < MOST:
-            counted[label] = found
+        tested_twice = [tested for tested in counts if tested is not None and len(tested.done) > 1]
+        if tested_twice and len(counted) < MOST:
+            counted[label] = tested_twice
     if not counted:
         return None
     if axes is None:

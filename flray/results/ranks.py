@@ -79,15 +79,15 @@ def ranks(frame: pandas.DataFrame, metric: str = "test/acc") -> Ranks:
     values, several = _values(frame, metric)
     scores, left_out = {}, []
     methods = list(dict.fromkeys(method for of in values.values() for method in of))
-    for block, found in values.items():
-        lacking = [method for method in methods if method not in found]
-        seeds = set.intersection(*(set(series.index) for series in found.values()))
+    for block, results in values.items():
+        lacking = [method for method in methods if method not in results]
+        seeds = set.intersection(*(set(series.index) for series in results.values()))
         if lacking or not seeds:
             left_out.append(f"{block} ({'no run of ' + ', '.join(lacking) if lacking else 'no seed in common'})")
         elif several:
-            scores[block] = [float(found[method].loc[sorted(seeds)].mean()) for method in methods]
+            scores[block] = [float(results[method].loc[sorted(seeds)].mean()) for method in methods]
         else:
-            scores |= {f"seed {seed}": [float(found[m].loc[seed]) for m in methods] for seed in sorted(seeds)}
+            scores |= {f"seed {seed}": [float(results[m].loc[seed]) for m in methods] for seed in sorted(seeds)}
     table = pandas.DataFrame.from_dict(scores, orient="index", columns=methods)
     if len(methods) < 3 or len(table) < 2:
         why = f"; left out: {'; '.join(left_out)}" if left_out else ""
@@ -146,12 +146,12 @@ def exact_p(placed: NDArray[np.float64]) -> float:
         steps += len(sums) * count
         if steps > MOST:
             return math.nan
-        found: dict[tuple[int, ...], int] = {}
+        counts: dict[tuple[int, ...], int] = {}
         for order in set(itertools.permutations(row.tolist())):
             for total, ways in sums.items():
                 key = tuple(sorted(map(operator.add, total, order)))
-                found[key] = found.get(key, 0) + ways
-        sums = found
+                counts[key] = counts.get(key, 0) + ways
+        sums = counts
     at_least = sum(ways for total, ways in sums.items() if sum(value * value for value in total) >= seen)
     return at_least / math.prod(orders[1:])
 
@@ -163,41 +163,41 @@ def _ties(row: NDArray[np.int64]) -> list[int]:
 def cliques(mean: pandas.Series, distance: float) -> tuple[tuple[str, ...], ...]:
     """The largest sets of neighbours in ascending mean ranks `[k]` whose ends are within `distance`, of two or more."""
     values, names = mean.to_numpy(float), list(map(str, mean.index))
-    found: list[tuple[int, int]] = []
+    groups: list[tuple[int, int]] = []
     for first in range(len(values)):
         last = max(place for place in range(first, len(values)) if values[place] - values[first] <= distance)
-        if last > first and not (found and last <= found[-1][1]):
-            found.append((first, last))
-    return tuple(tuple(names[first : last + 1]) for first, last in found)
+        if last > first and not (groups and last <= groups[-1][1]):
+            groups.append((first, last))
+    return tuple(tuple(names[first : last + 1]) for first, last in groups)
 
 
-def words(found: Ranks) -> list[str]:
+def words(ranked: Ranks) -> list[str]:
     """The test in sentences: whether the methods differ, which is best, and which cannot be told from it."""
-    count, k = found.scores.shape
-    if math.isnan(found.exact):
-        how = f"Friedman with Iman and Davenport's F {_number(found.f)}; chi-squared {found.chi2:.3g}"
+    count, k = ranked.scores.shape
+    if math.isnan(ranked.exact):
+        how = f"Friedman with Iman and Davenport's F {_number(ranked.f)}; chi-squared {ranked.chi2:.3g}"
     else:
-        how = f"Friedman, exact; chi-squared {found.chi2:.3g}"
-    p = f"p {found.p_value:.2g} ({how})" if found.p_value > 0 else f"p below 1e-300 ({how})"
+        how = f"Friedman, exact; chi-squared {ranked.chi2:.3g}"
+    p = f"p {ranked.p_value:.2g} ({how})" if ranked.p_value > 0 else f"p below 1e-300 ({how})"
     said = []
-    if not found.differ:
-        said.append(f"Over {count} {found.blocks} the {k} methods are not told apart: {p}.")
+    if not ranked.differ:
+        said.append(f"Over {count} {ranked.blocks} the {k} methods are not told apart: {p}.")
     else:
-        best = str(found.ranks.index[0])
-        level = next((group for group in found.groups if best in group), (best,))
-        behind = [str(name) for name in found.ranks.index if name not in level]
+        best = str(ranked.ranks.index[0])
+        level = next((group for group in ranked.groups if best in group), (best,))
+        behind = [str(name) for name in ranked.ranks.index if name not in level]
         told = f"told apart from {', '.join(behind)}" if behind else "but none is told from it"
         said.append(
-            f"Over {count} {found.blocks} the {k} methods differ: {p}; {best} has the best mean rank, "
-            f"{found.ranks.iloc[0]:.2f}, {told} (Nemenyi, critical difference {found.distance:.2f})."
+            f"Over {count} {ranked.blocks} the {k} methods differ: {p}; {best} has the best mean rank, "
+            f"{ranked.ranks.iloc[0]:.2f}, {told} (Nemenyi, critical difference {ranked.distance:.2f})."
         )
-    if found.distance > k - 1:
+    if ranked.distance > k - 1:
         said.append(
-            f"With {count} {found.blocks} no two of {k} methods can be told apart: the critical difference "
-            f"{found.distance:.2f} is beyond the largest possible one, {k - 1}."
+            f"With {count} {ranked.blocks} no two of {k} methods can be told apart: the critical difference "
+            f"{ranked.distance:.2f} is beyond the largest possible one, {k - 1}."
         )
-    if found.left_out:
-        said.append(f"Left out of the ranks: {'; '.join(found.left_out)}.")
+    if ranked.left_out:
+        said.append(f"Left out of the ranks: {'; '.join(ranked.left_out)}.")
     return said
 
 
@@ -207,35 +207,40 @@ def over_settings(frame: pandas.DataFrame, metric: str) -> tuple[list[str], dict
     Several seeds of one setting are compared in pairs (`paired`), which says more than their ranks.
     """
     try:
-        found = ranks(frame, metric)
+        ranked = ranks(frame, metric)
     except ConfigError:
         return [], {}
-    if found.blocks != SETTINGS:
+    if ranked.blocks != SETTINGS:
         return [], {}
-    return words(found), {f"Mean ranks by {metric} over {len(found.scores)} settings": table(found)}
+    return words(ranked), {f"Mean ranks by {metric} over {len(ranked.scores)} settings": table(ranked)}
 
 
-def table(found: Ranks) -> pandas.DataFrame:
+def table(ranked: Ranks) -> pandas.DataFrame:
     """One row a method, the best first: `method`, mean `rank`, `first` (blocks in which it is the best or shares it),
     and the mean of the metric over blocks, which averages numbers that need not be on one scale."""
     import pandas
 
-    placed = found.scores.rank(axis=1, ascending=smaller_is_better(found.metric), method="min")
+    placed = ranked.scores.rank(axis=1, ascending=smaller_is_better(ranked.metric), method="min")
     rows = [
-        {"method": name, "rank": rank, "first": int((placed[name] == 1).sum()), found.metric: found.scores[name].mean()}
-        for name, rank in found.ranks.items()
+        {
+            "method": name,
+            "rank": rank,
+            "first": int((placed[name] == 1).sum()),
+            ranked.metric: ranked.scores[name].mean(),
+        }
+        for name, rank in ranked.ranks.items()
     ]
     return pandas.DataFrame(rows)
 
 
-def diagram(found: Ranks, axis: Axes | None = None) -> Figure:
+def diagram(ranked: Ranks, axis: Axes | None = None) -> Figure:
     """The critical-difference diagram: methods on an axis of mean ranks, the best at the left; a bar joins those that
     are not told apart (Demsar 2006, Figure 1). Draws into `axis` where one is given."""
-    names, values = list(map(str, found.ranks.index)), found.ranks.to_numpy(float)
+    names, values = list(map(str, ranked.ranks.index)), ranked.ranks.to_numpy(float)
     k = len(names)
     half = (k + 1) // 2  # the better half is written at the left
     colours = dict(zip(sorted(names), colours_of(sorted(names)), strict=True))
-    top, step = 0.55 + 0.22 * len(found.groups), 0.42
+    top, step = 0.55 + 0.22 * len(ranked.groups), 0.42
     figure, axis = one_axis(axis, 7.2, 1.1 + 0.3 * top + 0.34 * half)
     axis.set_axis_off()
     low, high, margin = 1.0, float(k), 0.42 * (k - 1)
@@ -247,7 +252,7 @@ def diagram(found: Ranks, axis: Axes | None = None) -> Figure:
         axis.text(place, 0.2, str(place), ha="center", va="bottom", fontsize=9)
     axis.text(low - 0.05 * (k - 1), 0, "better", ha="right", va="center", fontsize=8, style="italic")
     axis.text(high + 0.05 * (k - 1), 0, "worse", ha="left", va="center", fontsize=8, style="italic")
-    for number, group in enumerate(found.groups):
+    for number, group in enumerate(ranked.groups):
         ends = [values[names.index(group[0])], values[names.index(group[-1])]]
         axis.plot(
             [ends[0] - 0.02 * (k - 1), ends[1] + 0.02 * (k - 1)], [-0.2 - 0.22 * number] * 2,
@@ -263,13 +268,13 @@ def diagram(found: Ranks, axis: Axes | None = None) -> Figure:
             end + (-0.01 if left else 0.01) * (k - 1), down, f"{name}  {value:.2f}" if left else f"{value:.2f}  {name}",
             ha="right" if left else "left", va="center", fontsize=9,
         )  # fmt: skip
-    reach = min(found.distance, k - 1)
+    reach = min(ranked.distance, k - 1)
     axis.plot([low, low + reach], [0.95, 0.95], color="#000000", linewidth=1.5, marker="|", markersize=7)
-    said = f"critical difference {found.distance:.2f}" + ("" if reach == found.distance else " (beyond the axis)")
+    said = f"critical difference {ranked.distance:.2f}" + ("" if reach == ranked.distance else " (beyond the axis)")
     axis.text(low + reach / 2, 1.05, said, ha="center", va="bottom", fontsize=8)
-    bars = "joined: not told apart (Nemenyi, 5 %)" if found.differ else "no difference found (Friedman)"
+    bars = "joined: not told apart (Nemenyi, 5 %)" if ranked.differ else "no difference found (Friedman)"
     axis.set_title(
-        f"mean rank by {found.metric} over {len(found.scores)} {found.blocks}; {bars}", fontsize=9, loc="left"
+        f"mean rank by {ranked.metric} over {len(ranked.scores)} {ranked.blocks}; {bars}", fontsize=9, loc="left"
     )
     return figure
 
@@ -283,14 +288,14 @@ def _values(frame: pandas.DataFrame, metric: str) -> tuple[dict[str, dict[str, p
     keys = [key for key in keys_of(frame) if key not in ("name", "algorithm")]
     outer = [key for key in keys if not key.startswith("algorithm.") and frame[key].map(str).nunique() > 1]
     own = {name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")}
-    found: dict[str, dict[str, Any]] = {}
+    values_of: dict[str, dict[str, Any]] = {}
     for setting, values, *_ in over_seeds(frame, metric):
         if len(values):
             inner = [key for key in keys if key.startswith("algorithm.") and key in own[setting["algorithm"]]]
             method = describe({"algorithm": setting["algorithm"]} | {key: setting[key] for key in inner})
             block = ", ".join(_said(setting, key) for key in outer if not missing(setting[key])) or "one setting"
-            found.setdefault(block, {})[method] = values
-    return found, len(found) > 1
+            values_of.setdefault(block, {})[method] = values
+    return values_of, len(values_of) > 1
 
 
 def _said(setting: Mapping[Any, Any], key: str) -> str:

@@ -67,7 +67,7 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     """
     import pandas
 
-    found = {}
+    tables = {}
     whole = frame
     lead = [c for c in map(str, frame) if not is_column(c.removesuffix("_low").removesuffix("_high"))]
     for title, metrics in _PARTS.items():
@@ -88,8 +88,8 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
         if _HEADS[OF_KEPT[0]] in texts:
             notes.append("exemplars are raw samples of earlier tasks, which their clients keep")
         shown.attrs["caption"] = "; ".join(notes) or None
-        found[title] = shown
-    return found
+        tables[title] = shown
+    return tables
 
 
 def _by_detector(frame: pandas.DataFrame, lead: Sequence[str]) -> pandas.DataFrame:

@@ -47,8 +47,8 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
     A run whose tables are damaged or have lost rows, or whose config.yaml was edited, has that as its status and is not
     finished. Raises `CheckpointError` for a folder that is no run.
     """
-    found = [run if isinstance(run, Run) else Run(run) for run in runs]
-    return _table([settings(run) for run in found], [run.place for run in found], [_measured(run) for run in found])
+    opened = [run if isinstance(run, Run) else Run(run) for run in runs]
+    return _table([settings(run) for run in opened], [run.place for run in opened], [_measured(run) for run in opened])
 
 
 def planned(
@@ -72,9 +72,9 @@ def _table(
 
     keys = differing(configs)
     rows = []
-    for config, folder, found in zip(configs, folders, measured, strict=True):
+    for config, folder, values in zip(configs, folders, measured, strict=True):
         row = {"name": config.get("name", folder.rpartition("/")[2]), "algorithm": config.get("algorithm.name")}
-        row.update({key: config.get(key) for key in keys}, seed=config.get("seed"), **found, folder=folder)
+        row.update({key: config.get(key) for key in keys}, seed=config.get("seed"), **values, folder=folder)
         rows.append(row)
     optional = sorted(
         {key for row in rows for key in row if key.startswith(_OPTIONAL)}, key=lambda key: (len(key), key)
@@ -166,12 +166,12 @@ def settings(run: Run) -> dict[str, Any]:
             return {}
         raise CheckpointError(f"{run.folder} is not a run folder: {_instead(run.folder)}")
     try:
-        found = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        content = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no configuration; run it again with --overwrite")
-    config = flat(found)
+    config = flat(content)
     if "algorithm.name" not in config:
         raise CheckpointError(f"{path} is not a run's of flray: it names no algorithm; leave the folder out")
     return config
@@ -228,13 +228,13 @@ def _aside(key: str) -> bool:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested configuration as dotted keys and plain values (lists as JSON)."""
-    found: dict[str, Any] = {}
+    dotted: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            found.update(flat(value, f"{prefix}{key}."))
+            dotted.update(flat(value, f"{prefix}{key}."))
         else:
-            found[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list | dict) else value
-    return found
+            dotted[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list | dict) else value
+    return dotted
 
 
 def planned_rounds(config: Mapping[str, Any]) -> int:

@@ -35,18 +35,18 @@ def accuracy_by_task(
     they are given: one for each matrix, then one for the curve. Raises `ConfigError` where a run has no tests of single
     tasks, or no such mode.
     """
-    found = task_matrices(open_runs(folders), mode)
+    matrices_of = task_matrices(open_runs(folders), mode)
     if axes is None:
-        squares, curve = _places(len(found))
+        squares, curve = _places(len(matrices_of))
     else:
-        *squares, curve = given(axes, len(found) + 1, "an accuracy matrix for each setting, and a curve")
-    for axis, (label, matrices) in zip(squares, found.items(), strict=True):
+        *squares, curve = given(axes, len(matrices_of) + 1, "an accuracy matrix for each setting, and a curve")
+    for axis, (label, matrices) in zip(squares, matrices_of.items(), strict=True):
         numbers = [np.mean([metric(R[:, : len(R)]) for R in matrices]) for metric in (average_accuracy, forgetting)]
         words = "ACC {:.1f} %, FT {:.1f} %".format(*(100 * value for value in numbers))
         matrix_panel(axis, np.mean(matrices, axis=0), f"{label}\n{words}")
-    if max(matrices[0].shape[1] for matrices in found.values()) > NUMBERED:
+    if max(matrices[0].shape[1] for matrices in matrices_of.values()) > NUMBERED:
         squares[0].figure.colorbar(squares[0].images[0], ax=squares, shrink=0.7, label="accuracy (%)")
-    task_curves(curve, found)
+    task_curves(curve, matrices_of)
     return figure_of(curve)
 
 
@@ -65,7 +65,7 @@ def _places(count: int) -> tuple[list[Any], Any]:
 def task_matrices(runs: Sequence[Run], mode: str | None = None) -> dict[str, list[NDArray[np.float64]]]:
     """What `accuracy_by_task` draws: by setting, or setting and mode, the matrices R `[E, T]` of all seeds."""
     settings = by_setting(runs)
-    found: dict[str, list[NDArray[np.float64]]] = {}
+    matrices_of: dict[str, list[NDArray[np.float64]]] = {}
     for label, seeds in settings.items():
         first = next(iter(seeds.values()))
         wanted = [None] if mode is None else [name.strip() for name in mode.split(",")]
@@ -75,8 +75,8 @@ def task_matrices(runs: Sequence[Run], mode: str | None = None) -> dict[str, lis
             matrices = [run.task_tests(name).matrix for run in seeds.values()]
             ended = min(map(len, matrices))
             parts = [label] * (len(settings) > 1 or name is None) + [name] * (len(wanted) > 1)
-            found[", ".join(map(str, parts or [name]))] = [matrix[:ended] for matrix in matrices]
-    return found
+            matrices_of[", ".join(map(str, parts or [name]))] = [matrix[:ended] for matrix in matrices]
+    return matrices_of
 
 
 def matrix_panel(axis: Any, matrix: NDArray[np.float64], title: str = "") -> Any:
@@ -106,15 +106,14 @@ def matrix_panel(axis: Any, matrix: NDArray[np.float64], title: str = "") -> Any
     return axis
 
 
-def task_curves(axis: Any, found: Mapping[str, Sequence[NDArray[np.float64]]]) -> Any:
-    """Draw the mean accuracy over the tasks seen so far into an axis, a line for each name in `found`; returns the
-    axis."""
-    lines(axis, {label: _curve(matrices) for label, matrices in found.items()}, 100)
+def task_curves(axis: Any, matrices_of: Mapping[str, Sequence[NDArray[np.float64]]]) -> Any:
+    """Draws the mean accuracy over the tasks seen so far, one line for each name in `matrices_of`. Returns the axis."""
+    lines(axis, {label: _curve(matrices) for label, matrices in matrices_of.items()}, 100)
     axis.set_xlabel("tasks seen")
     axis.set_ylabel("mean accuracy on the tasks seen so far (%)")
     at_whole_numbers(axis.xaxis)
     axis.set_ylim(0, 101)
-    headline(axis, spread_words([len(matrices) for matrices in found.values()], "ACC", "thin lines"))
+    headline(axis, spread_words([len(matrices) for matrices in matrices_of.values()], "ACC", "thin lines"))
     plain(axis)
     axis.legend(frameon=False)
     return axis

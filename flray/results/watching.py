@@ -13,7 +13,7 @@ from typing import NamedTuple
 from flray.core.schema.errors import CheckpointError
 from flray.rundir import mirrored, progress_file
 from flray.rundir.download import READ
-from flray.rundir.lock import STALE_S, pulse
+from flray.rundir.lock import STALE_S, lock_status
 from flray.rundir.reader import Run, load, runs_below
 from flray.rundir.uri import is_uri
 
@@ -52,9 +52,9 @@ def glances(
     """
     watcher = _Watcher(place, clock, patience)
     while True:
-        found = watcher.look()
-        yield found
-        if found.over:
+        glance = watcher.look()
+        yield glance
+        if glance.over:
             return
         wait(every)
 
@@ -80,7 +80,7 @@ class _Watcher:
                 load(self.place)  # says which
             self._check_coming(run.folder)
             return Glance(None, False, f"waiting for {self.place} to begin", False)
-        files = tuple(sorted(found for kind in READ for found in mirrored.files(run.folder, kind)))
+        files = tuple(sorted(file for kind in READ for file in mirrored.files(run.folder, kind)))
         news = files != self._files
         if news:
             self._files, self._run, self._changed = files, run, self.clock()
@@ -94,7 +94,7 @@ class _Watcher:
         home = folder.absolute().parent
         if not folder.exists() and (not home.is_dir() or home == home.parent):
             raise CheckpointError(f"there is no run in {self.place}, and no folder {home} of runs; see flray runs")
-        if self.clock() - self._began > self.patience and pulse(folder) is None:
+        if self.clock() - self._began > self.patience and lock_status(folder) is None:
             raise CheckpointError(f"no run began in {self.place} within {_spoken(self.patience)}; see flray runs")
 
     def _judged(self, run: Run) -> tuple[str, bool]:
@@ -103,22 +103,22 @@ class _Watcher:
         quiet = f"nothing new for {_spoken(silent)}" if silent > STALE_S else ""
         if is_uri(self.place):
             return ("" if ended or not quiet else f"{quiet}; a storage is brought up to date at checkpoints"), ended
-        coming = pulse(run.folder.with_name(f"{run.folder.name}.new"))
+        coming = lock_status(run.folder.with_name(f"{run.folder.name}.new"))
         if ended and coming is not None and coming.alive:
             return "another run is about to take its place", False
-        found = pulse(run.folder)
+        status = lock_status(run.folder)
         if ended:  # one that goes on is held before its STATUS says so
-            goes_on = found is not None and found.alive is True
+            goes_on = status is not None and status.alive is True
             return ("", False) if goes_on else ("", True)
-        if found is None:
+        if status is None:
             return "no process holds the folder: the run was lost, or this is a copy of its folder", False
-        if found.alive is False:
-            return f"lost: {found.owner} is gone; go on with: flray resume {self.place}", True
-        if found.beaten != self._beat:
-            self._beat, self._beat_seen = found.beaten, self.clock()
+        if status.alive is False:
+            return f"lost: {status.owner} is gone; go on with: flray resume {self.place}", True
+        if status.beaten != self._beat:
+            self._beat, self._beat_seen = status.beaten, self.clock()
         without = self.clock() - self._beat_seen
-        if found.alive is None and without > STALE_S:
-            return f"stalled: no sign of life of {found.owner} for {_spoken(without)}", False
+        if status.alive is None and without > STALE_S:
+            return f"stalled: no sign of life of {status.owner} for {_spoken(without)}", False
         return progress_file.read(run.folder) or quiet, False
 
 

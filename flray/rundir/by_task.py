@@ -62,20 +62,20 @@ def _of_mode(rows: pandas.DataFrame, shape: tuple[int, int]) -> TaskTests:
         elif row["phase"] == "task_end":
             place = int(row["task"]), int(row["tested"])
             right[place], total[place] = row["right"], row["total"]
-            if isinstance(found := row.get("predicted_tasks"), list | np.ndarray):
-                sent[place] = found
+            if isinstance(counts := row.get("predicted_tasks"), list | np.ndarray):
+                sent[place] = counts
     if not sent:
         return TaskTests(right, total, initial, None)
     predicted = np.zeros((*shape, max(map(len, sent.values()))), np.int64)
-    for (after, tested), found in sent.items():
-        predicted[after, tested, : len(found)] = found
+    for (after, tested), counts in sent.items():
+        predicted[after, tested, : len(counts)] = counts
     return TaskTests(right, total, initial, predicted)
 
 
 def _task(name: str) -> int:
     """The task that a test set is of; -1: not of one task."""
-    found = OF_A_TASK.fullmatch(name)
-    return int(found[1]) if found else -1
+    match = OF_A_TASK.fullmatch(name)
+    return int(match[1]) if match else -1
 
 
 class ClassCounts(NamedTuple):

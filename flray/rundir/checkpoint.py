@@ -92,8 +92,8 @@ def checkpoints(folder: Path, at_most: int | None = None, after: Sequence[Phase]
     """What has a checkpoint's name, oldest first; of those after at most `at_most` rounds and after one of these
     phases."""
     root = folder / "checkpoints"
-    found = sorted((p for p in root.glob("round-*") if NAME.fullmatch(p.name)), key=order) if root.is_dir() else []
-    return [p for p in found if (at_most is None or rounds_done(p) <= at_most) and _phase(p) in after]
+    folders = sorted((p for p in root.glob("round-*") if NAME.fullmatch(p.name)), key=order) if root.is_dir() else []
+    return [p for p in folders if (at_most is None or rounds_done(p) <= at_most) and _phase(p) in after]
 
 
 def rounds_done(path: Path) -> int:
@@ -162,9 +162,9 @@ def latest(
     Raises `CheckpointError` when there are some and none is good, `FormatError` for the newest one of another version
     of flray.
     """
-    found = checkpoints(folder, at_most, after)
+    candidates = checkpoints(folder, at_most, after)
     why = ""
-    for path in reversed(found):
+    for path in reversed(candidates):
         try:
             saved = read(path)
             if check is not None:
@@ -175,7 +175,7 @@ def latest(
         except CheckpointError as error:
             why = why or str(error)
             warnings.warn(f"{error}; falling back to the checkpoint before {path.name}", stacklevel=2)
-    if found:
+    if candidates:
         raise CheckpointError(
             f"every checkpoint in {folder / 'checkpoints'} is damaged (the newest: {why}); start again with: "
             f"flray run {folder / 'config.yaml'} --out {folder} --overwrite"

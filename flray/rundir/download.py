@@ -66,11 +66,11 @@ def runs_at(uri: str) -> list[str]:
 
     fs, path = open_uri(uri)
     try:
-        found = fs.get_file_info(FileSelector(path, allow_not_found=True))
+        entries = fs.get_file_info(FileSelector(path, allow_not_found=True))
     except Exception as error:  # every file system has errors of its own
         raise CheckpointError(f"{uri} cannot be read: {reason(error)}") from error
-    if any(info.base_name == "config.yaml" for info in found):
+    if any(info.base_name == "config.yaml" for info in entries):
         return [uri]
     return sorted(
-        join(uri, info.base_name) for info in found if not info.is_file and not info.base_name.startswith(".")
+        join(uri, info.base_name) for info in entries if not info.is_file and not info.base_name.startswith(".")
     )

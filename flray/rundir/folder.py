@@ -16,7 +16,7 @@ from flray.config.experiment import Experiment, algorithm_name
 from flray.core.schema.errors import CheckpointError
 from flray.rundir.lock import NAME as LOCK
 from flray.rundir.lock import FolderLock, owner
-from flray.rundir.swap import MARK, aside_of, discard, interrupted, is_room, mark, mend, swap, unmark
+from flray.rundir.swap import MARK, discard, interrupted, is_free, mark, mend, staging_folder, swap, unmark
 
 STARTED = {"partition", "environment.json"}  # what a run writes before its config.yaml
 # what is written to be renamed to them
@@ -36,9 +36,9 @@ class RunFolder:
     `path` is where to write now, `target` where the run will be in the end.
     """
 
-    def __init__(self, target: Path, path: Path, locks: list[FolderLock], made: bool) -> None:
-        """`made`: the folder at `path` did not exist before; otherwise it was empty, or holds the run to resume."""
-        self.target, self.path, self._locks, self._made = target, path, locks, made
+    def __init__(self, target: Path, path: Path, locks: list[FolderLock], created: bool) -> None:
+        """`created`: the folder at `path` did not exist before; otherwise it was empty, or holds the run to resume."""
+        self.target, self.path, self._locks, self._created = target, path, locks, created
         self._begun = False  # the run's own files are in it
 
     @classmethod
@@ -54,7 +54,7 @@ class RunFolder:
         if not folder.is_symlink():
             mended(folder)
         if resume:
-            home = cls(folder, folder, [FolderLock.acquire(folder)], made=False)
+            home = cls(folder, folder, [FolderLock.acquire(folder)], created=False)
             home._begun = True
             return home
         if folder.is_symlink():  # what it points to is replaced, not the link
@@ -62,7 +62,7 @@ class RunFolder:
             mended(folder)
         unbegun = _unbegun(folder, _content(folder))
         _check(folder, unbegun, overwrite)
-        made = not folder.exists()
+        created = not folder.exists()
         with _one_line(folder):
             folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock.acquire(folder)
@@ -72,13 +72,13 @@ class RunFolder:
             _check(folder, unbegun, overwrite)
             if unbegun:
                 _empty(folder)
-                return cls(folder, folder, [lock], made)
-            aside = aside_of(folder)
-            _make_room(aside, folder)
-            with _one_line(aside):
-                aside.mkdir()
-                mark(aside, "new", folder)
-            return cls(folder, aside, [lock, FolderLock.acquire(aside)], made=True)
+                return cls(folder, folder, [lock], created)
+            staging = staging_folder(folder)
+            _clear_staging(staging, folder)
+            with _one_line(staging):
+                staging.mkdir()
+                mark(staging, "new", folder)
+            return cls(folder, staging, [lock, FolderLock.acquire(staging)], created=True)
         except BaseException:
             lock.release()
             raise
@@ -141,11 +141,11 @@ class RunFolder:
             with contextlib.suppress(CheckpointError):
                 self.check()
                 _empty(self.path)
-                if self._made:
+                if self._created:
                     unmark(self.path)
         for lock in reversed(self._locks):
             lock.release()
-        if not self._begun and self._made:
+        if not self._begun and self._created:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
 
@@ -187,20 +187,20 @@ def _empty(folder: Path) -> None:
                 shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
 
 
-def _make_room(aside: Path, target: Path) -> None:
+def _clear_staging(staging: Path, target: Path) -> None:
     """Remove what an earlier replacement, one that failed in its first round, left in `NAME.new`.
 
     Raises `CheckpointError` where a folder has that name that flray did not make for this.
     """
-    if not is_room(aside, target):
+    if not is_free(staging, target):
         raise CheckpointError(
-            f"{aside} is in the way: the new run would grow there until its first round is done; rename it, or give "
+            f"{staging} is in the way: the new run would grow there until its first round is done; rename it, or give "
             "another --out"
         )
-    if aside.exists():
-        lock = FolderLock.acquire(aside)  # nobody else's
-        with _one_line(aside):
-            discard(aside, target)
+    if staging.exists():
+        lock = FolderLock.acquire(staging)  # nobody else's
+        with _one_line(staging):
+            discard(staging, target)
         lock.release()
 
 

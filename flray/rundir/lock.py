@@ -45,7 +45,7 @@ class Owner(NamedTuple):
     id: str
 
     @classmethod
-    def here(cls) -> Owner:
+    def this_process(cls) -> Owner:
         """This process, with a new random id."""
         pid = os.getpid()
         return cls(socket.gethostname(), _machine(), pid, _started(pid) or 0, secrets.token_hex(8))
@@ -71,16 +71,16 @@ class FolderLock:
 
         Raises `CheckpointError` that names the owner where another process holds it.
         """
-        me, path = Owner.here(), folder / NAME
+        me, path = Owner.this_process(), folder / NAME
         record = json.dumps(me._asdict()).encode()
         try:
             try:
                 file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
             except FileExistsError:
                 _refuse(folder)
-                aside = folder / f"{NAME}.{me.id}"
-                aside.write_bytes(record)
-                aside.replace(path)
+                written = folder / f"{NAME}.{me.id}"
+                written.write_bytes(record)
+                written.replace(path)
                 time.sleep(SETTLE_S)  # two that found the same dead owner: the later one has it
                 _refuse(folder, but=me)
             else:
@@ -114,11 +114,11 @@ class FolderLock:
 
 def check(folder: Path, id: str) -> None:
     """Raises `FolderLostError` unless the folder is held under this id."""
-    found = owner(folder)
-    if found is None or found.id != id:
+    present = owner(folder)
+    if present is None or present.id != id:
         what = (
-            f"was taken over by {found}"
-            if found
+            f"was taken over by {present}"
+            if present
             else "is gone"
             if not folder.exists()
             else "is no longer this run's: its .lock is gone"
@@ -128,8 +128,8 @@ def check(folder: Path, id: str) -> None:
 
 def holder(folder: Path) -> Owner | None:
     """Who holds the folder now; None when nobody does, or only a process that is dead."""
-    found = owner(folder)
-    return found if found is not None and _alive(found, folder) else None
+    present = owner(folder)
+    return present if present is not None and _alive(present, folder) else None
 
 
 class LockStatus(NamedTuple):
@@ -141,10 +141,10 @@ class LockStatus(NamedTuple):
     beaten: float
 
 
-def pulse(folder: Path) -> LockStatus | None:
-    """The pulse of who holds the folder; None when nobody does. Nothing is written there."""
-    found = owner(folder)
-    return None if found is None else LockStatus(found, _alive_here(found), _beaten(folder))
+def lock_status(folder: Path) -> LockStatus | None:
+    """The status of the lock in `folder`; None if there is no lock. Only reads."""
+    present = owner(folder)
+    return None if present is None else LockStatus(present, _alive_here(present), _beaten(folder))
 
 
 def _refuse(folder: Path, but: Owner | None = None) -> None:
@@ -153,19 +153,21 @@ def _refuse(folder: Path, but: Owner | None = None) -> None:
     Of a process on another machine that was heard of lately, it waits for the next sign of life: a lost node has left
     its lock.
     """
-    found = holder(folder)
-    if found is None or (but is not None and found.id == but.id):
+    present = holder(folder)
+    if present is None or (but is not None and present.id == but.id):
         return
-    here = found.machine == _machine()
-    if not here and not _gives_sign(found, folder):
+    here = present.machine == _machine()
+    if not here and not _gives_sign(present, folder):
         return
-    stopped = " and is stopped (kill -CONT lets it go on, kill -9 ends it)" if here and _state(found.pid) == "T" else ""
+    stopped = (
+        " and is stopped (kill -CONT lets it go on, kill -9 ends it)" if here and _state(present.pid) == "T" else ""
+    )
     raise CheckpointError(
-        f"{folder} is in use: {found} writes to it{stopped}; wait for it, stop it, or give another --out"
+        f"{folder} is in use: {present} writes to it{stopped}; wait for it, stop it, or give another --out"
     )
 
 
-def _gives_sign(found: Owner, folder: Path) -> bool:
+def _gives_sign(present: Owner, folder: Path) -> bool:
     """Whether the owner touches its lock within `STALE_S`; a warning says so, because it takes that long.
 
     A lock that is dated in the future (the file server's clock was wrong, or is) counts like a fresh one.
@@ -174,10 +176,10 @@ def _gives_sign(found: Owner, folder: Path) -> bool:
     ahead = first - time.time()
     dated = f" (its lock is dated {ahead:.0f} s in the future: a clock is wrong)" if ahead > STALE_S else ""
     warnings.warn(
-        f"{folder} was last held by {found}{dated}; waiting up to {STALE_S:.0f} s for a sign of life of it",
+        f"{folder} was last held by {present}{dated}; waiting up to {STALE_S:.0f} s for a sign of life of it",
         stacklevel=2,
     )
-    while holder(folder) == found and time.monotonic() < until:
+    while holder(folder) == present and time.monotonic() < until:
         if _beaten(folder) != first:
             return True
         time.sleep(WATCH_S)
@@ -211,15 +213,15 @@ def owner(folder: Path) -> Owner | None:
     return None
 
 
-def _alive_here(found: Owner) -> bool | None:
+def _alive_here(present: Owner) -> bool | None:
     """Whether it is a process of this machine that lives; None: it is one of another machine."""
-    if not found.machine or found.machine != _machine():
+    if not present.machine or present.machine != _machine():
         return None
-    return _state(found.pid) not in (None, "Z", "X") and _started(found.pid) == found.started
+    return _state(present.pid) not in (None, "Z", "X") and _started(present.pid) == present.started
 
 
-def _alive(found: Owner, folder: Path) -> bool:
-    here = _alive_here(found)
+def _alive(present: Owner, folder: Path) -> bool:
+    here = _alive_here(present)
     if here is not None:
         return here
     probe = folder / f"{NAME}.{secrets.token_hex(4)}"  # the file server's clock, not this machine's

@@ -19,8 +19,8 @@ def files(folder: Path, kind: str) -> Iterator[tuple[str, tuple[int, int]]]:
     for path in [root] if root.is_file() else root.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not hidden(name):
-            found = path.stat()
-            yield name, (found.st_size, found.st_mtime_ns)
+            status = path.stat()
+            yield name, (status.st_size, status.st_mtime_ns)
 
 
 def complete(names: Iterable[str]) -> set[str]:

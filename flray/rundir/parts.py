@@ -84,8 +84,8 @@ def untested(folder: Path) -> set[int]:
     """Rounds of the table `rounds` after which the global model was not tested, as far as its files are good."""
 
     def nothing_found(table: pa.Table) -> list[bool]:
-        found = [table[name].to_pylist() for name in ("test/acc", "val/acc") if name in table.column_names]
-        return [all(value is None for value in values) for values in zip(*found, strict=True)] or [
+        columns = [table[name].to_pylist() for name in ("test/acc", "val/acc") if name in table.column_names]
+        return [all(value is None for value in values) for values in zip(*columns, strict=True)] or [
             True
         ] * table.num_rows
 
@@ -93,17 +93,17 @@ def untested(folder: Path) -> set[int]:
 
 
 def _rounds(folder: Path, chosen: Callable[[pa.Table], list[bool]]) -> set[int]:
-    found: set[int] = set()
+    rounds: set[int] = set()
     for path in folder.glob("part-*.parquet"):
         with contextlib.suppress(ValueError, KeyError):
             table = read_part(path)
-            found |= {done for done, yes in zip(table["done"].to_pylist(), chosen(table), strict=True) if yes}
-    return found
+            rounds |= {done for done, yes in zip(table["done"].to_pylist(), chosen(table), strict=True) if yes}
+    return rounds
 
 
-def gaps(found: Iterable[int], last: int) -> str:
+def gaps(stored: Iterable[int], last: int) -> str:
     """Which of 1..last are not there: "3, 7-9"; empty when all are."""
-    missing = sorted(set(range(1, last + 1)) - set(found))
+    missing = sorted(set(range(1, last + 1)) - set(stored))
     known = set(missing)
     starts = [n for n in missing if n - 1 not in known]
     ends = [n for n in missing if n + 1 not in known]

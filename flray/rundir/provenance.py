@@ -34,22 +34,22 @@ def module_fingerprints(experiment: Experiment) -> dict[str, str]:
     These are the modules that the configuration names (`imports`, `module:Name`), those that define the algorithm's
     class and its bases, and what they import from their own folder or package.
     """
-    found: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     left = list(_named(experiment))
     while left:
         module = left.pop()
         key = f"modules.{module.__name__}"
         path = _source_file(module)
-        if key in found or path is None:
+        if key in fingerprints or path is None:
             continue
         source = path.read_bytes()
-        found[key] = checksum(source)
+        fingerprints[key] = checksum(source)
         left += [
             other
             for name in _imports(source, module)
             if (other := sys.modules.get(name)) and _beside(other, module, path)
         ]
-    return dict(sorted(found.items()))
+    return dict(sorted(fingerprints.items()))
 
 
 class Origin:
@@ -129,13 +129,13 @@ class Origin:
 def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
     """The record in `environment.json`; an empty one where it is lost and `environment` is accepted."""
     try:
-        found = read_checksummed(folder / "environment.json")
+        record = read_checksummed(folder / "environment.json")
         if (
-            isinstance(found["experiment"], dict)
-            and isinstance(found["fingerprints"], dict)
-            and isinstance(found["accepted"], list)
+            isinstance(record["experiment"], dict)
+            and isinstance(record["fingerprints"], dict)
+            and isinstance(record["accepted"], list)
         ):
-            return found
+            return record
         problem = "is damaged"
     except FileNotFoundError:
         problem = "is missing"
@@ -195,8 +195,8 @@ def _imports(source: bytes, module: ModuleType) -> Iterator[str]:
 
 def _beside(other: ModuleType, module: ModuleType, path: Path) -> bool:
     """Whether `other` is of the same package as `module`, or lies in the same folder of the user's."""
-    found = _source_file(other)
-    if found is None:
+    source = _source_file(other)
+    if source is None:
         return False
     same_package = other.__name__.partition(".")[0] == module.__name__.partition(".")[0]
-    return same_package or ("site-packages" not in path.parts and found.parent == path.parent)
+    return same_package or ("site-packages" not in path.parts and source.parent == path.parent)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flray.core.schema.errors import CheckpointError, ConfigError, nearest
 from flray.files import read_checksummed
 from flray.rundir import checkpoint
-from flray.rundir.lock import pulse
+from flray.rundir.lock import lock_status
 from flray.rundir.swap import interrupted, is_replaced
 from flray.rundir.uri import is_uri
 
@@ -49,10 +49,10 @@ class Run:
         """The configuration; a `ConfigChangedWarning` where config.yaml is not that of the run any more."""
         from flray.config.loader import load_config
 
-        found = load_config(self.folder / "config.yaml")[0]
+        loaded = load_config(self.folder / "config.yaml")[0]
         if self.changed:
             warnings.warn(f"{self.folder}: {self.changed}", ConfigChangedWarning, stacklevel=3)
-        return found
+        return loaded
 
     @property
     def changed(self) -> str:
@@ -94,10 +94,10 @@ class Run:
         status = self.status
         if status not in ("starting", "running") or is_uri(self.place):
             return status
-        found = pulse(self.folder)
-        if (found is not None and found.alive is not False) or self.status != status:  # it ended meanwhile
+        lock = lock_status(self.folder)
+        if (lock is not None and lock.alive is not False) or self.status != status:  # it ended meanwhile
             return self.status
-        who = "its process is gone" if found is None else f"{found.owner} is gone"
+        who = "its process is gone" if lock is None else f"{lock.owner} is gone"
         return f"stopped ({who}); resume with: flray resume {self.place}"
 
     @cached_property
@@ -142,15 +142,15 @@ class Run:
         """
         from flray.rundir.by_task import task_tests
 
-        found = task_tests(self.tests)
-        if not found:
+        tests = task_tests(self.tests)
+        if not tests:
             raise ConfigError(
                 f"{self.place} has no test of single tasks at the end of a task: it has no tasks (run it with "
                 "tasks.name=class_incremental), or its first one has not ended"
             )
-        if mode is not None and mode not in found:
-            raise ConfigError(f"{self.place} has no inference mode {mode!r}; choose one of {', '.join(found)}")
-        return found[next(iter(found)) if mode is None else mode]
+        if mode is not None and mode not in tests:
+            raise ConfigError(f"{self.place} has no inference mode {mode!r}; choose one of {', '.join(tests)}")
+        return tests[next(iter(tests)) if mode is None else mode]
 
     @cached_property
     def diagnostics(self) -> dict[str, pandas.DataFrame]:
@@ -186,21 +186,21 @@ class Run:
         return rows[rows["done"] == rows["done"].max()] if len(rows) else rows
 
     @cached_property
-    def held(self) -> pandas.DataFrame:
+    def partition_table(self) -> pandas.DataFrame:
         """Samples by client (index) and class (columns) in the partition, over all tasks.
 
         Empty where the run wrote no table: it has not begun, or has more than 10,000 clients.
         """
         import pandas
 
-        found = pandas.DataFrame()
+        counts = pandas.DataFrame()
         for path in sorted((self.folder / "partition").glob("**/table.csv")):
             try:
                 table = pandas.read_csv(path, index_col="client")
             except (OSError, ValueError, TypeError) as error:  # pandas raises the last one where no column is `client`
                 raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())}") from error
-            found = table if found.empty else found.add(table, fill_value=0)
-        return found.astype(int)
+            counts = table if counts.empty else counts.add(table, fill_value=0)
+        return counts.astype(int)
 
     def missing(self, name: str) -> str:
         """Which rows of a table were lost ("rounds 1-100"), as far as that is known from the folder; empty: none."""
@@ -290,13 +290,13 @@ def runs_below(folder: str | Path) -> list[str | Path]:
         from flray.rundir.download import runs_at
 
         return list(runs_at(str(folder)))
-    found: list[str | Path] = []
+    runs: list[str | Path] = []
     looked = set[tuple[int, int]]()  # a link may lead back up
 
     def look(folder: Path) -> None:
         try:
             if (folder / "config.yaml").exists() or (folder / "STATUS").exists():
-                found.append(folder)
+                runs.append(folder)
                 return
             facts = folder.stat()
             inside = sorted(path for path in folder.iterdir() if path.is_dir())
@@ -313,7 +313,7 @@ def runs_below(folder: str | Path) -> list[str | Path]:
 
     top = Path(folder)
     look(top)
-    return found
+    return runs
 
 
 def load(folder: str | Path) -> Run:

@@ -23,7 +23,7 @@ PART = 100  # rounds in one Parquet file
 FLUSH_S = 1.0  # longest time that finished rounds stay in memory
 
 
-class Table:
+class ParquetTable:
     """A Parquet data set `FOLDER/part-0000.parquet ...`, `PART` rounds a file.
 
     The last file is written again with every flush, and renamed over itself.
@@ -34,28 +34,28 @@ class Table:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._there: dict[str, set[int]] = {}  # `Position.order` of the rows in each file
+        self._stored: dict[str, set[int]] = {}  # `Position.order` of the rows in each file
         self._schema: dict[str, pa.DataType] = {}
         self._rows: list[Mapping[str, Any]] = []
         self._kinds: dict[str, str] = {}  # of the columns, as far as they have held a value
         self._part = 0
         if folder.exists() and not folder.is_dir():
-            self._move_aside(folder, f"{folder} is no folder")
+            self._set_apart(folder, f"{folder} is no folder")
         for path in self._files():
             try:
                 table = read_part(path)
-                self._there[path.name] = set(_orders(table).tolist())
+                self._stored[path.name] = set(_orders(table).tolist())
                 self._learn_schema(table.schema)
             except ValueError as error:
-                self._move_aside(path, str(error))
+                self._set_apart(path, str(error))
             except KeyError:
-                self._move_aside(path, f"{path} has no column 'done'")
+                self._set_apart(path, f"{path} has no column 'done'")
 
     @staticmethod
-    def _move_aside(path: Path, why: str) -> None:
-        aside = path.with_name(f"_damaged-{time.time_ns()}-{path.name}")
-        path.rename(aside)
-        warnings.warn(f"{why}; moved to {aside.name}, its rows are lost", RowsMissingWarning, stacklevel=3)
+    def _set_apart(path: Path, why: str) -> None:
+        damaged = path.with_name(f"_damaged-{time.time_ns()}-{path.name}")
+        path.rename(damaged)
+        warnings.warn(f"{why}; moved to {damaged.name}, its rows are lost", RowsMissingWarning, stacklevel=3)
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("part-*.parquet"))
@@ -71,7 +71,7 @@ class Table:
         return {order // len(PHASES) for order in self._orders() if order % len(PHASES) == PHASES.index("task_end")}
 
     def _orders(self) -> set[int]:
-        return set().union(*self._there.values())
+        return set().union(*self._stored.values())
 
     def count(self) -> int:
         """Rows on disk."""
@@ -131,9 +131,9 @@ class Table:
                 write_part(path, self._conform(read_part(path)))
         path = self.folder / f"part-{self._part:04d}.parquet"
         write_part(path, self._conform(pa.table(columns)))
-        self._there[path.name] = {Position(0, 0, row["done"], row.get("phase") or "round").order for row in self._rows}
+        self._stored[path.name] = {Position(0, 0, row["done"], row.get("phase") or "round").order for row in self._rows}
 
-    def _conform(self, table: pa.Table) -> pa.Table:
+    def _conform(self, table: pa.ParquetTable) -> pa.ParquetTable:
         return pa.table(
             {
                 name: table[name].cast(kind) if name in table.column_names else pa.nulls(table.num_rows, kind)
@@ -144,12 +144,12 @@ class Table:
     def keep(self, last: Position) -> None:
         """Drop every row of what comes after `last`; the next rows go behind what is left."""
         for path in self._files():
-            values = self._there[path.name]
-            self._there[path.name] = {value for value in values if value <= last.order}
-            if not self._there[path.name]:
-                del self._there[path.name]
+            values = self._stored[path.name]
+            self._stored[path.name] = {value for value in values if value <= last.order}
+            if not self._stored[path.name]:
+                del self._stored[path.name]
                 path.unlink()
-            elif self._there[path.name] < values:
+            elif self._stored[path.name] < values:
                 table = read_part(path)
                 write_part(path, table.filter(_orders(table) <= last.order))
         left = self._files()
@@ -170,11 +170,11 @@ class Recorder:
         """
         self.folder, self.check, self._trackers = folder, check, trackers
         with _one_line(folder):
-            self.rounds, self.clients = Table(folder / "rounds"), Table(folder / "clients")
-            self.tasks, self.personal = Table(folder / "tasks"), Table(folder / "personal")
-            self.tests = Table(folder / "tests")
-            found = sorted(path for path in (folder / "diagnostics").glob("*") if path.is_dir())
-            self.diagnostics = {path.name: Table(path) for path in found}
+            self.rounds, self.clients = ParquetTable(folder / "rounds"), ParquetTable(folder / "clients")
+            self.tasks, self.personal = ParquetTable(folder / "tasks"), ParquetTable(folder / "personal")
+            self.tests = ParquetTable(folder / "tests")
+            folders = sorted(path for path in (folder / "diagnostics").glob("*") if path.is_dir())
+            self.diagnostics = {path.name: ParquetTable(path) for path in folders}
             clear_partial(folder, folder / "partition", *(table.folder for table in self._tables))
         # a first round that is shorter than that does not wait for pandas and TensorBoard to be imported
         self._flushed = time.monotonic()
@@ -182,7 +182,7 @@ class Recorder:
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
 
     @property
-    def _tables(self) -> tuple[Table, ...]:
+    def _tables(self) -> tuple[ParquetTable, ...]:
         return self.rounds, self.clients, self.tests, self.tasks, self.personal, *self.diagnostics.values()
 
     def round(self, row: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
@@ -207,7 +207,7 @@ class Recorder:
         """What probes reported, by their name: each has a table of its own, `diagnostics/NAME`."""
         for name, row in rows:
             if name not in self.diagnostics:
-                self.diagnostics[name] = Table(self.folder / "diagnostics" / name)
+                self.diagnostics[name] = ParquetTable(self.folder / "diagnostics" / name)
             self.diagnostics[name].append([row], row["done"])
 
     def task(self, row: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
@@ -265,14 +265,14 @@ class Recorder:
         """
         done, ended = position.done, position.task + (position.phase == "task_end")
         rounds = (done - position.round) // position.task if position.task else position.round  # of each task
-        found = {
+        lost = {
             "rounds": gaps(self.rounds.stored_rounds, done),
             "clients": gaps(self.clients.stored_rounds | without_clients(self.rounds.folder), done),
         }
-        found["tests"] = gaps(self.tests.stored_rounds | untested(self.rounds.folder), done)
+        lost["tests"] = gaps(self.tests.stored_rounds | untested(self.rounds.folder), done)
         for name, table in {"tasks": self.tasks, "personal": self.personal}.items():
-            found[name] = gaps({task + 1 for task in range(ended) if (task + 1) * rounds in table.ended}, ended)
-        return {name: text for name, text in found.items() if text and name in written}
+            lost[name] = gaps({task + 1 for task in range(ended) if (task + 1) * rounds in table.ended}, ended)
+        return {name: text for name, text in lost.items() if text and name in written}
 
     def counts(self) -> dict[str, int]:
         """Rows on disk, by table."""
@@ -308,7 +308,7 @@ def _kind_of(column: pa.DataType) -> str:
     return "vector" if pa.types.is_list(column) or pa.types.is_large_list(column) else "number"
 
 
-def _orders(table: pa.Table) -> np.ndarray:
+def _orders(table: pa.ParquetTable) -> np.ndarray:
     """`Position.order` of every row; a table without `phase` holds rounds.
 
     Raises `KeyError` without a column `done`.

@@ -263,10 +263,10 @@ class Storage:
 
     def _have(self, name: str, info: Any, fixed: Sequence[str]) -> bool:
         try:
-            found = (self.folder / name).stat()
+            status = (self.folder / name).stat()
         except FileNotFoundError:
             return False
-        return found.st_size == info.size and (name.split("/")[0] in fixed or found.st_mtime_ns == info.mtime_ns)
+        return status.st_size == info.size and (name.split("/")[0] in fixed or status.st_mtime_ns == info.mtime_ns)
 
     def _download(self, name: str, info: Any) -> None:
         path = self.folder / name
@@ -281,11 +281,11 @@ class Storage:
     # looking ------------------------------------------------------------------------------------
     def _list(self, kinds: Sequence[str]) -> dict[str, Any]:
         """Files of these parts: name relative to the run, pyarrow's `FileInfo`."""
-        found = []
+        entries = []
         for top in self._children(self.path):
             if top.base_name in kinds:
-                found += [top] if top.is_file else self._children(top.path, recursive=True)
-        names = {info.path.partition(f"{self.path.strip('/')}/")[2]: info for info in found if info.is_file}
+                entries += [top] if top.is_file else self._children(top.path, recursive=True)
+        names = {info.path.partition(f"{self.path.strip('/')}/")[2]: info for info in entries if info.is_file}
         return {name: info for name, info in names.items() if not hidden(name)}
 
     def _read(self, name: str) -> bytes:

@@ -30,7 +30,7 @@ CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # of a sys
 Role = Literal["old", "new"]
 
 
-def aside_of(target: Path) -> Path:
+def staging_folder(target: Path) -> Path:
     """Where a run grows that is to replace the one at `target`."""
     return target.with_name(f"{target.name}.new")
 
@@ -48,8 +48,8 @@ def unmark(folder: Path) -> None:
 def role(folder: Path, target: Path) -> Role | None:
     """What `folder` is in a swap at `target`; None: flray did not make it for one."""
     try:
-        found = json.loads((folder / MARK).read_text())
-        return found["role"] if found["of"] == target.name and found["role"] in ("old", "new") else None
+        record = json.loads((folder / MARK).read_text())
+        return record["role"] if record["of"] == target.name and record["role"] in ("old", "new") else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -57,8 +57,8 @@ def role(folder: Path, target: Path) -> Role | None:
 def hidden(target: Path) -> list[Path]:
     """The folders of replaced runs of `target` that are on their way out."""
     try:
-        found = [(HIDDEN.fullmatch(path.name), path) for path in target.parent.iterdir()]
-        return sorted(path for name, path in found if name is not None and name[1] == target.name)
+        names = [(HIDDEN.fullmatch(path.name), path) for path in target.parent.iterdir()]
+        return sorted(path for name, path in names if name is not None and name[1] == target.name)
     except OSError:
         return []
 
@@ -70,25 +70,25 @@ def is_hidden(folder: Path) -> bool:
 
 def is_replaced(folder: Path) -> bool:
     """Whether another run has taken the place of the one in `folder`, which a kill kept from being removed."""
-    found = HIDDEN.fullmatch(folder.name)
-    target = folder.with_name(found[1] if found else folder.name.removesuffix(".new"))
-    return target != folder and target.exists() and (found is not None or role(folder, target) == "old")
+    match = HIDDEN.fullmatch(folder.name)
+    target = folder.with_name(match[1] if match else folder.name.removesuffix(".new"))
+    return target != folder and target.exists() and (match is not None or role(folder, target) == "old")
 
 
-def swap(target: Path, aside: Path) -> Path:
-    """The run at `aside` takes the place of the one at `target`; returns where that one is now.
+def swap(target: Path, staging: Path) -> Path:
+    """The run at `staging` takes the place of the one at `target`; returns where that one is now.
 
     Raises `OSError` where a folder cannot be renamed; both are then where they were.
     """
     old = _hidden_name(target)
     mark(target, "old", target)
     try:
-        if exchange(target, aside):
-            aside.rename(old)
+        if exchange(target, staging):
+            staging.rename(old)
         else:
             target.rename(old)
             try:
-                aside.rename(target)
+                staging.rename(target)
             except OSError:
                 old.rename(target)
                 raise
@@ -114,21 +114,21 @@ def mend(target: Path) -> str:
 
     A folder that a living process holds is left alone. Raises `OSError` where a folder cannot be renamed.
     """
-    aside, olds = aside_of(target), hidden(target)
-    concerned = [path for path in (target, aside, *olds) if is_hidden(path) or role(path, target) is not None]
+    staging, olds = staging_folder(target), hidden(target)
+    concerned = [path for path in (target, staging, *olds) if is_hidden(path) or role(path, target) is not None]
     if not concerned or any(holder(path) is not None for path in concerned):
         return ""
     said = ""
     with contextlib.suppress(FileNotFoundError):  # another process mends it as well
         if not os.path.lexists(target):
-            complete = [path for path in (aside, *olds) if role(path, target) == "old"]
+            complete = [path for path in (staging, *olds) if role(path, target) == "old"]
             if complete:
                 complete[0].rename(target)
                 said = f"{target}: its replacement was cut short; the run that was to be replaced is back in its place"
         if target.is_dir():
             unmark(target)
-            if role(aside, target) == "old":
-                discard(aside, target)
+            if role(staging, target) == "old":
+                discard(staging, target)
         for path in olds:
             if path.is_dir() and (target.is_dir() or role(path, target) is None):
                 discard(path, target)
@@ -139,8 +139,8 @@ def interrupted(target: Path) -> list[Path]:
     """The folders of a swap at `target` that lost it: nothing has that name, and these hold its runs."""
     if os.path.lexists(target):
         return []
-    roles = {path: role(path, target) for path in (aside_of(target), *hidden(target))}
-    return [path for path, found in roles.items() if found is not None] if "old" in roles.values() else []
+    roles = {path: role(path, target) for path in (staging_folder(target), *hidden(target))}
+    return [path for path, in_swap in roles.items() if in_swap is not None] if "old" in roles.values() else []
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -160,13 +160,13 @@ def exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(one))
 
 
-def is_room(aside: Path, target: Path) -> bool:
-    """Whether `aside` is free for a run that is to replace `target`: nothing, an empty folder, or a marked one."""
-    if not os.path.lexists(aside):
+def is_free(staging: Path, target: Path) -> bool:
+    """Whether `staging` is free for a run that is to replace `target`: nothing, an empty folder, or a marked one."""
+    if not os.path.lexists(staging):
         return True
-    if not aside.is_dir() or aside.is_symlink():
+    if not staging.is_dir() or staging.is_symlink():
         return False
-    return role(aside, target) is not None or all(item.name.startswith((LOCK, MARK)) for item in aside.iterdir())
+    return role(staging, target) is not None or all(item.name.startswith((LOCK, MARK)) for item in staging.iterdir())
 
 
 def _hidden_name(target: Path) -> Path:

@@ -33,7 +33,7 @@ def rows(tally: Mapping[tuple[str, str], Counts], when: Mapping[str, Any]) -> li
 
 
 def _columns(counts: Counts) -> dict[str, Any]:
-    found = {
+    columns = {
         "total": counts.examples,
         "right": int(counts.right.sum()),
         "covered": counts.covered,
@@ -41,7 +41,7 @@ def _columns(counts: Counts) -> dict[str, Any]:
         "class_total": counts.total.tolist(),
         "class_right": counts.right.tolist(),
     }
-    return found if counts.tasks is None else {**found, "predicted_tasks": counts.tasks.tolist()}
+    return columns if counts.tasks is None else {**columns, "predicted_tasks": counts.tasks.tolist()}
 
 
 def with_numbers(table: pandas.DataFrame) -> pandas.DataFrame:

@@ -215,8 +215,8 @@ class MlflowRun:
             self.id = id
             return id
         title = self.options.experiment or experiment.name
-        found = self.client.get_experiment_by_name(title)
-        home = self.client.create_experiment(title) if found is None else found.experiment_id
+        existing = self.client.get_experiment_by_name(title)
+        home = self.client.create_experiment(title) if existing is None else existing.experiment_id
         tags = {"algorithm": algorithm_name(experiment.algorithm)}
         self.id = str(self.client.create_run(home, run_name=name, tags=tags).info.run_id)
         values = [Param(key, str(value)[:500]) for key, value in dotted(experiment.dump()).items()]

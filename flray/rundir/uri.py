@@ -58,8 +58,8 @@ def _find(uri: str, scheme: str) -> tuple[Any, str]:
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 
     try:
-        found: tuple[Any, str] = FileSystem.from_uri(uri)
-        return found
+        pair: tuple[Any, str] = FileSystem.from_uri(uri)
+        return pair
     except ValueError as error:  # also of a malformed URI
         if "Unrecognized filesystem" not in str(error):
             raise

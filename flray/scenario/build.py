@@ -54,7 +54,7 @@ def build(
             parts[task] = held_out.of_clients(part, validation.fraction, seed, task)
         elif server_held is not None:
             mine = server_held[sequence[task].has(dataset.train)[server_held]]
-            parts[task] = part._replace(held=mine.astype(part.indices.dtype))
+            parts[task] = part._replace(held_out=mine.astype(part.indices.dtype))
     _note_empty(parts, config, tasks)
     if tasks is None and not dataset.source_of:
         return Scenario.ordinary(parts[0], dataset.num_classes)
@@ -123,8 +123,8 @@ def _tests(dataset: Dataset, sequence: list[Part], parts: list[Partition]) -> li
     """Every task's own test set, or its validation split. Raises `DataError` for one without a sample."""
     found = []
     for task, (of, part) in enumerate(zip(sequence, parts, strict=True)):
-        if part.held is not None:
-            tested = TestSet("train", np.asarray(part.held, np.int64), task)
+        if part.held_out is not None:
+            tested = TestSet("train", np.asarray(part.held_out, np.int64), task)
         else:
             tested = TestSet("test", np.flatnonzero(of.has(dataset.test)), task)
         if tested.samples is None or not len(tested.samples):
@@ -137,9 +137,9 @@ def _tests(dataset: Dataset, sequence: list[Part], parts: list[Partition]) -> li
 def by_source(dataset: Dataset, part: Partition) -> dict[str, TestSet]:
     """The test sets of a data set whose sources are tasks with classes of their own: all together, and each source's by
     its name (of the validation split `val-NAME`). Raises `DataError` for one without a sample."""
-    split: Literal["train", "test"] = "test" if part.held is None else "train"
+    split: Literal["train", "test"] = "test" if part.held_out is None else "train"
     source = getattr(dataset, split).source
-    rows = np.arange(len(source)) if part.held is None else np.asarray(part.held, np.int64)
+    rows = np.arange(len(source)) if part.held_out is None else np.asarray(part.held_out, np.int64)
     found = {}
     for number, name in enumerate(dataset.sources):
         mine = rows[source[rows] == number]

@@ -71,17 +71,19 @@ class Drifting:
         self.drift, self.labels, self.draw = drift, labels, draw
         self.world = World(seed, population, num_classes)
 
-    def kept(self, clock: Moment, members: range | Array, clients: Sequence[int], held: Sequence[Array]) -> list[Array]:
-        """What each of the clients keeps of the samples `held` (each [n_k], of the stage's partition), in their order.
+    def remaining(
+        self, clock: Moment, members: range | Array, clients: Sequence[int], samples: Sequence[Array]
+    ) -> list[Array]:
+        """The `samples` of each client (each [n_k], of the stage's partition) that the drift leaves, in their order.
 
-        `members`: the clients that hold samples in the task.
+        `members`: the clients that have samples in the task.
         """
         round = round_of(clock)
         if not self.drift.active(round):
-            return list(held)
+            return list(samples)
         draw = functools.partial(self.draw, clock, members) if clock.phase == "round" else None
         now = Now(round, self.world, draw or (lambda: np.asarray(members)))
-        return [self._of(now, clock.task, *pair) for pair in zip(clients, held, strict=True)]
+        return [self._of(now, clock.task, *pair) for pair in zip(clients, samples, strict=True)]
 
     def _of(self, now: Now, task: int, client: int, samples: Array) -> Array:
         stays = np.ones(len(samples), bool)
@@ -122,10 +124,11 @@ def drift_table(scenario: Scenario, clocks: Iterable[Moment]) -> pandas.DataFram
             continue
         members = scenario.members(clock.task)
         cohort = np.sort(drifting.draw(clock, members)).tolist()
-        held = [scenario.partitions[clock.task].client(k) for k in cohort]
-        for client, before, after in zip(cohort, held, drifting.kept(clock, members, cohort, held), strict=True):
+        before_drift = [scenario.partitions[clock.task].client(k) for k in cohort]
+        left = drifting.remaining(clock, members, cohort, before_drift)
+        for client, before, after in zip(cohort, before_drift, left, strict=True):
             counts = [
-                np.bincount(drifting.labels[left], minlength=drifting.world.num_classes) for left in (after, before)
+                np.bincount(drifting.labels[own], minlength=drifting.world.num_classes) for own in (after, before)
             ]
             kept, of = (count[counts[1] > 0] for count in counts)
             same = [np.full(len(of), value) for value in (clock.done + 1, clock.task, client)]

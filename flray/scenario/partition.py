@@ -28,18 +28,18 @@ class PartitionWarning(UserWarning):
 class Partition(NamedTuple):
     """Sample numbers of client k: `indices[offsets[k]:offsets[k + 1]]` (int32 or int64; offsets int64 [N + 1]).
 
-    `held` are the training samples that no client has: the validation split.
+    `held_out` are the training samples that no client has: the validation split.
     """
 
     indices: Array
     offsets: Array
-    held: Array | None = None
+    held_out: Array | None = None
 
     @property
     def arrays(self) -> dict[str, Array]:
         """What lies on disk, by name."""
-        found = {"indices": self.indices, "offsets": self.offsets}
-        return found if self.held is None else {**found, "held": self.held}
+        arrays = {"indices": self.indices, "offsets": self.offsets}
+        return arrays if self.held_out is None else {**arrays, "held": self.held_out}
 
     @property
     def num_clients(self) -> int:
@@ -65,9 +65,9 @@ class Partition(NamedTuple):
         view: Array = self.indices[self.offsets[k] : self.offsets[k + 1]]
         return view
 
-    def only(self, kept: Array) -> Partition:
-        """The same clients with those of their samples that are marked in `kept` (bool, one a training sample)."""
-        stays = kept[self.indices]
+    def only(self, mask: Array) -> Partition:
+        """The same clients with those of their samples that are marked in `mask` (bool, one a training sample)."""
+        stays = mask[self.indices]
         return Partition(self.indices[stays], np.concatenate([[0], np.cumsum(stays)])[self.offsets])
 
     def save(self, folder: Path | str, config: PartitionConfig | None = None) -> None:
@@ -78,7 +78,7 @@ class Partition(NamedTuple):
             "clients": self.num_clients,
             "empty": int((self.sizes == 0).sum()),
             "samples": len(self.indices),
-            "held": 0 if self.held is None else len(self.held),
+            "held": 0 if self.held_out is None else len(self.held_out),
             "config": config.model_dump(mode="json") if config else None,
         }
         write(folder / "partition.json", note, {f"partition_{name}": array for name, array in self.arrays.items()})
@@ -125,7 +125,7 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
     except (ValueError, EOFError, OSError) as error:
         why = " ".join(str(error).split())
         raise DataError(f"partition in {folder} is damaged ({why}); a resume of the run makes it again") from error
-    partition = Partition(**arrays)
+    partition = Partition(arrays["indices"], arrays["offsets"], arrays.get("held"))
     if verify and partition.hash != note["hash"]:
         raise DataError(
             f"partition in {folder} was changed: its checksum is {partition.hash} and partition.json says "

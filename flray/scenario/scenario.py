@@ -71,7 +71,7 @@ class Scenario:
     def ordinary(cls, partition: Partition, num_classes: int) -> Scenario:
         """One stage of all classes, tested on the partition's validation split, where there is none on the test set."""
         classes = np.arange(num_classes)
-        held = partition.held
+        held = partition.held_out
         tests = {"test": TestSet("test")} if held is None else {"val": TestSet("train", np.array(held, np.int64))}
         return cls([Stage(0, "all classes", classes, classes, tests)], [partition])
 
@@ -97,7 +97,7 @@ class Scenario:
         asked = np.asarray(clients, np.int64)
         held = [partition.client(k) for k in asked.tolist()]
         if self.drift is not None:
-            held = self.drift.kept(clock, self.members(clock.task), asked.tolist(), held)
+            held = self.drift.remaining(clock, self.members(clock.task), asked.tolist(), held)
         stays = np.array([everyone or len(share) > 0 for share in held], bool)
         kept = [share for share in held if len(share)]
         indices = np.concatenate(kept) if kept else np.zeros(0, partition.indices.dtype)

@@ -111,31 +111,31 @@ def finished(
     to the part that is kept. `drawn` takes one of the later sentences, the last left out, which may not be whole.
     """
 
-    def made(dropped: str, text: str = "", later: str = "", tokens: int = 0) -> Text:
+    def text_of(dropped: str, text: str = "", later: str = "", tokens: int = 0) -> Text:
         score = float(np.mean(scores[:tokens])) if tokens else float("nan")
         return Text(number, sentence or "", text, later, score, tokens, dropped)
 
     body = generated.lstrip()
     lead = generated[: len(generated) - len(body)]
     if "\n" in lead and not template.new_line:
-        return made("begins with a line break")
+        return text_of("begins with a line break")
     stop = end(body, template, ended)
     if stop < 0:
-        return made("no end")
+        return text_of("no end")
     text, rest = body[:stop].strip(), body[stop:]
     if not text:
-        return made("empty")
+        return text_of("empty")
     later = ""
     if template.later is not None:
         more = sentences(rest)
         if len(more) < 2:
-            return made("no later sentence")
+            return text_of("no later sentence")
         later = more[int(drawn.integers(len(more) - 1))]
     if any(bad in part for bad in template.bad for part in (text, later)):
-        return made("holds what it must not")
+        return text_of("holds what it must not")
     tokens = _count(len(lead) + len(text), len(scores), prefix)
     whole = f"{begin.opening} {text}" if begin.opening else text[:1].upper() + text[1:]
-    return made(KEPT, whole, later, tokens)
+    return text_of(KEPT, whole, later, tokens)
 
 
 def _count(letters: int, most: int, prefix: Callable[[int], str]) -> int:

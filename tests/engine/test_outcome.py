@@ -193,13 +193,13 @@ def test_a_validation_split_takes_the_place_of_the_test_set(ray_cluster, tmp_pat
     experiment, rounds = run.experiment, run.rounds
     assert not [name for name in rounds if name.startswith("test/")]
     partition = load_partition(tmp_path / "v" / "partition")
-    assert not set(partition.held) & set(partition.indices)
+    assert not set(partition.held_out) & set(partition.indices)
     dataset = load_dataset(experiment.data)
     network = build_model(experiment.model, dataset.input_shape, dataset.num_classes, 0)
     network.load_state_dict(load_file(tmp_path / "v" / "model.safetensors"))
-    x = torch.from_numpy(np.array(dataset.train.x[partition.held]))
+    x = torch.from_numpy(np.array(dataset.train.x[partition.held_out]))
     with torch.no_grad():
-        right = (network.eval()(x).argmax(dim=1).numpy() == dataset.train.y[partition.held]).mean()
+        right = (network.eval()(x).argmax(dim=1).numpy() == dataset.train.y[partition.held_out]).mean()
     assert rounds["val/acc"].iloc[-1] == pytest.approx(right)
 
 

@@ -126,7 +126,7 @@ def test_the_loss_around_a_model_is_computed_once(pilots: list[Run], tmp_path: P
     """At the cross it is `test/loss` (train is test here); the last round's model is the final one; numbers that lie
     beside the picture are drawn as they are, and computed again where something else is asked."""
     runs, kept = [pilots[0], pilots[2]], tmp_path / "loss.parquet"
-    figure = landscape(runs, points=3, span=0.5, kept=kept)
+    figure = landscape(runs, points=3, span=0.5, stored=kept)
     table = pandas.read_parquet(kept)
     assert len(table) == 18 and table["samples"].unique().tolist() == [150]
     middle = table[(table["x"] == 0) & (table["y"] == 0)].set_index("run")
@@ -158,7 +158,7 @@ def test_the_loss_around_a_model_is_computed_once(pilots: list[Run], tmp_path: P
         assert words in str(CliRunner().invoke(app, ["figure", "landscape", str(runs[0].folder), wrong]).exception)
     kept.write_bytes(b"no table")
     with pytest.raises(ConfigError, match=r"loss.parquet cannot be read"):
-        landscape(runs, points=3, kept=kept)
+        landscape(runs, points=3, stored=kept)
 
 
 def test_curves_png(pilots: list[Run], tmp_path: Path) -> None:

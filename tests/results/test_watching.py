@@ -46,7 +46,7 @@ def watched(place: Path | str, changes: list[Callable[[], object]], seconds: flo
 
 
 def owner(pid: int, **other: object) -> Owner:
-    return Owner.here()._replace(pid=pid, **other)  # type: ignore[arg-type]
+    return Owner.this_process()._replace(pid=pid, **other)  # type: ignore[arg-type]
 
 
 def held_by(path: Path, who: Owner) -> None:

@@ -236,7 +236,7 @@ def test_reading_brings_who_held_what_also_when_another_run_has_taken_the_name(r
         mirror.clear()  # as a run does that takes another one's place
         time.sleep(1.1 * ("s3" in uri))  # where times are whole seconds
         mirror.push((*DRIVER, *SERVER))
-        assert flray.load(uri).held.loc[1].tolist() == numbers
+        assert flray.load(uri).partition_table.loc[1].tolist() == numbers
 
 
 def test_the_runs_of_a_storage_are_found(run, base, tmp_path):

@@ -174,7 +174,7 @@ def test_of_two_that_find_a_dead_owner_one_gets_it(tmp_path, monkeypatch):
     """The other one writes its record between this one's and this one's second look."""
     FolderLock.acquire(tmp_path)
     pretend(tmp_path, started=-1)
-    rival = Owner.here()
+    rival = Owner.this_process()
     monkeypatch.setattr(locks.time, "sleep", lambda _: (tmp_path / NAME).write_text(json.dumps(rival._asdict())))
     with pytest.raises(CheckpointError, match="in use"):
         FolderLock.acquire(tmp_path)

@@ -12,7 +12,7 @@ from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError
 from flray.rundir import recorder
 from flray.rundir.parts import RowsMissingWarning
-from flray.rundir.recorder import Recorder, Table
+from flray.rundir.recorder import ParquetTable, Recorder
 
 
 def after(done, phase="round"):
@@ -21,7 +21,7 @@ def after(done, phase="round"):
 
 @pytest.fixture
 def table(tmp_path):
-    return Table(tmp_path / "rounds")
+    return ParquetTable(tmp_path / "rounds")
 
 
 def read(table):
@@ -86,7 +86,7 @@ def test_half_written_files_are_not_read(table):
     table.flush()
     (table.folder / ".part-0000.parquet.tmp").write_bytes(b"torn")
     assert read(table)["done"].tolist() == [1]
-    assert Table(table.folder)._schema.keys() == {"done"}
+    assert ParquetTable(table.folder)._schema.keys() == {"done"}
 
 
 @pytest.mark.parametrize("until", [0, 2, 3, 4, 7])
@@ -95,7 +95,7 @@ def test_keep_until_drops_what_a_resume_computes_again(table, monkeypatch, until
     for done in range(1, 8):
         table.append([{"done": done, "x": float(done)}], done)
     table.flush()
-    again = Table(table.folder)
+    again = ParquetTable(table.folder)
     again.keep(after(until))
     for done in range(until + 1, 9):
         again.append([{"done": done, "x": -float(done)}], done)
@@ -108,11 +108,11 @@ def test_keep_until_drops_what_a_resume_computes_again(table, monkeypatch, until
 
 def test_a_folder_whose_name_looks_like_a_partition_adds_no_column(tmp_path):
     """Sweeps name folders lr=0.1; pyarrow takes that for a column of its own."""
-    table = Table(tmp_path / "lr=0.1" / "rounds")
+    table = ParquetTable(tmp_path / "lr=0.1" / "rounds")
     for done in (1, 2, 3):
         table.append([{"done": done}], done)
     table.flush()
-    again = Table(table.folder)
+    again = ParquetTable(table.folder)
     again.keep(after(2))
     again.append([{"done": 3, "new": 1.0}], 3)
     again.flush()

@@ -139,7 +139,7 @@ def test_a_validation_split_is_by_name_as_well(root):
     tests = made.stages[0].tests
     assert list(tests) == ["val", "val-cola", "val-mnli"] and {test.split for test in tests.values()} == {"train"}
     assert all((d.train.source[tests[f"val-{name}"].samples] == number).all() for number, name in enumerate(SETS))
-    assert sorted(tests["val"].samples.tolist()) == sorted(made.partitions[0].held.tolist())
+    assert sorted(tests["val"].samples.tolist()) == sorted(made.partitions[0].held_out.tolist())
 
 
 def test_glue_takes_label_1_of_each_task_of_a_union(root):

@@ -28,7 +28,7 @@ def test_every_client_gives_its_floor_and_keeps_the_rest(sizes, fraction, seed):
         return
     left = of_clients(whole, fraction, seed)
     assert left.sizes.tolist() == [n - g for n, g in zip(sizes, gives, strict=True)]
-    assert sorted([*left.indices, *left.held]) == list(range(sum(sizes)))
+    assert sorted([*left.indices, *left.held_out]) == list(range(sum(sizes)))
     for k in range(len(sizes)):
         assert set(left.client(k)) <= set(whole.client(k))
     again = of_clients(whole, fraction, seed)
@@ -38,7 +38,7 @@ def test_every_client_gives_its_floor_and_keeps_the_rest(sizes, fraction, seed):
 def test_a_decimal_share_gives_what_it_says():
     """0.29 of 100 is 29; as a floating-point product it is 28.999999999999996."""
     left = of_clients(from_lists([np.arange(100)]), 0.29, 0)
-    assert (len(left.held), left.sizes.tolist()) == (29, [71])
+    assert (len(left.held_out), left.sizes.tolist()) == (29, [71])
 
 
 def test_a_share_that_leaves_nothing_to_train_on_is_refused_with_the_numbers():
@@ -62,8 +62,8 @@ def test_a_clients_draw_does_not_depend_on_the_others():
 def test_a_sample_of_two_clients_is_held_from_both():
     """FedSOL's `empty: previous` gives two clients the same samples: what one gives up, the other must not train on."""
     left = of_clients(from_lists([np.arange(40), np.arange(40)]), 0.25, 0)
-    assert not set(left.held) & set(left.indices)
-    assert set(left.client(0)) | set(left.client(1)) | set(left.held) == set(range(40))
+    assert not set(left.held_out) & set(left.indices)
+    assert set(left.client(0)) | set(left.client(1)) | set(left.held_out) == set(range(40))
 
 
 def test_the_servers_share_is_stratified_and_apart():
@@ -83,5 +83,5 @@ def test_the_held_samples_survive_the_disk_and_count_in_the_hash(tmp_path):
     left = of_clients(whole, 0.2, 0)
     left.save(tmp_path)
     again = load_partition(tmp_path)
-    assert again.held.tolist() == left.held.tolist()
-    assert left._replace(held=left.held[1:]).hash != left.hash
+    assert again.held_out.tolist() == left.held_out.tolist()
+    assert left._replace(held_out=left.held_out[1:]).hash != left.hash

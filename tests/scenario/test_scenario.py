@@ -85,7 +85,7 @@ def test_the_union_is_what_clients_hold_in_any_stage():
 
 
 def test_an_ordinary_scenario_lies_on_disk_as_its_partition(tmp_path):
-    part = partition(held=np.array([3, 4], np.int32))
+    part = partition(held_out=np.array([3, 4], np.int32))
     scenario = Scenario.ordinary(part, 3)
     scenario.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [

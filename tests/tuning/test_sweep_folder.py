@@ -76,7 +76,7 @@ def test_a_process_number_that_is_somebody_elses_now_is_no_driver(tmp_path: Path
 
     The lock on the journal goes with its owner.
     """
-    folder, here = begun(tmp_path / "s"), Owner.here()
+    folder, here = begun(tmp_path / "s"), Owner.this_process()
     (folder / NAME).write_text(json.dumps({**here._asdict(), "pid": 1, "started": 0}))
     (folder / "STATUS").write_text("running: process 1")
     (folder / f"{JOURNAL}.lock").symlink_to(folder / JOURNAL)
@@ -90,7 +90,7 @@ def test_who_lost_the_folder_writes_nothing_more_to_the_study(tmp_path: Path) ->
     lock = FolderLock.acquire(folder)
     studies = Studies(iris_sweep(trials=4), folder, check=lock.check)
     key, *_ = studies.next()
-    (folder / NAME).write_text(json.dumps(Owner.here()._asdict()))  # somebody took over
+    (folder / NAME).write_text(json.dumps(Owner.this_process()._asdict()))  # somebody took over
     before = (folder / JOURNAL).read_bytes()
     with pytest.raises(FolderLostError, match="was taken over by process"):
         studies.report(key, {"round": 1, "val/acc": 0.5})

@@ -30,9 +30,9 @@ class HeadRows(NamedTuple):
 class Frozen(Objective):
     """An objective whose gradient does not reach the tensors of a part, so that neither it nor weight decay moves them.
 
-    The same holds for rows of the head: those that are fixed, and those that no gradient has reached since
-    :meth:`begin`. What moves parameters in other ways (control variates, a server's momentum, noise) does not know of
-    it: the engine puts them back after every local step (:class:`Held`) and at the server (:func:`unmoved`).
+    The same is true for rows of the head: the fixed rows, and the rows that no gradient has reached since
+    :meth:`begin`. Control variates, a server's momentum and noise still change frozen parameters. The engine therefore
+    restores them after every local step (:class:`FrozenCopies`) and at the server (:func:`restore_frozen`).
     """
 
     __slots__ = ("_mask", "_names", "_part", "_reached_rows", "_rows", "_statistics", "_tables")
@@ -118,12 +118,12 @@ class Frozen(Objective):
 
     @contextmanager
     def preserve_scratch(self) -> Iterator[None]:
-        kept, self._reached_rows = self._reached_rows, self._reached_rows.clone()
+        before, self._reached_rows = self._reached_rows, self._reached_rows.clone()
         try:
             with super().preserve_scratch():
                 yield
         finally:
-            self._reached_rows = kept
+            self._reached_rows = before
 
 
 def begin(objective: Objective) -> None:
@@ -137,34 +137,34 @@ def reached_rows(objective: Objective) -> np.ndarray | None:
     return objective.reached_rows.cpu().numpy() if isinstance(objective, Frozen) and objective.has_rows else None
 
 
-class Held:
+class FrozenCopies:
     """A client's copies of what is frozen, to be put back after a step."""
 
-    def __init__(self, objective: Objective, point: tuple[Tensor, Tensor] | None) -> None:
-        """`point`: `(w [P], b [Q])` before the first step; None, and an objective without a frozen part: nothing is
+    def __init__(self, objective: Objective, params: tuple[Tensor, Tensor] | None) -> None:
+        """`params`: `(w [P], b [Q])` before the first step; None, and an objective without a frozen part: nothing is
         held."""
-        self._objective = objective if isinstance(objective, Frozen) and point is not None else None
-        self._kept, self._rows = [], []
-        if self._objective is not None and point is not None:
-            self._kept = [view.clone() for view in self._objective.constants(point[0].detach())]
-            self._rows = [table.clone() for table in self._objective.tables(point[0].detach())]
+        self._objective = objective if isinstance(objective, Frozen) and params is not None else None
+        self._copies, self._rows = [], []
+        if self._objective is not None and params is not None:
+            self._copies = [view.clone() for view in self._objective.constants(params[0].detach())]
+            self._rows = [table.clone() for table in self._objective.tables(params[0].detach())]
 
     def __bool__(self) -> bool:
-        return bool(self._kept or self._rows)
+        return bool(self._copies or self._rows)
 
     def put_back_(self, w: Tensor) -> None:
         """Writes the copies to `w [P]`."""
         objective = self._objective
         if objective is None:
             return
-        if self._kept:
-            torch._foreach_copy_(objective.constants(w.detach()), self._kept)
+        if self._copies:
+            torch._foreach_copy_(objective.constants(w.detach()), self._copies)
         if self._rows:
             stays = objective.staying(objective.reached_rows)
             _put_back_(objective.tables(w.detach()), self._rows, stays)
 
 
-def unmoved(objective: Objective, before: Any, after: Any, reached: Tensor | None = None) -> Any:
+def restore_frozen(objective: Objective, before: Any, after: Any, reached: Tensor | None = None) -> Any:
     """The server's state `after` an exchange, with what is frozen as it was `before`, to the bit.
 
     `reached`: the rows of the head that gradients of the clients or the server reached in it, bool `[C]`; None: none.
@@ -176,16 +176,16 @@ def unmoved(objective: Objective, before: Any, after: Any, reached: Tensor | Non
     w, b = after.w.clone(), after.b.clone()
     pairs = [(objective.constants(w), objective.constants(before.w))]
     pairs.append((objective.constant_statistics(b), objective.constant_statistics(before.b)))
-    for here, there in pairs:
-        if here:
-            torch._foreach_copy_(here, there)
+    for now, earlier in pairs:
+        if now:
+            torch._foreach_copy_(now, earlier)
     tables = objective.tables(w)
     if tables:
-        found = torch.zeros_like(objective.reached_rows) if reached is None else reached.to(objective.device)
-        _put_back_(tables, objective.tables(before.w), objective.staying(found))
+        gradient_rows = torch.zeros_like(objective.reached_rows) if reached is None else reached.to(objective.device)
+        _put_back_(tables, objective.tables(before.w), objective.staying(gradient_rows))
     return after.replace(w=w, b=b)
 
 
-def _put_back_(tables: list[Tensor], kept: list[Tensor], stays: Tensor) -> None:
-    for table, old in zip(tables, kept, strict=True):
+def _put_back_(tables: list[Tensor], before: list[Tensor], stays: Tensor) -> None:
+    for table, old in zip(tables, before, strict=True):
         table.copy_(torch.where(stays[:, None], old, table))

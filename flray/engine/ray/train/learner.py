@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flray.core.messages import Batch, Metrics, Record
-from flray.core.network.frozen import Held, begin
+from flray.core.network.frozen import FrozenCopies, begin
 from flray.core.protocol import seeding
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import SERVER, ClientContext
@@ -81,7 +81,7 @@ class Learner:
         ctx = self.context(clock, len(batches))
         begin(ctx.objective)
         local = self.algorithm.begin(ctx, None, state, None)
-        held = Held(ctx.objective, self.algorithm.model_of(ctx, local))
+        held = FrozenCopies(ctx.objective, self.algorithm.model_of(ctx, local))
         for step, batch in enumerate(batches):
             left = len(self.held(clock)) - step % (len(batches) // self.epochs) * self.batch_size
             mean = self._mean(ctx, state, local, batch, step, min(self.batch_size, left))
