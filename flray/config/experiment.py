@@ -291,7 +291,8 @@ class Experiment(Section):
     @property
     def versions(self) -> tuple[Version, ...]:
         """The algorithm as it is from each round on that changes it."""
-        return versions(self.algorithm, algorithm_name(self.algorithm), self.schedule, self.num_tasks)
+        kind = type(self.algorithm)  # of a script's own module no other process has the name
+        return versions(self.algorithm, ALGORITHMS.name_of(kind) or kind.__name__, self.schedule, self.num_tasks)
 
     @property
     def num_tasks(self) -> int:

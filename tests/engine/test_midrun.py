@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import flray
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
 from flray.api import play, simulate
 from flray.config.loader import load_config
 from flray.config.schedule import in_force
@@ -44,6 +46,19 @@ def ran(folder: Path, *words: str, **kw: str) -> tuple[bytes, list[float]]:
 def adam(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adam") / "run"
     return folder, *ran(folder, ADAM)
+
+
+def test_an_algorithm_of_the_users_script_has_versions_where_its_name_is_unknown(monkeypatch):
+    """A server's process gets the class itself; the script that registers its name does not run there."""
+
+    class Growing(FedAvg, frozen=True):
+        pass
+
+    monkeypatch.setitem(ALGORITHMS._table, "growing", Growing)
+    found = experiment(ADAM, algorithm="growing")
+    monkeypatch.delitem(ALGORITHMS._table, "growing")
+    assert [(version.from_round, version.algorithm.optimizer) for version in found.versions] == [(1, "sgd"), (3, "adam")]
+
 
 
 def test_it_changes_at_that_round_and_not_before(adam, tmp_path):
