@@ -95,7 +95,7 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
         return "", rows
     target = _table(kind).get(name)
     if kind == "algorithms":
-        text = inspect.cleandoc(sys.modules[target.__module__].__doc__ or "")
+        text = inspect.cleandoc(_file_doc(target))
         card = cards().get(name, "") if target.__module__.startswith("flray.") else ""
         return f"{text}\n\n{card}".strip(), [_row(hp) for hp in hyperparameters(target)]
     if kind == "models":
@@ -155,11 +155,16 @@ def _table(kind: str) -> Any:
 
 
 def _summary(target: Any, kind: str) -> str:
-    module = sys.modules.get(getattr(target, "__module__", ""))
     # what one is stands at the top of its file, but several drifts share one
     own = inspect.isclass(target) and issubclass(target, BaseModel) and kind != "drifts"
-    text = (module.__doc__ if own and module is not None else inspect.getdoc(target)) or ""
+    text = (_file_doc(target) if own else inspect.getdoc(target)) or ""
     return " ".join(text.strip().split("\n\n")[0].split())
+
+
+def _file_doc(target: Any) -> str:
+    """The docstring of the file that defines a class, also of a stand-in for it."""
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    return getattr(target, "__about__", None) or (module and module.__doc__) or ""
 
 
 def _row(hp: Hyperparameter) -> dict[str, Any]:

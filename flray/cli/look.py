@@ -24,6 +24,7 @@ from flray.cli.show import (
 )
 from flray.cli.unused import refuse_unused
 from flray.core.schema.errors import FlrayError, unknown
+from flray.engine.progress import stage
 
 if TYPE_CHECKING:
     from flray.results.report_page import Lead
@@ -49,10 +50,17 @@ def list_(
 
     `flray list config evaluate`: the keys of a section.
     """
-    from flray.cli.catalog import catalog, detail, page
+    from flray.config.declared import declared_only
 
     own_modules()
     import_modules(imports)
+    with declared_only():
+        _print_list(kind, name, format)
+
+
+def _print_list(kind: str, name: str | None, format: str) -> None:
+    from flray.cli.catalog import catalog, detail, page
+
     if format == "markdown" and kind == "algorithms" and name is None:
         print(page(), end="")
         return
@@ -88,9 +96,9 @@ def doctor(
 
     Trains nothing.
     """
+    from flray.config.declared import check_declared
     from flray.config.loader import load_config
     from flray.core.schema.plain import read
-    from flray.doctor import beside, examine, examine_upload
 
     own_modules()
     content = read(config.read_text(errors="replace"), str(config)) if config.is_file() else None
@@ -98,7 +106,11 @@ def doctor(
     if own:
         names = ", ".join(map(str, own))
         print(f"note: doctor imports these modules, which runs their code: {names}", file=sys.stderr, flush=True)
-    cells = load_config(config, overrides or [], imports or [])
+    check_declared(lambda: load_config(config, overrides or [], imports or []))
+    with stage("loading torch"):
+        from flray.doctor import beside, examine, examine_upload
+
+        cells = load_config(config, overrides or [], imports or [])
     if write_rayignore:
         from flray.engine.ray.job_folder import write_rayignore as write
 

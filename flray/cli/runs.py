@@ -41,17 +41,28 @@ def run(
     `flray run configs/quickstart.yaml algorithm=fedavg,feddf seed=0..4 algorithm.lr=0.1`
     """
     own_modules()
-    with nullcontext() if dry_run else starting(config, overrides or []):
-        from flray.api import simulate
-        from flray.config.grid import grid_rows
-        from flray.config.keys import grid_notes
-        from flray.config.loader import load_config
-        from flray.config.overrides import count_cells
-        from flray.rundir.folder import default_folder
+    from flray.config.declared import check_declared
+    from flray.config.grid import grid_rows
+    from flray.config.keys import grid_notes
+    from flray.config.loader import load_config
+    from flray.config.overrides import count_cells
+    from flray.rundir.folder import check_new, default_folder
+
+    def check() -> None:
+        cells = load_config(config, overrides or [], imports or [])
+        if len(cells) > 1:
+            grid_rows(cells, out or Path("runs") / cells[0].name, overwrite)
+        elif not dry_run:
+            check_new(out or default_folder(cells[0]), overwrite)
+
     count = count_cells(overrides or []) if config.is_file() else 0
+    with stage(f"a grid of {count:,} cells", count > 1):
+        check_declared(check)
     for note in grid_notes(overrides or []):
         print(f"note: {note}", file=sys.stderr)
-    with stage(f"a grid of {count:,} cells", count > 1):
+    with nullcontext() if dry_run else starting(config, overrides or []):
+        from flray.api import simulate
+
         cells = load_config(config, overrides or [], imports or [])
     if len(cells) > 1:
         root = results_folder(out or Path("runs") / cells[0].name, cells[0].storage)
@@ -86,11 +97,19 @@ def pretrain(
     `flray run CONFIG model.weights=runs/pretrained`
     """
     own_modules()
+    from flray.cli.pretrain import pretraining
+    from flray.config.declared import check_declared
+    from flray.rundir.folder import check_new, default_folder
+
+    def check() -> None:
+        checked = pretraining(config, overrides or [], imports or [])
+        check_new(out or default_folder(checked), overwrite)
+
+    check_declared(check)
     with starting(config, overrides or []):
         from flray.api import simulate
-        from flray.cli.pretrain import pretraining
-        from flray.rundir.folder import default_folder
-    experiment = pretraining(config, overrides or [], imports or [])
+
+        experiment = pretraining(config, overrides or [], imports or [])
     folder = results_folder(out or default_folder(experiment), experiment.storage)
     with interruptible(folder):
         simulate(experiment, folder, overwrite=overwrite, progress=True)

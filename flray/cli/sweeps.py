@@ -10,6 +10,7 @@ import typer
 
 from flray.cli.runs import starting
 from flray.cli.show import Imports, console, interruptible, other_algorithm, own_modules, print_table, results_folder
+from flray.core.schema.errors import ConfigError
 from flray.engine.progress import stage
 
 FEW = 5  # seeds below which a paired test says little
@@ -35,14 +36,17 @@ def sweep(
     `flray sweep configs/sweeps/fedsol_rho.yaml trials=40 hours=2`    `flray sweep runs/fedsol_rho --resume`
     """
     own_modules()
-    with starting(config, overrides or [], trials=1):
-        from flray.core.schema.errors import ConfigError
-        from flray.tuning.sweep import default_folder, resume_sweep, run_sweep
-        from flray.tuning.sweep_file import load_sweep
+    from flray.config.declared import check_declared
+    from flray.tuning.sweep_file import load_sweep
 
     if resume and out is not None:
         raise ConfigError("--out: a sweep goes on in its own folder; leave it out")
-    new_sweep = None if resume else load_sweep(config, overrides or [], imports or [])
+    if not resume:
+        check_declared(lambda: load_sweep(config, overrides or [], imports or []))
+    with starting(config, overrides or [], trials=1):
+        from flray.tuning.sweep import default_folder, resume_sweep, run_sweep
+
+        new_sweep = None if resume else load_sweep(config, overrides or [], imports or [])
     folder = config if new_sweep is None else results_folder(out or default_folder(new_sweep), None)
     with interruptible(folder, f"continue with: flray sweep {folder} --resume"):
         if new_sweep is None:
@@ -81,20 +85,23 @@ def ablate(
     The same command goes on where it stopped.
     """
     own_modules()
-    with starting(config, overrides or [], trials=1):
-        from flray.config.loader import load_config
-        from flray.config.overrides import count_cells
-        from flray.core.schema.errors import ConfigError
-        from flray.tuning.ablate import axes, check_comparison, reference_cell, run_grid, write_ablation
+    from flray.config.declared import check_declared
+    from flray.config.loader import load_config
+    from flray.config.overrides import count_cells
+
     count = count_cells(overrides or [])
-    with stage(f"a grid of {count:,} cells", count > 1):
-        cells = load_config(config, overrides or [], imports or [])
-    if len(cells) < 2:
+    if config.is_file() and count < 2:
         raise ConfigError(
             "ablate: give a key several values, e.g. algorithm.lr=0.01,0.1 seed=0..4; one experiment is flray run"
         )
     if concurrency != "auto" and not (concurrency.isdigit() and int(concurrency)):
         raise ConfigError(f"--concurrency {concurrency}: auto, or a number of at least 1")
+    with stage(f"a grid of {count:,} cells", count > 1):
+        check_declared(lambda: load_config(config, overrides or [], imports or []))
+    with starting(config, overrides or [], trials=1):
+        from flray.tuning.ablate import axes, check_comparison, reference_cell, run_grid, write_ablation
+
+        cells = load_config(config, overrides or [], imports or [])
     root = results_folder(out or Path("runs") / f"{cells[0].name}-ablation", cells[0].storage)
     swept = axes(overrides or [])
     against = against or str(

@@ -227,6 +227,11 @@ def _one_line(folder: Path) -> Iterator[None]:
         raise CheckpointError(f"cannot create {folder}: {why}; give another --out") from error
 
 
+def check_new(folder: Path, overwrite: bool = False) -> None:
+    """Raises what :meth:`RunFolder.claim` would raise for a new run, and leaves nothing in the folder."""
+    RunFolder.claim(folder, overwrite=overwrite).release()
+
+
 def default_folder(experiment: Experiment, root: str | Path = "runs") -> Path:
     """`runs/NAME/ALGORITHM-seedS`, the first number free behind it."""
     base = Path(root) / experiment.name / f"{algorithm_name(experiment.algorithm)}-seed{experiment.seed}"

@@ -1,0 +1,188 @@
+"""The table of what classes declare says what the classes say, and a command with a mistake ends without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flray.algorithms import ALGORITHMS
+from flray.cli.catalog import catalog, detail
+from flray.config import declared
+from flray.config.declared import TABLES, StandIns, build_table
+from flray.config.loader import load_config
+from flray.core.schema.errors import FlrayError
+from flray.core.schema.registry import standing_in
+from flray.tuning.sweep_file import load_sweep
+
+ROOT = Path(__file__).parents[2]
+QUICK = ROOT / "configs/quickstart.yaml"
+
+
+@pytest.fixture(scope="module")
+def stand_ins() -> StandIns:
+    """From the table as it is read from a file."""
+    return StandIns(json.loads(json.dumps(build_table())))
+
+
+def test_every_class_of_flray_is_in_the_table(stand_ins):
+    assert not [(t.kind, name) for t in TABLES for name, path in t.own_paths().items() if path not in stand_ins]
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "models", "diagnostics"])
+def test_flray_list_prints_the_same_from_the_table(kind, stand_ins):
+    """Names, docs, options, types, defaults, bounds and search spaces of each."""
+    rows = catalog(kind)
+    details = [detail(kind, row["name"]) for row in rows]
+    with standing_in(stand_ins):
+        assert catalog(kind) == rows
+        assert [detail(kind, row["name"]) for row in rows] == details
+
+
+def test_a_stand_in_has_the_bases_and_class_variables_of_its_class(stand_ins):
+    """`algorithm=NAME` keeps the keys that both classes have from a common base."""
+    for name, path in ALGORITHMS.own_paths().items():
+        kind, stand_in = ALGORITHMS.get(name), stand_ins[path]
+        names = [base.__qualname__ for base in kind.__mro__ if hasattr(base, "model_fields")]
+        assert [base.__qualname__ for base in stand_in.__mro__ if hasattr(base, "model_fields")] == names
+        for variable in ("keeps", "changes_midrun", "centralized", "global_model", "needs_new_classes"):
+            assert getattr(stand_in, variable) == getattr(kind, variable), (name, variable)
+
+
+CONFIGS = [
+    path.relative_to(ROOT)
+    for path in sorted((ROOT / "configs").glob("*/*.yaml"))
+    if path.parent.name not in ("sweeps", "cluster") and path.name[0] != "_" and path.name != "synthesize.yaml"
+]
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=str)
+def test_a_paper_s_configuration_is_the_same_with_stand_ins(file, stand_ins):
+    (cell,) = load_config(ROOT / file)
+    with standing_in(stand_ins):
+        (checked,) = load_config(ROOT / file)
+        assert checked.yaml() == cell.yaml()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.own_paths())
+def test_each_algorithm_is_chosen_with_the_same_keys(name, stand_ins):
+    overrides = {"algorithm": name, "proxy": {"source": "holdout", "size": 100}}
+    (cell,) = load_config(QUICK, overrides)
+    with standing_in(stand_ins):
+        (checked,) = load_config(QUICK, overrides)
+        assert checked.dump() == cell.dump()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.lrr=0.1"],
+        ["algorithm=fedporj"],
+        ["algorithm.lr=-1"],
+        ["algorithm.lr=quick"],
+        ["algorithm.lr=true"],
+        ["algorithm.local_epochs=1.5"],
+        ["algorithm.optimizer=sdg"],
+        ["algorithm.lr=-1", "algorithm.batch_size=0", "algorithm.momentum=1"],
+        ["algorithm.freeze=early"],
+        ["algorithm=fedmemo", "algorithm.rho=0.5"],
+        ["algorithm=fedmemo", "algorithm.detector.rho=2"],
+        ["algorithm=feddf", "proxy=null"],
+        ["model=resnet81"],
+        ["model.hiden=[64]"],
+        ["model=resnet8", "model.norm=layer"],
+        ["hidden=64"],
+        ["diagnostics=diverg"],
+        ["diagnostics=[{name: divergence, no: 1}]"],
+        ["schedule=[{from_round: 5, algorithm.weighting: uniform}]"],
+        ["schedule=[{from_round: 5, algorithm.lr: -1}]"],
+        ["cohort=10", "cohort.size=5"],
+        ["rounds=-1"],
+        ["seed=0..99999"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_has_the_same_line_with_stand_ins(overrides, stand_ins):
+    with pytest.raises(FlrayError) as usual:
+        load_config(QUICK, overrides)
+    with standing_in(stand_ins), pytest.raises(FlrayError) as early:
+        load_config(QUICK, overrides)
+    assert str(early.value) == str(usual.value)
+
+
+@pytest.mark.parametrize(
+    "overrides", [["space.algorithm.rh=auto"], ["space.algorithm.lr={log: [1, 0.1]}"], ["trils=2"]]
+)
+def test_so_has_a_mistake_in_a_sweep(overrides, stand_ins):
+    file = ROOT / "configs/sweeps/fedsol_rho.yaml"
+    with pytest.raises(FlrayError) as usual:
+        load_sweep(file, overrides)
+    with standing_in(stand_ins), pytest.raises(FlrayError) as early:
+        load_sweep(file, overrides)
+    assert str(early.value) == str(usual.value)
+
+
+def test_a_user_s_module_gets_the_classes_themselves(tmp_path, monkeypatch, stand_ins):
+    (tmp_path / "own_kind.py").write_text(
+        "from flray.algorithms import ALGORITHMS\n"
+        "class OwnKind(ALGORITHMS.get('fedprox')):\n    reach: float = 2.0\n"
+        "ALGORITHMS.add('own_kind', OwnKind)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with standing_in(stand_ins):
+            (cell,) = load_config(QUICK, ["algorithm=own_kind", "algorithm.mu=0.5"], ["own_kind"])
+        assert isinstance(cell.algorithm, ALGORITHMS.get("fedprox"))
+    finally:
+        ALGORITHMS._table.pop("own_kind", None)
+
+
+def test_a_table_of_other_sources_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path))
+    assert declared.read_table() is None
+    declared.write_table()
+    assert declared.read_table()
+    monkeypatch.setattr(declared, "fingerprint", lambda: "of other sources")
+    assert declared.read_table() is None
+    (file,) = tmp_path.iterdir()
+    file.write_text("{")
+    assert declared.read_table() is None
+
+
+LOADED = """
+import sys
+from flray.cli import main
+try: main()
+finally: print(*{name.partition(".")[0] for name in sys.modules})
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["list", "algorithms"], 0),
+        (["list", "models", "resnet8"], 0),
+        (["list", "config", "algorithm"], 0),
+        (["run", str(QUICK), "algorithm.lrr=1"], 2),
+        (["run", str(QUICK), "seed=0,0"], 2),
+        (["run", str(QUICK), "algorithm=fedavg", "--import", "no_such_module"], 2),
+        (["run", "no_such_file.yaml"], 2),
+        (["run", str(QUICK), "--out", str(QUICK)], 2),
+        (["sweep", str(QUICK)], 2),
+        (["ablate", str(QUICK)], 2),
+        (["doctor", str(QUICK), "model=resnet81"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_is_named_without_torch_and_ray(arguments, code):
+    declared.write_table()
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert done.returncode == code, done.stderr
+    assert not {"torch", "ray", "optuna"} & set(done.stdout.splitlines()[-1].split())
+    assert code == 0 or (done.stderr.startswith("error: ") and done.stderr.count("\n") == 1)
