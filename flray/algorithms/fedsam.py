@@ -14,7 +14,7 @@ from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, ServerState
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.schema.hp import hp
-from flray.ops.perturb import PartName, around, ascend, check_head, part, still
+from flray.ops.perturb import PartName, ascend, check_head, part, scratch_point, scratch_statistics
 
 
 class FedSAM(FedAvg, frozen=True):
@@ -35,11 +35,11 @@ class FedSAM(FedAvg, frozen=True):
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
-        b = local.b if self.bn_passes == "both" else still(ctx.objective, local.b)
+        b = local.b if self.bn_passes == "both" else scratch_statistics(ctx.objective, local.b)
         there = local.replace(w=self.perturbed(ctx, local, g), b=b)
         return loss, super().gradient(ctx, broadcast, client, there, batch)[1]
 
     def perturbed(self, ctx: Context, local: SGDState, g: Tensor) -> Tensor:
         """w + e `[P]` in scratch; may overwrite `g`."""
-        spans, out = part(ctx.objective, self.perturb).spans, around(ctx.objective, local.w, self.perturb)
+        spans, out = part(ctx.objective, self.perturb).spans, scratch_point(ctx.objective, local.w, self.perturb)
         return ascend(local.w, g, self.rho, spans, eps=self.eps, out=out)

@@ -32,7 +32,17 @@ from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.ops.losses import cross_entropy, kl
-from flray.ops.perturb import Adaptive, PartName, around, ascend, check_head, distance, part, part_gradient, still
+from flray.ops.perturb import (
+    Adaptive,
+    PartName,
+    ascend,
+    check_head,
+    distance,
+    part,
+    part_gradient,
+    scratch_point,
+    scratch_statistics,
+)
 from flray.ops.project import project
 
 BASES: dict[str, type[FedAvg[Any, Any, Any, Any, Any]]] = {
@@ -121,7 +131,7 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
         def shifted(g: Tensor) -> SGDState:
             """The point w + e, e along `g`."""
             return again.replace(
-                w=self.perturbed(ctx, broadcast, local, g, around(ctx.objective, local.w, self.perturb))
+                w=self.perturbed(ctx, broadcast, local, g, scratch_point(ctx.objective, local.w, self.perturb))
             )
 
         here = again = local
@@ -131,7 +141,7 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
             return g_both(here)
         first = g_both(here)[1] if strategy == "S4" else g_prox(here)
         if self.proximal == "kl" or strategy == "S4":  # that pass has moved the statistics, which move once a step
-            again = local.replace(b=still(ctx.objective, local.b))
+            again = local.replace(b=scratch_statistics(ctx.objective, local.b))
         if strategy == "S1":
             return g_local(shifted(first))
         if strategy in ("S3", "S4"):
@@ -173,7 +183,7 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
         if local_loss:
             value, g = super().gradient(ctx, broadcast, client, local.replace(grad=out), batch)
         if proximal:
-            local = local.replace(b=still(ctx.objective, local.b))
+            local = local.replace(b=scratch_statistics(ctx.objective, local.b))
             near, g_p = self.base.proximal(ctx, broadcast, client, local, batch)  # type: ignore[attr-defined]
             value, g = (value + proximal * near, g.add_(g_p, alpha=proximal)) if local_loss else (near, g_p)
         return value, g

@@ -94,7 +94,7 @@ def ascend(
     return out
 
 
-def around(objective: Objective, w: Tensor, name: PartName) -> Tensor:
+def scratch_point(objective: Objective, w: Tensor, name: PartName) -> Tensor:
     """Scratch `[P]` for a point that differs from `w` in a part: it holds `w` outside of it, and anything inside."""
     out = objective.scratch("perturbed", w)
     return out if name == "all" else out.copy_(w)
@@ -145,6 +145,6 @@ def magnitude(
     return out
 
 
-def still(objective: Objective, b: Tensor) -> Tensor:
+def scratch_statistics(objective: Objective, b: Tensor) -> Tensor:
     """A scratch copy of the statistics `b [Q]`, for a pass in train mode that must leave them alone."""
-    return objective.scratch("still statistics", b).copy_(b)
+    return objective.scratch("copied statistics", b).copy_(b)

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
-from flray.ops.perturb import ascend, check_head, distance, magnitude, part, part_gradient, still
+from flray.ops.perturb import ascend, check_head, distance, magnitude, part, part_gradient, scratch_statistics
 from tests.ops.support import normal
 from tests.support.networks import Conv, Mlp, Norm, Tied, build, inputs
 
@@ -189,7 +189,7 @@ def test_a_head_must_exist_and_be_its_own():
 def test_still_is_a_copy():
     objective = Objective(build(Norm))
     _, b = objective.initial()
-    copy = still(objective, b)
+    copy = scratch_statistics(objective, b)
     assert torch.equal(copy, b)
     copy.add_(1)
     assert not torch.equal(copy, b)
