@@ -20,6 +20,7 @@ from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
 from flray.ops.optim import clip_
 from flray.ops.pooling import mean_of_each
+from flray.ops.proximal import ProximalTerm
 
 
 class DynState(ServerState):
@@ -90,14 +91,12 @@ class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], froz
     def clipped(self, g: Tensor) -> Tensor:
         return g if self.clip is None else clip_(g, self.clip)
 
-    def proximal(
-        self, ctx: ClientContext, broadcast: Broadcast, client: DynClient, local: DynLocalState, batch: Batch
-    ) -> tuple[Tensor, Tensor]:
-        """(-<h_k, w> + alpha/2 norm(w - w_g)^2, its gradient `[P]`, scratch) (FedSOL Table 4)."""
-        # not linear + alpha w: near w_g that cancels, and FedSOL blows the rounding up to length rho
-        drift = torch.sub(local.w, broadcast.w, out=ctx.objective.scratch("drift", local.w))
-        g = torch.mul(drift, self.strength(ctx), out=ctx.objective.scratch("proximal gradient", local.w)).sub_(client.h)
-        return 0.5 * self.strength(ctx) * torch.dot(drift, drift) - torch.dot(client.h, local.w), g
+    def proximal_term(
+        self, ctx: ClientContext, broadcast: Broadcast, client: DynClient, local: DynLocalState
+    ) -> ProximalTerm:
+        """-<h_k, w> + alpha/2 norm(w - w_g)^2."""
+        minus_h = torch.neg(client.h, out=ctx.objective.scratch("linear part", local.w))
+        return ProximalTerm(minus_h, broadcast.w, self.strength(ctx))
 
     def end(
         self,
@@ -106,11 +105,9 @@ class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], froz
         client: DynClient,
         local: DynLocalState,
         data: ClientData,
-        used: float = 1.0,
     ) -> tuple[Update, DynClient]:
-        """`used`: the share of h_k that the local steps contained; 1 but under FedSOL (its card says why)."""
         drift = torch.sub(local.w, broadcast.w, out=local.linear)
-        h = torch.mul(client.h, used).sub_(drift, alpha=self.strength(ctx))
+        h = torch.sub(client.h, drift, alpha=self.strength(ctx))
         # a weighted and a plain mean need the models themselves
         sent = Update if self.weighting == "uniform" else EachUpdate
         return sent(local.w, local.b), DynClient.of(self.own_statistics(local.b), h=h)

@@ -24,6 +24,7 @@ from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.ops.control import accumulation
+from flray.ops.proximal import ProximalTerm
 
 
 class NovaState(ServerState):
@@ -56,7 +57,7 @@ class NovaUpdate(Record):
 
 
 class NovaLocalState(SGDState):
-    """FedAvg's local state and, with ccvr, the `correction [P]` dbar - d_k."""
+    """FedAvg's local state and, with ccvr, the `correction [P]` dbar - d_k that every step contains."""
 
     correction: Tensor | None
 
@@ -133,26 +134,17 @@ class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStati
     ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
         if self.mu:
-            g.add_(
-                torch.sub(local.w, broadcast.w, out=ctx.objective.scratch("proximal gradient", local.w)), alpha=self.mu
-            )
+            near = ProximalTerm(anchor=broadcast.w)
+            g.add_(near.gradient(local.w, ctx.objective.scratch("proximal gradient", local.w)), alpha=self.mu)
         if local.correction is not None:
             g.add_(local.correction)
         return loss, g
 
-    def proximal(
-        self,
-        ctx: Context,
-        broadcast: NovaBroadcast,
-        client: NovaClient | OwnStatistics,
-        local: NovaLocalState,
-        batch: Batch,
-    ) -> tuple[Tensor, Tensor]:
-        """(<dbar - d_k, w>, its gradient `[P]`, scratch) (FedSOL Table 4)."""
-        if local.correction is None:
-            raise ConfigError("FedNova's proximal loss <dbar - d_k, w> is that of ccvr: set ccvr to fixed")
-        g = ctx.objective.scratch("proximal gradient", local.w).copy_(local.correction)
-        return torch.dot(g, local.w), g
+    def proximal_term(
+        self, ctx: ClientContext, broadcast: NovaBroadcast, client: NovaClient | OwnStatistics, local: NovaLocalState
+    ) -> ProximalTerm:
+        """<dbar - d_k, w>, the term of `ccvr: fixed`."""
+        return ProximalTerm(linear=local.correction)
 
     def normalizer(self, ctx: Context, steps: int) -> float:
         """a_k of a client that made `steps` local steps."""
@@ -167,16 +159,14 @@ class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStati
         client: NovaClient | OwnStatistics,
         local: NovaLocalState,
         data: ClientData,
-        used: float = 1.0,
     ) -> tuple[NovaUpdate, NovaClient | OwnStatistics]:
-        """`used`: the share of dbar - d_k that the local steps contained; 1 but under FedSOL (its card says why)."""
         a = self.normalizer(ctx, local.moments.steps)
         scale = a * self.learning_rate(ctx) or 1.0  # a client without a step sends 0
         d = torch.sub(broadcast.w, local.w, out=local.grad).div_(scale)
         own = None
         if self.ccvr == "fixed":  # a client without a step keeps what it had
             assert isinstance(client, NovaClient) and local.correction is not None  # of begin
-            own = torch.sub(d, local.correction, alpha=used) if a else client.d.clone()
+            own = torch.sub(d, local.correction) if a else client.d.clone()
         update = NovaUpdate(d, (broadcast.b - local.b).div_(scale), float(local.moments.steps) if self.mu else a, own)
         if self.ccvr == "off":
             return update, super().end(ctx, broadcast, client, local, data)[1]

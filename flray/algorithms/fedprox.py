@@ -5,13 +5,13 @@ Client: min CE(w) + mu/2 norm(w - w_g)^2, over the trainable parameters; the gra
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast
-from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.context import ClientContext
 from flray.core.schema.hp import hp
+from flray.ops.proximal import ProximalTerm
 
 
 class FedProx(FedAvg, frozen=True):
@@ -22,16 +22,12 @@ class FedProx(FedAvg, frozen=True):
     ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
         if self.mu:
-            g.add_(self.drift(ctx, broadcast, local), alpha=self.mu)
+            term = self.proximal_term(ctx, broadcast, client, local)
+            g.add_(term.gradient(local.w, ctx.objective.scratch("proximal gradient", local.w)), alpha=self.mu)
         return loss, g
 
-    def proximal(
-        self, ctx: Context, broadcast: Broadcast, client: OwnStatistics, local: SGDState, batch: Batch
-    ) -> tuple[Tensor, Tensor]:
-        """(1/2 norm(w - w_g)^2, its gradient `[P]`, scratch), without mu (FedSOL Table 4)."""
-        drift = self.drift(ctx, broadcast, local)
-        return 0.5 * torch.dot(drift, drift), drift
-
-    def drift(self, ctx: Context, broadcast: Broadcast, local: SGDState) -> Tensor:
-        """w - w_g `[P]`, scratch."""
-        return torch.sub(local.w, broadcast.w, out=ctx.objective.scratch("proximal gradient", local.w))
+    def proximal_term(
+        self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: SGDState
+    ) -> ProximalTerm:
+        """1/2 norm(w - w_g)^2, without mu."""
+        return ProximalTerm(anchor=broadcast.w)

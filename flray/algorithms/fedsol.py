@@ -12,8 +12,10 @@ S4 (g_l + beta g_p)(w + e_c), e_c from (g_l + beta g_p)(w). S5 (g_l + beta g_p)(
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
@@ -45,14 +47,175 @@ from flray.ops.perturb import (
 )
 from flray.ops.project import project
 
-BASES: dict[str, type[FedAvg[Any, Any, Any, Any, Any]]] = {
-    "kl": FedAvg,
-    "l2": FedProx,
-    "scaffold": Scaffold,
-    "fednova": FedNova,
-    "feddyn": FedDyn,
-    "moon": Moon,
+
+# L_l and L_p (Table 4) ------------------------------------------------------------------------
+@dataclass
+class Losses:
+    """L_l and L_p of one batch: (value, gradient `[P]`) at parameters `w [P]` of a client whose `state` is given.
+
+    Each gradient is scratch: that of L_p stays while L_l's is taken. Batch-norm statistics are updated once a step, by
+    its first pass through the network that updates them; a later pass reads a copy.
+    """
+
+    method: ClassVar[type[FedAvg[Any, Any, Any, Any, Any]]]  # whose server and state L_p comes with
+    options: ClassVar[Mapping[str, Any]] = {}  # of that method
+
+    sol: FedSOL
+    ctx: ClientContext
+    broadcast: Any
+    client: Any
+    state: Any
+    batch: Batch
+    updated: bool = False  # the statistics, in this step
+
+    def local(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """L_l."""
+        return self.sol.local_loss(self.ctx, self.broadcast, self.client, self.next_pass(w), self.batch)
+
+    def proximal(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """L_p."""
+        raise NotImplementedError
+
+    def both(self, w: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+        """L_l + beta L_p."""
+        (loss, g), (near, g_p) = self.local(w), self.proximal(w)
+        return loss + beta * near, g.add_(g_p, alpha=beta)
+
+    def next_pass(self, w: Tensor) -> SGDState:
+        """The client at `w` for a pass in train mode."""
+        b, self.updated = self.copied_statistics() if self.updated else self.state.b, True
+        return self.state.replace(w=w, b=b)  # type: ignore[no-any-return]
+
+    def copied_statistics(self) -> Tensor:
+        return scratch_statistics(self.ctx.objective, self.state.b)
+
+    def gradient_of_proximal(self) -> Tensor:
+        """Scratch `[P]` for the gradient of L_p."""
+        return self.ctx.objective.scratch("proximal gradient", self.state.w)
+
+    def point(self) -> Tensor:
+        """Scratch `[P]` for w + e: it holds w outside of the perturbed part."""
+        return scratch_point(self.ctx.objective, self.state.w, self.sol.perturb)
+
+    @classmethod
+    def contained(cls, client: Any, state: Any, weight: float) -> tuple[Any, Any]:
+        """The client's stored and local state, from which the method's `end` computes what the client and the server
+        keep of L_p, after local steps that contained `weight` L_p."""
+        return client, state
+
+
+class TermLosses(Losses):
+    """L_p of closed form."""
+
+    def proximal(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        term = self.sol.base.proximal_term(self.ctx, self.broadcast, self.client, self.state)  # type: ignore[attr-defined]
+        return term.value(w), term.gradient(w, self.gradient_of_proximal())
+
+
+class ProxLosses(TermLosses):
+    method = FedProx
+
+
+class CorrectionLosses(TermLosses):
+    """L_p is linear: its gradient is the `correction [P]` of the local state."""
+
+    @classmethod
+    def contained(cls, client: Any, state: Any, weight: float) -> tuple[Any, Any]:
+        return client, state.replace(correction=state.correction * weight)
+
+
+class ScaffoldLosses(CorrectionLosses):
+    method = Scaffold
+
+
+class NovaLosses(CorrectionLosses):
+    method, options = FedNova, {"ccvr": "fixed"}
+
+
+class DynLosses(TermLosses):
+    method = FedDyn
+
+    @classmethod
+    def contained(cls, client: Any, state: Any, weight: float) -> tuple[Any, Any]:
+        return client.replace(h=client.h * weight), state
+
+
+class ContrastLosses(Losses):
+    """L_p is MOON's contrastive loss."""
+
+    method = Moon
+
+    def proximal(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.state.replace(w=w, b=self.copied_statistics())
+        return self.sol.base.contrastive(self.ctx, self.broadcast, self.client, state, self.batch)  # type: ignore[attr-defined, no-any-return]
+
+
+class KLLosses(Losses):
+    """L_p is the KL divergence from the global model's prediction, which shares its pass with L_l."""
+
+    method = FedAvg
+
+    @cached_property
+    def target(self) -> Tensor:
+        """The global model's logits `[B, c]` of the classes seen so far."""
+        with torch.no_grad():
+            return self.ctx.seen(self.ctx.objective.at(self.broadcast.w, self.broadcast.b)(self.batch.x))
+
+    def divergence(self, logits: Tensor) -> Tensor:
+        return kl(self.target, self.ctx.seen(logits), self.sol.temperature)
+
+    def proximal(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        _, at = self.target, self.next_pass(w)  # the target first: it binds the same network to the global model
+        return self.ctx.objective.value_and_grad(
+            lambda f: self.divergence(f(self.batch.x)), at.w, at.b, out=self.gradient_of_proximal()
+        )
+
+    def both(self, w: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+        _, at = self.target, self.next_pass(w)
+
+        def loss(f: BoundModel) -> Tensor:
+            logits = f(self.batch.x)
+            return cross_entropy(logits, self.batch.y, self.ctx.classes) + beta * self.divergence(logits)
+
+        return self.ctx.objective.value_and_grad(loss, at.w, at.b, out=self.state.grad)
+
+
+class HeadLosses(KLLosses):
+    """For a perturbed head: g_p of the head alone, then g_l at a point that differs from w in the head. Both passes
+    share their body, so it runs once."""
+
+    def proximal(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        _, objective = self.target, self.ctx.objective
+        self.here = objective.at(w, self.state.b, "train", grad=True)
+        self.z = self.here.features(self.batch.x)
+        value = self.divergence(self.here.head(self.z.detach()))
+        return value.detach(), part_gradient(value, self.here, part(objective, "head"), self.state.grad)
+
+    def point(self) -> Tensor:
+        return self.ctx.objective.scratch("perturbed", self.state.w)  # only its head is read
+
+    def local(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        objective = self.ctx.objective
+        there = objective.at(w, self.state.b, "train_frozen", grad=True)
+        loss = cross_entropy(there.head(self.z), self.batch.y, self.ctx.classes)
+        pairs = zip(self.here.leaves, there.leaves, objective.in_head, strict=True)
+        leaves = [head if in_head else body for body, head, in_head in pairs]
+        return loss.detach(), objective.gradient(loss, leaves, self.state.grad)
+
+
+LOSSES: dict[str, type[Losses]] = {
+    "kl": KLLosses,
+    "l2": ProxLosses,
+    "scaffold": ScaffoldLosses,
+    "fednova": NovaLosses,
+    "feddyn": DynLosses,
+    "moon": ContrastLosses,
 }
+
+
+def with_proximal(local: tuple[Tensor, Tensor], g_p: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """(L_l, its gradient + beta g_p), in the place of the gradient."""
+    return local[0], local[1].add_(g_p, alpha=beta)
 
 
 class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
@@ -90,13 +253,11 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
     @property
     def base(self) -> FedAvg[ServerState, Any, Any, Any]:
         """The method that L_p, the server and the state are taken from (Table 4), with the options that both have."""
-        options: dict[str, Any] = {
-            "fednova": {"ccvr": "fixed"},
-            "feddyn": {"alpha": self.alpha},
-            "moon": {"tau": self.tau},
-        }
-        own = {name: value for name, value in options.get(self.proximal, {}).items() if value is not None}
-        return BASES[self.proximal](**{name: getattr(self, name) for name in FedAvg.model_fields}, **own)
+        losses = LOSSES[self.proximal]
+        shared = {name: getattr(self, name) for name in FedAvg.model_fields}
+        own = {name: getattr(self, name) for name in ("alpha", "tau") if name in losses.method.model_fields}
+        given = {name: value for name, value in own.items() if value is not None}
+        return losses.method(**shared, **given, **losses.options)
 
     def step_cost(self) -> float:
         # for g_l, g_p; of them for both
@@ -110,101 +271,48 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
         self, ctx: ClientContext, broadcast: Broadcast, client: Any, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """(loss, update direction `[P]`) of Table 10."""
-        strategy, beta, target = self.strategy, self.beta, None
-        if self.proximal == "kl" and strategy != "S0":
-            with torch.no_grad():
-                target = ctx.seen(ctx.objective.at(broadcast.w, broadcast.b)(batch.x))
-            if strategy == "S1" and self.perturb == "head":
-                return self.head_only(ctx, broadcast, local, batch, target)
-        mixture = partial(self.mixture, ctx, broadcast, client, batch, target)
+        losses, w, beta = self.losses(ctx, broadcast, client, local, batch), local.w, self.beta
 
-        # each at the weights and statistics of a `point`; g_p stays while another gradient is taken
-        def g_local(point: SGDState) -> tuple[Tensor, Tensor]:
-            return mixture(point, True, 0.0, local.grad)
+        def shifted(g: Tensor) -> Tensor:
+            """w + e, e along `g`."""
+            return self.perturbed(ctx, broadcast, local, g, losses.point())
 
-        def g_prox(point: SGDState) -> Tensor:
-            return mixture(point, False, 1.0, ctx.objective.scratch("proximal gradient", local.w))[1]
+        match self.strategy:
+            case "S0":
+                return losses.local(w)
+            case "S4":
+                return losses.both(shifted(losses.both(w, beta)[1]), beta)
+            case "S5":
+                return losses.both(w, beta)
+        g_p = losses.proximal(w)[1]
+        match self.strategy:
+            case "S1":
+                return losses.local(shifted(g_p))
+            case "S2":
+                return with_proximal(losses.local(w), losses.proximal(shifted(g_p))[1], beta)
+            case "S3":
+                return losses.both(shifted(g_p), beta)
+            case "S6":
+                return with_proximal(losses.local(shifted(g_p)), g_p, beta)
+        loss, g = losses.local(w)
+        return loss, project(g, g_p, "threshold", delta=0.0, out=g)[0]  # Eq. 3
 
-        def g_both(point: SGDState) -> tuple[Tensor, Tensor]:
-            return mixture(point, True, beta, local.grad)
+    def losses(self, ctx: ClientContext, broadcast: Broadcast, client: Any, local: SGDState, batch: Batch) -> Losses:
+        """L_l and L_p on a batch."""
+        shares_body = (self.proximal, self.strategy, self.perturb) == ("kl", "S1", "head")
+        return (HeadLosses if shares_body else LOSSES[self.proximal])(self, ctx, broadcast, client, local, batch)
 
-        def shifted(g: Tensor) -> SGDState:
-            """The point w + e, e along `g`."""
-            return again.replace(
-                w=self.perturbed(ctx, broadcast, local, g, scratch_point(ctx.objective, local.w, self.perturb))
-            )
-
-        here = again = local
-        if strategy == "S0":
-            return g_local(here)
-        if strategy == "S5":
-            return g_both(here)
-        first = g_both(here)[1] if strategy == "S4" else g_prox(here)
-        if self.proximal == "kl" or strategy == "S4":  # that pass has moved the statistics, which move once a step
-            again = local.replace(b=scratch_statistics(ctx.objective, local.b))
-        if strategy == "S1":
-            return g_local(shifted(first))
-        if strategy in ("S3", "S4"):
-            return g_both(shifted(first))
-        loss, g = g_local(shifted(first) if strategy == "S6" else again)
-        if strategy == "projection":
-            return loss, project(g, first, "threshold", delta=0.0, out=g)[0]
-        return loss, g.add_(g_prox(shifted(first)) if strategy == "S2" else first, alpha=beta)
+    def local_loss(
+        self, ctx: ClientContext, broadcast: Broadcast, client: Any, local: SGDState, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """(L_l, its gradient `[P]`, scratch) at the parameters of `local`."""
+        return super().gradient(ctx, broadcast, client, local, batch)
 
     def perturbed(self, ctx: Context, broadcast: Broadcast, local: SGDState, g_p: Tensor, out: Tensor) -> Tensor:
         """w + e_p `[P]` (Eq. 8) in `out`, which is written in the perturbed part alone."""
         chosen = part(ctx.objective, self.perturb)
         scale = None if self.adaptive == "none" else distance(local.w, broadcast.w, chosen, self.adaptive, out)
         return ascend(local.w, g_p, self.rho, chosen.spans, scale, min_norm=self.min_gp_norm, out=out)
-
-    def mixture(
-        self,
-        ctx: ClientContext,
-        broadcast: Broadcast,
-        client: Any,
-        batch: Batch,
-        target: Any,
-        local: SGDState,
-        local_loss: bool,
-        proximal: float,
-        out: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Value and gradient `[P]`, in `out` or the base's scratch, of [local_loss] L_l + proximal L_p at the local
-        model, in one pass for kl, which reads the global model's logits `target [B, c]` of the classes seen so far."""
-        if self.proximal == "kl":
-
-            def loss(f: BoundModel) -> Tensor:
-                logits = f(batch.x)
-                terms = [cross_entropy(logits, batch.y, ctx.classes)] if local_loss else []
-                terms += [proximal * kl(target, ctx.seen(logits), self.temperature)] if proximal else []
-                return torch.stack(terms).sum()
-
-            return ctx.objective.value_and_grad(loss, local.w, local.b, out=out)
-        if local_loss:
-            value, g = super().gradient(ctx, broadcast, client, local.replace(grad=out), batch)
-        if proximal:
-            local = local.replace(b=scratch_statistics(ctx.objective, local.b))
-            near, g_p = self.base.proximal(ctx, broadcast, client, local, batch)  # type: ignore[attr-defined]
-            value, g = (value + proximal * near, g.add_(g_p, alpha=proximal)) if local_loss else (near, g_p)
-        return value, g
-
-    def head_only(
-        self, ctx: ClientContext, broadcast: Broadcast, local: SGDState, batch: Batch, target: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """S1 with the KL and a perturbed head: both passes share their body, so it runs once."""
-        objective = ctx.objective
-        here = objective.at(local.w, local.b, "train", grad=True)
-        z = here.features(batch.x)
-        g_p = part_gradient(
-            kl(target, ctx.seen(here.head(z.detach())), self.temperature), here, part(objective, "head"), local.grad
-        )
-        point = self.perturbed(ctx, broadcast, local, g_p, objective.scratch("perturbed", local.w))
-        there = objective.at(point, local.b, "train_frozen", grad=True)
-        loss = cross_entropy(there.head(z), batch.y, ctx.classes)
-        leaves = [
-            t if in_head else h for h, t, in_head in zip(here.leaves, there.leaves, objective.in_head, strict=True)
-        ]
-        return loss.detach(), objective.gradient(loss, leaves, local.grad)
 
     # server and state: those of the method that L_p is taken from --------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
@@ -225,8 +333,6 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
         return self.base.begin(ctx, broadcast, client, data)
 
     def end(self, ctx: ClientContext, broadcast: Any, client: Any, local: Any, data: ClientData) -> tuple[Any, Any]:
-        base = self.base
-        # their state is what the steps contained besides the correction
-        if isinstance(base, Scaffold | FedNova | FedDyn):
-            return base.end(ctx, broadcast, client, local, data, 0.0 if self.strategy in ("S0", "S1") else self.beta)
-        return base.end(ctx, broadcast, client, local, data)
+        contained = 0.0 if self.strategy in ("S0", "S1") else self.beta
+        client, local = LOSSES[self.proximal].contained(client, local, contained)
+        return self.base.end(ctx, broadcast, client, local, data)

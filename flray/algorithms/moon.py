@@ -57,14 +57,12 @@ class Moon(FedAvg[ServerState, Broadcast, Update, MoonClient], frozen=True):
 
         return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)
 
-    def proximal(
+    def contrastive(
         self, ctx: Context, broadcast: Broadcast, client: MoonClient, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu (FedSOL Table
-        4)."""
+        """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu."""
         out = ctx.objective.scratch("proximal gradient", local.w)
-        # z_p = z_g in round 1: a constant, of which autograd would leave rounding, and FedSOL blow that up to length
-        # rho
+        # z_p = z_g in round 1: a constant, of which autograd would leave rounding
         if ctx.clock.task == ctx.clock.round == 0 and torch.equal(client.w, broadcast.w):
             return torch.full((), math.log(2.0), device=out.device), out.zero_()
         contrast = self.contrast(ctx, broadcast, client, batch)

@@ -22,6 +22,7 @@ from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
 from flray.ops.control import accumulation, mass
 from flray.ops.losses import cross_entropy
+from flray.ops.proximal import ProximalTerm
 
 
 class ScaffoldState(ServerState):
@@ -43,7 +44,7 @@ class ScaffoldUpdate(Update):
 
 
 class ScaffoldLocalState(SGDState):
-    """FedAvg's local state, and the `correction [P]` c - c_k."""
+    """FedAvg's local state, and the `correction [P]` c - c_k that every step contains."""
 
     correction: Tensor
 
@@ -98,17 +99,11 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
         return loss, g.add_(local.correction)
 
-    def proximal(
-        self,
-        ctx: ClientContext,
-        broadcast: ScaffoldState,
-        client: ScaffoldClient,
-        local: ScaffoldLocalState,
-        batch: Batch,
-    ) -> tuple[Tensor, Tensor]:
-        """(<c - c_k, w>, its gradient `[P]`, scratch) (FedSOL Table 4)."""
-        g = ctx.objective.scratch("proximal gradient", local.w).copy_(local.correction)
-        return torch.dot(g, local.w), g
+    def proximal_term(
+        self, ctx: ClientContext, broadcast: ScaffoldState, client: ScaffoldClient, local: ScaffoldLocalState
+    ) -> ProximalTerm:
+        """<c - c_k, w>."""
+        return ProximalTerm(linear=local.correction)
 
     def end(
         self,
@@ -117,10 +112,8 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         client: ScaffoldClient,
         local: ScaffoldLocalState,
         data: ClientData,
-        used: float = 1.0,
     ) -> tuple[ScaffoldUpdate, ScaffoldClient]:
-        """`used`: the share of c - c_k that the local steps contained; 1 but under FedSOL (its card says why)."""
-        c = self.control(ctx, broadcast, client, local, data, used)
+        c = self.control(ctx, broadcast, client, local, data)
         # of sum_k p_k (c_k+ - c_k) / m_k the server makes the plain sum, whoever was skipped
         change = torch.sub(c, client.c, out=local.correction).div_(mass(self.weighting, ctx.num_examples) or 1.0)
         return ScaffoldUpdate(local.w, local.b, change), ScaffoldClient.of(self.own_statistics(local.b), c=c)
@@ -132,11 +125,8 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         client: ScaffoldClient,
         local: ScaffoldLocalState,
         data: ClientData,
-        used: float,
     ) -> Tensor:
-        """c_k+ `[P]`, a new tensor: the mean local gradient, which is what the steps contained besides used (c - c_k).
-
-        That of a client without a step stays."""
+        """c_k+ `[P]`, a new tensor: the mean local gradient, the steps less the correction; c_k without a step."""
         steps = local.moments.steps
         if not steps:
             return torch.clone(client.c)
@@ -144,7 +134,7 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
             return self.full_gradient(ctx, broadcast, data)
         momentum = self.momentum if self.optimizer == "sgd" and self.divisor == "momentum" else 0.0
         c = torch.sub(broadcast.w, local.w).div_(accumulation(steps, momentum) * self.learning_rate(ctx))
-        return c.sub_(local.correction, alpha=used)
+        return c.sub_(local.correction)
 
     def full_gradient(self, ctx: Context, broadcast: ScaffoldState, data: ClientData) -> Tensor:
         """The gradient `[P]`, a new tensor, of the client's mean loss at w_g: a sum over batches of all its samples.

@@ -284,17 +284,17 @@ def test_one_number_more_than_fedavg_goes_up():
 
 
 def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
-    """<dbar - d_k, w>; without ccvr there is none."""
+    """<dbar - d_k, w>; without ccvr the term is 0."""
     objective = Objective(build(Mlp))
     algorithm, ctx = FedNova(ccvr="fixed"), context(objective)
     size = objective.layout.size
     broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()).replace(dbar=normal(size)))
     client = algorithm.init_client(ctx).replace(d=normal(size, seed=1))
     local = algorithm.begin(ctx, broadcast, client, None)
-    value, g = algorithm.proximal(ctx, broadcast, client, local, None)
-    torch.testing.assert_close(g, broadcast.dbar - client.d)
-    torch.testing.assert_close(value, ((broadcast.dbar - client.d) * local.w).sum())
+    term = algorithm.proximal_term(ctx, broadcast, client, local)
+    torch.testing.assert_close(term.gradient(local.w, torch.empty(size)), broadcast.dbar - client.d)
+    torch.testing.assert_close(term.value(local.w), ((broadcast.dbar - client.d) * local.w).sum())
     plain = FedNova()
     broadcast = plain.broadcast(ctx, plain.init_server(ctx, *objective.initial()))
-    with pytest.raises(ConfigError, match="set ccvr to fixed"):
-        plain.proximal(ctx, broadcast, (), plain.begin(ctx, broadcast, (), None), None)
+    term = plain.proximal_term(ctx, broadcast, (), plain.begin(ctx, broadcast, (), None))
+    assert not term.value(local.w) and not term.gradient(local.w, torch.ones(size)).any()

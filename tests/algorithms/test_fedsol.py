@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_so
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.feddyn import DynClient, DynState
 from flray.algorithms.fednova import NovaBroadcast, NovaClient
-from flray.algorithms.fedsol import FedSOL
+from flray.algorithms.fedsol import FedSOL, Losses
 from flray.algorithms.moon import MoonClient
 from flray.algorithms.scaffold import ScaffoldClient, ScaffoldState
 from flray.core.messages import Broadcast, equal
@@ -320,6 +320,19 @@ class Plane(Classifier):
         return self.w.expand(len(x), 2)
 
 
+class QuadraticLosses(Losses):
+    """Those of :class:`Quadratic`; only the first two numbers of a vector are read."""
+
+    def local(self, w):
+        self.state.grad[:2] = torch.tensor(self.sol.h) * (w[:2] - torch.tensor(self.sol.a))
+        return w[:2].sum(), self.state.grad
+
+    def proximal(self, w):
+        g = self.gradient_of_proximal()
+        g[:2] = torch.tensor(self.sol.k) * (w[:2] - self.broadcast.w[:2])
+        return w[:2].sum(), g
+
+
 class Quadratic(FedSOL, frozen=True):
     """L_l = 1/2 (w - a)' diag(h) (w - a) and L_p = 1/2 (w - w_g)' diag(k) (w - w_g)."""
 
@@ -327,12 +340,8 @@ class Quadratic(FedSOL, frozen=True):
     h: tuple[float, float]
     k: tuple[float, float] = (1.0, 1.0)
 
-    def mixture(self, ctx, broadcast, client, batch, target, local, local_loss, proximal, out):
-        a, h, k = (torch.tensor(v) for v in (self.a, self.h, self.k))
-        w, anchor = local.w[:2], broadcast.w[:2]
-        near = k * (w - anchor)
-        out[:2] = (h * (w - a) if local_loss else 0.0) + proximal * near
-        return (w - a).square().sum(), out
+    def losses(self, ctx, broadcast, client, local, batch):
+        return QuadraticLosses(self, ctx, broadcast, client, local, batch)
 
     def play(self, start, anchor):
         """w after `local_epochs` steps from `start`, the global model at `anchor`."""

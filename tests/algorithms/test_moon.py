@@ -97,7 +97,7 @@ def test_the_proximal_gradient_of_round_1_is_exactly_0():
     client = algorithm.init_client(ctx)
     local = algorithm.begin(ctx, broadcast, client, None)
     local.w.add_(0.1)
-    value, g = algorithm.proximal(ctx, broadcast, client, local, Batch(*data[0]))
+    value, g = algorithm.contrastive(ctx, broadcast, client, local, Batch(*data[0]))
     assert float(value) == pytest.approx(math.log(2)) and not g.any()
 
 
@@ -149,7 +149,7 @@ def test_gradient_in_two_weights():
     loss, g = algorithm.gradient(ctx, broadcast, client, local, batch)
     np.testing.assert_allclose(objective.views(g)["scale"].numpy(), mu * expected, rtol=1e-5)
     assert float(loss) == pytest.approx(np.log(3) + mu * term, rel=1e-6)
-    loss, g = algorithm.proximal(ctx, broadcast, client, local, batch)
+    loss, g = algorithm.contrastive(ctx, broadcast, client, local, batch)
     np.testing.assert_allclose(objective.views(g)["scale"].numpy(), expected, rtol=1e-5)
     assert float(loss) == pytest.approx(term, rel=1e-6)
 
@@ -167,7 +167,7 @@ def test_the_proximal_term_is_the_loss_without_cross_entropy():
     moon = Moon(**LOCAL, mu=0.7)
     away = w + 0.2 * torch.randn(w.shape, generator=torch.Generator().manual_seed(2))
     gradients, statistics = [], []
-    for method in (moon.gradient, FedAvg(**LOCAL).gradient, moon.proximal):
+    for method in (moon.gradient, FedAvg(**LOCAL).gradient, moon.contrastive):
         local = moon.start(ctx, away, b)
         _, g = method(ctx, broadcast, client, local, batch)
         assert torch.equal(local.w, away)

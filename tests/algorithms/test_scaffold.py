@@ -204,7 +204,7 @@ def test_twice_the_parameters_travel_each_way():
 
 
 def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
-    """<c - c_k, w> at a point that training has moved to; the gradient is a copy that its reader may overwrite."""
+    """<c - c_k, w> at other parameters than those that training began with."""
     objective = Objective(build(Mlp))
     algorithm, ctx = Scaffold(), context(objective)
     size = objective.layout.size
@@ -212,8 +212,6 @@ def test_proximal_loss_and_its_gradient_are_those_of_the_linear_term():
     client = algorithm.init_client(ctx).replace(c=normal(size, seed=1))
     local = algorithm.begin(ctx, broadcast, client, None)
     local = local.replace(w=local.w + normal(size, seed=2))
-    value, g = algorithm.proximal(ctx, broadcast, client, local, None)
-    torch.testing.assert_close(value, ((broadcast.c - client.c) * local.w).sum())
-    assert torch.equal(g, broadcast.c - client.c)
-    g.zero_()
-    assert torch.equal(algorithm.proximal(ctx, broadcast, client, local, None)[1], broadcast.c - client.c)
+    term = algorithm.proximal_term(ctx, broadcast, client, local)
+    torch.testing.assert_close(term.value(local.w), ((broadcast.c - client.c) * local.w).sum())
+    assert torch.equal(term.gradient(local.w, torch.empty(size)), broadcast.c - client.c)
