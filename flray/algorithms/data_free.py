@@ -57,7 +57,7 @@ class DataFree(FedAvg[Old, Down], frozen=True):
         """The state with what stands in for the data of the old model's classes; its old model is already this one."""
 
     def next_exchange(self, ctx: Context, state: Old) -> Exchange | None:
-        exchanges = [Exchange.on_server("remember", self.remembered)] if self.due(ctx) else []
+        exchanges: list[Exchange[Old]] = [Exchange.on_server("remember", self.remembered)] if self.due(ctx) else []
         if ctx.clock.phase == "round":
             exchanges.append(self.training)
         return exchanges[ctx.clock.exchange] if ctx.clock.exchange < len(exchanges) else None

@@ -127,7 +127,8 @@ class FedMemo(FedAvg[MemoState], frozen=True):
 
     def next_exchange(self, ctx: Context, state: MemoState) -> Exchange | None:
         if ctx.clock.phase == "round" and ctx.clock.exchange == 1 and state.active and self.in_two_phases:
-            return Exchange("proxy", self.with_generators, self.repaired, self.repair)
+            repairing = Exchange("proxy", self.with_generators, self.repaired, self.repair)
+            return repairing
         return super().next_exchange(ctx, state)
 
     @property

@@ -49,7 +49,8 @@ class HerdedExemplars(FedAvg[State, Down, Sent, Owner, Local, Received], frozen=
     def next_exchange(self, ctx: Context, state: State) -> Exchange | None:
         """When a task ends every client with samples of it chooses exemplars, by features of the new model."""
         if (ctx.clock.phase, ctx.clock.exchange) == ("task_end", 0):
-            return Exchange("exemplars", self.model_alone, self.kept, self.keep, who="task")
+            choosing = Exchange("exemplars", self.model_alone, self.kept, self.keep, who="task")
+            return choosing
         return super().next_exchange(ctx, state)
 
     # server -----------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class NearestMeans(FedAvg[MeansState, Broadcast, Update, Stored, Local], frozen=
             return (self.training, self.means_of("cohort"), None)[min(ctx.clock.exchange, 2)]
         return self.means_of("stateful") if (ctx.clock.phase, ctx.clock.exchange) == ("task_end", 0) else None
 
-    def means_of(self, who: Who) -> Exchange:
+    def means_of(self, who: Who) -> Exchange[MeansState, Broadcast, Means, Stored, Means]:
         """The exchange in which clients send the means of what they keep."""
         return Exchange("means", self.broadcast, self.finish_means, self.own_means, who)
 

@@ -86,7 +86,7 @@ class TaskPrediction(Protected[PredictingState, Bases, PredictingClient, Project
         return update, PredictingClient.of(self.own_statistics(local.b), features=client.features)
 
     @property
-    def relating(self) -> Exchange:
+    def relating(self) -> Exchange[PredictingState, Spaces, References, PredictingClient, Related]:
         """Every client that keeps features relates them to all blocks, when a task's own block is there."""
         return Exchange("relate", self.blocks, self.related, self.relate, who="stateful")
 

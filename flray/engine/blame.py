@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flray.core.messages import tensors
+from flray.core.messages import Message, tensors
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import ClientContext
@@ -86,7 +86,7 @@ def ended(call: LastCall) -> TracedError:
 
 
 # inputs that are written into -------------------------------------------------------------------
-def versions(message: Any) -> tuple[int, ...]:
+def versions(message: Message) -> tuple[int, ...]:
     """What torch counts of writes into the tensors of a message; writes behind `.data` or NumPy are not counted."""
     return tuple(
         tensor._version
@@ -99,8 +99,8 @@ def work(
     algorithm: Algorithm,
     exchange: Exchange,
     ctx: ClientContext,
-    broadcast: Any,
-    client: Any,
+    broadcast: Message,
+    client: Message,
     data: ClientData,
     note: Note,
 ) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flray.config.experiment import Experiment
-from flray.core.messages import equal, sendable, to_numpy, to_torch
+from flray.core.messages import Message, equal, sendable, to_numpy, to_torch
 from flray.core.network.frozen import begin, reached_rows
 from flray.core.protocol import last_call, seeding
 from flray.core.protocol.algorithm import Predictor
@@ -75,7 +75,7 @@ class Delivery(NamedTuple):
     its steps, and the rows of the head that gradients of any client reached, bool `[C]` (None: no row is frozen)."""
 
     sent: Sent
-    states: list[Any]
+    states: list[Message]
     steps: list[int]
     rows: np.ndarray | None = None
 
@@ -89,7 +89,7 @@ class Client:
         self._compared: set[str] = set()  # exchanges in which a client of this process left the broadcast as it was
 
     def work(
-        self, chunk: Chunk, exchange: Exchange, broadcast: Any, states: Sequence[Any] | None
+        self, chunk: Chunk, exchange: Exchange, broadcast: Message, states: Sequence[Message] | None
     ) -> tuple[Delivery, list[dict[str, Any]]]:
         """The run's clients one after the other; `broadcast` and the delivery are messages of NumPy arrays.
 
@@ -124,8 +124,8 @@ class Client:
         return Delivery(updates.sent(), new_states, [row["num_steps"] for row in rows], reached), rows
 
     def one(
-        self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Any, stored: Any
-    ) -> tuple[Any, Any, dict[str, Any]]:
+        self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Message, stored: Message
+    ) -> tuple[Message, Message, dict[str, Any]]:
         """The exchange of the run's i-th client: (update or None when it was left out, its state, its row of metrics).
 
         `broadcast` is a message of tensors, `stored` the client's state as the store keeps it.
@@ -165,8 +165,8 @@ class Client:
         self,
         ctx: ClientContext,
         exchange: Exchange,
-        broadcast: Any,
-        state: Any,
+        broadcast: Message,
+        state: Message,
         data: ClientData,
         looking: Looking | None,
     ) -> Trained:
@@ -182,7 +182,7 @@ class Client:
         update, client, metrics = found
         return Trained(update, client, metrics, steps=0, examples=0)
 
-    def _begins(self, chunk: Chunk, i: int, stored: Any) -> tuple[ClientContext, Any, ClientData]:
+    def _begins(self, chunk: Chunk, i: int, stored: Message) -> tuple[ClientContext, Message, ClientData]:
         """(context, state, data) with which the run's i-th client begins, the generator of its modules seeded."""
         numbers = chunk.samples(i)
         ctx = self.context(chunk.clock, int(chunk.held.clients[i]), chunk.weights[i], numbers)
@@ -191,7 +191,7 @@ class Client:
         self.bench.seed_modules(ctx)
         return ctx, state, data
 
-    def _who_wrote(self, chunk: Chunk, i: int, exchange: Exchange, sent: Any, stored: Any) -> str:
+    def _who_wrote(self, chunk: Chunk, i: int, exchange: Exchange, sent: Message, stored: Message) -> str:
         """The error of a client that wrote into the broadcast: its work is done once more to find the method."""
         broadcast, (ctx, state, data) = to_torch(sent, self.bench.objective.device), self._begins(chunk, i, stored)
         run = functools.partial(rehearse, self.bench.at(chunk.clock), exchange, ctx, broadcast, state, data)
@@ -206,7 +206,7 @@ class Client:
         planned = self._planned[size]
         return self.bench.client_context(clock, client, num_steps=planned, num_examples=size, weight=weight)
 
-    def state(self, ctx: ClientContext, stored: Any) -> Any:
+    def state(self, ctx: ClientContext, stored: Message) -> Message:
         """The state that the client of this context begins with: the stored one (NumPy) as tensors, or the algorithm's
         first one."""
         if stored is not None:
@@ -233,7 +233,7 @@ class Client:
 
     # testing ----------------------------------------------------------------------------------
     def personal(
-        self, chunk: Chunk, broadcast: Any, states: Sequence[Any], finetune_epochs: Sequence[int]
+        self, chunk: Chunk, broadcast: Message, states: Sequence[Message], finetune_epochs: Sequence[int]
     ) -> list[dict[str, Any]]:
         """Every client of the run, fine-tuned for each number of epochs from the same start, on its own share of the
         test set."""
@@ -278,8 +278,8 @@ class Client:
         client: int,
         weight: float,
         numbers: np.ndarray,
-        broadcast: Any,
-        state: Any,
+        broadcast: Message,
+        state: Message,
         finetune_epochs: int,
     ) -> Predictor:
         """The client's own predictor after fine-tuning for so many epochs; it may read scratch tensors."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from flray.core.messages import Message
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.context import Context
 from flray.core.protocol.modes import SAMPLE, Mode, Prediction, Reading
@@ -36,7 +37,7 @@ class Pass(NamedTuple):
     """Modes that read a block together: what they read, the forward pass that they share, and their names."""
 
     reads: Reading
-    forward: Any
+    forward: Callable[..., Any]
     modes: Mapping[str, Mode]
 
 
@@ -66,7 +67,9 @@ class Evaluator:
         self.algorithm, self.dataset, self.normalizer, self.block = algorithm, dataset, normalizer, block
         self.meanings = meanings
 
-    def count(self, ctx: Context, published: Any, tests: Mapping[str, TestSet], part: int = 0, parts: int = 1) -> Tally:
+    def count(
+        self, ctx: Context, published: Message, tests: Mapping[str, TestSet], part: int = 0, parts: int = 1
+    ) -> Tally:
         """The counts of one of `parts` contiguous parts of all blocks; a test set without a block in it has none.
 
         `published`: what `Algorithm.published` gives, as tensors on the device.
@@ -102,7 +105,7 @@ class Evaluator:
         return rng(ctx.seed, "test order", name).permutation(self._size(tested))
 
     def _count(
-        self, ctx: Context, published: Any, tested: TestSet, block: Block, order: Array
+        self, ctx: Context, published: Message, tested: TestSet, block: Block, order: Array
     ) -> Iterator[tuple[str, Counts]]:
         before = min(block.start, block.read.reads.size - 1) if block.read.reads.kind == "window" else 0
         split, rows = getattr(self.dataset, tested.split), slice(block.start - before, block.stop)

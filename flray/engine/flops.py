@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from flray.core.messages import Message
 from flray.core.protocol import last_call
 from flray.core.protocol.returned import label
 from flray.engine.client import Chunk, Client, failed
@@ -53,7 +54,7 @@ def largest(chunks: Iterable[Chunk]) -> Chunk:
     return chunk._replace(first=chunk.first + i, weights=(chunk.weights[i],), held=held, previous=previous)
 
 
-def counted(client: Client, chunk: Chunk, broadcast: Any, stored: Any) -> StepFlops:
+def counted(client: Client, chunk: Chunk, broadcast: Message, stored: Message) -> StepFlops:
     """The FLOPs of a step of the one client of `chunk`, from two steps over a few of its samples and over half of them.
 
     `broadcast` is the exchange's broadcast as tensors, `stored` the client's state as the store keeps it.
@@ -68,7 +69,7 @@ def counted(client: Client, chunk: Chunk, broadcast: Any, stored: Any) -> StepFl
     return StepFlops(most - example * read, example)
 
 
-def _step(client: Client, chunk: Chunk, broadcast: Any, stored: Any, size: int) -> tuple[int, int]:
+def _step(client: Client, chunk: Chunk, broadcast: Message, stored: Message, size: int) -> tuple[int, int]:
     """(FLOPs, samples) of the first step of a client that holds only the first `size` of its samples."""
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flray.core.messages import leaves
+from flray.core.messages import Message, leaves
 from flray.core.schema.errors import AlgorithmError, named, shown
 from flray.metrics.names import reserved
 
@@ -50,7 +50,7 @@ def _plain(name: str, value: Any, method: Callable[..., Any]) -> float | list[fl
         ) from None
 
 
-def client_problem(update: Any, state: Any, row: Mapping[str, Any]) -> str | None:
+def client_problem(update: Message, state: Message, row: Mapping[str, Any]) -> str | None:
     """What of a client is NaN or infinite: its loss, its update or its state; None when all is finite."""
     loss = row.get(LOSS)
     if loss is not None and not math.isfinite(loss):
@@ -66,7 +66,7 @@ def model_is_finite(model: tuple[Tensor, Tensor] | None) -> bool:
     return not any(_nonfinite(model or ()))
 
 
-def _nonfinite(message: Any) -> Iterator[str]:
+def _nonfinite(message: Message) -> Iterator[str]:
     """Names of the tensors that hold a NaN or an infinity.
 
     One reduction a tensor: a sum is finite only if its terms are.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from flray.core.messages import Metrics
+from flray.core.messages import Message, Metrics
 from flray.core.network.frozen import FrozenCopies
 from flray.core.protocol import last_call
 from flray.core.protocol.algorithm import Algorithm
@@ -21,8 +21,8 @@ from flray.core.protocol.samples import ClientData
 class Trained(NamedTuple):
     """What local training gives; `steps` and `examples` were really taken and read, whatever was planned."""
 
-    update: Any
-    client: Any
+    update: Message
+    client: Message
     metrics: Metrics
     steps: int
     examples: int
@@ -31,8 +31,8 @@ class Trained(NamedTuple):
 def train(
     algorithm: Algorithm,
     ctx: ClientContext,
-    broadcast: Any,
-    client: Any,
+    broadcast: Message,
+    client: Message,
     data: ClientData,
     looking: Looking | None = None,
 ) -> Trained:
@@ -41,7 +41,7 @@ def train(
     The update may hold scratch tensors of the objective, which the next client overwrites.
     """
 
-    def look(place: Place, local: Any, **seen: Any) -> None:
+    def look(place: Place, local: Message, **seen: Any) -> None:
         if looking is not None and looking.wants(place):
             point = functools.partial(algorithm.model_of, ctx)
             looking.look(ctx, ClientView(place, point, broadcast, client, local, data, steps, **seen))

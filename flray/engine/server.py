@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flray.core.messages import Cohort, is_none, map_tensors, nbytes, nbytes_by_field, sendable, to_numpy, to_torch
+from flray.core.messages import (
+    Cohort,
+    Message,
+    is_none,
+    map_tensors,
+    nbytes,
+    nbytes_by_field,
+    sendable,
+    to_numpy,
+    to_torch,
+)
 from flray.core.messages.packed import Packed
 from flray.core.messages.shared import join, received, split
 from flray.core.network.frozen import begin, reached_rows, restore_frozen
@@ -59,8 +69,8 @@ class Commit(NamedTuple):
     """
 
     position: Position
-    state: Any
-    memory: dict[str, Any]
+    state: Message
+    memory: dict[str, Message]
     holders: dict[str, np.ndarray]
 
 
@@ -106,7 +116,7 @@ class Server:
         }
 
     # one exchange -----------------------------------------------------------------------------
-    def plan(self, clock: Clock) -> tuple[Any, Plan | None]:
+    def plan(self, clock: Clock) -> tuple[Message, Plan | None]:
         """(broadcast as NumPy arrays, the exchange) of this moment; None for both when the transaction is over."""
         ctx = self.context(clock)
         with self._half(self.algorithm.next_exchange, clock):
@@ -118,7 +128,7 @@ class Server:
                 )
         return (None, None) if exchange is None else self.broadcast(clock, exchange)
 
-    def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Any, Plan]:
+    def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Message, Plan]:
         """(the exchange's broadcast as NumPy arrays, its plan): in a sequential exchange it is asked anew for every
         turn.
 
@@ -138,7 +148,7 @@ class Server:
         """One of :meth:`parts`."""
         return self.parts()[hash]
 
-    def states(self, clients: Sequence[int]) -> list[Any]:
+    def states(self, clients: Sequence[int]) -> list[Message]:
         return self.client_store.gather(clients)
 
     def stateful(self) -> list[int]:
@@ -197,9 +207,9 @@ class Server:
         self,
         plan: Plan,
         ctx: Context,
-        updates: Any,
+        updates: Message,
         cohort: Cohort,
-        client_states: Sequence[Any],
+        client_states: Sequence[Message],
         reached: Sequence[np.ndarray],
         metrics: dict[str, Any],
     ) -> None:
@@ -209,9 +219,9 @@ class Server:
         """
         exchange, clock = plan.exchange, plan.clock
         with self._half(exchange.finish, clock):
-            given = () if exchange.who == "nobody" else (updates, cohort)
             begin(ctx.objective)
-            found = exchange.finish(ctx, self.state, *given)
+            work = exchange.server_work
+            found = work(ctx, self.state) if work else exchange.finish(ctx, self.state, updates, cohort)
             check(found, ("state", "metrics"), exchange.finish)
             state = sendable(found[0], exchange.finish, "server state")
             own = reached_rows(ctx.objective)
@@ -314,7 +324,7 @@ class Server:
         }
 
     # testing ----------------------------------------------------------------------------------
-    def published(self, clock: Clock) -> Any:
+    def published(self, clock: Clock) -> Message:
         """All that testing reads, as NumPy arrays, for the client actors."""
         with self._half(self.algorithm.published, clock):
             found = self.algorithm.published(self.context(clock), self.state)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flray.config.experiment import CohortConfig, Experiment
 from flray.config.schedule import in_force
-from flray.core.messages import to_torch
+from flray.core.messages import Message, to_torch
 from flray.core.network.frozen import Frozen, HeadRows
 from flray.core.network.networks import objectives
 from flray.core.network.objective import Objective
@@ -280,7 +280,7 @@ class Workbench:
             torch.cuda.manual_seed(seed)
 
     # testing ----------------------------------------------------------------------------------
-    def evaluate(self, published: Any, ctx: Context, part: int = 0, parts: int = 1) -> Tally:
+    def evaluate(self, published: Message, ctx: Context, part: int = 0, parts: int = 1) -> Tally:
         """What is counted in one of `parts` parts of all tests; `published` is a message of arrays or of tensors on any
         device.
 

@@ -22,6 +22,9 @@ from flray.core.messages.records import (
     LocalState as LocalState,
 )
 from flray.core.messages.records import (
+    Message as Message,
+)
+from flray.core.messages.records import (
     Metrics as Metrics,
 )
 from flray.core.messages.records import (

@@ -23,6 +23,8 @@ from flray.core.messages import fields
 from flray.core.schema.errors import AlgorithmError, named, shown
 
 Metrics = Mapping[str, float | Tensor]
+# a record of the algorithm's own class, or a tuple or a mapping of such: the engine passes it on and knows no field
+Message = Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

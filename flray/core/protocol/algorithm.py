@@ -167,7 +167,7 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
         """How many samples a client's stored `client` state names, of an algorithm that `keeps_exemplars`."""
         return 0
 
-    def next_exchange(self, ctx: Context, state: State) -> Exchange | None:
+    def next_exchange(self, ctx: Context, state: State) -> Exchange[State, Any, Any, Stored, Any] | None:
         """The exchange that comes now, `ctx.clock.exchange` of this phase; None: the phase is over.
 
         It is asked before each exchange with the state that the one before left, so a later one may depend on it. By
@@ -176,7 +176,7 @@ class Algorithm(Messages[State, Down, Sent, Stored, Local, Received], AlgorithmS
         return self.training if ctx.clock.phase == "round" and ctx.clock.exchange == 0 else None
 
     @property
-    def training(self) -> Exchange:
+    def training(self) -> Exchange[State, Down, Sent, Stored, Received]:
         """Local training of the cohort, and `aggregate`."""
         return Exchange("train", self.broadcast, self.aggregate)
 

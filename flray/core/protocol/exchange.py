@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, cast
 
-from flray.core.messages import Metrics, Record
+from typing_extensions import TypeVar
+
+from flray.core.messages import Cohort, Metrics, Record
+from flray.core.protocol.context import ClientContext, Context
+from flray.core.protocol.samples import ClientData
 
 Who = Literal["cohort", "task", "stateful", "nobody"] | int
-ServerWork = Callable[..., tuple[Any, Metrics]]  # (ctx, state) -> (the next server state, metrics)
+
+# the messages of an exchange; a bare `Exchange` says nothing of them
+State = TypeVar("State", default=Any)  # the server's state
+Down = TypeVar("Down", default=Any)  # the broadcast
+Sent = TypeVar("Sent", default=Any)  # a client's update
+Stored = TypeVar("Stored", default=Any)  # a client's state
+Received = TypeVar("Received", default=Any)  # the clients' updates, pooled as the fields of `Sent` declare
+
+ServerWork = Callable[[Context, State], tuple[State, Metrics]]  # returns (the next server state, metrics)
 
 
-class Exchange(NamedTuple):
+class Exchange(NamedTuple, Generic[State, Down, Sent, Stored, Received]):
     """Broadcast -> client work -> finish. A round, the beginning and the end of a task are any number of exchanges.
 
     `broadcast(ctx, state)` and `finish(ctx, state, updates, cohort)` are bound methods of the algorithm.
@@ -27,21 +39,26 @@ class Exchange(NamedTuple):
     """
 
     name: str
-    broadcast: Callable[..., Any]
-    finish: Callable[..., Any]
-    client: Callable[..., Any] | None = None
+    broadcast: Callable[[Context, State], Down]
+    finish: Callable[[Context, State, Received, Cohort], tuple[State, Metrics]]
+    client: Callable[[ClientContext, Down, Stored, ClientData], tuple[Sent, Stored, Metrics]] | None = None
     who: Who = "cohort"
     order: Literal["parallel", "sequential"] = "parallel"
 
     @classmethod
-    def on_server(cls, name: str, work: ServerWork) -> Exchange:
+    def on_server(cls, name: str, work: ServerWork[State]) -> Exchange[State, Record]:
         """Work of the server alone: `work(ctx, state)` returns (the next server state, metrics).
 
         No client takes part, nothing is sent, and it is never skipped.
         """
-        return cls(name, _nothing, work, who="nobody")
+        return Exchange(name, _empty, cast(Any, work), who="nobody")  # :attr:`server_work` takes it out again
+
+    @property
+    def server_work(self) -> ServerWork[State] | None:
+        """The work of an exchange without clients, else None."""
+        return cast(ServerWork[State], self.finish) if self.who == "nobody" else None
 
 
-def _nothing(ctx: Any, state: Any) -> Record:
+def _empty(ctx: Context, state: object) -> Record:
     """The broadcast of an exchange without clients."""
     return Record()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from flray.config.experiment import Experiment
+from flray.core.messages import Cohort, Message
 from flray.core.messages.shared import join
 from flray.core.protocol.clock import PHASES, Clock, Phase, Position
 from flray.core.protocol.exchange import Exchange
@@ -106,13 +107,13 @@ class ClientActor(ClientNodes):
         return self._client
 
     def work(
-        self, chunk: Chunk, plan: Plan, broadcast: Any, states: Sequence[Any] | None, *parts: Any
+        self, chunk: Chunk, plan: Plan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
     ) -> tuple[Delivery, list[dict[str, Any]]]:
         """One run of the cohort; `parts` are the broadcast's shared ones, in the order of `plan.shared`."""
         whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
         return self.client.work(chunk, plan.exchange, whole, states)
 
-    def evaluate(self, published: Any, clock: Clock, part: int, parts: int) -> tuple[None, Tally]:
+    def evaluate(self, published: Message, clock: Clock, part: int, parts: int) -> tuple[None, Tally]:
         """One of `parts` parts of all tests of what the server published, a message of NumPy arrays."""
         bench = self.client.bench
         return None, bench.evaluate(published, bench.context(clock), part, parts)
@@ -121,10 +122,10 @@ class ClientActor(ClientNodes):
         self,
         chunk: Chunk,
         plan: Plan,
-        broadcast: Any,
-        states: Sequence[Any],
+        broadcast: Message,
+        states: Sequence[Message],
         finetune_epochs: Sequence[int],
-        *parts: Any,
+        *parts: np.ndarray,
     ) -> tuple[None, list[dict[str, Any]]]:
         whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
         return None, self.client.personal(chunk, whole, states, finetune_epochs)
@@ -166,21 +167,21 @@ class ServerActor(ServerNodes):
         return method(self.server, *args, **options)
 
     # the exchange -----------------------------------------------------------------------------
-    def plan(self, clock: Clock) -> tuple[Any, Plan | None]:
+    def plan(self, clock: Clock) -> tuple[Message, Plan | None]:
         return self.server.plan(clock)
 
-    def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Any, Plan]:
+    def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Message, Plan]:
         return self.server.broadcast(clock, exchange)
 
     def part(self, hash: str) -> np.ndarray:
         return self.server.part(hash)
 
-    def states(self, clients: Sequence[int]) -> list[Any]:
+    def states(self, clients: Sequence[int]) -> list[Message]:
         return self.server.states(clients)
 
     def finish(
-        self, plan: Plan, cohort: Any, ahead: Sequence[Clock], tested: bool, *deliveries: Delivery
-    ) -> tuple[Any, Any, tuple[dict[str, Any], list[Plan | None]]]:
+        self, plan: Plan, cohort: Cohort, ahead: Sequence[Clock], tested: bool, *deliveries: Delivery
+    ) -> tuple[Message, Message, tuple[dict[str, Any], list[Plan | None]]]:
         """Finish the exchange, and plan the moments `ahead` in the same call, until one has a plan.
 
         Returns (its broadcast, what a test reads where the transaction is over and is `tested`, (metrics, plans)).
@@ -190,7 +191,7 @@ class ServerActor(ServerNodes):
         over = tested and plans[:1] == [None]
         return broadcast, self.server.published(plan.clock.transaction) if over else None, (metrics, plans)
 
-    def published(self, clock: Clock) -> Any:
+    def published(self, clock: Clock) -> Message:
         return self.server.published(clock)
 
     # the run folder ---------------------------------------------------------------------------

@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from flray.core.schema.errors import FlrayError, ResourceError
+from flray.engine.ray import Node
 
 PROBE_S = 2.0  # between two questions to the GCS
 PATIENCE_S = 30.0  # with a GCS that another machine may start again; Ray gives up after 60
@@ -25,7 +25,7 @@ NOTICE_S = 0.5  # what fails because a process of Ray has died may fail before t
 class Watch:
     """A thread that notices when the raylet of this node or the GCS has died; `lost` is then the one line about it."""
 
-    def __init__(self, node: Any, own: bool) -> None:
+    def __init__(self, node: Node, own: bool) -> None:
         """`node`: Ray's node of this process. `own`: nobody starts its GCS again."""
         self.key, self.lost, self._own, self._stop = node.raylet_socket_name, "", own, False
         self._gcs = node.address.rsplit(":", 1)
@@ -76,7 +76,7 @@ class Watch:
 _watch: Watch | None = None
 
 
-def watch(node: Any, own: bool) -> None:
+def watch(node: Node, own: bool) -> None:
     """Watch over Ray's node of this process from now on."""
     global _watch
     if _watch is None or _watch.key != node.raylet_socket_name:
@@ -99,7 +99,7 @@ def check(wait: float = 0.0) -> None:
         _watch.check(wait)
 
 
-def lost(node: Any) -> bool:
+def lost(node: Node) -> bool:
     """Whether Ray's node of this process has lost one of Ray's own processes: it has to be left."""
     return _watch is not None and _watch.key == node.raylet_socket_name and bool(_watch.lost)
 

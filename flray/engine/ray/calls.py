@@ -14,7 +14,7 @@ from typing import Any, Concatenate, TypeVar, cast
 from ray.exceptions import ObjectLostError
 
 from flray.config.experiment import Experiment
-from flray.core.messages import to_numpy
+from flray.core.messages import Message, to_numpy
 from flray.core.protocol.clock import PHASES, Clock, Phase, Position
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk
@@ -88,7 +88,7 @@ class Calls:
         self._planned({clock: (next_down, found) for clock, found in zip(ahead, plans, strict=False)})
         return Ran([row for _, rows in results for row in rows], metrics, time.perf_counter() - began)
 
-    def _work(self, chunk: Chunk, plan: Plan, broadcast: Any) -> ActorCall:
+    def _work(self, chunk: Chunk, plan: Plan, broadcast: Message) -> ActorCall:
         states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
         parts = [self._parts[hash] for hash in plan.shared]
         return lambda actor: actor.work.options(num_returns=2).remote(chunk, plan, broadcast, states, *parts)

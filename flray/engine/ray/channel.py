@@ -26,6 +26,7 @@ from ray.experimental.channel.shared_memory_channel import (
     SharedMemoryType,
 )
 
+from flray.engine.ray import Actor, Ref
 from flray.engine.ray.cluster import ray
 
 HEADER = 4096  # of a buffer: for what a message has around its bytes
@@ -36,7 +37,7 @@ POLL_S = 0.001  # the same where it cannot: it is on another node, or the system
 class Elsewhere(NamedTuple):
     """In place of a message that is larger than the channel; its writer holds it until it writes the next one."""
 
-    ref: Any
+    ref: Ref
 
 
 class ChannelType(SharedMemoryType):
@@ -169,7 +170,7 @@ def _rebuilt(arguments: tuple[Any, ...], size: int, graph: str, home: str, to: s
 
 
 @contextlib.contextmanager
-def standing_for_driver(actor: Any) -> Iterator[None]:
+def standing_for_driver(actor: Actor) -> Iterator[None]:
     """Graphs that are compiled here ask `actor` where they would ask their driver, which answers no calls.
 
     Ray starts a process for that in each graph, 330 MB like every one that imports torch; nobody calls it as long as
@@ -188,7 +189,7 @@ def standing_for_driver(actor: Any) -> Iterator[None]:
 class _Standing:
     """In place of an actor class: the actor that is there already."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Actor) -> None:
         self._actor = actor
 
     def options(self, **_: Any) -> _Standing:

@@ -23,7 +23,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk
 from flray.engine.cohort import Turn
 from flray.engine.counts import Tally
-from flray.engine.ray import alive
+from flray.engine.ray import Actor, alive
 from flray.engine.ray.actors import ServerActor
 from flray.engine.ray.calls import Calls
 from flray.engine.ray.channel import LOOK_S, ChannelType, standing_for_driver
@@ -46,7 +46,7 @@ logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
 class Compiled:
     """The graph of a server actor and its client actors; they work in it until it is closed."""
 
-    def __init__(self, server: Any, clients: Sequence[Any], model_bytes: int) -> None:
+    def __init__(self, server: Actor, clients: Sequence[Actor], model_bytes: int) -> None:
         """Takes about 0.1 s. Raises one of `LOST` when an actor is gone."""
         self.actors, self.model_bytes, parts = (server, *clients), model_bytes, len(clients)
         name, down_bytes = uuid.uuid4().hex, min(DOWN * model_bytes, MOST_BYTES)

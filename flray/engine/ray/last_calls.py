@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flray.core.protocol import last_call
 from flray.core.schema.errors import LastCall
+from flray.engine.ray import Actor
 
 ANSWER_S = 5.0  # that other nodes have to answer
 
@@ -25,7 +25,7 @@ def record() -> None:
             last_call.record(folder / name)
 
 
-def of(actor: Any) -> LastCall | None:
+def of(actor: Actor) -> LastCall | None:
     """The call in which the actor's process ended; None: it lives, or was in none, or its node does not answer."""
     name = actor._actor_id.hex()
     found = _read(name)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from ray import cloudpickle
 
-from flray.core.messages import Cohort
+from flray.core.messages import Cohort, Message
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk, Client, Delivery
@@ -114,7 +114,7 @@ class ServerNodes:
         kept = self._answer is not None and self._answer.clock == clock and self.server.finished(clock)
         return self._answer if kept else None
 
-    def plans(self, ahead: Sequence[Clock]) -> tuple[Any, list[Plan | None]]:
+    def plans(self, ahead: Sequence[Clock]) -> tuple[Message, list[Plan | None]]:
         """(broadcast of the first of these moments that has a plan, the plans up to it)."""
         broadcast, plans = None, []
         for moment in ahead:
@@ -135,7 +135,9 @@ class ClientNodes(ABC):
     def client(self) -> Client:
         """The actor's clients, once it is set up."""
 
-    def graph_work(self, order: tuple[Chunk, Exchange] | None, broadcast: Any, states: Any) -> Work | None:
+    def graph_work(
+        self, order: tuple[Chunk, Exchange] | None, broadcast: Message, states: Sequence[Message] | None
+    ) -> Work | None:
         """The run's deliveries and rows; None: there is no run for this actor."""
         torch.set_num_threads(self._threads)
         if order is None:

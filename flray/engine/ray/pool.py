@@ -20,7 +20,7 @@ from ray.exceptions import (
 
 from flray.core.schema.errors import LastCall, ResourceError, ServerLostError
 from flray.engine.blame import Deaths
-from flray.engine.ray import alive, last_calls
+from flray.engine.ray import Actor, Ref, alive, last_calls
 from flray.engine.ray.actors import ClientActor, Recipe, ServerActor
 from flray.engine.ray.cluster import ray
 
@@ -129,7 +129,7 @@ class Pool:
         """A reference to the result (`returns` of them) of a server method; the server works its calls off in order."""
         return getattr(self.server, method.__name__).options(num_returns=returns).remote(*args, **options)
 
-    def wait(self, ref: Any) -> Any:
+    def wait(self, ref: Ref) -> Any:
         """The result behind a reference, with the errors of :meth:`call`; `ResourceError` when a process of Ray itself
         has died."""
         while not ray.wait([ref], timeout=CHECK_S)[0]:
@@ -150,7 +150,7 @@ class Pool:
         return ServerLostError(f"the server actor died ({reason})", call)
 
     @staticmethod
-    def _call(actor: Any, reason: str) -> LastCall | None:
+    def _call(actor: Actor, reason: str) -> LastCall | None:
         """The method in which the actor ended, unless memory ran out."""
         return None if NO_MEMORY in reason else last_calls.of(actor)
 

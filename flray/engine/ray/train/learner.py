@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flray.core.messages import Batch, Metrics, Record
+from flray.core.messages import Batch, Message, Metrics, Record
 from flray.core.network.frozen import FrozenCopies, begin
 from flray.core.protocol import seeding
 from flray.core.protocol.clock import Clock
@@ -73,7 +73,7 @@ class Learner:
         return self.drifted.get(clock.done, self.samples[clock.task])
 
     # training -----------------------------------------------------------------------------------
-    def round(self, state: Any, clock: Clock) -> tuple[Any, Metrics, int]:
+    def round(self, state: Message, clock: Clock) -> tuple[Message, Metrics, int]:
         """(state after a round, metrics, gradient steps); where a drift leaves no sample the state stays."""
         if not len(self.held(clock)):
             return state, {}, 0
@@ -118,12 +118,14 @@ class Learner:
         """Samples of a part of a batch of `count`."""
         return max(min(self.part, count - part * self.part), 0)
 
-    def _mean(self, ctx: ClientContext, state: Any, local: Any, batch: Batch, step: int, count: int) -> Slope:
+    def _mean(self, ctx: ClientContext, state: Message, local: Message, batch: Batch, step: int, count: int) -> Slope:
         """The mean over a batch of `count` samples, of which `batch` has this worker's; the caller may overwrite it."""
         own = self._sums(ctx, state, local, batch, step, count)
         return combine(own if self.world == 1 else self._exchange(own, count))  # type: ignore[no-any-return]
 
-    def _sums(self, ctx: ClientContext, state: Any, local: Any, batch: Batch, step: int, count: int) -> list[Node]:
+    def _sums(
+        self, ctx: ClientContext, state: Message, local: Message, batch: Batch, step: int, count: int
+    ) -> list[Node]:
         """This worker's parts, reduced to whole subtrees; the parameters stay as they are."""
         tree, first, b = TreeSum(self._spare), 0, ctx.objective.scratch("part's statistics", local.b)
         for part in self._mine(self.rank):
@@ -170,7 +172,7 @@ class Learner:
         return self._plans[count]
 
     # testing ------------------------------------------------------------------------------------
-    def test(self, state: Any, clock: Clock) -> Tally:
+    def test(self, state: Message, clock: Clock) -> Tally:
         """The counts of every test set in every mode; those of its blocks are added in order, whoever computed them."""
         ctx = self.context(clock)
         own = self.bench.evaluate(self.algorithm.published(ctx, state), ctx, self.rank, self.world)

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from flray.config.experiment import Experiment
-from flray.core.messages import to_numpy, to_torch
+from flray.core.messages import Message, to_numpy, to_torch
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.schema.errors import ClientError, FlrayError, ServerLostError
 from flray.engine.health import model_is_finite, reported
-from flray.engine.ray import alive
+from flray.engine.ray import Actor, Ref, alive
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.pool import CHECK_S, LOST, Pool, places
@@ -89,7 +89,7 @@ class Conductor(ServerActor):
             return self._group, self._next, to_numpy(self.server.state)
 
     @ray.method(concurrency_group="workers")
-    def offer(self, group: int, row: dict[str, Any], state: Any) -> bool:
+    def offer(self, group: int, row: dict[str, Any], state: Message) -> bool:
         """Hand in a round, when the one before it was taken; False: another group has begun."""
         with self._changed:
             self._changed.wait_for(lambda: self._offer is None or group != self._group)
@@ -148,7 +148,7 @@ def _rounds(experiment: Experiment, first: Clock) -> Iterator[Clock]:
     return (clock for clock in transactions if clock.phase == "round" and clock.done >= first.done)
 
 
-def _round(learner: Learner, state: Any, clock: Clock) -> tuple[Any, dict[str, Any]]:
+def _round(learner: Learner, state: Message, clock: Clock) -> tuple[Message, dict[str, Any]]:
     """(state after the round, what its row says, and under `tally` the counts of its test)."""
     started = time.perf_counter()
     evaluate, rounds = learner.bench.experiment.evaluate, learner.bench.experiment.rounds
@@ -176,7 +176,7 @@ def _device(threads: int) -> torch.device:
     return get_device() if device.type == "cuda" and dist.is_initialized() else device
 
 
-def _begin(conductor: Any, rank: int, world: int, device: torch.device) -> tuple[int, Clock, Any]:
+def _begin(conductor: Actor, rank: int, world: int, device: torch.device) -> tuple[int, Clock, Any]:
     """Where to begin, as the conductor tells rank 0: between two workers' questions the driver may take a round."""
     import torch.distributed as dist
 
@@ -273,7 +273,7 @@ class Trainers(Pool):
         self.clients: list[Any] = []
         self.retries, self._oom_kills = 0, alive.oom_kills()
         self._loop: dict[str, Any] = {}
-        self._fit: Any = None
+        self._fit: Ref | None = None
         self._last = False
 
     def prepare(
@@ -316,5 +316,5 @@ class Trainers(Pool):
         ray.kill(self.server)
 
 
-def _ready(ref: Any, timeout: float) -> bool:
+def _ready(ref: Ref, timeout: float) -> bool:
     return bool(ray.wait([ref], timeout=timeout)[0])
