@@ -54,7 +54,6 @@ UNTIL = {  # 2026-11-22: what still has to change; take the line out with it
         "flray.cli.reproduce.reproduce",
         "flray.cli.sweeps.ablate",
         "flray.doctor.examine",
-        "flray.engine.workbench.__init__",
         "flray.models.t5.__init__",
         "flray.results.ablation_figures.ablation",
     },

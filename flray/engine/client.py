@@ -308,7 +308,7 @@ class Client:
         Raises `AlgorithmError` where a predictor that a `method` of the algorithm made answers with other than logits
         `[B, C]`.
         """
-        size, normalizer = self.bench.block, self.bench.normalizer
+        size, normalizer = self.bench.evaluation_batch, self.bench.normalizer
         batches = Batches(x, y, numbers, batch_size=size, epochs=1, rng=None, normalizer=normalizer)
         found = 0.0
         with torch.no_grad():

@@ -37,7 +37,7 @@ class Pass(NamedTuple):
     """Modes that read a block together: what they read, the forward pass that they share, and their names."""
 
     reads: Reading
-    forward: Callable[..., Any]
+    forward: Callable[..., Any] | None
     modes: Mapping[str, Mode]
 
 

@@ -109,7 +109,7 @@ class Server:
             "starts_from": self.bench.starts_from,
             "threads": torch.get_num_threads(),
             "device": str(self.bench.objective.device),
-            "evaluation_batch": self.bench.block,
+            "evaluation_batch": self.bench.evaluation_batch,
             "sample_bytes": np.asarray(self.bench.dataset.train.x[:1]).nbytes,  # as a client stores one
             "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.bench.objective.initial())),
             "stateful": not is_none(client),

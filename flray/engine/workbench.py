@@ -33,8 +33,8 @@ from flray.data import Normalizer, Proxy, load_dataset, load_proxy
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples
 from flray.engine.blame import half
-from flray.engine.block import samples_at_once
 from flray.engine.counts import Evaluator, Tally
+from flray.engine.evaluation_batch import samples_at_once
 from flray.engine.node_memory import share_frozen
 from flray.models import build_model, starts_from
 from flray.scenario import Scenario, Stage, meanings, relabelled
@@ -96,7 +96,7 @@ class Workbench:
         device: torch.device | str = "cpu",
         one_of_many: bool = False,
     ) -> None:
-        """`one_of_many`: other processes of the node build the same, and share with it what nobody trains."""
+        """`one_of_many`: other processes of the node build the same, and share its frozen tensors."""
         self.experiment, self.summary = experiment, summary
         self.probes = experiment.probes()
         self.algorithm, self._versions = experiment.algorithm, experiment.versions
@@ -110,14 +110,10 @@ class Workbench:
         )
         self.starts_from = starts_from(experiment.model, module)
         self.normalizer = Normalizer(self.dataset.mean, self.dataset.std, device)
-        block = experiment.evaluate.batch_size
-        if block == "auto":
-            first = Normalizer(self.dataset.mean, self.dataset.std)(np.array(self.dataset.train.x[:2]))
-            block = samples_at_once(module, first, self.dataset.num_classes)
-        self.block = block  # samples read at once where it makes no difference
+        self.evaluation_batch = self._evaluation_batch(module)
         by_class = experiment.tasks is not None and experiment.tasks.scores_classes
         scored = meanings(summary.stages) if by_class else None
-        self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.block, scored)
+        self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.evaluation_batch, scored)
         self.inputs = Inputs(
             self.dataset.input_shape,
             self.dataset.mean,
@@ -129,26 +125,46 @@ class Workbench:
         if one_of_many and device.type == "cpu":
             share_frozen((trained, *networks.values()))
         self.objective, self.net = objectives(trained, networks, device, experiment.precision)
-        outputs = [stage.outputs.tolist() for stage in summary.stages]  # the labels are outputs by now
-        whole = len(outputs) == 1 and outputs[0] == list(range(self.dataset.num_classes))
-        tasks = [] if whole else range(1, len(outputs) + 1)
-        size = self.dataset.num_classes
-        self._classes = [Classes(outputs[:begun], size, device) for begun in tasks]
-        self._tested_classes = [Classes(outputs[:begun], size, device, outputs[begun:]) for begun in tasks]
+        # by task: the classes that training reads, and those that a test reads; none where all classes are in use
+        self._classes, self._tested_classes = self._classes_by_task(device)
         self.frozen, self._frozen = self._freeze()
-        self._revealed: Stored | None = None
-        looked_at = any("proxy" in probe.reads for probe in self.probes.values())
-        if experiment.proxy is not None and (experiment.algorithm.needs_proxy or looked_at):
-            proxy = self.load_proxy()[0]
-            normalizer = Normalizer(proxy.mean, proxy.std, device)
-            self._revealed = Stored(proxy.x, proxy.y, normalizer, proxy.same_labels)
-            labels = [name for name, probe in self.probes.items() if "proxy_labels" in probe.reads]
-            if labels and not self._revealed.same_labels:
-                raise ConfigError(
-                    f"diagnostics: {labels[0]} with these options reads labels of the public data, which have none of "
-                    "the private data's classes; see proxy.labelled and proxy.same_labels, or leave it out"
-                )
-        self.proxy = self._revealed if experiment.algorithm.needs_proxy else None
+        self._public_data = self._load_public_data(device)  # for the algorithm or for probes
+        self.proxy = self._public_data if experiment.algorithm.needs_proxy else None
+
+    def _evaluation_batch(self, module: nn.Module) -> int:
+        """The number of samples that are evaluated together. It changes no result."""
+        size = self.experiment.evaluate.batch_size
+        if size != "auto":
+            return size
+        first = Normalizer(self.dataset.mean, self.dataset.std)(np.array(self.dataset.train.x[:2]))
+        return samples_at_once(module, first, self.dataset.num_classes)
+
+    def _classes_by_task(self, device: torch.device) -> tuple[list[Classes], list[Classes]]:
+        outputs = [stage.outputs.tolist() for stage in self.summary.stages]  # the labels are outputs by now
+        size = self.dataset.num_classes
+        if outputs == [list(range(size))]:
+            return [], []
+        tasks = range(1, len(outputs) + 1)
+        trained = [Classes(outputs[:begun], size, device) for begun in tasks]
+        return trained, [Classes(outputs[:begun], size, device, outputs[begun:]) for begun in tasks]
+
+    def _load_public_data(self, device: torch.device) -> Stored | None:
+        """The public data, if the algorithm or a probe reads them.
+
+        Raises `ConfigError` where a probe reads labels of the private data's classes and they have none.
+        """
+        read_by_probe = any("proxy" in probe.reads for probe in self.probes.values())
+        if self.experiment.proxy is None or not (self.algorithm.needs_proxy or read_by_probe):
+            return None
+        proxy = self.load_proxy()[0]
+        labels = [name for name, probe in self.probes.items() if "proxy_labels" in probe.reads]
+        data = Stored(proxy.x, proxy.y, Normalizer(proxy.mean, proxy.std, device), proxy.same_labels)
+        if labels and not data.same_labels:
+            raise ConfigError(
+                f"diagnostics: {labels[0]} with these options reads labels of the public data, which have none of "
+                "the private data's classes; see proxy.labelled and proxy.same_labels, or leave it out"
+            )
+        return data
 
     def _freeze(self) -> tuple[frozenset[str], dict[int, Frozen]]:
         """(the tensors that the first task is the last to move; by task the objective, of which a part is frozen)."""
@@ -256,7 +272,7 @@ class Workbench:
     def reveal(self, ctx: Context, reads: Reads) -> Context:
         """The context with the data that a probe declares to read."""
         if "proxy" in reads:
-            ctx = replace(ctx, proxy=self._revealed)
+            ctx = replace(ctx, proxy=self._public_data)
         if "clients" in reads:
             train, rows = self.dataset.train, self.summary.samples[ctx.clock.task]
             return replace(ctx, tests={"clients": Stored(train.x, train.y, self.normalizer, True, rows)})

@@ -60,12 +60,12 @@ class Bench(Workbench):
         self, experiment: Experiment, summary: TaskSummary, objective: Objective, split: Split, proxy: Any
     ) -> None:
         self.experiment, self.summary, self.algorithm = experiment, summary, experiment.algorithm
-        self.objective, self.net, self.proxy, self.block = objective, {}, proxy, 100
+        self.objective, self.net, self.proxy, self.evaluation_batch = objective, {}, proxy, 100
         self.probes = experiment.probes()
         classes = tuple(str(label) for label in range(int(split.y.max()) + 1))
         self.dataset = Dataset("memory", split, split, classes, (), (), "", Augment())
         self.normalizer = Normalizer((), ())
-        self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.block)
+        self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.evaluation_batch)
         self._versions = (Version(1, experiment.algorithm),)
         self._classes, self.inputs, self.starts_from = [], None, None
         self.frozen, self._frozen = frozenset(), {}

@@ -19,8 +19,8 @@ from flray.core.schema.errors import AlgorithmError
 from flray.data import Normalizer
 from flray.data.data_config import Augment
 from flray.data.dataset import Dataset, Split
-from flray.engine.block import samples_at_once
 from flray.engine.counts import Evaluator, counted, merged, passes, share
+from flray.engine.evaluation_batch import samples_at_once
 from flray.scenario.stage import TestSet
 from tests.support.networks import Mlp, build
 

@@ -1,4 +1,4 @@
-"""How many test samples are read at once, where it makes no difference to a prediction."""
+"""The number of test samples that are evaluated together, where it changes no prediction."""
 
 from __future__ import annotations
 
