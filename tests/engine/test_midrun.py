@@ -57,7 +57,8 @@ def test_an_algorithm_of_the_users_script_has_versions_where_its_name_is_unknown
     monkeypatch.setitem(ALGORITHMS._table, "growing", Growing)
     found = experiment(ADAM, algorithm="growing")
     monkeypatch.delitem(ALGORITHMS._table, "growing")
-    assert [(version.from_round, version.algorithm.optimizer) for version in found.versions] == [(1, "sgd"), (3, "adam")]
+    optimizers = [(version.from_round, version.algorithm.optimizer) for version in found.versions]
+    assert optimizers == [(1, "sgd"), (3, "adam")]
 
 
 

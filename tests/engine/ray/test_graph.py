@@ -161,14 +161,14 @@ def test_the_server_is_killed_between_two_rounds(alone, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_ctrl_c_in_an_execution_leaves_the_last_round_and_resumes(alone, tmp_path):
-    """SIGINT reaches this process while clients sleep for a minute: nobody waits for them."""
-    slow = {"name": "mortal", "pause_s": 60.0, "round": 2, "unless": str(tmp_path / "awake")}
+    """SIGINT reaches this process while clients sleep for minutes: nobody waits for them."""
+    slow = {"name": "mortal", "pause_s": 400.0, "round": 2, "unless": str(tmp_path / "awake")}
     pid, began = os.getpid(), time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         for row in play(graph(slow), tmp_path / "run"):
             if row["round"] == 2:
                 threading.Timer(2.0, os.kill, (pid, signal.SIGINT)).start()
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - began < 300
     assert flray.load(tmp_path / "run").status.startswith("interrupted after round 2")
     (tmp_path / "awake").touch()
     flray.resume(tmp_path / "run")

@@ -27,6 +27,7 @@ from flray.config.experiment import Experiment
 from flray.core.messages import Message, to_numpy, to_torch
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.schema.errors import ClientError, FlrayError, ServerLostError
+from flray.engine.blame import Deaths
 from flray.engine.health import model_is_finite, reported
 from flray.engine.ray import Actor, Ref, alive
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
@@ -271,7 +272,7 @@ class Trainers(Pool):
         )
         self._task = ray.remote(max_retries=0, **alone)(fit)
         self.clients: list[Any] = []
-        self.retries, self._oom_kills = 0, alive.oom_kills()
+        self.retries, self._oom_kills, self._deaths = 0, alive.oom_kills(), Deaths()
         self._loop: dict[str, Any] = {}
         self._fit: Ref | None = None
         self._last = False

@@ -160,11 +160,11 @@ def test_a_killed_conductor_is_replaced_from_the_last_checkpoint(two_workers, tm
 
     original, killed = Centralized._round, []
 
-    def dying(self, clock, ahead):
+    def dying(self, run, clock, ahead):
         if clock.round == 3 and not killed:
             killed.append(clock.round)
             ray_cluster.kill(self.trainers.server)
-        return original(self, clock, ahead)
+        return original(self, run, clock, ahead)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Centralized, "_round", dying)
