@@ -197,6 +197,8 @@ def test_what_is_slow_to_import_is_imported_where_it_is_used():
         return set(done.stdout.split())
 
     assert not packages("flray") & {*SLOW, "torch", "ray", "pandas", "pydantic"}
+    reads = ("flray.api", "flray.cli", "flray.config.declared", "flray.results.essentials", "flray.tuning.sweep_file")
+    assert not packages(*reads) & {*SLOW, "torch", "ray", "pandas", "optuna"}
     assert not packages("flray.api", "flray.engine.ray.actors") & {*SLOW, "pandas", "optuna", "scipy", "sklearn"}
 
 

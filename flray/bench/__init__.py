@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flray.bench import detector, processes, projected, sweep_cost, text_cost
+from flray.bench import cli, detector, processes, projected, sweep_cost, text_cost
 from flray.bench.bare import WARM_UP, BarePool, Measured, Way, Workload, measure
 from flray.core.schema.errors import ConfigError, unknown
 
@@ -51,8 +51,9 @@ TARGETS = {  # name: unit, must, aim
     "startup to the first round": ("s", 15, 8),
     "W2 start to the end of round 1": ("s", 6, 5),
     "sweep / the same runs in a row": ("ratio", 1.15, 1.05),
+    **dict.fromkeys(cli.COMMANDS, ("ratio", 10, 5)),
 }
-NAMES = ("W1", "W2", "W3", "step", "projected", "detector", "text", "server", "startup", "sweep")
+NAMES = ("W1", "W2", "W3", "step", "projected", "detector", "text", "server", "startup", "sweep", "cli")
 
 
 def bench(
@@ -70,6 +71,8 @@ def bench(
     rows: list[Row] = []
     with folder_or_new(folder) as home:
         try:
+            if "cli" in workloads:
+                rows += [_row(name, *cost) for name, cost in cli.costs(repeats).items()]
             if "startup" in workloads:
                 rows.append(_row("startup to the first round", *processes.startup(home, repeats)))
                 rows.append(_row("W2 start to the end of round 1", *processes.first_round(home, repeats)))

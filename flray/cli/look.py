@@ -262,7 +262,7 @@ def _trials(folder: Path, drawn: bool) -> Lead:
         return Lead()
 
 
-BENCHES = "W1,W2,W3,step,projected,detector,text,server,startup,sweep"
+BENCHES = "W1,W2,W3,step,projected,detector,text,server,startup,sweep,cli"
 ALONE = ("table5", "diagnostics")  # rows of another kind, so each by itself
 
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from flray.core.schema.errors import ConfigError
-from flray.metrics.divergence import between
-from flray.metrics.local_forgetting import shares_in_and_out
 from flray.results.tables import settings
 from flray.rundir.reader import Run
 
@@ -35,6 +33,8 @@ def recovery(run: Run) -> pandas.DataFrame:
     acc_average - acc_after. Raises `ConfigError` where the run has no such diagnostic.
     """
     import pandas
+
+    from flray.metrics.local_forgetting import shares_in_and_out  # it imports torch
 
     clients, server = _parts(run, "local_forgetting")
     table_rows = []
@@ -63,6 +63,8 @@ def divergence(run: Run) -> pandas.DataFrame:
     root mean square of the distance of two clients, a pair with the weight p_j p_k (`metrics.divergence.between`);
     `moved`, how far their aggregate moved."""
     import pandas
+
+    from flray.metrics.divergence import between  # it imports torch
 
     clients, server = _parts(run, "divergence")
     table_rows = []

@@ -11,12 +11,14 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import PHASES, Phase, Position
 from flray.core.schema.errors import CheckpointError
 from flray.files import atomic_write, file_checksum, read_checksummed, remove, with_checksum
+
+if TYPE_CHECKING:
+    from flray.core.messages.packed import Packed
 
 FILES = ("server.safetensors", "clients.safetensors", "engine.safetensors")
 FORMAT = 2  # of a checkpoint; 1 had no structure beside its arrays and did not say its format
@@ -125,6 +127,8 @@ def read_clients(path: Path) -> Packed:
 def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
     """(`meta.json`, what each of these files holds), once all files are those that it names and the folder has its
     name."""
+    from flray.core.messages.packed import Packed  # it imports torch, the names of checkpoints do not
+
     try:
         meta = read_checksummed(path / "meta.json")
         if meta.get("format") != FORMAT:
