@@ -152,8 +152,8 @@ MUTANTS = (
     ),
     Mutant(
         "algorithms/scaffold.py",
-        "alpha=total / ctx.population",
-        "alpha=total / ctx.cohort_size",
+        "alpha=1 / ctx.population",
+        "alpha=1 / ctx.cohort_size",
         "algorithms/test_scaffold.py",
     ),
     Mutant(

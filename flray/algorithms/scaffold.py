@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg, LocalStatistics, SGDState
-from flray.core.messages import Batch, Cohort, Metrics, ServerState, Update
+from flray.core.messages import Batch, Cohort, Metrics, ServerState, Update, fields
 from flray.core.protocol.batching import edges
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
-from flray.ops.control import accumulation, mass
+from flray.ops.control import accumulation
 from flray.ops.losses import cross_entropy
 from flray.ops.proximal import ProximalTerm
 
@@ -38,9 +38,9 @@ class ScaffoldClient(LocalStatistics):
 
 
 class ScaffoldUpdate(Update):
-    """Local model and `c [P]`: (c_k+ - c_k) / m_k, whose weighted mean the server turns into a sum."""
+    """Local model, and the sum over the clients of `c [P]` = c_k+ - c_k."""
 
-    c: Tensor
+    c: Tensor = fields.sum()
 
 
 class ScaffoldLocalState(SGDState):
@@ -69,8 +69,7 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         self, ctx: Context, state: ScaffoldState, updates: ScaffoldUpdate, cohort: Cohort
     ) -> tuple[ScaffoldState, Metrics]:
         w = torch.lerp(state.w, updates.w, self.server_lr)  # exactly the mean at 1
-        total = sum(mass(self.weighting, n) for n in cohort.num_examples.tolist())
-        c = torch.add(state.c, updates.c, alpha=total / ctx.population)
+        c = torch.add(state.c, updates.c, alpha=1 / ctx.population)
         return ScaffoldState(w, self.statistics(state, updates.b), c), {}
 
     # client -----------------------------------------------------------------------------------
@@ -114,8 +113,7 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         data: ClientData,
     ) -> tuple[ScaffoldUpdate, ScaffoldClient]:
         c = self.control(ctx, broadcast, client, local, data)
-        # of sum_k p_k (c_k+ - c_k) / m_k the server makes the plain sum, whoever was skipped
-        change = torch.sub(c, client.c, out=local.correction).div_(mass(self.weighting, ctx.num_examples) or 1.0)
+        change = torch.sub(c, client.c, out=local.correction)
         return ScaffoldUpdate(local.w, local.b, change), ScaffoldClient.of(self.own_statistics(local.b), c=c)
 
     def control(

@@ -1,8 +1,6 @@
-"""What a client's move tells about its mean gradient, and plain sums over a cohort that is averaged with weights."""
+"""What the update of a client says about its mean gradient."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 
 def accumulation(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> float:
@@ -21,12 +19,3 @@ def accumulation(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> floa
             total += counter
         total = total * (1 - shrink) + 1
     return total
-
-
-def mass(weighting: Literal["examples", "uniform"], num_examples: int) -> float:
-    """m_k of a client: its aggregation weight is p_k = m_k / sum_j m_j over the clients that delivered.
-
-    A client that sends x_k / m_k gives the server the plain sum: sum_k x_k = (sum_k m_k) (sum_k p_k x_k / m_k), whoever
-    was skipped.
-    """
-    return float(num_examples) if weighting == "examples" else 1.0

@@ -1,13 +1,10 @@
-"""`accumulation` against the sums it abbreviates, `mass` against the weights of FedAvg."""
+"""`accumulation` against the sums it abbreviates."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import torch
 
-from flray.algorithms.fedavg import FedAvg
-from flray.ops.control import accumulation, mass
+from flray.ops.control import accumulation
 
 
 @pytest.mark.parametrize(("steps", "momentum", "shrink"), [(7, 0.0, 0.0), (7, 0.9, 0.0), (7, 0.0, 0.2), (0, 0.9, 0.0)])
@@ -24,10 +21,3 @@ def test_accumulation_with_both_is_the_original_optimisers_count():
     """m = 1/2, lr mu = 1/4: counter 1, 3/2, 7/4; a = (0 + 1) 3/4 + 1 = 7/4; (7/4 + 3/2) 3/4 + 1 = 55/16; (55/16 + 7/4)
     3/4 + 1 = 313/64."""
     assert accumulation(3, 0.5, 0.25) == 313 / 64
-
-
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_aggregation_weights_are_masses_over_their_sum(weighting):
-    sizes = torch.tensor([3, 5, 12])
-    masses = np.array([mass(weighting, n) for n in sizes.tolist()])
-    np.testing.assert_allclose(FedAvg(weighting=weighting).weights(sizes).numpy(), masses / masses.sum(), rtol=1e-12)
