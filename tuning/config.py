@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from flray.config.experiment import Experiment, FolderName
 from flray.core.schema.errors import ConfigError, unknown
-from flray.core.schema.section import Section, spelled_out
+from flray.core.schema.section import Section, expand_shorthand
 from flray.metrics.names import METRICS
 from flray.scenario import ValidationConfig
 from flray.tuning.space import Space, build, resolve
@@ -66,7 +66,7 @@ class SchedulerConfig(Section):
     @classmethod
     def _fill(cls, data: Any) -> Any:
         """A name alone, and the defaults of the named one: the saved sweep is complete."""
-        data = {"name": "none"} if data is None else spelled_out(data, cls)
+        data = {"name": "none"} if data is None else expand_shorthand(data, cls)
         name = data.get("name", "none") if isinstance(data, Mapping) else None
         reads = SCHEDULERS.get(name) if isinstance(name, str) else None
         if reads is None:

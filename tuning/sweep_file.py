@@ -20,7 +20,7 @@ from flray.config.read import read_yaml
 from flray.config.resolve import NAMED
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.hp import hyperparameters
-from flray.core.schema.section import one_line, section_at, spelled_out
+from flray.core.schema.section import expand_shorthand, one_line, section_of
 from flray.tuning.config import Sweep
 from flray.tuning.domain import show, written
 
@@ -88,7 +88,7 @@ def _assign(raw: dict[str, Any], section: str, inner: str, value: Any) -> None:
     if not inner:
         raw[section] = value
         return
-    current = spelled_out(raw.get(section), section_at(Sweep, (section,)))
+    current = expand_shorthand(raw.get(section), section_of(Sweep, (section,)))
     if current is not None and not isinstance(current, Mapping):
         raise ConfigError(f"override {section}.{inner}: {section} is {show(current)}, a value, not a section")
     raw[section] = {**(current or {}), inner: value}

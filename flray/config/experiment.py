@@ -14,7 +14,7 @@ from flray.config.tracking import TRACKERS
 from flray.core.protocol.algorithm_section import AlgorithmSection
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.registry import Registry
-from flray.core.schema.section import Section, built, named_entries, one_line, spelled_out
+from flray.core.schema.section import Section, built, expand_shorthand, named_entries, one_line
 from flray.core.schema.shares import floor_share
 from flray.data import DataConfig, ProxyConfig
 from flray.metrics.probes import PROBES
@@ -335,7 +335,7 @@ def _of_its_kind(key: str, value: Any, base: type[Section], table: Registry, exa
     """The section `key` as the class that its `name` stands for in a table. Raises `ConfigError`."""
     if isinstance(value, base):
         return value
-    values = spelled_out(value, base)
+    values = expand_shorthand(value, base)
     if not isinstance(values, dict) or "name" not in values:
         raise ConfigError(f"{key}: the name is missing; write {key}: {{name: {example}}}")
     kind = table.get(values.pop("name"))

@@ -34,7 +34,7 @@ def labels(cells: Sequence[Experiment]) -> list[str]:
         parts += [f"{key.rpartition('.')[2]}{_word(values[key])}" for key in varied if key != "algorithm.name"]
         parts += [f"{key}{_kind(sections[key])}" for key in optional if key not in varied]
         name = "-".join(parts).replace("/", "_").replace(" ", "")
-        # the end of a name told shortly; no folder's name may be longer than 255 bytes
+        # a folder's name has at most 255 bytes: a long one ends with a checksum
         if len(name.encode()) > LONGEST:
             name = f"{name.encode()[: LONGEST - 9].decode(errors='ignore')}-{checksum(name.encode())[:8]}"
         names.append(name)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from flray.algorithms import ALGORITHMS
 from flray.config.experiment import Experiment
 from flray.core.schema.hp import Hyperparameter, declared_keys, hyperparameters
-from flray.core.schema.section import section_at
+from flray.core.schema.section import section_of
 from flray.models import MODELS
 from flray.models.model_config import START, model_options
 
@@ -26,7 +26,7 @@ class Key(NamedTuple):
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
     """All keys of a section and of the sections in it, in the order of the file."""
     for declared in declared_keys(model):
-        inner = section_at(model, (declared.name,))
+        inner = section_of(model, (declared.name,))
         name = f"{prefix}{declared.name}"
         yield Key(name, declared, inner is not None)
         if inner is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from flray.config.experiment import Experiment
 from flray.config.launch_context import find_modules
-from flray.config.overrides import Overrides, axes_of, once
+from flray.config.overrides import Overrides, axes_of, check_distinct
 from flray.config.read import read_layers
 from flray.config.resolve import resolve, resolve_tables
 from flray.config.validate import validate
@@ -52,7 +52,7 @@ def self_contained(
     """
     layers, overrides = read_layers(source, folder), dict(overrides)
     layers += _import(layers, [overrides.pop("imports", None)], imports)
-    once({key: [value] for key, value in overrides.items()})
+    check_distinct({key: [value] for key, value in overrides.items()})
     return resolve_tables(layers, overrides)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import ConfigError, shown
 from flray.core.schema.plain import plain, read
-from flray.core.schema.section import section_at, spelled_out
+from flray.core.schema.section import expand_shorthand, section_of
 
 CELLS = 10_000  # experiments of one grid; every one is a folder
 # texts `key=value`, and values by key
@@ -97,7 +97,7 @@ def axes_of(overrides: Overrides) -> dict[str, list[Any]]:
     """
     axes = {key: several(key, value) for key, value in pairs(overrides).items()}
     varied = {key: values for key, values in axes.items() if key != "imports"}
-    once(varied)
+    check_distinct(varied)
     count = math.prod(map(len, varied.values()))
     if count > CELLS:
         factors = " x ".join(f"{key} {len(values)}" for key, values in varied.items() if len(values) > 1)
@@ -108,12 +108,12 @@ def axes_of(overrides: Overrides) -> dict[str, list[Any]]:
     return axes
 
 
-def once(axes: Mapping[str, Sequence[Any]]) -> None:
+def check_distinct(axes: Mapping[str, Sequence[Any]]) -> None:
     """`ConfigError` where two overrides set the same field: `cohort=10 cohort.size=20`."""
     owner: dict[str, str] = {}
     for key, values in axes.items():
-        section = section_at(Experiment, key.split("."))
-        words = [spelled_out(value, section) for value in values if not isinstance(value, dict)]
+        section = section_of(Experiment, key.split("."))
+        words = [expand_shorthand(value, section) for value in values if not isinstance(value, dict)]
         for field in {
             f"{key}.{name}" for word in words if isinstance(word, dict) for name in word if word[name] is not None
         } or {key}:

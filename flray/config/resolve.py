@@ -1,6 +1,6 @@
 """Step 2 of 3, resolve: layers and overrides become the values of one experiment, or of each cell of a grid.
 
-What is said later goes before what is said earlier: the layers in their order, the `preset` (or several, in the order
+A later entry of this list overrides an earlier one: the layers in their order, the `preset` (or several, in the order
 listed), what the tables `algorithms`, `models`, `partitions` say of the chosen ones, the overrides (a section before
 the keys inside it).
 """
@@ -19,7 +19,7 @@ from flray.config.experiment import Experiment
 from flray.config.overrides import pairs, scalar
 from flray.core.schema.errors import ConfigError, shown, unknown
 from flray.core.schema.plain import plain
-from flray.core.schema.section import section_at, spelled_out
+from flray.core.schema.section import expand_shorthand, section_of
 from flray.models import MODELS
 from flray.scenario import DRIFTS, PARTITIONS
 
@@ -33,7 +33,7 @@ def resolve(layers: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any
 
     Raises `ConfigError`.
     """
-    base = _laid_over(layers)
+    base = _merge_layers(layers)
     for cell in itertools.product(*axes.values()):
         yield _cell(copy.deepcopy(base), dict(zip(axes, cell, strict=True)))
 
@@ -41,7 +41,7 @@ def resolve(layers: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any
 def resolve_tables(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The same for one value of each override, with the tables `algorithms`, `models`, `partitions`, less what an
     override says otherwise: the algorithm is chosen later. Raises `ConfigError`."""
-    values = _laid_over(layers)
+    values = _merge_layers(layers)
     _choose_presets(values, overrides)
     for key, value in _inside(overrides):
         _assign(values, key, value)
@@ -56,18 +56,18 @@ def resolve_section(raw: Mapping[str, Any], overrides: Iterable[str], root: type
 
     Its presets are laid over it, then the overrides `key.sub=value`; commas make no grid. Raises `ConfigError`.
     """
-    values: dict[str, Any] = spelled_out(plain(raw, ""), root)
+    values: dict[str, Any] = expand_shorthand(plain(raw, ""), root)
     given = {key: scalar(key, text) for key, text in pairs(overrides).items()}
     for preset in _presets(values, given.pop("preset", values.get("preset"))):
-        _merge(values, spelled_out(preset, root))
+        _merge(values, expand_shorthand(preset, root))
     for key, value in sorted(given.items(), key=lambda item: item[0].count(".")):
         _assign(values, key, value, root)
     return values
 
 
-def _laid_over(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The layers over one another."""
-    first, *others = (spelled_out(layer, Experiment) for layer in layers)
+def _merge_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One mapping of all layers; a later layer overrides an earlier one."""
+    first, *others = (expand_shorthand(layer, Experiment) for layer in layers)
     values: dict[str, Any] = first
     for layer in others:
         _overlay(values, layer)
@@ -77,7 +77,7 @@ def _laid_over(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _choose_presets(values: dict[str, Any], cell: Mapping[str, Any]) -> None:
     """Lay the presets over `values`, then the algorithm, model, partition and drift that the overrides name."""
     for preset in _presets(values, cell.get("preset", values.get("preset"))):
-        _overlay(values, spelled_out(preset, Experiment))
+        _overlay(values, expand_shorthand(preset, Experiment))
     for section in NAMED:  # before the keys inside it, wherever it stands on the command line
         if isinstance(cell.get(section), dict):
             values[section] = cell[section]
@@ -201,7 +201,7 @@ def _assign(values: dict[str, Any], key: str, value: Any, root: type[BaseModel] 
             raise ConfigError(f"override {key}: {'.'.join(path[: depth + 1])} is a value, not a section")
         values[part] = inner
         values = inner
-    word = spelled_out(value, section_at(root, key.split(".")))
+    word = expand_shorthand(value, section_of(root, key.split(".")))
     if word is not value and not isinstance(value, dict):  # `cohort=10` sets a field of the section
         _merge(values, {last: word})
     else:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from flray.core.schema.errors import ConfigError, shown
-from flray.core.schema.section import Section, spelled_out
+from flray.core.schema.section import Section, expand_shorthand
 from flray.data.published import augmentation
 
 
@@ -192,7 +192,7 @@ class DataConfig(Section, frozen=True):
         """A preset's name becomes the record it stands for: the saved configuration is explicit."""
         if not isinstance(data, Mapping) or not isinstance(data.get("source"), str):
             return data
-        given = spelled_out(data.get("augment"), Augment)
+        given = expand_shorthand(data.get("augment"), Augment)
         if isinstance(given, Mapping) and "preset" in given:
             own = {key: value for key, value in given.items() if key != "preset"}
             if not isinstance(given["preset"], str):

@@ -53,7 +53,7 @@ def _truth_as_text(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def section_at(root: type[BaseModel] | None, path: Iterable[Any]) -> type[BaseModel] | None:
+def section_of(root: type[BaseModel] | None, path: Iterable[Any]) -> type[BaseModel] | None:
     """The section below `root` at a path of keys; None where there is a plain value, or nothing."""
     for part in path:
         if str(part).isdigit() and root is not None:  # an entry of a list of sections
@@ -64,14 +64,14 @@ def section_at(root: type[BaseModel] | None, path: Iterable[Any]) -> type[BaseMo
     return root
 
 
-def spelled_out(value: Any, section: type[BaseModel] | None) -> Any:
-    """`value` with every section in it that is written as one word as the mapping that it means.
+def expand_shorthand(value: Any, section: type[BaseModel] | None) -> Any:
+    """`value`, in which every section that is written as one value becomes the mapping that it stands for.
 
     `10` for a cohort is `{size: 10, fraction: None}`: laid over another mapping it wins over the other fields of the
     shorthand.
     """
     if isinstance(value, Mapping):
-        return {key: spelled_out(inner, section_at(section, (key,))) for key, inner in value.items()}
+        return {key: expand_shorthand(inner, section_of(section, (key,))) for key, inner in value.items()}
     fields: Mapping[type, str] = getattr(section, "shorthand", {})
     meant = fields.get(type(value)) or (fields.get(float) if type(value) is int else None)
     return value if meant is None else {**dict.fromkeys(fields.values()), meant: value}
@@ -125,14 +125,14 @@ class one_line:
         path = [str(part) for part in item["loc"] if not str(part).startswith(("function-", "literal["))]
         key = ".".join([self.where, *path] if self.where else path)
         if item["type"] == "extra_forbidden":
-            owner = section_at(self.model, path[:-1])
+            owner = section_of(self.model, path[:-1])
             if new := getattr(owner, "renamed", {}).get(path[-1]):
                 return f"{key}: this key has a new name; write {key.removesuffix(path[-1])}{new}"
             return f"{key}: unknown key{nearest(path[-1], owner.model_fields) if owner else ''}"
         if item["type"] == "missing":
             return f"{key}: missing; add it to the configuration"
         if item["type"] == "model_type":
-            fields = getattr(section_at(self.model, path), "shorthand", {}).values() or ["..."]
+            fields = getattr(section_of(self.model, path), "shorthand", {}).values() or ["..."]
             return f"{key}: {shown(item['input'])} is no section; write {key}: {{{' or '.join(fields)}: VALUE}}"
         message = item["msg"].removeprefix("Value error, ")
         return f"{key}: {message[0].lower()}{message[1:]}, got {shown(item['input'])}"

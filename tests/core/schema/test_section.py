@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field
 
 from flray.core.schema.errors import ConfigError
-from flray.core.schema.section import Section, one_line, section_at, spelled_out
+from flray.core.schema.section import Section, expand_shorthand, one_line, section_of
 
 
 class Inner(Section):
@@ -57,9 +57,9 @@ def test_truth_values_stay_where_they_fit():
 
 
 def test_one_word_means_one_field_and_unsets_the_others_of_the_shorthand():
-    assert spelled_out({"inner": 3, "number": 3}, Outer) == {"inner": {"size": 3, "share": None}, "number": 3}
-    assert spelled_out({"inner": 0.5}, Outer) == {"inner": {"size": None, "share": 0.5}}
+    assert expand_shorthand({"inner": 3, "number": 3}, Outer) == {"inner": {"size": 3, "share": None}, "number": 3}
+    assert expand_shorthand({"inner": 0.5}, Outer) == {"inner": {"size": None, "share": 0.5}}
     for same in ({"inner": {"how": "y"}}, {"inner": None}, {"inner": True}, {"inner": "word"}, {"nothing": 3}, 3):
-        assert spelled_out(same, Outer) == same
-    assert section_at(Outer, ["inner"]) is Inner
-    assert section_at(Outer, ["inner", "size"]) is None
+        assert expand_shorthand(same, Outer) == same
+    assert section_of(Outer, ["inner"]) is Inner
+    assert section_of(Outer, ["inner", "size"]) is None
