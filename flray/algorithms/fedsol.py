@@ -268,7 +268,7 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
         return local_loss + near - joint - (self.strategy == "S1" and self.perturb == "head") + (near > 0) / 3
 
     def gradient(
-        self, ctx: ClientContext, broadcast: Broadcast, client: Any, local: SGDState, batch: Batch
+        self, ctx: ClientContext, broadcast: Broadcast, client: object, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """(loss, update direction `[P]`) of Table 10."""
         losses, w, beta = self.losses(ctx, broadcast, client, local, batch), local.w, self.beta
@@ -297,13 +297,13 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
         loss, g = losses.local(w)
         return loss, project(g, g_p, "threshold", delta=0.0, out=g)[0]  # Eq. 3
 
-    def losses(self, ctx: ClientContext, broadcast: Broadcast, client: Any, local: SGDState, batch: Batch) -> Losses:
+    def losses(self, ctx: ClientContext, broadcast: Broadcast, client: object, local: SGDState, batch: Batch) -> Losses:
         """L_l and L_p on a batch."""
         shares_body = (self.proximal, self.strategy, self.perturb) == ("kl", "S1", "head")
         return (HeadLosses if shares_body else LOSSES[self.proximal])(self, ctx, broadcast, client, local, batch)
 
     def local_loss(
-        self, ctx: ClientContext, broadcast: Broadcast, client: Any, local: SGDState, batch: Batch
+        self, ctx: ClientContext, broadcast: Broadcast, client: object, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """(L_l, its gradient `[P]`, scratch) at the parameters of `local`."""
         return super().gradient(ctx, broadcast, client, local, batch)
@@ -320,19 +320,21 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
             check_head(ctx.objective)
         return self.base.init_server(ctx, w, b)
 
-    def broadcast(self, ctx: Context, state: Any) -> Any:
+    def broadcast(self, ctx: Context, state: ServerState) -> Any:
         return self.base.broadcast(ctx, state)
 
-    def aggregate(self, ctx: Context, state: Any, updates: Any, cohort: Cohort) -> tuple[Any, Metrics]:
+    def aggregate(self, ctx: Context, state: ServerState, updates: object, cohort: Cohort) -> tuple[Any, Metrics]:
         return self.base.aggregate(ctx, state, updates, cohort)
 
     def init_client(self, ctx: Context) -> Any:
         return self.base.init_client(ctx)
 
-    def begin(self, ctx: ClientContext, broadcast: Any, client: Any, data: ClientData) -> SGDState:
+    def begin(self, ctx: ClientContext, broadcast: object, client: object, data: ClientData) -> SGDState:
         return self.base.begin(ctx, broadcast, client, data)
 
-    def end(self, ctx: ClientContext, broadcast: Any, client: Any, local: Any, data: ClientData) -> tuple[Any, Any]:
+    def end(
+        self, ctx: ClientContext, broadcast: object, client: object, local: SGDState, data: ClientData
+    ) -> tuple[Any, Any]:
         contained = 0.0 if self.strategy in ("S0", "S1") else self.beta
         client, local = LOSSES[self.proximal].contained(client, local, contained)
         return self.base.end(ctx, broadcast, client, local, data)
