@@ -96,9 +96,9 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
         embeddings = state.lte if old.classes is None else state.lte[old.classes.index]
         average: Moved = ()
         made, metrics = list[Tensor](), dict[str, float | Tensor]()
-        tell, last = ctx.progress("LANDER makes inputs"), self.warmup + self.syn_round
+        progress, last = ctx.progress("LANDER makes inputs"), self.warmup + self.syn_round
         for number in range(1, last + 1):
-            tell(number, last)
+            progress(number, last)
             draws = ctx.rng("synthesis", number)
             renew_noisy_layers_(generator.views(g), draws)
             y = balanced_labels(self.syn_batch, len(embeddings), draws).to(g.device)

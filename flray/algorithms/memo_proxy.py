@@ -102,7 +102,7 @@ class ProxySource(Section, frozen=True):
         x, y = pixels(ctx, proxy.inputs(everything)), proxy.labels(everything)
         C = len(ctx.inputs.classes)
         how: dict[str, Any] = {"epochs": self.gan_epochs, "batch_size": self.gan_batch_size, "lr": self.gan_lr}
-        how["tell"] = ctx.progress("FedMemo trains its GAN")
+        how["progress"] = ctx.progress("FedMemo trains its GAN")
         nets = ctx.net["generator"], ctx.net["discriminator"]
         if self.labels == "per_class":
             gans = [
@@ -152,7 +152,7 @@ class ProxySource(Section, frozen=True):
         classes = None if ctx.classes is None else ctx.classes.seen
         objective, draws = ctx.net["generator"], ctx.rng("generator")
         how: dict[str, Any] = {"steps": self.generator_steps, "lr": self.generator_lr}
-        how["tell"] = ctx.progress("FedMemo trains its generator")
+        how["progress"] = ctx.progress("FedMemo trains its generator")
         teacher = Teacher(ctx.objective, w, b, classes)
         g, s, _ = fit_mfcl_generator(objective, *objective.initial(), teacher, draws, **how)
         return Generators(g[None], s[None], w, b)

@@ -112,7 +112,7 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
             batch_size=self.generator_batch_size,
             lr=self.generator_lr,
             weights=MFCLWeights(self.w_ie, self.w_bn, self.w_noise),
-            tell=ctx.progress("MFCL trains its generator"),
+            progress=ctx.progress("MFCL trains its generator"),
         )
         metrics = {"generate/loss_first": losses[0], "generate/loss_last": losses[-1]}
         return state.replace(generator_w=w, generator_b=b), metrics

@@ -81,8 +81,8 @@ class PrototypeMonitor(FedAvg[Monitored, Down, Sent, Stored, Local, Received], f
         if pool:
             noise = ctx.rng("reconstruction").standard_normal((len(pool), *ctx.inputs.shape), dtype=np.float32)
             start, search = torch.from_numpy(noise).to(ctx.device), (self.inversion_lr, self.inversion_steps)
-            tell = ctx.progress(f"{type(self).__name__} finds images of gradients")
-            x, y = decoded(ctx.net["encoder"], torch.stack(pool), start, *search, self.inversion_images, tell)
+            progress = ctx.progress(f"{type(self).__name__} finds images of gradients")
+            x, y = decoded(ctx.net["encoder"], torch.stack(pool), start, *search, self.inversion_images, progress)
             x = ctx.inputs.normalised(ctx.inputs.pixels(x).clamp(0, 1))
             state = state.replace(x=x, y=y, best_1=state.best_2, best=0.0 if self.reset_best else state.best)
         if not len(state.y):

@@ -68,9 +68,9 @@ class Target(DataFreePool, frozen=True):
         student = Student.of(*reinitialised(ctx.objective, ctx.rng("student")))
         average: Moved = ()
         made, pool, metrics = list[Tensor](), state.pool[:0], dict[str, float | Tensor]()
-        tell, last = ctx.progress("TARGET makes inputs"), self.warmup + self.syn_round
+        progress, last = ctx.progress("TARGET makes inputs"), self.warmup + self.syn_round
         for number in range(1, last + 1):
-            tell(number, last)
+            progress(number, last)
             draws, after = ctx.rng("synthesis", number), number - self.warmup
             if after == self.reset_round:
                 self.reset(ctx, g, draws)

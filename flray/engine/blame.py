@@ -63,10 +63,10 @@ class Deaths:
 
     def __init__(self) -> None:
         self._pids: dict[tuple[str, str], set[int]] = {}  # of the processes that ended, by where and method
-        self.last: LastCall | None = None  # that was heard of
+        self.last: LastCall | None = None  # the call recorded last
 
-    def heard(self, call: LastCall | None) -> TracedError | None:
-        """The error once two processes have ended in the same call; one process may be heard of more than once."""
+    def record(self, call: LastCall | None) -> TracedError | None:
+        """The error once two processes have ended in the same call; the same process may be recorded more than once."""
         if call is None:
             return None
         self.last = call
@@ -104,7 +104,7 @@ def work(
     data: ClientData,
     note: Note,
 ) -> None:
-    """A client's work once more, whose results nobody takes: `note` hears of every method before it is called."""
+    """A client's work once more, whose results are not used: `note` hears of every method before it is called."""
     if exchange.client is not None:
         note(exchange.client)
         exchange.client(ctx, broadcast, client, data)

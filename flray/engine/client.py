@@ -51,8 +51,8 @@ from flray.scenario.local_test import local_test
 
 
 class Chunk(NamedTuple):
-    """A contiguous run of those who take part at a moment: positions `first ...`, their aggregation weights, what they
-    hold and, where they may see it (`ClientData.previous`), what they held in the stage before."""
+    """Contiguous positions `first ...` of the participants of an exchange: their aggregation weights, the samples that
+    they hold and, where they may read them (`ClientData.previous`), those of the stage before."""
 
     clock: Clock
     first: int
@@ -66,13 +66,13 @@ class Chunk(NamedTuple):
         return self.held.clients.tolist()  # type: ignore[no-any-return]
 
     def samples(self, i: int) -> np.ndarray:
-        """Sample numbers of the i-th client of the run."""
+        """Sample numbers of the i-th client of the chunk."""
         return self.held.of(i)
 
 
 class Delivery(NamedTuple):
-    """What a run sends up: its updates, pooled as far as they can be; by client the new state (None: it was left out)
-    its steps, and the rows of the head that gradients of any client reached, bool `[C]` (None: no row is frozen)."""
+    """What a chunk sends up: its updates, pooled as far as possible; each client's new state (None: it was left out)
+    and steps; and the rows of the head that gradients of any client reached, bool `[C]` (None: no row is frozen)."""
 
     sent: Sent
     states: list[Message]
@@ -91,7 +91,7 @@ class Client:
     def work(
         self, chunk: Chunk, exchange: Exchange, broadcast: Message, states: Sequence[Message] | None
     ) -> tuple[Delivery, list[dict[str, Any]]]:
-        """The run's clients one after the other; `broadcast` and the delivery are messages of NumPy arrays.
+        """The chunk's clients one after the other; `broadcast` and the delivery are messages of NumPy arrays.
 
         `states` None: none has one.
 
@@ -126,7 +126,7 @@ class Client:
     def one(
         self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Message, stored: Message
     ) -> tuple[Message, Message, dict[str, Any]]:
-        """The exchange of the run's i-th client: (update or None when it was left out, its state, its row of metrics).
+        """The exchange of the chunk's i-th client: (update or None when left out, its state, its row of metrics).
 
         `broadcast` is a message of tensors, `stored` the client's state as the store keeps it.
         """
@@ -183,7 +183,7 @@ class Client:
         return Trained(update, client, metrics, steps=0, examples=0)
 
     def _begins(self, chunk: Chunk, i: int, stored: Message) -> tuple[ClientContext, Message, ClientData]:
-        """(context, state, data) with which the run's i-th client begins, the generator of its modules seeded."""
+        """(context, state, data) with which the chunk's i-th client begins, the generator of its modules seeded."""
         numbers = chunk.samples(i)
         ctx = self.context(chunk.clock, int(chunk.held.clients[i]), chunk.weights[i], numbers)
         data = self.bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(i))
@@ -235,7 +235,7 @@ class Client:
     def personal(
         self, chunk: Chunk, broadcast: Message, states: Sequence[Message], finetune_epochs: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """Every client of the run, fine-tuned for each number of epochs from the same start, on its own share of the
+        """Every client of the chunk, fine-tuned for each number of epochs from the same start, on its own share of the
         test set."""
         bench, rule = self.bench, self.experiment.evaluate
         broadcast, dataset = to_torch(broadcast, bench.objective.device), bench.dataset

@@ -1,4 +1,4 @@
-"""What nobody trains, once a node: its processes map one file instead of holding a copy each."""
+"""Frozen tensors once a node: its processes map one file instead of holding a copy each."""
 
 from __future__ import annotations
 

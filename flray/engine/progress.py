@@ -1,8 +1,8 @@
-"""The live display of a run: what happens before its first round, then round, accuracy, loss, clients/s, bytes, time
+"""The live display of a run: the stages before the first round, then round, accuracy, loss, clients/s, bytes and time
 left.
 
-One line now and then where there is no terminal; in a notebook a bar below the cell. Imports nothing that is slow: the
-first line comes before everything that takes seconds.
+Without a terminal it prints a line every ten seconds; in a notebook it shows a bar below the cell. It imports no slow
+module, because its first line comes before all work that takes seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 LINE_EVERY_S = 10.0
 CELL_EVERY_S = 0.3  # between two changes of what a notebook shows
-ASK_EVERY_S = 1.0  # what a server does that works for minutes
+ASK_EVERY_S = 1.0  # between two looks at the server's long work
 SLOW_S = 1.0  # a stage that took longer says how long
 
 
@@ -76,11 +76,11 @@ class Progress:
         total: int,
         done: int = 0,
         enabled: bool = True,
-        doing: Callable[[], str] | None = None,
+        long_work: Callable[[], str] | None = None,
         unit: str = "round",
         facts: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> None:
-        """`doing`: what goes on just now, where that takes long, else ""; it is asked every second.
+        """`long_work()` names work that takes long and how far it is, else ""; it is called every second.
 
         `unit`: what is counted; `facts`: a row of it in a line, by default :func:`describe`'s.
         """
@@ -91,7 +91,7 @@ class Progress:
         self._task: Any = None
         self._line_at = 0.0
         self._started, self._first = time.monotonic(), done
-        self._doing, self._ended = doing, threading.Event()
+        self._long_work, self._ended = long_work, threading.Event()
         self._follower: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -109,18 +109,18 @@ class Progress:
             )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, facts="starting")
-        if self.enabled and self._doing is not None:
-            self._follower = threading.Thread(target=self._follow, args=(self._doing,), daemon=True)
+        if self.enabled and self._long_work is not None:
+            self._follower = threading.Thread(target=self._follow, args=(self._long_work,), daemon=True)
             self._follower.start()
         return self
 
-    def _follow(self, doing: Callable[[], str]) -> None:
-        """While a server works for minutes nobody calls: a thread asks what it does."""
-        told = ""
+    def _follow(self, long_work: Callable[[], str]) -> None:
+        """A thread that shows the server's long work, because no round calls the display meanwhile."""
+        shown = ""
         while not self._ended.wait(ASK_EVERY_S):
-            text = doing()
-            if text and text != told:
-                told = text
+            text = long_work()
+            if text and text != shown:
+                shown = text
                 self._long(text)
 
     def note(self, text: str) -> None:

@@ -1,6 +1,6 @@
 """The round protocol: ask for an exchange, let its clients work, finish it, ask again.
 
-One loop, whatever carries it out.
+The loop is the same for every executor.
 
 A round, the beginning and the end of a task are alike: a transaction of any number of exchanges
 (`Algorithm.next_exchange`), which the driver commits as one.
@@ -46,14 +46,14 @@ class Executor(Protocol):
 
     @property
     def num_chunks(self) -> int:
-        """Runs into which a cohort is best cut."""
+        """The number of chunks into which a cohort is best cut."""
 
     @property
     def retries(self) -> int:
-        """Pieces of work that were repeated because a process died."""
+        """How often work was repeated because a process died."""
 
     def plan(self, clock: Clock) -> Plan | None:
-        """The exchange of this moment; None: the transaction is over. The broadcast is kept for :meth:`run`."""
+        """The exchange of this moment; None: the transaction is over. :meth:`run` uses its broadcast."""
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
         """The same exchange's plan at a later turn, its broadcast asked anew."""
@@ -65,8 +65,8 @@ class Executor(Protocol):
         """
 
     def test(self, clock: Clock) -> Tally:
-        """The counts of every test set of the stage in every inference mode; blocks are added in order, whoever
-        computed them."""
+        """The counts of every test set of the stage in every inference mode; blocks are added in
+        their order, so the sum does not depend on the process that computed them."""
 
     def personal(self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
         """A row for every client and number of fine-tuning epochs; see :meth:`Client.personal`."""

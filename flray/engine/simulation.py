@@ -134,7 +134,7 @@ class Simulation:
                         yield row
                 return
             except ServerLostError as error:
-                if (ended := self._deaths.heard(error.call)) is not None:
+                if (ended := self._deaths.record(error.call)) is not None:
                     ended = in_folder(ended, self.folder)
                     self._fail(ended, run, last)
                     raise ended from error

@@ -26,7 +26,7 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.probe import Reads
-from flray.core.protocol.progress import Teller, nobody
+from flray.core.protocol.progress import StageProgress, no_progress
 from flray.core.protocol.returned import label
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import Normalizer, Proxy, load_dataset, load_proxy
@@ -222,9 +222,9 @@ class Workbench:
         return in_force(self._versions, clock)
 
     # contexts ---------------------------------------------------------------------------------
-    def context(self, clock: Clock, progress: Teller | None = None) -> Context:
+    def context(self, clock: Clock, progress: StageProgress | None = None) -> Context:
         """What the server's methods may read at this moment; `progress` hears of long work."""
-        return Context(**self._facts(clock), tell=nobody if progress is None else progress)
+        return Context(**self._facts(clock), stage_progress=no_progress if progress is None else progress)
 
     def client_context(
         self, clock: Clock, client: int, *, num_steps: int, num_examples: int, weight: float

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flray.core.network.objective import Objective
-from flray.core.protocol.progress import Tell, to_nobody
+from flray.core.protocol.progress import StepProgress, no_step_progress
 from flray.ops.distill import blocks
 from flray.ops.generate import noise
 from flray.ops.optim import Moments, adam_direction_
@@ -60,7 +60,7 @@ def fit_gan(
     epochs: int = 100,
     batch_size: int = 64,
     lr: float = 2e-4,
-    tell: Tell = to_nobody,
+    progress: StepProgress = no_step_progress,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The generator `(w [P], b [Q])` after `epochs` on `x [n, ...]` (images in -1..1), from the networks' own start.
 
@@ -72,7 +72,7 @@ def fit_gan(
     adam_w, adam_v = (Moments(torch.zeros_like(p), torch.zeros_like(p), 0) for p in (w, v))
     g_w, g_v, losses = torch.zeros_like(w), torch.zeros_like(v), []
     for epoch in range(epochs):
-        tell(epoch, epochs)
+        progress(epoch, epochs)
         total, count = torch.zeros(2, device=w.device), 0
         for index in blocks(draws.permutation(len(x)), batch_size):
             if len(index) < 2:

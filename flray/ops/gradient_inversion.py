@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from flray.core.network.objective import Objective
 from flray.core.network.threads import threads
-from flray.core.protocol.progress import Tell, to_nobody
+from flray.core.protocol.progress import StepProgress, no_step_progress
 from flray.ops.lbfgs import BatchedLBFGS
 
 AT_ONCE = 128  # inputs that are searched for together: each has the encoder's gradients in memory
@@ -43,7 +43,7 @@ def reconstructed(
     lr: float,
     iterations: int,
     keep: int = 20,
-    tell: Tell = to_nobody,
+    progress: StepProgress = no_step_progress,
 ) -> Tensor:
     """The last `keep` iterates `[keep, n, ...]` (all, where there are fewer) on the way from `x [n, ...]` to inputs
     whose gradients are `target`; each input and its gradients are a problem of their own.
@@ -63,7 +63,7 @@ def reconstructed(
 
     search, kept = BatchedLBFGS(evaluate, x.detach().reshape(len(x), -1), lr), []
     for iteration in range(iterations):
-        tell(iteration, iterations)
+        progress(iteration, iterations)
         before = search.x
         search.step()
         finite = torch.isfinite(search.x).all(dim=1, keepdim=True)
@@ -85,7 +85,7 @@ def decoded(
     lr: float,
     iterations: int,
     keep: int,
-    tell: Tell = to_nobody,
+    progress: StepProgress = no_step_progress,
 ) -> tuple[Tensor, Tensor]:
     """(inputs `[keep n, ...]`, labels `[keep n]`) of gradients `pool [n, P]` of the encoder, one input each.
 
@@ -110,6 +110,6 @@ def decoded(
 
         wanted = [part[rows] for part in target]
         with threads(1):
-            found.append(reconstructed(gradients, wanted, start[rows], lr, iterations, keep, tell))
+            found.append(reconstructed(gradients, wanted, start[rows], lr, iterations, keep, progress))
     images = torch.cat(found, dim=1)
     return images.flatten(0, 1), labels.repeat(len(images))

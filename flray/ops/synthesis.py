@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from flray.core.network.objective import BoundModel, Objective
 from flray.core.protocol.classes import ClassSet
-from flray.core.protocol.progress import Tell, to_nobody
+from flray.core.protocol.progress import StepProgress, no_step_progress
 from flray.ops.generate import (
     PUBLISHED,
     MFCLWeights,
@@ -89,7 +89,7 @@ def fit_mfcl_generator(
     batch_size: int = 128,
     lr: float = 1e-3,
     weights: MFCLWeights = PUBLISHED,
-    tell: Tell = to_nobody,
+    progress: StepProgress = no_step_progress,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """MFCL's generator after `steps` steps of Adam from `(w, b)`: (w, b, losses `[steps]`).
 
@@ -100,7 +100,7 @@ def fit_mfcl_generator(
     moments = Moments(torch.zeros_like(w), torch.zeros_like(w), 0)
     gradient, losses = torch.zeros_like(w), []
     for step in range(steps):
-        tell(step, steps)
+        progress(step, steps)
         z = noise(draws, batch_size, generator.module.noise, device=w.device)  # type: ignore[arg-type]
 
         def value_of(made_by: BoundModel, z: Tensor = z) -> Tensor:

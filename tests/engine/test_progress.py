@@ -30,16 +30,16 @@ def test_what_takes_long_is_told_once_each_time_that_it_changes(monkeypatch, cap
     monkeypatch.setattr(progress, "LINE_EVERY_S", -1.0)
     texts, over = iter(["", "GAN 1/9", "GAN 1/9", "", "GAN 2/9"]), threading.Event()
 
-    def doing():
+    def long_work():
         text = next(texts, None)
         if text is None:
             over.set()
         return text or ""
 
-    with progress.Progress("fedmemo on digits", 3, doing=doing):
+    with progress.Progress("fedmemo on digits", 3, long_work=long_work):
         assert over.wait(60)
     assert capsys.readouterr().err == "fedmemo on digits  GAN 1/9\nfedmemo on digits  GAN 2/9\n"
-    with progress.Progress("fedmemo on digits", 3, enabled=False, doing=doing) as show:
+    with progress.Progress("fedmemo on digits", 3, enabled=False, long_work=long_work) as show:
         assert show._follower is None
 
 

@@ -58,13 +58,13 @@ class Objective:
         names = {id(p): n for n, p in trained.items()}
         everywhere = module.named_parameters(remove_duplicate=False)
         self._aliases = {n: names[id(p)] for n, p in everywhere if id(p) in names and names[id(p)] != n}
-        # frozen parameters are never written, so they are the module's own; counters are kept as they are now: how far
-        # one of this process went (num_batches_tracked) is nobody's state
+        # Frozen parameters are never written, so they are the module's own. Counters (num_batches_tracked) are copied
+        # once; they are not model state.
         untrained = {n for n, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
         elsewhere = {*trained, *buffers, *self._aliases}
         rest = {n: t.detach() for n, t in module.state_dict().items() if n not in elsewhere}
         self._rest = {n: t if n in untrained else t.clone() for n, t in rest.items()}
-        self.frozen = tuple(n for n in rest if n in untrained)  # names in `state_dict` of what nobody trains
+        self.frozen = tuple(n for n in rest if n in untrained)  # names of untrained tensors in `state_dict`
         # a tied parameter has one place in `w` and several in the module
         holders: dict[int, list[dict[str, Tensor | None]]] = {}
         for owner in module.modules():

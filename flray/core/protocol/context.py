@@ -14,7 +14,7 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.classes import Classes
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.inputs import Inputs
-from flray.core.protocol.progress import Tell, Teller, nobody
+from flray.core.protocol.progress import StageProgress, StepProgress, no_progress
 from flray.core.protocol.samples import Proxy
 from flray.core.protocol.seeding import Address, rng
 
@@ -33,7 +33,7 @@ class Context:
     :meth:`Algorithm.networks` declares, by name. `inputs`: shape and scale of what the network reads. `tests`: for a
     probe that declares to read them, the test sets (while a sweep tunes, the validation splits) by name; an algorithm
     never has them. `frozen`: the tensors of `w`, by name, that stay as they are from the next task on at the latest
-    (`tasks.freeze`). `tell`: who hears of :meth:`progress`, on the server.
+    (`tasks.freeze`). `stage_progress`: gets the calls of :meth:`progress`, on the server.
     """
 
     objective: Objective
@@ -49,7 +49,7 @@ class Context:
     inputs: Inputs = field(default_factory=lambda: Inputs(()))
     tests: Mapping[str, Proxy] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
-    tell: Teller = nobody
+    stage_progress: StageProgress = no_progress
 
     @property
     def device(self) -> torch.device:
@@ -82,10 +82,12 @@ class Context:
         """(clock, client) as random draws are addressed, see :attr:`Clock.address`; the server stands at client -1."""
         return (*self.clock.address, SERVER)
 
-    def progress(self, what: str) -> Tell:
-        """For a server half that takes minutes: `progress("TARGET makes inputs")(12, 40)` may show 12/40 to whoever
-        waits. It may be called in every step, and changes nothing."""
-        return partial(self.tell, what)
+    def progress(self, what: str) -> StepProgress:
+        """For a server half that takes minutes: `progress("TARGET makes inputs")(12, 40)` may show 12/40 in a display.
+
+        It may be called in every step, and changes no result.
+        """
+        return partial(self.stage_progress, what)
 
     def narrow(self, logits: Tensor) -> Tensor:
         """The logits `[B, c]` of the classes in use out of the whole head's `[B, C]`; `logits` itself when all are."""

@@ -1,16 +1,16 @@
-"""How work that takes minutes says how far it is, for whoever waits. No bit depends on it."""
+"""Progress of work that takes minutes, for a display. No result depends on it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-Tell = Callable[[int, int], None]  # so many steps of so many are done
-Teller = Callable[[str, int, int], None]  # of what
+StepProgress = Callable[[int, int], None]  # (steps done, steps in total)
+StageProgress = Callable[[str, int, int], None]  # (name of the work, steps done, steps in total)
 
 
-def to_nobody(done: int, total: int) -> None:
-    """A `Tell` that nobody hears."""
+def no_step_progress(done: int, total: int) -> None:
+    """A `StepProgress` that shows nothing."""
 
 
-def nobody(what: str, done: int, total: int) -> None:
-    """A `Teller` that nobody hears."""
+def no_progress(work: str, done: int, total: int) -> None:
+    """A `StageProgress` that shows nothing."""

@@ -1,4 +1,4 @@
-"""The two Ray actors: thin shells around :class:`Workbench` and :class:`Server`, which know no Ray.
+"""The two Ray actors: thin shells around :class:`Client`, :class:`Server` and :class:`RunStore`, which know no Ray.
 
 An actor survives a run: `setup` makes it ready for the next experiment, so a grid pays for its processes once.
 """
@@ -83,7 +83,7 @@ def prepare(threads: int) -> str:
 
 
 class FreshActorError(Exception):
-    """Work for a client actor that Ray has started again and that nobody has set up since."""
+    """Work for a client actor that Ray has started again and that is not set up."""
 
 
 class ClientActor(ClientNodes):
@@ -109,7 +109,7 @@ class ClientActor(ClientNodes):
     def work(
         self, chunk: Chunk, plan: Plan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
     ) -> tuple[Delivery, list[dict[str, Any]]]:
-        """One run of the cohort; `parts` are the broadcast's shared ones, in the order of `plan.shared`."""
+        """The work of one chunk; `parts` are the broadcast's shared ones, in the order of `plan.shared`."""
         whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
         return self.client.work(chunk, plan.exchange, whole, states)
 
@@ -154,7 +154,7 @@ class ServerActor(ServerNodes):
         bench = Workbench(experiment, recipe.summary, prepare(threads), one_of_many=True)
         self._store = store = RunStore(experiment, Path(folder), lock)
         self._server = Server(bench, store.clients, store.progress)
-        self._answer, self._ahead, self._threads = None, None, threads
+        self._result, self._ahead, self._threads = None, None, threads
         return self._server.facts()
 
     @property

@@ -1,4 +1,4 @@
-"""The executor by ordinary calls of Ray actors: one call a run of the cohort, repeated where an actor died.
+"""The executor by ordinary calls of Ray actors: one call a chunk of the cohort, repeated where an actor died.
 
 The driver holds references only.
 """

@@ -69,7 +69,7 @@ class Channel(CompositeChannel):
     """From one actor, or the driver, to others. A message lies in the buffer until no reader refers to it."""
 
     size, graph, home, to = 0, "", "", ""
-    _kept: Any = None
+    _message: Any = None
 
     def __reduce__(self) -> Any:
         return _rebuilt, (super().__reduce__()[1], self.size, self.graph, self.home, self.to)
@@ -81,7 +81,7 @@ class Channel(CompositeChannel):
             kept = ray.put(value)
             message = Elsewhere(kept)
         super().write(message, timeout)
-        self._kept = kept
+        self._message = kept
         for actor in self._channel_dict:
             _ring(self._bell(actor))
 
@@ -112,7 +112,7 @@ class Channel(CompositeChannel):
 
     def close(self) -> None:
         super().close()
-        self._kept = None
+        self._message = None
         for actor in self._channel_dict:
             _bells.pop(self._bell(actor), None)
 

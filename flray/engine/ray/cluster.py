@@ -82,7 +82,7 @@ def _connect(address: str | None, num_cpus: int, trials: int) -> None:
 
 _lock = threading.Lock()  # the early start and the run's own call
 _ours = {"cpus": 0}  # CPUs of the cluster that this process started, or is starting; 0: there is none
-_told = os.environ.get("RAY_AUTH_MODE")  # what the environment says, before flray decides
+_configured_auth = os.environ.get("RAY_AUTH_MODE")  # what the environment says, before flray decides
 
 
 def starts_here(address: str | None) -> bool:
@@ -96,7 +96,7 @@ def auth_mode(address: str | None) -> str:
 
     Never left to Ray, whose choice depends on whether the machine happens to hold a token.
     """
-    return _told or ("disabled" if address or os.environ.get("RAY_ADDRESS") else "token")
+    return _configured_auth or ("disabled" if address or os.environ.get("RAY_ADDRESS") else "token")
 
 
 def _join(address: str, where: str) -> None:

@@ -1,7 +1,7 @@
 """The executor by a compiled Ray graph: an exchange is one execution, whose messages go from actor to actor.
 
 One generic graph for a set of actors: server (broadcast) -> clients (work) -> server (finish, plan ahead) -> clients
-(test, if one is due) -> server (answer). Exchange, runs, states and test are data. What does not fit goes by ordinary
+(test, if one is due) -> server (answer). Exchange, chunks, states and test are data. What does not fit goes by ordinary
 calls, and so does what a failure left undone: the bits are the same.
 """
 
@@ -28,7 +28,7 @@ from flray.engine.ray.actors import ServerActor
 from flray.engine.ray.calls import Calls
 from flray.engine.ray.channel import LOOK_S, ChannelType, standing_for_driver
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.nodes import Answer, Order, ServerCall
+from flray.engine.ray.nodes import ExchangeResult, Order, ServerCall
 from flray.engine.ray.pool import LOST, Pool, cause
 from flray.engine.rounds import P, Ran
 from flray.engine.server import Plan, Server
@@ -65,12 +65,12 @@ class Compiled:
             work = [sent(client.graph_work.bind(order, broadcast, state), sums) for client, order, state in runs]
             published = sent(server.graph_finish.bind(orders[0], *work), large)
             tests = [sent(client.graph_test.bind(published, i, parts), small) for i, client in enumerate(clients)]
-            answer = sent(server.graph_answer.bind(*tests), small)
+            result = sent(server.graph_result.bind(*tests), small)
         with standing_for_driver(server):
-            self._graph = answer.experimental_compile(_submit_timeout=SUBMIT_S, _max_inflight_executions=1)
+            self._graph = result.experimental_compile(_submit_timeout=SUBMIT_S, _max_inflight_executions=1)
 
-    def execute(self, order: Order, chunks: Sequence[tuple[Chunk, Exchange] | None]) -> Answer:
-        """What became of the order; `chunks`: a run for each client actor, None for those beyond.
+    def execute(self, order: Order, chunks: Sequence[tuple[Chunk, Exchange] | None]) -> ExchangeResult:
+        """The result of the order; `chunks`: one for each client actor, None for those without work.
 
         Raises `RayTaskError` with an actor's own error, `ResourceError` when a process of Ray has died; after anything
         else the graph is broken.
@@ -87,7 +87,7 @@ class Compiled:
                 self._graph.dag_output_channels[0].wait(LOOK_S)
 
     def serves(self, pool: Pool, model_bytes: int) -> bool:
-        """Whether it is whole, of these actors and for such a model."""
+        """Whether it is intact, of these actors and for a model of this size."""
         same = self.actors == (pool.server, *pool.clients) and self.model_bytes == model_bytes
         return same and not self._graph.is_teardown
 
@@ -111,15 +111,15 @@ class Graph(Calls):
     def run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Ran:
         self._tally = None
         graph = self._graph(plan, turn)
-        answer = self._execute(graph, plan, turn, ahead) if graph is not None else None
-        if answer is None:
+        result = self._execute(graph, plan, turn, ahead) if graph is not None else None
+        if result is None:
             if self._down.get(plan.clock, (None,))[0] is None:  # the server planned it for itself
                 self.broadcast(plan.clock, plan.exchange)
             return super().run(plan, turn, ahead)
-        self._down = {clock: (None, found) for clock, found in zip(ahead, answer.plans, strict=False)}
-        if answer.tally is not None:
-            self._tally = (turn.clock.transaction, answer.tally)
-        return Ran(answer.rows, answer.metrics, answer.server_s)
+        self._down = {clock: (None, found) for clock, found in zip(ahead, result.plans, strict=False)}
+        if result.tally is not None:
+            self._tally = (turn.clock.transaction, result.tally)
+        return Ran(result.rows, result.metrics, result.server_s)
 
     def _graph(self, plan: Plan, turn: Turn) -> Compiled | None:
         """The graph for this exchange, of the actors that are there; None: it goes by calls, as does what has shared
@@ -135,7 +135,7 @@ class Graph(Calls):
                 return None
         return pool.graph
 
-    def _execute(self, graph: Compiled, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Answer | None:
+    def _execute(self, graph: Compiled, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> ExchangeResult | None:
         """None: an actor died before the exchange was finished. Raises an actor's own error."""
         from flray.engine.ray.actors import FreshActorError
 
@@ -150,11 +150,11 @@ class Graph(Calls):
             self._first,
         )
         try:
-            answer = graph.execute(
+            result = graph.execute(
                 order, [*((chunk, plan.exchange) for chunk in chunks), *[None] * (actors - len(chunks))]
             )
             self._first = []
-            return answer
+            return result
         except RayTaskError as error:
             self.pool.close_graph()
             reason = cause(error)
@@ -172,7 +172,7 @@ class Graph(Calls):
             self.pool.close_graph()
             raise
         self.pool.retries += 1
-        found: Answer | None = self.pool.wait(self._start(ServerActor.answered, turn.clock))
+        found: ExchangeResult | None = self.pool.wait(self._start(ServerActor.exchange_result, turn.clock))
         return found
 
     def test(self, clock: Clock) -> Tally:

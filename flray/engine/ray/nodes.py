@@ -44,15 +44,15 @@ class Order(NamedTuple):
 
 
 class ServerCall(NamedTuple):
-    """A call of a method of :class:`Server` whose result nobody takes."""
+    """A call of a method of :class:`Server` whose result is not used."""
 
     method: Callable[..., Any]
     args: tuple[Any, ...]
     options: dict[str, Any]
 
 
-class Answer(NamedTuple):
-    """What the driver is told: the clients' rows, the server half's metrics, the plans of moments ahead, the seconds
+class ExchangeResult(NamedTuple):
+    """The result of an exchange: the clients' rows, the server half's metrics, the plans of moments ahead, the seconds
     that both took, and the counts of the test."""
 
     clock: Clock
@@ -67,7 +67,7 @@ class ServerNodes:
     """The server's nodes: broadcast, finish, answer."""
 
     _server: Server | None = None
-    _answer: Answer | None = None
+    _result: ExchangeResult | None = None
     _ahead: tuple[Clock, Any, Any] | None = None  # a moment, the state in which it was planned, its broadcast
     _threads = 1
 
@@ -89,7 +89,7 @@ class ServerNodes:
         return (broadcast, *[self.server.states(clients) if clients else None for clients in order.clients])
 
     def graph_finish(self, order: Order, *work: Work | None) -> Any:
-        """What the clients test (None: no test is due); the rest of the answer is kept for :meth:`graph_answer`."""
+        """What the clients test (None: no test is due); the rest of the result waits for :meth:`graph_result`."""
         began = time.perf_counter()
         deliveries = [done[0] for done in work if done is not None]
         rows = [row for done in work if done is not None for row in done[1]]
@@ -98,21 +98,21 @@ class ServerNodes:
         if broadcast is not None:
             self._ahead = (order.ahead[len(plans) - 1], self.server.state, broadcast)
         took = time.perf_counter() - began
-        self._answer = Answer(order.plan.clock, rows, metrics, plans, took)
+        self._result = ExchangeResult(order.plan.clock, rows, metrics, plans, took)
         if order.test is None or plans[:1] != [None]:
             return None
         return order.test, self.server.published(order.test)
 
-    def graph_answer(self, *tallies: Tally | None) -> bytes:
+    def graph_result(self, *tallies: Tally | None) -> bytes:
         """All of it, pickled: arrays in it are the driver's own."""
-        assert self._answer is not None
+        assert self._result is not None
         tested = [tally for tally in tallies if tally is not None]
-        return cloudpickle.dumps(self._answer._replace(tally=merged(tested) if tested else None))  # type: ignore[no-any-return]
+        return cloudpickle.dumps(self._result._replace(tally=merged(tested) if tested else None))  # type: ignore[no-any-return]
 
-    def answered(self, clock: Clock) -> Answer | None:
-        """What became of an exchange whose answer got lost: without a test; None: it is not finished."""
-        kept = self._answer is not None and self._answer.clock == clock and self.server.finished(clock)
-        return self._answer if kept else None
+    def exchange_result(self, clock: Clock) -> ExchangeResult | None:
+        """The result of an exchange that did not reach the driver, without a test; None: it is not finished."""
+        same = self._result is not None and self._result.clock == clock
+        return self._result if same and self.server.finished(clock) else None
 
     def plans(self, ahead: Sequence[Clock]) -> tuple[Message, list[Plan | None]]:
         """(broadcast of the first of these moments that has a plan, the plans up to it)."""
@@ -138,7 +138,7 @@ class ClientNodes(ABC):
     def graph_work(
         self, order: tuple[Chunk, Exchange] | None, broadcast: Message, states: Sequence[Message] | None
     ) -> Work | None:
-        """The run's deliveries and rows; None: there is no run for this actor."""
+        """The chunk's delivery and rows; None: there is no chunk for this actor."""
         torch.set_num_threads(self._threads)
         if order is None:
             return None

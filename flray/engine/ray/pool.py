@@ -60,7 +60,7 @@ class Pool:
         self.retries = 0
         self.graph: Compiled | None = None  # of these actors, once a run has asked for it
         # of memory: once a run; the kernel's count when it began
-        self._told, self._oom_kills = False, alive.oom_kills()
+        self._warned, self._oom_kills = False, alive.oom_kills()
         self._setup: tuple[Any, ...] = ()
         self._deaths = Deaths()
 
@@ -93,7 +93,7 @@ class Pool:
         """Make every actor ready; returns the server's facts. Raises the first error of an actor as it is."""
         shared = ray.put(recipe)
         self._setup = (shared, key, client_threads)
-        self.retries, self._told, self._oom_kills, self._deaths = 0, False, alive.oom_kills(), Deaths()
+        self.retries, self._warned, self._oom_kills, self._deaths = 0, False, alive.oom_kills(), Deaths()
         self._away, self.clients, self._asked = dict.fromkeys((*self.clients, *self._away)), [], 0.0
         self._returned()
         facts = self.call(ServerActor.setup, shared, folder, server_threads, lock)
@@ -159,7 +159,7 @@ class Pool:
         process."""
         if alive.oom_kills() == self._oom_kills:
             for actor in self.clients:
-                if (ended := self._deaths.heard(last_calls.of(actor))) is not None:
+                if (ended := self._deaths.record(last_calls.of(actor))) is not None:
                     raise ended
 
     # the clients ------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class Pool:
                     attempts[piece] += 1
                     self.retries += 1
                     reason = self._reason(error)
-                    if (ended := self._deaths.heard(self._call(actor, reason))) is not None:
+                    if (ended := self._deaths.record(self._call(actor, reason))) is not None:
                         for ref in running:
                             ray.cancel(ref, force=False)
                         raise ended from error
@@ -211,8 +211,8 @@ class Pool:
                             f"a client actor died {ATTEMPTS} times at the same work ({reason}); "
                             f"{'' if NO_MEMORY in reason else 'if memory ran out, '}{LESS}, then run: flray resume"
                         ) from error
-                    if NO_MEMORY in reason and not self._told:
-                        self._told = True
+                    if NO_MEMORY in reason and not self._warned:
+                        self._warned = True
                         warnings.warn(
                             f"a client actor died ({reason}); its work is repeated; if it happens often, {LESS}",
                             stacklevel=2,

@@ -181,26 +181,26 @@ def _begin(conductor: Actor, rank: int, world: int, device: torch.device) -> tup
     """Where to begin, as the conductor tells rank 0: between two workers' questions the driver may take a round."""
     import torch.distributed as dist
 
-    told = [ray.get(conductor.begin.remote()) if rank == 0 else None]
+    message = [ray.get(conductor.begin.remote()) if rank == 0 else None]
     if world > 1:
         with _peers():
-            dist.broadcast_object_list(told, src=0, device=device)
-    return told[0]  # type: ignore[return-value]
+            dist.broadcast_object_list(message, src=0, device=device)
+    return message[0]  # type: ignore[return-value]
 
 
 def _gatherer() -> Gather:
     """All-gather into tensors that are kept: fresh memory costs page faults."""
     import torch.distributed as dist
 
-    kept: dict[Any, list[Tensor]] = {}
+    received: dict[Any, list[Tensor]] = {}
 
     def gather(sent: Tensor) -> list[Tensor]:
         key = sent.shape, sent.dtype
-        if key not in kept:
-            kept[key] = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+        if key not in received:
+            received[key] = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
         with _peers():
-            dist.all_gather(kept[key], sent)
-        return kept[key]
+            dist.all_gather(received[key], sent)
+        return received[key]
 
     return gather
 
