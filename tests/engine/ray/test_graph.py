@@ -24,7 +24,7 @@ from tests.support.runs import cohort, config, last_state, model
 
 def graph(algorithm="scaffold", rounds=4, actors=2, executor="graph", **sections):
     resources = {"executor": executor, "client_actors": actors, **sections.pop("resources", {})}
-    imports = ["tests.engine.ray.mortal"]
+    imports = ["tests.contracts.own", "tests.engine.ray.mortal"]
     return config(algorithm, rounds=rounds, imports=imports, resources=resources, **sections)
 
 
