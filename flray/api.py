@@ -168,7 +168,10 @@ def play(
         if storage is not None:
             storage.check_complete()
     finally:
-        home.release()
+        try:
+            home.release()
+        finally:  # once more: a signal at the first call would leave the lock; a folder is given back once
+            home.release()
 
 
 def _executors(experiment: Experiment) -> tuple[Background | None, Launch]:
