@@ -172,8 +172,8 @@ class Sweep(Section):
         space = self.search_space
         varied = [p for p in space.parameters[algorithm] if p.key in ("rounds", "tasks.num_tasks")]
         cells = itertools.product(*([(p.key, value) for value in p.domain.probes()] for p in varied))
-        found = [self.experiment({**space.example(algorithm), **dict(cell)}).total_rounds for cell in cells]
-        return min(found), max(found)
+        lengths_of = [self.experiment({**space.example(algorithm), **dict(cell)}).total_rounds for cell in cells]
+        return min(lengths_of), max(lengths_of)
 
     @model_validator(mode="after")
     def _fits(self) -> Sweep:

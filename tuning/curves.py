@@ -161,7 +161,7 @@ def _lines(
     it)."""
     from flray.rundir.reader import Run
 
-    found: dict[str, list[tuple[Any, int, pandas.DataFrame]]] = {}
+    lines_of: dict[str, list[tuple[Any, int, pandas.DataFrame]]] = {}
     for index, name in frame["folder"].dropna().items():
         folder = sweep.folder / name
         for seed, run in enumerate([folder, *sorted(folder.parent.glob(f"{folder.name}-seed*"))]):
@@ -172,5 +172,5 @@ def _lines(
             for objective in names:
                 kept = rounds[["done", objective]].dropna() if objective in rounds else rounds.iloc[:0]
                 if len(kept):
-                    found.setdefault(objective, []).append((index, seed, kept))
-    return found
+                    lines_of.setdefault(objective, []).append((index, seed, kept))
+    return lines_of

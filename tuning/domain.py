@@ -82,12 +82,12 @@ class Choice(NamedTuple):
         return self.values
 
     def checked(self, where: str, values: Sequence[Any]) -> Choice:
-        found = Choice(tuple(values))
-        labels = found.labels
+        choice = Choice(tuple(values))
+        labels = choice.labels
         twice = [label for number, label in enumerate(labels) if label in labels[:number]]
         if twice:
             raise ConfigError(f"space.{where}: {show(twice[0])} is listed twice")
-        return found
+        return choice
 
     def suggest(self, trial: BaseTrial, name: str) -> Any:
         return trial.suggest_categorical(name, self.labels)

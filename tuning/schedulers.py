@@ -62,11 +62,11 @@ def rungs(rule: SchedulerConfig, rounds: int) -> list[tuple[int, int]]:
     if rule.name != "asha":
         return [(rounds, 1)]
     options = rule.model_dump()
-    found, at, seeds = [], float(options["grace"]), options["seeds"]
+    milestones, at, seeds = [], float(options["grace"]), options["seeds"]
     while at < rounds:
-        found.append(math.ceil(at - 1e-9))  # 100 * 1.1 is a little more than 110
+        milestones.append(math.ceil(at - 1e-9))  # 100 * 1.1 is a little more than 110
         at *= options["reduction"]
-    return [(at, seeds[min(rung, len(seeds) - 1)]) for rung, at in enumerate(dict.fromkeys([*found, rounds]))]
+    return [(at, seeds[min(rung, len(seeds) - 1)]) for rung, at in enumerate(dict.fromkeys([*milestones, rounds]))]
 
 
 class Asha(ASHAScheduler):
@@ -131,12 +131,12 @@ class Asha(ASHAScheduler):
         self._trial_info.pop(trial.trial_id, None)
 
     def _save(self) -> None:
-        found: dict[int, dict[str, float]] = {at: {} for at in self._milestones}
+        reports: dict[int, dict[str, float]] = {at: {} for at in self._milestones}
         for bracket in self._groups.values():
             for at, recorded in bracket._rungs:
-                found[at].update({self._number.get(name, name): value for name, value in recorded.items()})
+                reports[at].update({self._number.get(name, name): value for name, value in recorded.items()})
         stopped = dict(sorted(self.stopped.items()))
-        text = json.dumps({"rungs": [[at, values] for at, values in found.items()], "stopped": stopped}, indent=1)
+        text = json.dumps({"rungs": [[at, values] for at, values in reports.items()], "stopped": stopped}, indent=1)
         with self._keeping():
             write_text(self._path, text + "\n")
 
@@ -147,11 +147,11 @@ def _read_rungs(path: Path, milestones: list[int]) -> tuple[dict[int, dict[str, 
     if not path.exists():
         return {}, {}
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
         rungs = {
-            int(at): {str(key): float(value) for key, value in dict(values).items()} for at, values in found["rungs"]
+            int(at): {str(key): float(value) for key, value in dict(values).items()} for at, values in content["rungs"]
         }
-        stopped = {str(key): dict(facts) for key, facts in found["stopped"].items()}
+        stopped = {str(key): dict(facts) for key, facts in content["stopped"].items()}
         return {at: values for at, values in rungs.items() if at in milestones}, stopped
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(

@@ -30,13 +30,13 @@ class StudySearcher(Searcher):
         self._last: dict[str, dict[str, Any]] = {}  # -> its last result
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # FINISHED is a word
-        found = None
+        asked = None
         if not self._stopping():
             with self.studies.keeping():
-                found = self.studies.next(self._spent())
-        if found is None:
+                asked = self.studies.next(self._spent())
+        if asked is None:
             return str(Searcher.FINISHED)
-        key, overrides, folder = found
+        key, overrides, folder = asked
         self._keys[trial_id] = key
         return self._config(key, overrides, folder)
 

@@ -68,10 +68,10 @@ class Space(NamedTuple):
             algorithm = (
                 trial.suggest_categorical("algorithm", self.algorithms) if self.conditional else self.algorithms[0]
             )
-        found = {
+        values = {
             p.name: p.domain.suggest(trial, p.name) for p in self._of(algorithm) if not isinstance(p.domain, Fixed)
         }
-        return self.overrides(found, algorithm)
+        return self.overrides(values, algorithm)
 
     def overrides(self, params: Mapping[str, Any], algorithm: str | None = None) -> dict[str, Any]:
         """The overrides of a trial from its `params` in the study (`algorithm` among them, or given).
@@ -90,12 +90,12 @@ class Space(NamedTuple):
         for name in params:
             if name not in names:
                 raise unknown("parameter", name, names, "a trial; is it of another sweep?")
-        found = {"algorithm": algorithm} if self.conditional else {}
+        keys = {"algorithm": algorithm} if self.conditional else {}
         for name, key, domain in self._of(algorithm):
             if name in names and name not in params:
                 raise ConfigError(f"trial: it has no parameter {name}; is it of another sweep?")
-            found[key] = domain.value(name, params.get(name))
-        return found
+            keys[key] = domain.value(name, params.get(name))
+        return keys
 
     def example(self, algorithm: str | None = None) -> dict[str, Any]:
         """Overrides of one trial: the first value, or the lower end, of everything."""
@@ -116,12 +116,12 @@ class Space(NamedTuple):
 
         By parameter name a list of values, or (low, high, whether on a log scale); integers where the field is one.
         """
-        found = {
+        draws = {
             p.name: p.domain.numbers()
             for p in self._of(algorithm or self.algorithms[0])
             if p.key.startswith("algorithm.")
         }
-        return {name: numbers for name, numbers in found.items() if numbers is not None}
+        return {name: numbers for name, numbers in draws.items() if numbers is not None}
 
     def dump(self) -> dict[str, Any]:
         """Plain values with nothing left to look up: `resolve(space.dump(), experiment)` is this space."""
@@ -162,10 +162,10 @@ def resolve(space: Mapping[str, Any], experiment: Mapping[str, Any] | Experiment
         head = {"algorithm": name} if chosen is not None else {}
         constant = [] if conditional or not head else [Parameter("algorithm", "algorithm", Fixed(name))]
         parameters[name] = (*constant, *_checked(drafts, name, values, head))
-    found = Space(conditional, parameters)
-    if not found.names():
+    resolved = Space(conditional, parameters)
+    if not resolved.names():
         raise ConfigError("space: nothing to search; write for example space: {algorithm.lr: auto}")
-    return found
+    return resolved
 
 
 def _algorithms(form: Any, values: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -235,23 +235,23 @@ def _drafts(forms: Mapping[str, Any], algorithm: str, conditional: bool) -> list
     declared = {f"algorithm.{hp.name}": hp for hp in hyperparameters(kind)}
     # FedAvg's are those that all share
     own = {} if kind is ALGORITHMS.get("fedavg") or not conditional else vars(kind).get("__annotations__", {})
-    found: dict[str, tuple[str, Any]] = {}
+    forms_of: dict[str, tuple[str, Any]] = {}
     for key, hp in declared.items():
         alone = f"{algorithm}.{hp.name}"
         for where in (alone, key) if conditional else (key,):
             if where in forms:
-                found[key] = (where, forms[where])
+                forms_of[key] = (where, forms[where])
                 break
         else:
             if hp.name.partition(".")[0] in own and hp.space is not None:
-                found[key] = (alone, "auto")
-    found |= {
+                forms_of[key] = (alone, "auto")
+    forms_of |= {
         key: (key, form)
         for key, form in forms.items()
-        if key.partition(".")[0] in Experiment.model_fields and key not in found
+        if key.partition(".")[0] in Experiment.model_fields and key not in forms_of
     }
     drafts = []
-    for key, (where, form) in found.items():
+    for key, (where, form) in forms_of.items():
         field = declared.get(key)
         if field is None and key.startswith("algorithm."):
             continue  # other algorithms of the choice have it
@@ -308,5 +308,5 @@ def _read(experiment: Any, key: str, value: Any) -> Any:
     written."""
     for part in key.split("."):
         experiment = experiment[part] if isinstance(experiment, Mapping) else getattr(experiment, part)
-    found = to_jsonable_python(experiment)
-    return to_jsonable_python(value) if value is None or isinstance(found, Mapping) else found
+    plain_keys = to_jsonable_python(experiment)
+    return to_jsonable_python(value) if value is None or isinstance(plain_keys, Mapping) else plain_keys

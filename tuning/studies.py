@@ -94,8 +94,9 @@ def disk_full(error: BaseException | None) -> bool:
 
 def _trial_runs(folder: Path) -> list[str]:
     """The trials whose runs are in a sweep's folder, whatever the study says: `0003`, `fedprox-0003`."""
-    found = (re.fullmatch(r"(?!\.)(.*?\d{4,})(-seed\d+)?(\.new)?", path.name) for path in (folder / "trials").glob("*"))
-    return sorted({name[1] for name in found if name})
+    names = (path.name for path in (folder / "trials").glob("*"))
+    matches = (re.fullmatch(r"(?!\.)(.*?\d{4,})(-seed\d+)?(\.new)?", name) for name in names)
+    return sorted({match[1] for match in matches if match})
 
 
 def _lost(study: str | Path, folder: Path, missing: list[str], runs: list[str]) -> CheckpointError:

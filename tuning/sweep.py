@@ -251,17 +251,17 @@ def _drop_others(final: Path, names: Sequence[str]) -> None:
 
 def best(sweep: Sweep, studies: Studies) -> list[tuple[str | None, Any]]:
     """The `final.top` complete trials of each study by its first objective; of several objectives, the Pareto front."""
-    found = []
+    trials = []
     for group, study in studies.groups.items():
         if len(sweep.objective) > 1:
-            found += [(group, trial) for trial in study.best_trials if state(trial) == "finished"]
+            trials += [(group, trial) for trial in study.best_trials if state(trial) == "finished"]
             continue
         complete = [t for g, t in studies.ended() if g == group and state(t) == "finished"]
         (mode,) = sweep.objective.values()
         sign = -1 if mode == "max" else 1
         complete.sort(key=lambda t: (sign * t.values[0], t.number))
-        found += [(group, trial) for trial in complete[: sweep.final.top]]
-    return found
+        trials += [(group, trial) for trial in complete[: sweep.final.top]]
+    return trials
 
 
 # the folder --------------------------------------------------------------------------------------

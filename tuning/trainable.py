@@ -67,8 +67,8 @@ class Job(NamedTuple):
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Job:
-        found = json.loads(config["job"])
-        return cls(**{**found, "rungs": tuple(map(tuple, found["rungs"]))})
+        content = json.loads(config["job"])
+        return cls(**{**content, "rungs": tuple(map(tuple, content["rungs"]))})
 
 
 class Trial(tune.Trainable):

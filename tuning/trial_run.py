@@ -79,8 +79,8 @@ class TrialRun:
         """Rounds in its last checkpoint; none in that of a run that is to be replaced."""
         if self.replaces is not None and self.folder.exists() and self.folder.stat().st_ino == self.replaces:
             return 0
-        found = checkpoint.checkpoints(self.folder)
-        return checkpoint.rounds_done(found[-1]) if found else 0
+        stored = checkpoint.checkpoints(self.folder)
+        return checkpoint.rounds_done(stored[-1]) if stored else 0
 
     # what it says -----------------------------------------------------------------------------
     @property
@@ -94,8 +94,8 @@ class TrialRun:
 
     def value(self, objective: str) -> float:
         """An objective at the last round, NaN where that has none: a sum over the rounds, or the round's own."""
-        found = self.sums.get(objective, self.row.get(objective))
-        return math.nan if found is None else float(found)
+        number = self.sums.get(objective, self.row.get(objective))
+        return math.nan if number is None else float(number)
 
     # going on ---------------------------------------------------------------------------------
     def advance(self) -> None:
@@ -210,5 +210,5 @@ class TrialRun:
 
 def _tables(folder: Path) -> list[str]:
     """Those of a run's tables that are there, as paths below `folder`; each probe has one below `diagnostics/`."""
-    found = [folder / name for name in TABLES if name != "diagnostics"] + sorted((folder / "diagnostics").glob("*"))
-    return [path.relative_to(folder).as_posix() for path in found if path.is_dir()]
+    folders = [folder / name for name in TABLES if name != "diagnostics"] + sorted((folder / "diagnostics").glob("*"))
+    return [path.relative_to(folder).as_posix() for path in folders if path.is_dir()]

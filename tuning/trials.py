@@ -43,15 +43,15 @@ def stored_sweep(folder: Path) -> dict[str, Any]:
     """
     path, advice = folder / "sweep.yaml", "put it back from a copy, or start again with another --out"
     try:
-        found = read(path.read_text(encoding="utf-8"), "it")
+        content = read(path.read_text(encoding="utf-8"), "it")
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is not a sweep folder: it has no sweep.yaml") from None
     except (OSError, ValueError, ConfigError) as error:
         raise CheckpointError(f"{path} is damaged ({' '.join(str(error).split())}); {advice}") from None
-    if not isinstance(found, dict) or not {"name", "objective"} <= found.keys():
-        what = "empty" if found is None else "not a complete sweep"
+    if not isinstance(content, dict) or not {"name", "objective"} <= content.keys():
+        what = "empty" if content is None else "not a complete sweep"
         raise CheckpointError(f"{path} is damaged: it is {what}; {advice}")
-    return found
+    return content
 
 
 def open_sweep(folder: str | Path) -> Opened:
@@ -69,10 +69,10 @@ def open_sweep(folder: str | Path) -> Opened:
     if url is None and not (folder / JOURNAL).exists():  # opening it would make an empty one
         raise CheckpointError(f"{folder} has no {JOURNAL}: its sweep did not begin; start it with flray sweep")
     storage = open_storage(url, folder)
-    names = [found for found in optuna.get_all_study_names(storage) if found == name or found.startswith(f"{name}/")]
+    names = [study for study in optuna.get_all_study_names(storage) if study == name or study.startswith(f"{name}/")]
     studies = {
-        found.removeprefix(name).removeprefix("/"): optuna.load_study(study_name=found, storage=storage)
-        for found in sorted(names)
+        study.removeprefix(name).removeprefix("/"): optuna.load_study(study_name=study, storage=storage)
+        for study in sorted(names)
     }
     algorithm = (sweep.get("experiment") or {}).get("algorithm")
     algorithm = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
@@ -99,25 +99,25 @@ def table_of(sweep: Opened) -> pandas.DataFrame:
     from flray.tuning.studies import NEVER
 
     every = [(name, trial) for name, study in sweep.studies.items() for trial in study.get_trials(deepcopy=False)]
-    found = [(name, trial) for name, trial in every if trial.user_attrs.get("status") != NEVER]
+    ended = [(name, trial) for name, trial in every if trial.user_attrs.get("status") != NEVER]
     kinds: dict[str, str] = {}
-    for _, trial in found:
+    for _, trial in ended:
         for parameter, distribution in trial.distributions.items():
             kind = _kind(distribution)
             kinds[parameter] = kind if kinds.get(parameter, kind) == kind else "string"
-    columns: dict[str, tuple[str, list[Any]]] = {"trial": ("int64", [trial.number for _, trial in found])}
+    columns: dict[str, tuple[str, list[Any]]] = {"trial": ("int64", [trial.number for _, trial in ended])}
     if len(sweep.studies) > 1:
-        columns["study"] = ("string", [name for name, _ in found])
-    columns["algorithm"] = ("string", [trial.params.get("algorithm", name or sweep.algorithm) for name, trial in found])
+        columns["study"] = ("string", [name for name, _ in ended])
+    columns["algorithm"] = ("string", [trial.params.get("algorithm", name or sweep.algorithm) for name, trial in ended])
     for parameter, kind in kinds.items():
         if parameter != "algorithm":
-            columns[parameter] = (kind, [_cell(trial, parameter, kind) for _, trial in found])
-    columns["state"] = ("string", [state(trial) for _, trial in found])
-    attributes = [{"round": max(trial.intermediate_values, default=None), **trial.user_attrs} for _, trial in found]
+            columns[parameter] = (kind, [_cell(trial, parameter, kind) for _, trial in ended])
+    columns["state"] = ("string", [state(trial) for _, trial in ended])
+    attributes = [{"round": max(trial.intermediate_values, default=None), **trial.user_attrs} for _, trial in ended]
     facts = {name: (kind, [values.get(name) for values in attributes]) for name, kind in FACTS.items()}
     columns["round"] = facts.pop("round")
     for place, objective in enumerate(sweep.objectives):
-        columns[objective] = ("float64", [_value(trial, place) for _, trial in found])
+        columns[objective] = ("float64", [_value(trial, place) for _, trial in ended])
     columns |= {name: values for name, values in facts.items() if name not in sweep.objectives}
     return pandas.DataFrame({name: pandas.Series(values, dtype=kind) for name, (kind, values) in columns.items()})
 

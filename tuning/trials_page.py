@@ -63,7 +63,7 @@ def _sentences(sweep: Opened, frame: pandas.DataFrame, top: pandas.DataFrame) ->
 
 
 def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[Section]:
-    found = []
+    pictures = []
     for name, figure in figures_of(sweep, frame):
         kind = name.partition("-")[0]
         if kind in NOTES:
@@ -72,10 +72,10 @@ def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[Section]:
                     drawn = figure()
                     _restyle(drawn)
                     title = f"{sweep.name}: {name.replace('-', ' ')}"
-                    found.append(Section(title, NOTES[kind], None, svg(drawn, f"sweep-{name}")))
+                    pictures.append(Section(title, NOTES[kind], None, svg(drawn, f"sweep-{name}")))
             except (Skip, FlrayError):  # too few trials, one parameter; a trial's damaged folder
                 continue
-    return found
+    return pictures
 
 
 def _restyle(figure: Any) -> None:

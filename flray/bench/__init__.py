@@ -81,14 +81,14 @@ def bench(
             if "step" in workloads:
                 rows.append(step(W1, repeats))
             if "projected" in workloads:
-                rows += [_row(name, *found) for name, found in projected.costs(repeats).items()]
+                rows += [_row(name, *cost) for name, cost in projected.costs(repeats).items()]
             if "detector" in workloads:
                 rows.append(_row("FedMemo detector, share of a round", *detector.share(repeats)))
             if "text" in workloads:
-                rows += [_row(name, *found) for name, found in text_cost.costs(repeats, home).items()]
+                rows += [_row(name, *cost) for name, cost in text_cost.costs(repeats, home).items()]
             if "W1" in workloads or "server" in workloads:
-                found = compare("W1 round flray/bare", W1, rounds or 5, repeats, home)
-                rows += [row for row in found if ("server" if row["name"].startswith("server") else "W1") in workloads]
+                cost = compare("W1 round flray/bare", W1, rounds or 5, repeats, home)
+                rows += [row for row in cost if ("server" if row["name"].startswith("server") else "W1") in workloads]
             if "W1" in workloads:
                 tested = W1._replace(tested=TESTED)
                 rows.append(compare("W1 evaluated round flray/bare", tested, rounds or 5, repeats, home)[0])

@@ -236,8 +236,8 @@ class BarePool:
         """(right predictions, summed loss) of the global weights on the test set."""
         for number, (_, pipe) in enumerate(self.workers):
             pipe.send(("test", number, len(self.workers)))
-        found = [pipe.recv() for _, pipe in self.workers]
-        return sum(right for right, _ in found), sum(loss for _, loss in found)
+        answers = [pipe.recv() for _, pipe in self.workers]
+        return sum(right for right, _ in answers), sum(loss for _, loss in answers)
 
     def measure(self, rounds: int) -> tuple[float, int]:
         """(median seconds of a round, gradient steps of one)."""

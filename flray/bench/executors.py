@@ -30,7 +30,7 @@ def cpu_ms() -> dict[tuple[str, int], float]:
         if entry.name.isdigit() and (entry / "stat").exists():
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             children[parent].append(int(entry.name))
-    found, todo = {}, [os.getpid()]
+    seconds, todo = {}, [os.getpid()]
     while todo:
         pid = todo.pop()
         todo += children[pid]
@@ -38,8 +38,8 @@ def cpu_ms() -> dict[tuple[str, int], float]:
         kind = next((kind for part, kind in KINDS.items() if part in words), "other")
         threads = Path(f"/proc/{pid}/task").iterdir()
         spent = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads)
-        found["driver" if pid == os.getpid() else kind, pid] = spent / 1e6
-    return found
+        seconds["driver" if pid == os.getpid() else kind, pid] = spent / 1e6
+    return seconds
 
 
 def measure(executor: str, rounds: int, folder: Path) -> tuple[float, dict[str, float]]:

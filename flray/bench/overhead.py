@@ -55,16 +55,16 @@ def table(repeats: int, home: Path, rounds: int = 3, workload: Workload = SMALL)
     """
     if rounds < 2:
         raise ConfigError(f"bench: table5 leaves the first round out; rounds={rounds} must be at least 2")
-    found: dict[str, list[dict[str, float]]] = {method: [] for method in PASSES}
+    times_of: dict[str, list[dict[str, float]]] = {method: [] for method in PASSES}
     with threads(1):
         for _ in range(repeats):
             for method in PASSES:
-                found[method].append(_measured(method, workload, rounds, home))
+                times_of[method].append(_measured(method, workload, rounds, home))
         held = {method: vectors(home / method) for method in PASSES}
     printed = {row["method"]: row for row in read_csv("fedproj_000_table5_overhead.csv")}
     here = {
         method: {name: median(row[name] for row in rows) for name in rows[0]} | {"vectors": held[method]}
-        for method, rows in found.items()
+        for method, rows in times_of.items()
     }
     model = {
         method: dict(zip(("client", "round"), modelled(method), strict=True))

@@ -184,9 +184,9 @@ def profile(workload: Workload, rounds: int, home: Path, **resources: Any) -> li
     counted = range(WARM_UP + 1, WARM_UP + 1 + rounds)
     parts = [_parts(done, ends[done + 1] - ends[done], driver, server, clients) for done in counted]
     whole = median(sum(part.values()) for part in parts)
-    found = {name: median(part[name] for part in parts) for name in PARTS}
+    times = {name: median(part[name] for part in parts) for name in PARTS}
     rows = [
-        {"part": name, "ms": value * 1e3, "share": value / whole, "what": PARTS[name]} for name, value in found.items()
+        {"part": name, "ms": value * 1e3, "share": value / whole, "what": PARTS[name]} for name, value in times.items()
     ]
     what = f"{algorithm_name(experiment.algorithm)}, {len(clients)} client actors, medians over {rounds} rounds"
     return [*rows, {"part": "round", "ms": whole * 1e3, "share": 1.0, "what": what}]

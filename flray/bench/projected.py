@@ -41,16 +41,16 @@ def costs(repeats: int, network: dict[str, Any] | None = None, side: int = 32) -
         frozen = Half("fedprotip", "early", network or NETWORK, side)
         every = Half("fedprotip", "none", network or NETWORK, side)
         times = [[half.step() for half in (plain, frozen, every)] for _ in range(1 + 2 * repeats)][1:]
-        found: Found = {}
+        rows: Found = {}
         for place, (name, half) in enumerate((("frozen", frozen), ("all layers", every)), start=1):
             ratios = sorted(row[place] / row[0] for row in times)
             best = [1e3 * min(row[i] for row in times) for i in (place, 0)]
             size = nbytes(half.state.blocks) / 2**20
             detail = f"{best[0]:.0f} and {best[1]:.0f} ms, bases of {size:.0f} MiB, begin {1e3 * half.begun:.0f} ms"
             spread = f"ratios {ratios[0]:.2f} to {ratios[-1]:.2f}"
-            found[f"FedProTIP/FedAvg step, {name}"] = (median(ratios), f"{detail}; {spread}")
-        found["FedProTIP end of a task"] = frozen.task_end()
-    return found
+            rows[f"FedProTIP/FedAvg step, {name}"] = (median(ratios), f"{detail}; {spread}")
+        rows["FedProTIP end of a task"] = frozen.task_end()
+    return rows
 
 
 class Half:

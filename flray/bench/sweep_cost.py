@@ -31,9 +31,9 @@ def ratio(home: Path, repeats: int, rounds: int | None) -> tuple[float, str]:
     quickstart one at a time, with tables and figures; each from the start of the process to its end, with a Ray of its
     own and every core for one run."""
     times = clocked(home, repeats, rounds, [TRIALS])
-    found = {way: times[way, TRIALS] for way in ("sweep", "row")}
-    detail = "; ".join(f"{way}: " + ", ".join(f"{t:.1f}" for t in seconds) + " s" for way, seconds in found.items())
-    return median(a / b for a, b in zip(found["sweep"], found["row"], strict=True)), detail
+    lasts = {way: times[way, TRIALS] for way in ("sweep", "row")}
+    detail = "; ".join(f"{way}: " + ", ".join(f"{t:.1f}" for t in seconds) + " s" for way, seconds in lasts.items())
+    return median(a / b for a, b in zip(lasts["sweep"], lasts["row"], strict=True)), detail
 
 
 def costs(home: Path, repeats: int, rounds: int | None) -> list[dict[str, Any]]:

@@ -39,8 +39,8 @@ Found = dict[str, tuple[float, str]]  # name -> value, detail
 
 def costs(repeats: int, home: Path) -> Found:
     """The rows by name; `4 repeats` rounds of either side, and `ACTORS` processes at once."""
-    found = {"text: prefix tuning, round flray/bare": _round(experiment(home, NETWORK, WARM_UP + 4 * repeats), home)}
-    return found | {"text: backbone that each actor holds alone": _memory(experiment(home, LARGE, 1))}
+    rows = {"text: prefix tuning, round flray/bare": _round(experiment(home, NETWORK, WARM_UP + 4 * repeats), home)}
+    return rows | {"text: backbone that each actor holds alone": _memory(experiment(home, LARGE, 1))}
 
 
 def experiment(home: Path, network: dict[str, Any], rounds: int) -> Experiment:

@@ -68,10 +68,10 @@ class Counts:
 
 
 def _add_ragged(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
-    found = np.zeros(max(len(left), len(right)), np.int64)
-    found[: len(left)] += left
-    found[: len(right)] += right
-    return found
+    total = np.zeros(max(len(left), len(right)), np.int64)
+    total[: len(left)] += left
+    total[: len(right)] += right
+    return total
 
 
 def accuracy(right: ArrayLike, total: ArrayLike) -> float:
@@ -89,18 +89,18 @@ def per_class(right: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
 
 def macro_accuracy(right: ArrayLike, total: ArrayLike) -> float:
     """Mean of the accuracies of the classes that have samples, each with the same weight; NaN where none has."""
-    found = per_class(right, total)
-    found = found[~np.isnan(found)]
-    return float(found.mean()) if len(found) else math.nan
+    accuracies = per_class(right, total)
+    accuracies = accuracies[~np.isnan(accuracies)]
+    return float(accuracies.mean()) if len(accuracies) else math.nan
 
 
 def worst_class(right: ArrayLike, total: ArrayLike) -> tuple[int, float]:
     """(class, accuracy) of the worst class, of several the one of the lowest number; (-1, NaN) without samples."""
-    found = per_class(right, total)
-    if np.isnan(found).all():
+    accuracies = per_class(right, total)
+    if np.isnan(accuracies).all():
         return -1, math.nan
-    number = int(np.nanargmin(found))
-    return number, float(found[number])
+    number = int(np.nanargmin(accuracies))
+    return number, float(accuracies[number])
 
 
 def task_accuracy(tasks: ArrayLike, task: int) -> float:

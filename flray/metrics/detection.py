@@ -36,10 +36,10 @@ def onsets(alarms: Sequence[bool]) -> np.ndarray:
 
 def adjusted(labels: Sequence[bool], alarms: Sequence[bool]) -> np.ndarray:
     """The alarms `[T]`, every round of a segment among them in which one begins."""
-    found, begun = np.array(alarms, dtype=bool), onsets(alarms)
+    flags, begun = np.array(alarms, dtype=bool), onsets(alarms)
     for start, stop in segments(labels):
-        found[start:stop] |= begun[start:stop].any()
-    return found
+        flags[start:stop] |= begun[start:stop].any()
+    return flags
 
 
 def scores(labels: Sequence[bool], alarms: Sequence[bool], adjust: bool = False) -> Scores:
@@ -60,8 +60,8 @@ def delays(labels: Sequence[bool], alarms: Sequence[bool]) -> list[float]:
     """Of every segment the rounds from its start to the first alarm that begins inside it; NaN where none does: the
     segment is missed, also by an alarm that was on before (:func:`on_before`)."""
     begun = onsets(alarms)
-    found = [begun[start:stop] for start, stop in segments(labels)]
-    return [float(inside.argmax()) if inside.any() else np.nan for inside in found]
+    runs = [begun[start:stop] for start, stop in segments(labels)]
+    return [float(inside.argmax()) if inside.any() else np.nan for inside in runs]
 
 
 def on_before(labels: Sequence[bool], alarms: Sequence[bool]) -> list[bool]:

@@ -48,8 +48,8 @@ def forgetting(matrix: ArrayLike) -> float:
     `1/T sum_{j < T-1} (max_{j <= i <= T-2} R[i, j] - R[T-1, j])`; 0 for one task, negative where a task got better
     than it had ever been.
     """
-    found = _matrix(matrix)
-    return float(_lost(found).sum() / len(found))
+    R = _matrix(matrix)
+    return float(_lost(R).sum() / len(R))
 
 
 def forgetting_std(matrix: ArrayLike) -> float:
@@ -69,8 +69,8 @@ def _lost(matrix: Matrix) -> Matrix:
 
 def accuracy_curve(matrix: ArrayLike) -> Matrix:
     """After each task the mean accuracy over the tasks seen so far, `[T]`: `mean_{j <= i} R[i, j]`."""
-    found = _matrix(matrix)
-    return np.array([found[task, : task + 1].mean() for task in range(len(found))])
+    R = _matrix(matrix)
+    return np.array([R[task, : task + 1].mean() for task in range(len(R))])
 
 
 def average_incremental_accuracy(matrix: ArrayLike) -> float:
@@ -84,8 +84,8 @@ def backward_transfer(matrix: ArrayLike) -> float:
 
     `1/(T-1) sum_{j < T-1} (R[T-1, j] - R[j, j])`.
     """
-    found = _matrix(matrix)
-    return _mean(found[-1, :-1] - found.diagonal()[:-1])
+    R = _matrix(matrix)
+    return _mean(R[-1, :-1] - R.diagonal()[:-1])
 
 
 def forward_transfer(matrix: ArrayLike, initial: ArrayLike) -> float:
@@ -94,8 +94,8 @@ def forward_transfer(matrix: ArrayLike, initial: ArrayLike) -> float:
     `1/(T-1) sum_{j >= 1} (R[j-1, j] - b[j])`, where `initial [T]` is b, the initial model's accuracy on each task's
     test set. 0 for one task.
     """
-    found, start = _matrix(matrix), np.asarray(initial, np.float64)
-    return _mean(found.diagonal(offset=1) - start[1 : len(found)])
+    R, start = _matrix(matrix), np.asarray(initial, np.float64)
+    return _mean(R.diagonal(offset=1) - start[1 : len(R)])
 
 
 def task_prediction_accuracy(predicted: ArrayLike) -> float:
@@ -111,10 +111,10 @@ def task_prediction_accuracy(predicted: ArrayLike) -> float:
 
 def _matrix(values: ArrayLike) -> Matrix:
     """Raises `ValueError` for what is not `[T, T]` with at least one task."""
-    found = np.asarray(values, np.float64)
-    if found.ndim != 2 or len(found) != found.shape[-1] or not len(found):
-        raise ValueError(f"an accuracy matrix is [T, T], a row and a column a task; this one is {list(found.shape)}")
-    return found
+    array = np.asarray(values, np.float64)
+    if array.ndim != 2 or len(array) != array.shape[-1] or not len(array):
+        raise ValueError(f"an accuracy matrix is [T, T], a row and a column a task; this one is {list(array.shape)}")
+    return array
 
 
 def _mean(values: Matrix) -> float:
@@ -146,17 +146,17 @@ def through_window(
     where the first round with all data is enough, and 1 as well where nothing was lost. It is infinite where no round
     after the window is back, and NaN where there is no test before the window, or none after it.
     """
-    done, found = np.asarray(rounds, np.float64), np.asarray(values, np.float64)
-    done, found = done[~np.isnan(found)], found[~np.isnan(found)]
-    level = _last(found[done < start])
+    done, accuracies = np.asarray(rounds, np.float64), np.asarray(values, np.float64)
+    done, accuracies = done[~np.isnan(accuracies)], accuracies[~np.isnan(accuracies)]
+    level = _last(accuracies[done < start])
     after = done >= stop
-    back = done[after & (found >= level - margin)]
+    back = done[after & (accuracies >= level - margin)]
     recovered = math.nan if math.isnan(level) or not after.any() else back[0] - (stop - 1) if len(back) else math.inf
-    since = found[done >= start]
+    since = accuracies[done >= start]
     return ThroughWindow(
         before=level,
-        window_end=_last(found[(done >= start) & (done < stop)]),
-        final=_last(found),
+        window_end=_last(accuracies[(done >= start) & (done < stop)]),
+        final=_last(accuracies),
         recovered_after=float(recovered),
         worst_drop=level - float(since.min()) if len(since) else math.nan,
     )

@@ -48,11 +48,11 @@ class Heterogeneity(Probe, frozen=True):
         sample = Sample.of(ctx, self.samples, "heterogeneity")
         labels = torch.from_numpy(sample.y).to(sample.x.device)
         g_k, g = mean_gradient(ctx, *point, view.data.plain), mean_gradient(ctx, *point, [Batch(sample.x, labels)])
-        found = agreement(g_k, g)
+        numbers = agreement(g_k, g)
         return [
             {
-                "zeta": found.zeta,
-                "descent": found.descent,
+                "zeta": numbers.zeta,
+                "descent": numbers.descent,
                 "local": float(g_k.double().norm()),
                 "global": float(g.double().norm()),
                 "cosine": cosine(g_k, g),

@@ -53,10 +53,10 @@ class LocalForgetting(Probe, frozen=True):
         size = len(total)
         held = sum(np.bincount(batch.y.cpu().numpy(), minlength=size) for batch in view.data.plain)
         row: dict[str, Any] = {"held": np.asarray(held).tolist()}
-        for when, found in (("before", memory), ("after", right)):
-            inside, outside = in_and_out(found, total, held)
-            row |= {f"acc_{when}": accuracy(found, total), f"in_{when}": inside, f"out_{when}": outside}
-            row[f"class_{when}"] = per_class(found, total).tolist()
+        for when, counts in (("before", memory), ("after", right)):
+            inside, outside = in_and_out(counts, total, held)
+            row |= {f"acc_{when}": accuracy(counts, total), f"in_{when}": inside, f"out_{when}": outside}
+            row[f"class_{when}"] = per_class(counts, total).tolist()
         return [row], memory
 
     def _right(self, ctx: Context, w: Tensor, b: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -28,10 +28,10 @@ def loss_on_plane(
     `w`, `x`, `y [P]` are a point and two directions. `watch` is given the points and yields them, such as a progress
     bar.
     """
-    found = np.empty((len(at), len(at)))
-    for row, column in watch(list(np.ndindex(found.shape))):
-        found[row, column] = loss(w + float(at[column]) * x + float(at[row]) * y)
-    return found
+    losses = np.empty((len(at), len(at)))
+    for row, column in watch(list(np.ndindex(losses.shape))):
+        losses[row, column] = loss(w + float(at[column]) * x + float(at[row]) * y)
+    return losses
 
 
 def mean_loss(ctx: Context, b: Tensor, sample: Sample) -> Callable[[Tensor], float]:
@@ -77,12 +77,12 @@ def filter_normalised(direction: Tensor, w: Tensor, layout: Layout) -> Tensor:
     a linear layer). Tensors with less than two axes, biases and batch norm's own weights, stand still, as in their
     code.
     """
-    found = torch.zeros_like(direction)
+    scaled = torch.zeros_like(direction)
     for entry in layout.entries:
         if len(entry.shape) < 2:
             continue
         drawn, trained = entry.view(direction), entry.view(w)
         axes = tuple(range(1, len(entry.shape)))
         norms = [torch.linalg.vector_norm(part, dim=axes, keepdim=True) for part in (trained, drawn)]
-        entry.view(found).copy_(torch.where(norms[1] > 0, drawn * (norms[0] / norms[1]), 0.0))
-    return found
+        entry.view(scaled).copy_(torch.where(norms[1] > 0, drawn * (norms[0] / norms[1]), 0.0))
+    return scaled

@@ -52,10 +52,10 @@ class Propositions(Probe, frozen=True):
         proximal = OnBatch(ctx, here[1], lambda f: kl(target, ctx.seen(f(batch.x)), self.temperature))
         row: dict[str, Any] = {"step": view.steps}
         for name, proposition in (("prop1", proposition_1), ("prop2", proposition_2)):
-            found = proposition(local, proximal, here[0], self.rho, self.gamma)
-            if found is None:
+            changes = proposition(local, proximal, here[0], self.rho, self.gamma)
+            if changes is None:
                 return [], memory
-            row |= {f"{name}_{part}": value for part, value in found._asdict().items()}
+            row |= {f"{name}_{part}": value for part, value in changes._asdict().items()}
         return [row], memory
 
 

@@ -62,15 +62,15 @@ def logits(
 
 def predicted(ctx: Context, w: Tensor, b: Tensor, data: Sample) -> NDArray[np.int64]:
     """The classes `[n]` that the model predicts among those seen so far."""
-    found = logits(ctx, w, b, data).argmax(dim=1).cpu()
-    return (found if ctx.classes is None else ctx.classes.seen.index.cpu()[found]).numpy()
+    labels = logits(ctx, w, b, data).argmax(dim=1).cpu()
+    return (labels if ctx.classes is None else ctx.classes.seen.index.cpu()[labels]).numpy()
 
 
 def client_models(view: FinishView) -> list[tuple[Tensor, Tensor]]:
     """The clients' own models `(w [P], b [Q])` in the cohort's order, where their updates come one by one (the fields
     are declared `each()`); else none."""
-    found: Any = view.model_of(view.updates)
-    return [] if found is None or isinstance(found[0], Tensor) else list(zip(*found, strict=True))
+    models: Any = view.model_of(view.updates)
+    return [] if models is None or isinstance(models[0], Tensor) else list(zip(*models, strict=True))
 
 
 def average(view: FinishView) -> tuple[Tensor, Tensor] | None:

@@ -70,9 +70,9 @@ class Bert(Classifier):
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """The first token after every block and the pooler before its tanh, all `[B, hidden]`; and logits `[B, C]`."""
-        found = self._encode(x, output_hidden_states=True)
-        levels = [states[:, 0] for states in found.hidden_states[1:]]
-        return [*levels, self.bert.pooler.dense(levels[-1])], self.head(self.dropout(found.pooler_output))
+        encoded = self._encode(x, output_hidden_states=True)
+        levels = [states[:, 0] for states in encoded.hidden_states[1:]]
+        return [*levels, self.bert.pooler.dense(levels[-1])], self.head(self.dropout(encoded.pooler_output))
 
     def _encode(self, x: Tensor, **options: Any) -> Any:
         x, real = unpadded(x, self._pad)

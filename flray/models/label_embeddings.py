@@ -31,17 +31,17 @@ def label_embeddings(source: str | None, classes: Sequence[str], width: int, dra
         return RANDOM_STD * torch.from_numpy(draws.standard_normal((len(classes), width), dtype=np.float32))
     path = Path(source).expanduser()
     if path.is_dir():
-        found = _of_model(path, [f"a photo of a {name.replace('_', ' ')}" for name in classes])
+        embeddings = _of_model(path, [f"a photo of a {name.replace('_', ' ')}" for name in classes])
     elif path.suffix in (".npy", ".safetensors") and path.is_file():
-        found = _of_file(path, classes)
+        embeddings = _of_file(path, classes)
     else:
         raise ConfigError(f"algorithm.lte: {source} is none of: {WAYS}")
-    if found.shape != (len(classes), width):
+    if embeddings.shape != (len(classes), width):
         raise DataError(
-            f"algorithm.lte: {source} gives embeddings of shape {list(found.shape)}; the data and algorithm.lte_dim "
-            f"ask for {[len(classes), width]}"
+            f"algorithm.lte: {source} gives embeddings of shape {list(embeddings.shape)}; the data and "
+            f"algorithm.lte_dim ask for {[len(classes), width]}"
         )
-    return found
+    return embeddings
 
 
 def _of_file(path: Path, classes: Sequence[str]) -> Tensor:

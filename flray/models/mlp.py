@@ -48,8 +48,8 @@ class MLP(Classifier):
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Every hidden layer before its activation, `[B, hidden[l]]`, and logits `[B, C]`."""
-        x, found = x.flatten(1), []
+        x, levels = x.flatten(1), []
         for layer in self.layers:
-            found.append(layer(x))
-            x = self._activation(found[-1])
-        return found, self.head(x)
+            levels.append(layer(x))
+            x = self._activation(levels[-1])
+        return levels, self.head(x)

@@ -58,8 +58,8 @@ class PrefixedAttention(nn.Module):
         )
         dropout = of.dropout if self.training else 0.0
         bias = F.pad(bias, (len(self.keys), 0)).to(query.dtype)
-        found = F.scaled_dot_product_attention(query, keys, values, bias, dropout_p=dropout, scale=1.0)
-        return of.o(found.transpose(1, 2).reshape(count, length, -1)), position_bias, None
+        attended = F.scaled_dot_product_attention(query, keys, values, bias, dropout_p=dropout, scale=1.0)
+        return of.o(attended.transpose(1, 2).reshape(count, length, -1)), position_bias, None
 
     def _heads(self, x: Tensor) -> Tensor:
         """`[..., n, heads d_kv]` as `[..., heads, n, d_kv]`."""

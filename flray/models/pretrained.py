@@ -16,8 +16,8 @@ from flray.models.weights import read_weights
 STATISTICS = ("running_mean", "running_var")
 
 
-def adopt(module: nn.Module, source: str, found: Mapping[str, Tensor], fresh: Collection[str]) -> str:
-    """Copy the tensors `found` of the file `source`, by the module's own names, into `module`.
+def adopt(module: nn.Module, source: str, weights: Mapping[str, Tensor], fresh: Collection[str]) -> str:
+    """Copy the tensors `weights` of the file `source`, by the module's own names, into `module`.
 
     The children named in `fresh` take theirs where the shapes agree, and else stay as they were initialised. Counters
     of batches are passed over, and so are running statistics where the module has none. Returns one line that says
@@ -27,18 +27,18 @@ def adopt(module: nn.Module, source: str, found: Mapping[str, Tensor], fresh: Co
     own, what, left = module.state_dict(), f"model.pretrained: {source}", dict[str, str]()
     for name, tensor in own.items():
         child = name.partition(".")[0]
-        if name in found and found[name].shape == tensor.shape:
+        if name in weights and weights[name].shape == tensor.shape:
             continue
-        there = f"{list(found[name].shape)} there" if name in found else "not there"
+        there = f"{list(weights[name].shape)} there" if name in weights else "not there"
         if child in fresh:
-            left.setdefault(child, f" ({there})" if name in found else "")
+            left.setdefault(child, f" ({there})" if name in weights else "")
         elif tensor.is_floating_point():
             need = f"{type(module).__name__} needs it as {list(tensor.shape)}"
             raise ConfigError(f"{what}: {name} is {there}, {need}; it is of another network")
-    for name in found.keys() - own.keys():
+    for name in weights.keys() - own.keys():
         if name.partition(".")[0] not in left and name.rpartition(".")[2] not in (*STATISTICS, "num_batches_tracked"):
             raise ConfigError(f"{what} has {name}, which {type(module).__name__} has not; it is of another network")
-    taken = {name: t for name, t in found.items() if name in own and name.partition(".")[0] not in left}
+    taken = {name: t for name, t in weights.items() if name in own and name.partition(".")[0] not in left}
     module.load_state_dict(taken, strict=False)
     said = ", ".join(child + why for child, why in left.items())
     return source + (f"; random: {said}" if left else "")
@@ -49,8 +49,8 @@ def foreign_weights(source: str) -> dict[str, Tensor]:
 
     Raises `ConfigError` for a file that cannot be read, or that holds something else than tensors by name.
     """
-    found = read_weights(source, "model.pretrained")
-    wrong = next((name for name, value in found.items() if not isinstance(value, Tensor)), None)
+    weights = read_weights(source, "model.pretrained")
+    wrong = next((name for name, value in weights.items() if not isinstance(value, Tensor)), None)
     if wrong is not None:
         raise ConfigError(f"model.pretrained: {source} has {wrong!r}, which is no tensor; save its state_dict alone")
-    return {name: t.to(torch.float32) if t.is_floating_point() else t for name, t in found.items()}
+    return {name: t.to(torch.float32) if t.is_floating_point() else t for name, t in weights.items()}

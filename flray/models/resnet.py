@@ -156,14 +156,14 @@ class ResNet(Classifier):
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Stem and last block of every stage, before ReLU, averaged over pixels (FedRCL: layers 0 to 4); and logits."""
         x = self.stem_norm(self.stem(x))
-        found = [pooled(x)]
+        levels = [pooled(x)]
         x = torch.relu(F.max_pool2d(x, 3, 2, 1) if self._pool else x)
         for i, block in enumerate(self.blocks):
             before = block.before_relu(x)  # type: ignore[operator]
             x = torch.relu(before)
             if i in self._stage_ends:
-                found.append(pooled(before))
-        return found, self.head(self._pooled(x))
+                levels.append(pooled(before))
+        return levels, self.head(self._pooled(x))
 
     def _pooled(self, x: Tensor) -> Tensor:
         """What the head reads of the last stage."""
@@ -173,10 +173,10 @@ class ResNet(Classifier):
     def start_from(self, source: str, stem_init: StemInit) -> None:
         """Take the tensors of a file with torchvision's names, as `adopt` says; head, projection and first convolution
         may be others there. Raises `ConfigError` for a file that does not fit."""
-        found = {self._own_name(name): tensor for name, tensor in foreign_weights(source).items()}
+        weights = {self._own_name(name): tensor for name, tensor in foreign_weights(source).items()}
         if stem_init == "random":
-            found.pop("stem.weight", None)
-        self.starts_from = adopt(self, source, found, ("head", "projection", "stem"))
+            weights.pop("stem.weight", None)
+        self.starts_from = adopt(self, source, weights, ("head", "projection", "stem"))
 
     def _own_name(self, theirs: str) -> str:
         """`layer2.0.downsample.1.bias` -> `blocks.2.shortcut.1.bias`."""

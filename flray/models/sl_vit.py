@@ -61,11 +61,11 @@ class SLViT(Classifier):
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """The class token after every block, nine of `[B, 192]`, which no activation follows; and logits `[B, C]`."""
-        x, found = self._embed(x), []
+        x, levels = self._embed(x), []
         for block in self.blocks:
             x = block(x)
-            found.append(x[:, 0])
-        return found, self.head(found[-1])
+            levels.append(x[:, 0])
+        return levels, self.head(levels[-1])
 
     def _embed(self, x: Tensor) -> Tensor:
         patches = self.patches(enlarge(x, self._smallest))

@@ -152,10 +152,10 @@ class T5(Classifier):
         mask = real.long()
         states = self.encoder(inputs_embeds=inputs, attention_mask=mask).last_hidden_state
         start = self.shared(torch.full_like(x[:, :1], self._start))
-        found = self.decoder(
+        decoded = self.decoder(
             inputs_embeds=start, encoder_hidden_states=states, encoder_attention_mask=mask, use_cache=False
         )
-        z = found.last_hidden_state[:, 0] * self._scale
+        z = decoded.last_hidden_state[:, 0] * self._scale
         return torch.cat([z, task], dim=1) if len(self._tasks) > 1 else z
 
 
@@ -168,13 +168,13 @@ def _tasks(
             f"model 't5' answers in words, and the data have {len(label_tokens)} of them for {num_classes} outputs; "
             "give each class one in data.words"
         )
-    found = len(set(task_of))
-    if found > 1 and len(task_tokens) < found:
+    count = len(set(task_of))
+    if count > 1 and len(task_tokens) < count:
         raise ConfigError(
-            f"model 't5': the classes are of {found} tasks, and the texts do not begin with the token of theirs; "
+            f"model 't5': the classes are of {count} tasks, and the texts do not begin with the token of theirs; "
             "prompts of several tasks have to"
         )
-    return len(task_tokens) if found > 1 else 0
+    return len(task_tokens) if count > 1 else 0
 
 
 def _reject_foreign(tune: Tune, groups: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:

@@ -44,18 +44,18 @@ class VGG11(Classifier):
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """All convolutions, averaged over pixels, and both linear layers, before ReLU: ten tensors; and logits."""
-        found = self._before_relu(x)
-        return [pooled(z) if z.dim() == 4 else z for z in found], self.head(torch.relu(found[-1]))
+        levels = self._before_relu(x)
+        return [pooled(z) if z.dim() == 4 else z for z in levels], self.head(torch.relu(levels[-1]))
 
     def _before_relu(self, x: Tensor) -> list[Tensor]:
-        x, found, convolutions = enlarge(x, SIDE), [], iter(self.convolutions)
+        x, levels, convolutions = enlarge(x, SIDE), [], iter(self.convolutions)
         for stage in STAGES:
             for layer in range(len(stage)):
-                found.append(next(convolutions)(x))
+                levels.append(next(convolutions)(x))
                 # pool before ReLU: the same value and gradient, a quarter of the work
-                x = torch.relu(F.max_pool2d(found[-1], 2) if layer == len(stage) - 1 else found[-1])
+                x = torch.relu(F.max_pool2d(levels[-1], 2) if layer == len(stage) - 1 else levels[-1])
         x = x.flatten(1)
         for linear in self.linears:
-            found.append(linear(x))
-            x = torch.relu(found[-1])
-        return found
+            levels.append(linear(x))
+            x = torch.relu(levels[-1])
+        return levels

@@ -76,25 +76,25 @@ class ViT(Classifier):
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """The class token after every block, `depth` of `[B, width]`, which no activation follows; logits `[B, C]`."""
-        x, found = self._embed(x), []
+        x, levels = self._embed(x), []
         for block in self.blocks:
             x = block(x)
-            found.append(x[:, 0])
-        return found, self.head(self.norm(found[-1]))
+            levels.append(x[:, 0])
+        return levels, self.head(self.norm(levels[-1]))
 
     def _embed(self, x: Tensor) -> Tensor:
         return torch.cat([self.cls_token.expand(len(x), -1, -1), self.patch_embed(x)], dim=1) + self.pos_embed
 
     def _start_from(self, source: str) -> None:
         """Raises `ConfigError` for a file that does not fit; positions of another image size are interpolated."""
-        found = foreign_weights(source)
-        positions, said = found.get("pos_embed"), ""
+        weights = foreign_weights(source)
+        positions, said = weights.get("pos_embed"), ""
         if positions is not None and positions.dim() == 3 and positions.shape[2] == self.pos_embed.shape[2]:
             side = round((positions.shape[1] - 1) ** 0.5)
             if positions.shape != self.pos_embed.shape and side**2 == positions.shape[1] - 1:
-                found["pos_embed"] = resampled(positions, (side, side), self._grid)
+                weights["pos_embed"] = resampled(positions, (side, side), self._grid)
                 said = f"; positions of {side}x{side} patches interpolated to {self._grid[0]}x{self._grid[1]}"
-        self.starts_from = adopt(self, source, found, ("head",)) + said
+        self.starts_from = adopt(self, source, weights, ("head",)) + said
 
 
 class PatchEmbed(nn.Module):

@@ -32,34 +32,34 @@ def load_weights(module: nn.Module, source: str, head: Head) -> None:
     cannot be read, and for a tensor that is missing, left over or of another shape.
     """
     what = f"model.weights: {source}"
-    found, own = read_weights(source), module.state_dict()
+    stored, own = read_weights(source), module.state_dict()
     in_head = _head_names(module)
     if head == "fresh":
         if not in_head:
             raise ConfigError(f"{what}: {type(module).__name__} declares no head; set model.weights_head: load")
-        found, own = ({name: t for name, t in tensors.items() if name not in in_head} for tensors in (found, own))
+        stored, own = ({name: t for name, t in tensors.items() if name not in in_head} for tensors in (stored, own))
     for name, tensor in own.items():
-        if name not in found:
+        if name not in stored:
             if tensor.is_floating_point():  # a counter of batches is no state
                 raise ConfigError(
                     f"{what} has no {name}, which {type(module).__name__} needs; it is of another network"
                 )
-        elif found[name].shape != tensor.shape:
+        elif stored[name].shape != tensor.shape:
             hint = (
                 "set model.weights_head: fresh to start with a new head"
                 if name in in_head
                 else "it is of another network"
             )
             raise ConfigError(
-                f"{what} has {name} of shape {list(found[name].shape)}, {list(tensor.shape)} is needed; {hint}"
+                f"{what} has {name} of shape {list(stored[name].shape)}, {list(tensor.shape)} is needed; {hint}"
             )
-    left = sorted(found.keys() - own.keys())
+    left = sorted(stored.keys() - own.keys())
     if left:
         raise ConfigError(f"{what} has {left[0]}, which {type(module).__name__} has not; it is of another network")
     # a frozen one that is there already is not written again: it may be mapped from a file that processes share
     frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
-    there = {name for name in frozen & found.keys() if name in own and torch.equal(own[name], found[name])}
-    module.load_state_dict({name: t for name, t in found.items() if name not in there}, strict=False)
+    there = {name for name in frozen & stored.keys() if name in own and torch.equal(own[name], stored[name])}
+    module.load_state_dict({name: t for name, t in stored.items() if name not in there}, strict=False)
 
 
 def save_weights(
@@ -118,15 +118,15 @@ class _Origin(NamedTuple):
 def _found(place: str, what: str) -> dict[str, tuple[Tensor, _Origin]]:
     """The tensors of the file at a place, those that it left elsewhere among them."""
     stored = _read(place, what, GIVE)
-    found = {name: (tensor, _Origin(place, stored.checksum, name)) for name, tensor in stored.tensors.items()}
+    stored_tensors = {name: (tensor, _Origin(place, stored.checksum, name)) for name, tensor in stored.tensors.items()}
     for other, left in stored.elsewhere.items():
         line = f"{what} has its frozen tensors in {other}, which"
         holder = _read(other, line, "put it back where it was")
         if holder.checksum != left["checksum"]:
             raise ConfigError(f"{line} is another file now; put the old one back")
         for name, there in left["tensors"].items():
-            found[name] = (holder.tensors[there], _Origin(other, holder.checksum, there))
-    return found
+            stored_tensors[name] = (holder.tensors[there], _Origin(other, holder.checksum, there))
+    return stored_tensors
 
 
 def _elsewhere(frozen: Mapping[str, Tensor], sources: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -179,7 +179,7 @@ def _read(place: str, what: str, hint: str) -> _Stored:
             raise ConfigError(f"{what} is no file of torch.save with tensors alone; {hint}") from error
         return _Stored(tensors, checksum(content), {})
     try:
-        found = load(content)
+        content_of = load(content)
     except SafetensorError as error:
         raise ConfigError(f"{what} is no .safetensors file ({error}); {hint}") from error
     metadata, data = _data(content)
@@ -187,7 +187,7 @@ def _read(place: str, what: str, hint: str) -> _Stored:
     elsewhere, digest = note.get("files", {}), note.get("checksum", metadata.get(CHECKSUM))
     if digest not in (None, _checksum(elsewhere, data)):  # a file of another program has none
         raise ConfigError(f"{what} is damaged: its checksum is not the one that was written; make it again")
-    return _Stored(found, checksum(content), elsewhere)
+    return _Stored(content_of, checksum(content), elsewhere)
 
 
 def _place(source: str) -> str:

@@ -20,14 +20,15 @@ def at_moment(folder: str | Path, measure: Measure, mode: str | None, window: ra
     `mode`, by default the run's first. `window` is the rounds of the drift. `window_end` is the last test inside it,
     `window_mean` the mean of the tests inside it, `last` the last test.
     """
-    found = of_set(Run(folder).tests, measure.of, mode) if measure.of else of_rounds(Run(folder).rounds, measure.column)
+    run = Run(folder)
+    values = of_set(run.tests, measure.of, mode) if measure.of else of_rounds(run.rounds, measure.column)
     if measure.moment != "last":
         if window is None:
             return math.nan
-        found = found[(found.index >= window.start) & (found.index < window.stop)]
-    if not len(found):
+        values = values[(values.index >= window.start) & (values.index < window.stop)]
+    if not len(values):
         return math.nan
-    return float(found.mean() if measure.moment == "window_mean" else found.iloc[-1])
+    return float(values.mean() if measure.moment == "window_mean" else values.iloc[-1])
 
 
 def of_rounds(rounds: pandas.DataFrame, column: str) -> pandas.Series:

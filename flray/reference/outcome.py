@@ -118,7 +118,7 @@ def judge(plan: Plan, scale: str, extra: Sequence[str], margin: float) -> list[J
     judged alone. `margin` in points.
     """
     frame = _measured(plan.runs)
-    found = []
+    settings: list[Judged] = []
     cells = {(run.setting.key, run.setting.name): run.setting for run in plan.runs}
     cells |= {(setting.key, setting.name): setting for setting, *_ in plan.left}
     for place, setting in cells.items():
@@ -136,8 +136,8 @@ def judge(plan: Plan, scale: str, extra: Sequence[str], margin: float) -> list[J
             there = len({row.shown for line in setting.lines if name in _names(setting, line) for row in _flat(line)})
             if asked < there:
                 judged = judged._replace(why=f"{asked} of the table's {there} methods; {judged.why}")
-            found.append(judged._replace(commands=commands(runs, scale, extra), common=common(runs)))
-    return found
+            settings.append(judged._replace(commands=commands(runs, scale, extra), common=common(runs)))
+    return settings
 
 
 def _names(setting: Setting, line: Line) -> list[str]:
@@ -184,7 +184,7 @@ def _rows(
             for measure in setting.measures(run.part.line):
                 if measure.name == name:
                     rows.setdefault(row.shown, []).append((run, row, measure))
-    found, columns = [], set()
+    compared_rows, columns = [], set()
     for shown, entries in rows.items():
         run, row, measure = entries[0]
         printed = setting.printed(row, measure, run.part.line)
@@ -201,8 +201,8 @@ def _rows(
         diverged = sum(state.startswith("diverged") for state in states)
         told = compared([*ours.values()], printed.mean, printed.std, printed.n, margin) if tested else None
         unfinished = len(entries) - len(ours) - diverged
-        found.append(Compared(shown, printed, ours, diverged, unfinished, told, shared(run)))
-    return found, columns
+        compared_rows.append(Compared(shown, printed, ours, diverged, unfinished, told, shared(run)))
+    return compared_rows, columns
 
 
 def shared(run: Planned) -> str:
@@ -234,7 +234,7 @@ def _judged(
     done = [row for row in rows if row.ours]
     lower = any(smaller_is_better(column) for column in columns)
     printed = {row.name: Paper(row.printed.mean, row.printed.std) for row in rows}
-    found = claims(
+    judged_claims = claims(
         {row.name: printed[row.name] for row in done},
         {row.name: row.ours for row in done},
         lower,
@@ -242,9 +242,9 @@ def _judged(
     )
     complete = not left and all(row.complete for row in rows)
     against = [] if other else [row.against for row in rows]
-    told = verdict(complete, found, against) if rows or left else NOT_COMPARABLE
-    why = _why(rows, found, left, other, margin)
-    return _with_worth(Judged(setting, name, rows, found, told, why, other, left, [], lower), against, margin)
+    told = verdict(complete, judged_claims, against) if rows or left else NOT_COMPARABLE
+    why = _why(rows, judged_claims, left, other, margin)
+    return _with_worth(Judged(setting, name, rows, judged_claims, told, why, other, left, [], lower), against, margin)
 
 
 def _with_worth(judged: Judged, against: Sequence[Against | None], margin: float) -> Judged:
@@ -273,7 +273,7 @@ def _with_worth(judged: Judged, against: Sequence[Against | None], margin: float
 
 def _why(
     rows: Sequence[Compared],
-    found: Sequence[Claim],
+    judged_claims: Sequence[Claim],
     left: Sequence[tuple[str, str]],
     other: str,
     margin: float,
@@ -291,14 +291,14 @@ def _why(
         parts.append(other)
     else:
         parts.append(f"{sum(row.p < LEVEL for row in rows)} of {len(rows)} shown to be within {margin:g} points")
-    if not found:
+    if not judged_claims:
         alone = len(rows) + len(left) < 2
         none = f"the paper sets no two methods {GAP:g} point and more than its own spread apart"
         parts.append("one method has no order" if alone else none)
         return "; ".join(parts)
-    agree, sure = sum(claim.agrees for claim in found), sum(claim.sure for claim in found)
-    wrong = [claim for claim in found if claim.reversed]
-    pairs = "the one pair" if len(found) == 1 else f"{len(found)} pairs"
+    agree, sure = sum(claim.agrees for claim in judged_claims), sum(claim.sure for claim in judged_claims)
+    wrong = [claim for claim in judged_claims if claim.reversed]
+    pairs = "the one pair" if len(judged_claims) == 1 else f"{len(judged_claims)} pairs"
     parts.append(
         f"of {pairs} that the paper sets apart {agree} {'has' if agree == 1 else 'have'} its sign, "
         f"{sure} by evidence (Holm); {len(wrong)} {'is' if len(wrong) == 1 else 'are'} the other way by evidence"
@@ -306,7 +306,7 @@ def _why(
     tau, p = rank_correlation([row.printed.mean for row in done], [row.mean for row in done])
     if not lacking and not math.isnan(tau):
         parts.append(f"Kendall's tau {tau:.2f} (p {p:.2g})")
-    against = sorted((claim for claim in found if not claim.agrees), key=lambda claim: claim.ours)
+    against = sorted((claim for claim in judged_claims if not claim.agrees), key=lambda claim: claim.ours)
     for claim in against[:3]:
         chance = f"Holm p {claim.holm:.2g}" if not math.isnan(claim.holm) else "not tested"
         parts.append(f"{claim.worse} is ahead of {claim.better} by {-claim.ours:.1f} ({chance})")

@@ -208,7 +208,7 @@ def put_on_page(page: Path, key: str, scale: str, section: str, picture: Path) -
 
 def counts(judged: Sequence[Judged]) -> str:
     """`2 order holds, 1 not comparable`."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for each in judged:
-        found[each.verdict] = found.get(each.verdict, 0) + 1
-    return ", ".join(f"{count} {verdict}" for verdict, count in found.items())
+        numbers[each.verdict] = numbers.get(each.verdict, 0) + 1
+    return ", ".join(f"{count} {verdict}" for verdict, count in numbers.items())

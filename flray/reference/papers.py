@@ -220,15 +220,15 @@ class Setting(NamedTuple):
         if row.measure not in (None, measure.name):
             return None
         where = {**self.table.where, **self.cell.where, **row.where, **measure.where}
-        found = [entry for entry in read_csv(self.table.csv) if all(entry[k] == v for k, v in where.items())]
-        if len(found) > 1:
-            raise ConfigError(f"{self.table.csv}: {len(found)} rows are {where}, say which")
-        if not found or not found[0]["mean"]:
+        entries = [entry for entry in read_csv(self.table.csv) if all(entry[k] == v for k, v in where.items())]
+        if len(entries) > 1:
+            raise ConfigError(f"{self.table.csv}: {len(entries)} rows are {where}, say which")
+        if not entries or not entries[0]["mean"]:
             return None
         unit = 100.0 if measure.column == "task_prediction" else measure.times or 1.0  # the first: printed as a share
-        std = unit * float(found[0]["std"]) if found[0]["std"] else None
+        std = unit * float(entries[0]["std"]) if entries[0]["std"] else None
         return Printed(
-            unit * float(found[0]["mean"]), std, self.table.seeds or self.paper.seeds, found[0]["note"].strip()
+            unit * float(entries[0]["mean"]), std, self.table.seeds or self.paper.seeds, entries[0]["note"].strip()
         )
 
 
@@ -271,14 +271,14 @@ def chosen(key: str, asked: Sequence[str]) -> list[Setting]:
     settings = settings_of(key)
     picked: dict[str, Setting] = {}
     for name in asked:
-        found = [setting for setting in settings if _parts(name) <= _parts(setting.name)]
-        whole = [setting for setting in found if _parts(name) == _parts(setting.name)]
-        if not found:
+        matches = [setting for setting in settings if _parts(name) <= _parts(setting.name)]
+        whole = [setting for setting in matches if _parts(name) == _parts(setting.name)]
+        if not matches:
             near = nearest(name, [setting.name for setting in settings])
             raise ConfigError(
                 f"{key} has no cell {shown(name)}{near}; all of them: flray reproduce {key.split('/')[0]}"
             )
-        picked |= {setting.name: setting for setting in whole or found}
+        picked |= {setting.name: setting for setting in whole or matches}
     return list(picked.values()) if asked else settings
 
 

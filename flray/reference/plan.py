@@ -53,13 +53,13 @@ def configs_folder(given: Path | None = None) -> Path:
 
     Raises `ConfigError` where a given one has no configuration of the papers."""
     places = [given] if given is not None else [Path("configs"), Path(flray.__file__).parent / "configs"]
-    found = next((place for place in places if (place / "fedsol" / "_common.yaml").is_file()), None)
-    if found is None:
+    folder = next((place for place in places if (place / "fedsol" / "_common.yaml").is_file()), None)
+    if folder is None:
         raise ConfigError(
             f"the papers' configurations are not in {' or '.join(map(str, places))}; name the folder that holds them "
             "with --configs DIR, or write them: flray init --paper fedsol"
         )
-    return found
+    return folder
 
 
 def plan(
@@ -75,7 +75,7 @@ def plan(
 
     Raises `ConfigError` for a method that a cell has not, and for `extra` overrides that do not fit.
     """
-    found = Plan([], [])
+    planned = Plan([], [])
     for setting in settings:
         for part in with_methods(setting, methods):
             why = setting.why_not(part.line, scale)
@@ -83,10 +83,10 @@ def plan(
                 experiments = of_part(setting, part, scale, seeds, configs, tuple(extra))
                 why = missing(experiments[0])
             if why:
-                found.left.append((setting, part, why))
+                planned.left.append((setting, part, why))
                 continue
             name = f"{slug(setting.name)}-{slug(part.rows[0].shown)}"
-            found.runs.extend(
+            planned.runs.extend(
                 Planned(
                     setting,
                     part,
@@ -96,7 +96,7 @@ def plan(
                 )
                 for experiment in experiments
             )
-    return found
+    return planned
 
 
 def of_part(
@@ -177,12 +177,12 @@ def changed(extra: Sequence[str]) -> list[str]:
 
 def commands(runs: Sequence[Planned], scale: str, extra: Sequence[str]) -> list[str]:
     """The commands of these runs and of no others, without what only says where and on what they run."""
-    found: list[str] = []
+    lines: list[str] = []
     for _, line in itertools.groupby(runs, key=lambda run: (run.setting.key, run.setting.name, run.part.line)):
         own = list(line)
         places, seeds = {run.part.place for run in own}, len({run.experiment.seed for run in own})
-        found += own[0].setting.commands(own[0].part.line, scale, seeds, places, changed(extra))
-    return list(dict.fromkeys(found))
+        lines += own[0].setting.commands(own[0].part.line, scale, seeds, places, changed(extra))
+    return list(dict.fromkeys(lines))
 
 
 def _within(key: str, section: str) -> bool:

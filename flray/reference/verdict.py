@@ -82,8 +82,8 @@ def _std(sample: Array) -> Array:
     """Along the last axis; NaN for a single value, 0 where nothing varies."""
     if sample.shape[-1] < 2:
         return np.full(sample.shape[:-1], math.nan)
-    found = sample.std(axis=-1, ddof=1)
-    return np.where(np.ptp(sample, axis=-1) > 10.0**-ROUNDED, found, 0.0)
+    spread = sample.std(axis=-1, ddof=1)
+    return np.where(np.ptp(sample, axis=-1) > 10.0**-ROUNDED, spread, 0.0)
 
 
 class Against(NamedTuple):
@@ -135,8 +135,8 @@ def equivalence(ours: Sequence[float], mean: float, std: float | None, n: int | 
 
     NaN for fewer than two of our seeds.
     """
-    found = compared(ours, mean, std, n, margin)
-    return math.nan if found is None else float(found.same)
+    numbers = compared(ours, mean, std, n, margin)
+    return math.nan if numbers is None else float(numbers.same)
 
 
 # claims ------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def claims(
     those that are tested.
     """
     sign = -1.0 if lower_is_better else 1.0
-    found: list[Claim] = []
+    judged_claims: list[Claim] = []
     for one, other in itertools.combinations([name for name in printed if name in ours], 2):
         gap = sign * (printed[one].mean - printed[other].mean)
         better, worse = (one, other) if gap > 0 else (other, one)
@@ -202,9 +202,9 @@ def claims(
         samples = [sign * np.array([ours[name][seed] for seed in seeds], np.float64) for name in (better, worse)]
         told = (paired_test if paired else welch_test)(*samples)
         mean, p, error, df = (float(value) for value in (told.mean, told.p, told.error, told.df))
-        found.append(Claim(better, worse, abs(gap), mean, p, math.nan, error, df, paired))
-    corrected = holm(np.array([claim.p for claim in found]))
-    return [claim._replace(holm=float(p)) for claim, p in zip(found, corrected, strict=True)]
+        judged_claims.append(Claim(better, worse, abs(gap), mean, p, math.nan, error, df, paired))
+    corrected = holm(np.array([claim.p for claim in judged_claims]))
+    return [claim._replace(holm=float(p)) for claim, p in zip(judged_claims, corrected, strict=True)]
 
 
 def claimed(one: Paper, other: Paper) -> bool:
@@ -213,25 +213,25 @@ def claimed(one: Paper, other: Paper) -> bool:
     return gap >= GAP - 10.0**-ROUNDED and gap > math.hypot(one.std or 0.0, other.std or 0.0)
 
 
-def order(found: Sequence[Claim]) -> str:
+def order(judged_claims: Sequence[Claim]) -> str:
     """The verdict on an order: it does not hold where one claim is reversed, it holds where all are found, and neither
     by chance (Holm over the claims, 5 %, two-sided)."""
-    if not found:
+    if not judged_claims:
         return NOT_COMPARABLE
-    if any(claim.reversed for claim in found):
+    if any(claim.reversed for claim in judged_claims):
         return FAILS
-    return HOLDS if all(claim.sure for claim in found) else INCONCLUSIVE
+    return HOLDS if all(claim.sure for claim in judged_claims) else INCONCLUSIVE
 
 
 def rank_correlation(printed: Sequence[float], ours: Sequence[float]) -> tuple[float, float]:
     """(Kendall's tau-b of both orders, its one-sided p): NaN for fewer than three methods, or where all are level."""
     if len(printed) < 3:
         return math.nan, math.nan
-    found = kendalltau(printed, ours, alternative="greater")
-    return float(found.statistic), float(found.pvalue)
+    tau = kendalltau(printed, ours, alternative="greater")
+    return float(tau.statistic), float(tau.pvalue)
 
 
-def verdict(complete: bool, found: Sequence[Claim], rows: Sequence[Against | None] = ()) -> str:
+def verdict(complete: bool, judged_claims: Sequence[Claim], rows: Sequence[Against | None] = ()) -> str:
     """The verdict on a cell.
 
     `complete`: every method has finished on every seed. `rows`: each method against its printed number, where the
@@ -240,7 +240,7 @@ def verdict(complete: bool, found: Sequence[Claim], rows: Sequence[Against | Non
     """
     if not complete:
         return INCOMPLETE
-    told = order(found)
+    told = order(judged_claims)
     if told != FAILS and rows and all(row is not None and row.same < LEVEL for row in rows):
         return REPRODUCED
     if told in (FAILS, HOLDS) or not rows:
@@ -262,9 +262,9 @@ def detectable(error: float, df: float, level: float = LEVEL, power: float = POW
     return error * float(brentq(lambda nc: float(nct.sf(critical, df, nc)) - power, 0.0, high))
 
 
-def seen_between(found: Sequence[Claim]) -> Array:
+def seen_between(judged_claims: Sequence[Claim]) -> Array:
     """Of each claim the smallest difference that its seeds see with `POWER`, at the first step of Holm's correction."""
-    return np.array([detectable(claim.error, claim.df, LEVEL / len(found)) for claim in found])
+    return np.array([detectable(claim.error, claim.df, LEVEL / len(judged_claims)) for claim in judged_claims])
 
 
 def seen_from_paper(rows: Sequence[Against | None], margin: float) -> Array:

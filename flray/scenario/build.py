@@ -121,7 +121,7 @@ def _note_empty(parts: list[Partition], config: PartitionConfig, tasks: TasksCon
 
 def _tests(dataset: Dataset, sequence: list[Part], parts: list[Partition]) -> list[TestSet]:
     """Every task's own test set, or its validation split. Raises `DataError` for one without a sample."""
-    found = []
+    sets = []
     for task, (of, part) in enumerate(zip(sequence, parts, strict=True)):
         if part.held_out is not None:
             tested = TestSet("train", np.asarray(part.held_out, np.int64), task)
@@ -130,8 +130,8 @@ def _tests(dataset: Dataset, sequence: list[Part], parts: list[Partition]) -> li
         if tested.samples is None or not len(tested.samples):
             name = NAMES[tested.split][0]
             raise DataError(f"task {task}: the {name} set has no sample of it; take fewer tasks or more samples")
-        found.append(tested)
-    return found
+        sets.append(tested)
+    return sets
 
 
 def by_source(dataset: Dataset, part: Partition) -> dict[str, TestSet]:
@@ -140,13 +140,13 @@ def by_source(dataset: Dataset, part: Partition) -> dict[str, TestSet]:
     split: Literal["train", "test"] = "test" if part.held_out is None else "train"
     source = getattr(dataset, split).source
     rows = np.arange(len(source)) if part.held_out is None else np.asarray(part.held_out, np.int64)
-    found = {}
+    sets = {}
     for number, name in enumerate(dataset.sources):
         mine = rows[source[rows] == number]
         if not len(mine):
             raise DataError(f"the {NAMES[split][0]} set has no sample of {name!r}; take more samples")
-        found[name if split == "test" else f"val-{name}"] = TestSet(split, mine)
-    return {NAMES[split][0]: together(split, found), **found}
+        sets[name if split == "test" else f"val-{name}"] = TestSet(split, mine)
+    return {NAMES[split][0]: together(split, sets), **sets}
 
 
 def seen(tests: list[TestSet], task: int) -> dict[str, TestSet]:

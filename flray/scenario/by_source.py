@@ -24,9 +24,9 @@ def by_source(labels: Array, num_classes: int, config: PartitionConfig, draws: D
             "partition by_source: the data set does not say what a sample is from; take data.source: union, or set "
             "data.domain"
         )
-    found, sizes = np.unique(group, return_counts=True)
+    sources, sizes = np.unique(group, return_counts=True)
     parts = []
-    for name, clients in zip(found, shared_out(sizes, config.clients or 1), strict=True):
+    for name, clients in zip(sources, shared_out(sizes, config.clients or 1), strict=True):
         mine = np.flatnonzero(group == name)
         equal = np.array([len(part) for part in np.array_split(mine, clients)])
         classes, local = np.unique(labels[mine], return_inverse=True)

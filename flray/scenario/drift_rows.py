@@ -80,12 +80,12 @@ class DriftTable(Drift, frozen=True):
     def gone(self, now: Now, client: int) -> Mapping[int, float]:
         rows = self.table
         holds = (rows.round <= now.round) & ((rows.client == client) | (rows.client == -1))
-        found: dict[int, float] = {}
+        shares: dict[int, float] = {}
         for place in np.flatnonzero(holds).tolist():  # later ones lie over earlier ones
             over = now.round >= rows.to_round[place]
             label, share = int(rows.label[place]), 0.0 if over else 1.0 - float(rows.kept[place])
-            found |= dict.fromkeys(range(now.world.num_classes), share) if label == -1 else {label: share}
-        return found
+            shares |= dict.fromkeys(range(now.world.num_classes), share) if label == -1 else {label: share}
+        return shares
 
     def written(self) -> Any:
         return array_checksum(*self.table)
@@ -107,7 +107,7 @@ def _listed(row: Any, number: int) -> Any:
 
 def _rows(rows: Any, where: str) -> Rows:
     """The rows by column, in the order of the rounds. Raises `ConfigError` that names the row which is none."""
-    found = []
+    complete = []
     for number, row in enumerate(rows, 1):
         if not 4 <= len(row) <= 5:
             raise ConfigError(f"{where}: row {number} is {shown(list(row))}; write [round, client, class, kept]")
@@ -122,8 +122,8 @@ def _rows(rows: Any, where: str) -> Rows:
             raise ConfigError(f"{where}: row {number}: kept is {shown(kept)}; write the share that is kept, 0 to 1")
         if values["to_round"] is not None and values["to_round"] <= values["round"]:
             raise ConfigError(f"{where}: row {number}: to_round {values['to_round']} is not after {values['round']}")
-        found.append([-1 if value is None else value for value in values.values()])
-    table = np.array(found, np.float64).reshape(-1, 5)
+        complete.append([-1 if value is None else value for value in values.values()])
+    table = np.array(complete, np.float64).reshape(-1, 5)
     table = table[np.argsort(table[:, 0], kind="stable")]
     first, client, label, until = (table[:, place].astype(np.int64) for place in (0, 1, 2, 4))
     return Rows(first, client, label, table[:, 3], np.where(until < 0, np.iinfo(np.int64).max, until))

@@ -74,8 +74,8 @@ def of_clients(partition: Partition, fraction: float, seed: int, task: int = 0) 
         out[rng(seed, "validation", k, *later).permutation(len(share))[: floor_share(fraction, len(share))]] = True
         held.append(share[out])
         kept.append(share[~out])
-    found = np.unique(np.concatenate(held))
-    if not len(found):
+    samples = np.unique(np.concatenate(held))
+    if not len(samples):
         largest = int(partition.sizes.max())
         raise DataError(
             f"evaluate.validation.fraction: {fraction} of the largest client's {largest} samples is none; "
@@ -86,6 +86,6 @@ def of_clients(partition: Partition, fraction: float, seed: int, task: int = 0) 
     _check_left(fraction, sum(sizes), int(partition.sizes.sum()), smallest)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     indices = np.concatenate(kept)
-    stays = ~np.isin(indices, found)  # a sample that two clients had and one gave away is no one's any more
+    stays = ~np.isin(indices, samples)  # a sample that two clients had and one gave away is no one's any more
     offsets, indices = np.concatenate([[0], np.cumsum(stays)])[offsets], indices[stays]
-    return Partition(indices.astype(partition.indices.dtype), offsets, found.astype(partition.indices.dtype))
+    return Partition(indices.astype(partition.indices.dtype), offsets, samples.astype(partition.indices.dtype))

@@ -54,9 +54,9 @@ class Partition(NamedTuple):
     @property
     def hash(self) -> str:
         """Checksum of the arrays, which are in no need of memory afterwards where they are mapped."""
-        found = array_checksum(*self.arrays.values())
+        digest = array_checksum(*self.arrays.values())
         release_pages(*self.arrays.values())
-        return found
+        return digest
 
     def client(self, k: int) -> Array:
         """A view of client k's sample numbers."""

@@ -102,10 +102,10 @@ def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: D
 
 def _at_least(counts: Array, smallest: int) -> Array:
     """Counts of the same sum of which none is below `smallest`: what is missing comes from the largest, one by one."""
-    found = np.maximum(counts, smallest)
-    while found.sum() > counts.sum():
-        found[found.argmax()] -= 1
-    return found
+    raised = np.maximum(counts, smallest)
+    while raised.sum() > counts.sum():
+        raised[raised.argmax()] -= 1
+    return raised
 
 
 def dirichlet_client(

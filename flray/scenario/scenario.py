@@ -121,11 +121,11 @@ class Scenario:
     @property
     def fingerprint(self) -> str:
         """Checksum of who holds what, when, and of what is tested; that of the partition in an ordinary experiment."""
-        found = self.partitions[0].hash
+        digest = self.partitions[0].hash
         if not self._is_ordinary:
             notes = json.dumps(self._notes(), sort_keys=True)
-            found = checksum(notes.encode(), *(part.hash.encode() for part in self.partitions))
-        return found if self.drift is None else checksum(found.encode(), self.drift.fingerprint.encode())
+            digest = checksum(notes.encode(), *(part.hash.encode() for part in self.partitions))
+        return digest if self.drift is None else checksum(digest.encode(), self.drift.fingerprint.encode())
 
     @property
     def _is_ordinary(self) -> bool:
@@ -199,8 +199,8 @@ def clients_at(members: range | Array, places: Array) -> Array:
     """The members at these places (int64 `[K]`), without a list of everybody where that is a range."""
     if isinstance(members, range):
         return places
-    found: Array = members[places]
-    return found
+    clients: Array = members[places]
+    return clients
 
 
 def _folder(folder: Path, task: int) -> Path:

@@ -91,10 +91,10 @@ def num_outputs(stages: Sequence[Stage]) -> int:
 
 def meanings(stages: Sequence[Stage]) -> Array:
     """The class that every output stands for, int64 `[outputs]`; -1: none."""
-    found = np.full(num_outputs(stages), -1, np.int64)
+    labels = np.full(num_outputs(stages), -1, np.int64)
     for stage in reversed(stages):
-        found[stage.outputs] = stage.classes
-    return found
+        labels[stage.outputs] = stage.classes
+    return labels
 
 
 def relabelled(dataset: Dataset, stages: Sequence[Stage]) -> Dataset:
@@ -125,11 +125,11 @@ def relabelled(dataset: Dataset, stages: Sequence[Stage]) -> Dataset:
 
 def _outputs(split: Split, num_classes: int, stages: Sequence[Stage]) -> Array:
     """The output that stands for each sample, int64 `[n]`; -1: none."""
-    found = np.full(len(split.y), -1, np.int64)
+    output_of = np.full(len(split.y), -1, np.int64)
     for stage in reversed(stages):
         table = np.full(num_classes, -1, np.int64)
         table[stage.classes] = stage.outputs
         outputs = table[split.y]
         mine = outputs >= 0 if stage.source < 0 else split.source == stage.source
-        found[mine] = outputs[mine]
-    return found
+        output_of[mine] = outputs[mine]
+    return output_of

@@ -35,8 +35,8 @@ class Part(NamedTuple):
         if self.source < 0:
             return np.isin(split.y, self.classes)
         assert split.source is not None
-        found: Array = split.source == self.source
-        return found
+        mask: Array = split.source == self.source
+        return mask
 
 
 Freeze = Literal["none", "unreached", "early", "old_heads"]

@@ -38,12 +38,12 @@ class LanguageModel:
 
         where = f"generator: {place!r}"
         folder = Path(place).expanduser()
-        found = str(folder) if folder.is_dir() else place
+        home = str(folder) if folder.is_dir() else place
         local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         try:
-            _check_causal(found, where, local)
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(found, **local)
-            model: Any = AutoModelForCausalLM.from_pretrained(found, dtype=getattr(torch, dtype), **local)
+            _check_causal(home, where, local)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(home, **local)
+            model: Any = AutoModelForCausalLM.from_pretrained(home, dtype=getattr(torch, dtype), **local)
         except ConfigError:
             raise
         except Exception as error:  # the library raises many kinds; the user needs one line
@@ -98,10 +98,10 @@ class LanguageModel:
             ids[row, longest - len(beginning) :] = torch.tensor(beginning, device=device)
             mask[row, longest - len(beginning) :] = 1
         decoding = Decoding(ids, mask, spans, self.vocabulary, prompt.reward, prompt.penalty, temperature, noise)
-        found = self.model.generate(
+        generated = self.model.generate(
             ids, attention_mask=mask, max_new_tokens=new_tokens, logits_processor=LogitsProcessorList([decoding])
         )
-        rows = found[:, longest:].tolist()
+        rows = generated[:, longest:].tolist()
         scores = torch.stack(decoding.log_probabilities, 1).tolist()
         return [self._written(row, score) for row, score in zip(rows, scores, strict=True)]
 

@@ -39,10 +39,10 @@ class Account(NamedTuple):
 
 def distinct(samples: Sequence[Sample]) -> list[Sample]:
     """Without those whose texts were there before, in order."""
-    found: dict[tuple[str, ...], Sample] = {}
+    samples_of: dict[tuple[str, ...], Sample] = {}
     for sample in samples:
-        found.setdefault(sample.texts, sample)
-    return list(found.values())
+        samples_of.setdefault(sample.texts, sample)
+    return list(samples_of.values())
 
 
 def ranked(samples: Sequence[Sample]) -> list[Sample]:
@@ -100,11 +100,11 @@ def select(
 
 def _pools(template: Template, streams: Mapping[str, Sequence[Text]]) -> dict[str, list[Sample]]:
     """The usable and different samples of every label; of CoLA those of its one stream."""
-    found = {}
+    pools = {}
     for stream, texts in streams.items():
         kept = [text for text in texts if text.dropped == KEPT]
         pair = len(template.columns) == 2
-        found[stream] = distinct([Sample((t.first, t.text) if pair else (t.text,), -1, t.score) for t in kept])
+        pools[stream] = distinct([Sample((t.first, t.text) if pair else (t.text,), -1, t.score) for t in kept])
         if template.later is not None:
-            found[template.later] = distinct([Sample((t.first, t.later), -1, t.score) for t in kept])
-    return found
+            pools[template.later] = distinct([Sample((t.first, t.later), -1, t.score) for t in kept])
+    return pools

@@ -47,8 +47,8 @@ def usable(texts: Sequence[str], kind: str, words: tuple[int, int]) -> list[str]
     """The different sentences in `texts` of `words` (fewest, most) words, in order: questions, or what ends with a
     point."""
     ending = QUESTION if kind == "questions" else "."
-    found = (sentence for text in texts for sentence in sentences(" ".join(text.split())))
-    return [s for s in dict.fromkeys(found) if s.endswith(ending) and words[0] <= len(s.split()) <= words[1]]
+    candidates = (sentence for text in texts for sentence in sentences(" ".join(text.split())))
+    return [s for s in dict.fromkeys(candidates) if s.endswith(ending) and words[0] <= len(s.split()) <= words[1]]
 
 
 def start_sentences(config: Synthesis, corpora: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
@@ -57,7 +57,7 @@ def start_sentences(config: Synthesis, corpora: dict[str, list[str]]) -> dict[tu
     `corpora` are the texts of `sentences` and `questions`. Raises `DataError` where a corpus has fewer than are asked
     for: greedy texts with the same beginning would be equal.
     """
-    found = {}
+    beginnings = {}
     for task, template in config.templates().items():
         if template.sentences is None:
             continue
@@ -70,5 +70,5 @@ def start_sentences(config: Synthesis, corpora: dict[str, list[str]]) -> dict[tu
             )
         for stream in template.streams:
             order = rng(config.seed, "synthesize", task, stream, "sentences").permutation(len(own))
-            found[task, stream] = [own[place] for place in order[: template.per_label]]
-    return found
+            beginnings[task, stream] = [own[place] for place in order[: template.per_label]]
+    return beginnings

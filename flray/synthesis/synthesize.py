@@ -52,9 +52,9 @@ def synthesize(
             for chunk in chunks:
                 if chunk.task == task:
                     streams[chunk.stream] += saved(folder / "chunks", chunk) or []
-            chosen[task], found = select(task, template, streams, config.quota, config.seed)
+            chosen[task], accounts_of = select(task, template, streams, config.quota, config.seed)
             write_task(folder, task, template, chosen[task])
-            accounts += found
+            accounts += accounts_of
         write_card(folder, config, command, accounts, chosen)
         return accounts
     finally:
@@ -89,10 +89,10 @@ def _home(name: str) -> Path | None:
     if folder.is_dir():
         return folder
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        cached = try_to_load_from_cache(name, "config.json")
     except HFValidationError:  # no name of a repository either: loading it will say so
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _generate(config: Synthesis, chunks: Sequence[Chunk], place: str, folder: Path, progress: bool) -> None:

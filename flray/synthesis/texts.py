@@ -69,10 +69,10 @@ def end(text: str, template: Template, ended: bool) -> int:
 
     `". "` ends one only before a capital or a line break. `ended`: the language model itself said that it is over.
     """
-    found = [place for stop in template.stops if (place := _first(text, stop)) >= 0]
+    ends = [place for stop in template.stops if (place := _first(text, stop)) >= 0]
     if ended and text.rstrip().endswith(tuple(stop.strip() for stop in template.stops if stop.strip())):
-        found.append(len(text.rstrip()))
-    return (max(found) if template.longest else min(found)) if found else -1
+        ends.append(len(text.rstrip()))
+    return (max(ends) if template.longest else min(ends)) if ends else -1
 
 
 def _first(text: str, stop: str) -> int:

@@ -138,22 +138,22 @@ def _classes() -> dict[str, type[Record]]:
     Where a class arrives by value again, cloudpickle makes an empty one of its name, and drops it for the one that it
     knows: until it is collected it would be found here.
     """
-    found = _by_name()
-    twice = {kind for kinds in found.values() if len(kinds) > 1 for kind in kinds}
+    by_name = _by_name()
+    twice = {kind for kinds in by_name.values() if len(kinds) > 1 for kind in kinds}
     if not twice <= set(_settled):
         del twice
-        found.clear()
+        by_name.clear()
         gc.collect()
-        found = _by_name()
-        _settled.update(kind for kinds in found.values() if len(kinds) > 1 for kind in kinds)
-    return {name: kinds[-1] for name, kinds in found.items()}
+        by_name = _by_name()
+        _settled.update(kind for kinds in by_name.values() if len(kinds) > 1 for kind in kinds)
+    return {name: kinds[-1] for name, kinds in by_name.items()}
 
 
 def _by_name() -> dict[str, list[type[Record]]]:
-    found: dict[str, list[type[Record]]] = {}
+    by_name: dict[str, list[type[Record]]] = {}
     parents: list[type[Record]] = [Record]
     while parents:
         parents = [kind for parent in parents for kind in parent.__subclasses__()]
         for kind in parents:
-            found.setdefault(_name(kind), []).append(kind)
-    return found
+            by_name.setdefault(_name(kind), []).append(kind)
+    return by_name

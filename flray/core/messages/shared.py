@@ -41,9 +41,9 @@ def _split(message: Any, shared: bool, parts: dict[str, np.ndarray]) -> Any:
     if isinstance(message, np.ndarray):
         if not shared:
             return message
-        found = content_hash(message)
-        parts[found] = message
-        return Reference(found)
+        digest = content_hash(message)
+        parts[digest] = message
+        return Reference(digest)
     inside = children(message)
     if inside is None:
         return message
@@ -79,8 +79,8 @@ def received(
     """
     total, after = 0, dict(holders)
     receivers = np.unique(np.asarray(clients, dtype=np.int64))
-    for found, array in sorted(parts.items()):
-        held = after.get(found, receivers[:0])
+    for digest, array in sorted(parts.items()):
+        held = after.get(digest, receivers[:0])
         total += array.nbytes * len(np.setdiff1d(receivers, held, assume_unique=True))
-        after[found] = np.union1d(held, receivers)
+        after[digest] = np.union1d(held, receivers)
     return total, after

@@ -44,9 +44,9 @@ class Layer(NamedTuple):
     def basis(self, blocks: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """Its basis `[groups, d, q]`, without groups `[d, q]`, its rows in the order in which the weight is stored:
         kernels of images lie channels-last. Shorter bases of groups end in columns of zeros."""
-        found = [torch.cat([block[key] for block in blocks if key in block], dim=1) for key in self.keys]
-        widest = max(basis.shape[1] for basis in found)
-        basis = torch.stack([F.pad(part, (0, widest - part.shape[1])) for part in found])
+        bases = [torch.cat([block[key] for block in blocks if key in block], dim=1) for key in self.keys]
+        widest = max(basis.shape[1] for basis in bases)
+        basis = torch.stack([F.pad(part, (0, widest - part.shape[1])) for part in bases])
         if len(self.entry.shape) == 4:
             _, channels, height, width = self.entry.shape
             basis = torch.unflatten(basis, 1, (channels, height * width)).transpose(1, 2).flatten(1, 2)

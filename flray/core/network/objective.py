@@ -118,9 +118,9 @@ class Objective:
         Raises `ConfigError` for a missing or misshapen tensor.
         """
         for entry in (*self.layout.entries, *self.buffer_layout.entries):
-            found = tensors.get(entry.name)
-            if found is None or tuple(found.shape) != entry.shape:
-                have = "absent" if found is None else f"of shape {tuple(found.shape)}"
+            tensor = tensors.get(entry.name)
+            if tensor is None or tuple(tensor.shape) != entry.shape:
+                have = "absent" if tensor is None else f"of shape {tuple(tensor.shape)}"
                 raise ConfigError(
                     f"weights for {type(self.module).__name__}: {entry.name} is {have}, expected {entry.shape}"
                 )
@@ -131,10 +131,10 @@ class Objective:
 
         For `SGDState` only: what one client leaves in it the next one overwrites.
         """
-        found = self._scratch.get(name)
-        if found is None or found.shape != like.shape:
-            found = self._scratch[name] = torch.empty_like(like)
-        return found
+        buffer = self._scratch.get(name)
+        if buffer is None or buffer.shape != like.shape:
+            buffer = self._scratch[name] = torch.empty_like(like)
+        return buffer
 
     # the function and its gradient ------------------------------------------------------------
     def at(
@@ -204,8 +204,8 @@ class Objective:
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         parts: tuple[Any, ...] = torch.autograd.grad(value, wanted, allow_unused=True)
         if len(wanted) < len(leaves):  # the others are fixed
-            found = iter(parts)
-            parts = tuple(next(found) if leaf.requires_grad else None for leaf in leaves)
+            gradients = iter(parts)
+            parts = tuple(next(gradients) if leaf.requires_grad else None for leaf in leaves)
         flat = torch.zeros(self.layout.size, device=self.device) if out is None else out
         if out is None:
             views = [entry.view(flat) for entry in self.layout.entries]
@@ -358,12 +358,12 @@ class BoundModel:
         """
         module = self._bind()
         try:
-            found: Callable[..., Any] = reduce(getattr, part.split("."), module)
+            method: Callable[..., Any] = reduce(getattr, part.split("."), module)
         except AttributeError:
             raise ConfigError(
                 f"model {type(module).__name__} declares no {part}(x), which this algorithm reads"
             ) from None
-        return self._give(found, inputs)
+        return self._give(method, inputs)
 
     def features(self, x: Tensor) -> Tensor:
         """Representation `z [B, F]` that enters the head. Raises `ConfigError` where the network declares none."""
@@ -382,10 +382,10 @@ class BoundModel:
         return list(levels), logits
 
 
-def _single(found: Any) -> Any:
+def _single(value: Any) -> Any:
     """What a network gave, in single precision: a tensor, or tensors in lists, tuples and dicts."""
-    if isinstance(found, Tensor):
-        return found.float() if found.is_floating_point() else found
-    if isinstance(found, dict):
-        return {name: _single(value) for name, value in found.items()}
-    return type(found)(map(_single, found)) if type(found) in (list, tuple) else found
+    if isinstance(value, Tensor):
+        return value.float() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: _single(value) for name, value in value.items()}
+    return type(value)(map(_single, value)) if type(value) in (list, tuple) else value

@@ -38,12 +38,12 @@ class TensorCache(Generic[V]):
 
     def put(self, key: Hashable, value: V, *tensors: Tensor) -> None:
         """Keep `value` until the first of `tensors` is gone, or `size` others were used after it."""
-        found = self._found
+        cached = self._found
 
         def forget(_: weakref.ref[Tensor]) -> None:
-            found.pop(key, None)
+            cached.pop(key, None)
 
-        found[key] = (value, [weakref.ref(tensor, forget) for tensor in tensors])
-        found.move_to_end(key)
-        if len(found) > self._size:
-            found.popitem(last=False)
+        cached[key] = (value, [weakref.ref(tensor, forget) for tensor in tensors])
+        cached.move_to_end(key)
+        if len(cached) > self._size:
+            cached.popitem(last=False)

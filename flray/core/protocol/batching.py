@@ -22,7 +22,7 @@ def edges(num_examples: int, size: int, last: LastBatch) -> list[int]:
     """Where the batches of an epoch begin and end, `batches + 1` numbers: batch i has the samples `edges[i]` to
     `edges[i + 1] - 1`."""
     count = int(batches(num_examples, size, last))
-    found = [i * size for i in range(count + 1)]
+    starts = [i * size for i in range(count + 1)]
     if last != "drop" or count * size > num_examples:
-        found[-1] = num_examples
-    return found
+        starts[-1] = num_examples
+    return starts

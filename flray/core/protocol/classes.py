@@ -54,12 +54,12 @@ class ClassSet:
         """
         if len(self) == self.size:
             return y
-        found = torch.searchsorted(self.index, y)
-        outside = (self._padded[found] != y) | (y < 0)
+        places = torch.searchsorted(self.index, y)
+        outside = (self._padded[places] != y) | (y < 0)
         if outside.any():
             wrong, known = int(y[outside][0]), shown(self.index.tolist())
             raise DataError(f"label {wrong} is none of the {len(self)} classes in use: {known}")
-        return found
+        return places
 
     def has(self, y: Tensor) -> Tensor:
         """Whether each of the labels `y [B]` is one of these classes, bool `[B]`."""

@@ -100,10 +100,10 @@ def last_call(path: Path) -> LastCall | None:
     A process whose connections are closed may take a moment until it is gone.
     """
     try:
-        found = path.read_bytes()
+        content = path.read_bytes()
     except OSError:
         return None
-    where, method = (part.rstrip(b"\0").decode(errors="replace") for part in (found[:HALF], found[HALF:SIZE]))
+    where, method = (part.rstrip(b"\0").decode(errors="replace") for part in (content[:HALF], content[HALF:SIZE]))
     if not method or where.count("\n") < 3:
         return None
     pid, client, before, place = where.split("\n", 3)
@@ -112,7 +112,7 @@ def last_call(path: Path) -> LastCall | None:
         if time.monotonic() > until:
             return None
         time.sleep(0.02)
-    fault = found[int(before) :] if len(found) > int(before) else path.read_bytes()[int(before) :]
+    fault = content[int(before) :] if len(content) > int(before) else path.read_bytes()[int(before) :]
     _, _, text = fault.decode(errors="replace").rpartition("Fatal Python error: ")
     kind = text.partition("\n")[0].strip()
     return LastCall(int(pid), int(client) if client else None, place, method, SIGNALS.get(kind, kind))

@@ -52,28 +52,28 @@ def _checked(method: Callable[..., Any], label: str) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
         before = last_call.enter(entered)
         try:
-            found = method(*args, **options)
+            result = method(*args, **options)
         finally:
             last_call.enter(before)
-        if _fits(found, wanted):
-            return found
-        raise _wrong(name, found, wanted, method.__name__)
+        if _fits(result, wanted):
+            return result
+        raise _wrong(name, result, wanted, method.__name__)
 
     return call
 
 
-def check(found: Any, wanted: tuple[str, ...], method: Callable[..., Any]) -> None:
+def check(result: Any, wanted: tuple[str, ...], method: Callable[..., Any]) -> None:
     """Raises `AlgorithmError` where what `method` returned is no tuple of the `wanted` values: of a function that an
     exchange names, and of methods that flray's own algorithms define."""
-    if not _fits(found, wanted):
-        raise _wrong(named(method), found, wanted, method.__name__)
+    if not _fits(result, wanted):
+        raise _wrong(named(method), result, wanted, method.__name__)
 
 
-def check_logits(found: Any, samples: int, classes: int, method: Callable[..., Any]) -> None:
+def check_logits(result: Any, samples: int, classes: int, method: Callable[..., Any]) -> None:
     """Raises `AlgorithmError` where what `method` returned are no logits `[samples, classes]`."""
-    if not isinstance(found, Tensor) or found.shape != (samples, classes):
+    if not isinstance(result, Tensor) or result.shape != (samples, classes):
         form = f"[{samples}, {classes}]: one for each of {classes} classes, of {samples} samples"
-        raise AlgorithmError(f"{named(method)} returned {_words(found)}; it must return logits {form}")
+        raise AlgorithmError(f"{named(method)} returned {_words(result)}; it must return logits {form}")
 
 
 @functools.cache
@@ -82,16 +82,16 @@ def label(kind: type, method: str) -> bytes:
     return last_call.label(f"{kind.__name__}.{method}{place(getattr(kind, method))}")
 
 
-def _wrong(label: str, found: Any, wanted: str | tuple[str, ...], method: str) -> AlgorithmError:
+def _wrong(label: str, result: Any, wanted: str | tuple[str, ...], method: str) -> AlgorithmError:
     form = f"({', '.join(wanted)})" if isinstance(wanted, tuple) else wanted
     example = f", for example: {EXAMPLES[method]}" if method in EXAMPLES else ""
-    return AlgorithmError(f"{label} returned {_words(found)}; it must return {form}{example}")
+    return AlgorithmError(f"{label} returned {_words(result)}; it must return {form}{example}")
 
 
-def _fits(found: Any, wanted: str | tuple[str, ...]) -> bool:
+def _fits(result: Any, wanted: str | tuple[str, ...]) -> bool:
     if isinstance(wanted, str):
-        return _is(found, wanted)
-    return type(found) is tuple and len(found) == len(wanted) and all(map(_is, found, wanted))
+        return _is(result, wanted)
+    return type(result) is tuple and len(result) == len(wanted) and all(map(_is, result, wanted))
 
 
 def _is(value: Any, wanted: str) -> bool:
@@ -101,9 +101,9 @@ def _is(value: Any, wanted: str) -> bool:
     return value is not None or wanted == "client state"  # None: nothing is stored
 
 
-def _words(found: Any) -> str:
-    if found is None:
+def _words(result: Any) -> str:
+    if result is None:
         return "None (a return is missing)"
-    if type(found) is tuple:
-        return f"({', '.join('None' if value is None else type(value).__name__ for value in found)})"
-    return f"a {type(found).__name__}" + (f" {list(found.shape)}" if isinstance(found, Tensor) else "")
+    if type(result) is tuple:
+        return f"({', '.join('None' if value is None else type(value).__name__ for value in result)})"
+    return f"a {type(result).__name__}" + (f" {list(result.shape)}" if isinstance(result, Tensor) else "")

@@ -85,9 +85,9 @@ def codes(
         columns = [c.astype(object if wide else np.int64) for c in columns]
     elif kinds == {"text"}:
         columns = [c.astype(str) for c in columns]
-    values, found = np.unique(np.concatenate(columns), return_inverse=True)
+    values, inverse = np.unique(np.concatenate(columns), return_inverse=True)
     ends = np.cumsum([len(c) for c in columns])[:-1]
-    return [part.astype(np.int64) for part in np.split(found, ends)], tuple(str(v) for v in values)
+    return [part.astype(np.int64) for part in np.split(inverse, ends)], tuple(str(v) for v in values)
 
 
 def unlabelled(tables: Mapping[str, Table], name: str, names: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -97,13 +97,13 @@ def unlabelled(tables: Mapping[str, Table], name: str, names: tuple[str, ...], w
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    found = []
+    rows = []
     for table in tables.values():
         column = table.data.column(name)
         marked = pc.equal(column.cast(pa.string()), "-1")
         if pc.any(marked).as_py():
-            found.append(f"{pc.sum(marked).as_py()} rows, the first is {table.place(pc.index(marked, True).as_py())}")
-    return (f"{what}: -1 is a class of its own ({'; '.join(found)}); if it marks rows without a label, remove them",)
+            rows.append(f"{pc.sum(marked).as_py()} rows, the first is {table.place(pc.index(marked, True).as_py())}")
+    return (f"{what}: -1 is a class of its own ({'; '.join(rows)}); if it marks rows without a label, remove them",)
 
 
 def numbers(table: Table, name: str, where: str) -> Array:

@@ -193,9 +193,9 @@ def _download(name: str, root: Path | None) -> Path:
 def _archive(name: str, path: Path) -> Splits:
     parts: dict[str, Array] = {}
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with np.load(path, allow_pickle=False) as archive:
             for part in ("train", "val", "test"):
-                parts[part], parts[f"{part}_y"] = found[f"{part}_images"], found[f"{part}_labels"]
+                parts[part], parts[f"{part}_y"] = archive[f"{part}_images"], archive[f"{part}_labels"]
 
         def split(*names: str) -> Split:
             x, y = (np.concatenate([parts[n + suffix] for n in names]) for suffix in ("", "_y"))

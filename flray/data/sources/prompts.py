@@ -53,15 +53,15 @@ def fields(config: DataConfig, prompt: str, columns: Sequence[str], where: str) 
         parts = list(string.Formatter().parse(prompt))
     except ValueError as error:
         raise DataError(f"{where}: data.prompt {shown(prompt)} is damaged ({error}); write {{COLUMN}}") from error
-    found = tuple(name for _, name, _, _ in parts if name is not None)
+    names = tuple(name for _, name, _, _ in parts if name is not None)
     for _, name, style, change in parts:
         if name is not None and (style or change):
             raise DataError(f"{where}: data.prompt {shown(prompt)}: write {{{name}}} and nothing more in the braces")
         if name is not None and name not in columns:
             raise DataError(f"{where}: data.prompt: no text column {shown(name)}{nearest(name, columns)}")
-    if not found:
+    if not names:
         raise DataError(f"{where}: data.prompt {shown(prompt)} names no column; write {{{columns[0]}}} in it")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))
 
 
 def literals(prompt: str | None) -> list[str]:
@@ -141,9 +141,9 @@ def task_marks(vocabulary: Vocabulary, count: int) -> tuple[int, ...]:
     """
     tokenizer, _ = _tokenizer(vocabulary)
     for mark in MARKS:
-        found = [tokenizer.token_to_id(mark.format(task)) for task in range(count)]
-        if None not in found:
-            return tuple(found)
+        tokens = [tokenizer.token_to_id(mark.format(task)) for task in range(count)]
+        if None not in tokens:
+            return tuple(tokens)
     names = " or ".join(f"{mark.format(0)} to {mark.format(count - 1)}" for mark in MARKS)
     raise DataError(
         f"data.words: texts of {count} tasks begin with a token of their own, and the tokenizer has neither {names}; "

@@ -111,9 +111,9 @@ def parquet_table(paths: Sequence[Path]) -> Table:
 def _described(note: bytes, path: Path) -> Mapping[str, Any]:
     """What the `datasets` library wrote about the columns; empty where another program made the file."""
     try:
-        found = json.loads(note).get("info", {}).get("features", {})
-        if isinstance(found, dict):
-            return found
+        features = json.loads(note).get("info", {}).get("features", {})
+        if isinstance(features, dict):
+            return features
     except (ValueError, AttributeError, RecursionError):
         pass
     raise DataError(
@@ -127,20 +127,20 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Tabl
 
     name = config.source.removeprefix("hf:")
     try:
-        found = datasets.load_dataset(name, options["config"], revision=options["revision"])
+        loaded = datasets.load_dataset(name, options["config"], revision=options["revision"])
     except Exception as error:  # the hub client raises many kinds; the user needs one line
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"hf:{name} cannot be loaded ({text}); check the id, the network, or name a folder") from error
-    if not isinstance(found, datasets.DatasetDict):
+    if not isinstance(loaded, datasets.DatasetDict):
         raise DataError(f"hf:{name} is not a set of splits in memory; choose another")
-    test = options["test"] or next((s for s in TEST_SPLITS if s in found and s != options["train"]), None)
+    test = options["test"] or next((s for s in TEST_SPLITS if s in loaded and s != options["train"]), None)
     tables = {}
     for split, key in (("train", options["train"] or "train"), ("test", test)):
         if key is None:
             continue
-        if key not in found:
-            raise DataError(f"hf:{name} has no split {key!r}{nearest(str(key), map(str, found))}; set options.{split}")
-        part = found[key]
+        if key not in loaded:
+            raise DataError(f"hf:{name} has no split {key!r}{nearest(str(key), map(str, loaded))}; set options.{split}")
+        part = loaded[key]
         tables[split] = Table(
             part.with_format("arrow")[:], part.features.to_dict(), part._fingerprint, ((str(key), len(part)),)
         )
@@ -203,8 +203,8 @@ def table_splits(
             codes(tables.values(), columns.group, f"{where}: group column {columns.group!r}", any_values=True)[0]
         )
     if columns.domain:
-        found, sources = _domains(tables, columns.domain, f"{where}: domain column {columns.domain!r}")
-        domains = list(found)
+        of_splits, sources = _domains(tables, columns.domain, f"{where}: domain column {columns.domain!r}")
+        domains = list(of_splits)
     splits = [Split(*parts) for parts in zip(inputs, labels, groups, domains, strict=True)]
     test = splits[1] if len(splits) > 1 else None
     return Splits(splits[0], test, names, vocabulary=vocabulary, notes=notes, sources=sources, cut=cut)
@@ -234,11 +234,11 @@ def _texts(
     answers = bool(config.words) and (vocabulary is None or not vocabulary.labels)  # public text has the private words
     words = words_of(config, classes, where) if answers else ()
     texts = [texts_of(table, columns, where) for table in tables.values()]
-    vocabulary, found = token_ids(config, texts, vocabulary, [*words, *literals(columns.prompt)], where)
+    vocabulary, encoded = token_ids(config, texts, vocabulary, [*words, *literals(columns.prompt)], where)
     if words:
         vocabulary = with_words(vocabulary, classes, words, where)
-    cut = [(name, count, len(ids)) for name, (ids, count) in zip(("train", "test"), found, strict=False) if count]
-    return vocabulary, [ids for ids, _ in found], tuple(cut)
+    cut = [(name, count, len(ids)) for name, (ids, count) in zip(("train", "test"), encoded, strict=False) if count]
+    return vocabulary, [ids for ids, _ in encoded], tuple(cut)
 
 
 def _domains(tables: Mapping[str, Table], column: str, what: str) -> tuple[list[Array], tuple[str, ...]]:

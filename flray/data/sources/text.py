@@ -97,14 +97,14 @@ def texts_of(table: Table, columns: Columns, where: str) -> list[list[str]]:
             raise DataError(
                 f"{where}: column {name!r} has no text in {data.column(name).null_count} rows; fill or remove them"
             )
-    found = {name: data.column(name).to_pylist() for name in data.column_names}
-    empty = [row for row, texts in enumerate(zip(*found.values(), strict=True)) if not "".join(texts).strip()]
+    texts_by = {name: data.column(name).to_pylist() for name in data.column_names}
+    empty = [row for row, texts in enumerate(zip(*texts_by.values(), strict=True)) if not "".join(texts).strip()]
     if empty:
         raise DataError(
-            f"{where}: {len(empty)} rows have an empty text ({', '.join(found)}), the first is "
+            f"{where}: {len(empty)} rows have an empty text ({', '.join(texts_by)}), the first is "
             f"{table.place(empty[0])} among those with a label; remove them"
         )
-    return list(found.values()) if columns.prompt is None else [filled(columns.prompt, found)]
+    return list(texts_by.values()) if columns.prompt is None else [filled(columns.prompt, texts_by)]
 
 
 def token_ids(

@@ -52,18 +52,18 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
             labels = tuple(token for part in parts for token in (part.vocabulary or base).labels)
             vocabulary = base._replace(labels=labels, task_of=task_of, tasks=task_marks(base, len(parts)))
     classes = tuple(f"{name}:{label}" for name, part in zip(sets, parts, strict=True) for label in part.classes)
-    found = vocabulary
+    fitted = vocabulary
 
     def build() -> Splits:
         firsts = np.cumsum([0, *(part.num_classes for part in parts)])
         train, test = (
-            _together(splits, firsts, found.tasks)
+            _together(splits, firsts, fitted.tasks)
             for splits in ([part.train for part in parts], [part.test for part in parts])
         )
         cut = _cut([load_splits(own, base) for own in shorter])
-        return Splits(train, test, classes, vocabulary=found, sources=tuple(sets), source_of=task_of, cut=cut)
+        return Splits(train, test, classes, vocabulary=fitted, sources=tuple(sets), source_of=task_of, cut=cut)
 
-    return cached(digest("text union", classes, [part.fingerprint for part in parts], found.fingerprint), build)
+    return cached(digest("text union", classes, [part.fingerprint for part in parts], fitted.fingerprint), build)
 
 
 def _check(config: DataConfig, sets: Mapping[str, DataConfig]) -> None:
@@ -86,7 +86,7 @@ def _base(config: DataConfig, sets: Mapping[str, DataConfig]) -> Vocabulary:
     """The tokenizer of all sets: the named one, or one that is trained on them, with every word and prompt in it."""
     if config.tokenizer not in (None, "train"):
         return pretrained(config.tokenizer, config.download)
-    read = [found for own in sets.values() if (found := train_texts(own)) is not None]
+    read = [texts for own in sets.values() if (texts := train_texts(own)) is not None]
     if not read:
         raise DataError(
             "data.tokenizer: no set of the union has a test split, so test samples are drawn from the text on which "
@@ -109,11 +109,11 @@ def _base(config: DataConfig, sets: Mapping[str, DataConfig]) -> Vocabulary:
 
 def _cut(sets: Sequence[Splits]) -> tuple[tuple[str, int, int], ...]:
     """`cut` of all sets together, of their whole splits."""
-    found = []
+    cut = []
     for name in ("train", "test"):
         size = sum(len(split.y) for each in sets if (split := getattr(each, name)) is not None)
-        found.append((name, sum(count for each in sets for of, count, _ in each.cut if of == name), size))
-    return tuple(counts for counts in found if counts[1])
+        cut.append((name, sum(count for each in sets for of, count, _ in each.cut if of == name), size))
+    return tuple(counts for counts in cut if counts[1])
 
 
 def _together(splits: Sequence[Split], firsts: Array, marks: Sequence[int]) -> Split:

@@ -57,11 +57,11 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     def build() -> Splits:
         splits = [
             Split(
-                np.concatenate([split.x for split in found]),
-                np.concatenate([split.y for split in found]),
-                source=np.repeat(np.arange(len(found)), [len(split.y) for split in found]),
+                np.concatenate([split.x for split in parts_of]),
+                np.concatenate([split.y for split in parts_of]),
+                source=np.repeat(np.arange(len(parts_of)), [len(split.y) for split in parts_of]),
             )
-            for found in ([part.train for part in parts], [part.test for part in parts])
+            for parts_of in ([part.train for part in parts], [part.test for part in parts])
         ]
         return Splits(splits[0], splits[1], first.classes, sources=names)
 
