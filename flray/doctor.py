@@ -61,7 +61,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
         ),
         ("data in memory", f"{size(memory)}, memory-mapped, once a node"),
         ("proxy", _proxy(experiment, proxy, 0 if private is None else len(dataset.train.y) - len(private))),
-        *_held(experiment, scenario, dataset),
+        *_samples_by_client(experiment, scenario, dataset),
         ("drift", "none" if scenario.drift is None else _drift(scenario.drift.drift, experiment.total_rounds, table)),
         (
             "cohort",
@@ -110,7 +110,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     )
 
 
-def _held(experiment: Experiment, scenario: Scenario, dataset: Dataset) -> list[tuple[str, str]]:
+def _samples_by_client(experiment: Experiment, scenario: Scenario, dataset: Dataset) -> list[tuple[str, str]]:
     """Who holds how much, in every task."""
     rows = []
     for stage, partition in zip(scenario.stages, scenario.partitions, strict=True):
@@ -162,14 +162,13 @@ def _drift(drift: Drift, rounds: int, table: pandas.DataFrame) -> str:
     return f"{text}; {empty} of them have none and change nothing" if empty else text
 
 
-def _proxy(experiment: Experiment, proxy: Any, held: int) -> str:
-    """What the server's public data are, of which `held` samples are taken from the clients: also where the algorithm
-    reads none."""
+def _proxy(experiment: Experiment, proxy: Any, taken_samples: int) -> str:
+    """The server's public data, also if the algorithm reads none. `taken_samples`: how many come from clients."""
     name = algorithm_name(experiment.algorithm)
     if experiment.proxy is None:
         return "none"
     if proxy is None:
-        taken = f"{held} samples, held out for every algorithm, " if held else ""
+        taken = f"{taken_samples} samples, held out for every algorithm, " if taken_samples else ""
         return f"{experiment.proxy.source}: {taken}not read by {name}"
     return (
         f"{experiment.proxy.source}: {len(proxy.x)} samples, {'labelled' if proxy.y is not None else 'unlabelled'}, "

@@ -80,7 +80,7 @@ class SchedulerConfig(Section):
         return {**reads, **{option: value for option, value in data.items() if value is not None}}
 
     @model_validator(mode="after")
-    def _whole(self) -> SchedulerConfig:
+    def _check_reduction_and_seeds(self) -> SchedulerConfig:
         if self.name == "successive_halving" and self.reduction != int(self.reduction or 0):
             raise ConfigError(f"scheduler.reduction: successive_halving needs a whole number, not {self.reduction}")
         if self.seeds is not None and list(self.seeds) != sorted(self.seeds):

@@ -125,7 +125,7 @@ class TrialRun:
         self.pause()
 
     def recall(self, last: int) -> int:
-        """Go to round `last` (over all tasks), which a checkpoint holds; a run that lacks nothing but its end is ended.
+        """Goes to the checkpoint of round `last` (over all tasks). If that is the last round, finishes the run.
 
         Returns the last round before it that was tested, 0 where there is none.
         """

@@ -201,9 +201,9 @@ def runs_in(folders: list[str], sound_only: bool = False) -> list[Run]:
     left.
     """
     from flray.core.schema.errors import CheckpointError
-    from flray.results.readable import found, sound
+    from flray.results.readable import readable_runs, sound
 
-    runs, broken, notes = found(folders)
+    runs, broken, notes = readable_runs(folders)
     if sound_only:
         runs, flawed = sound(runs)
         broken += flawed

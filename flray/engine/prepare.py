@@ -101,7 +101,7 @@ def stored_scenario(
 ) -> Scenario:
     """The scenario as it lies in a run's folder `where`, memory-mapped; `scenario`: a new one, which is written first.
 
-    None: the one that lies there; where that is damaged or gone it is made again from the configuration, aloud.
+    None: reads the stored one. If it is damaged or missing, builds it again from the configuration and warns.
     `data` is what :func:`build_data` returned. With it lies what the drift does: `drift.json` and `drift.parquet`.
     """
     dataset, _, private = data

@@ -91,7 +91,7 @@ def read_weights(source: str, option: str = "model.weights") -> dict[str, Tensor
     Raises `ConfigError` for a file that cannot be read or is damaged, and where one that holds frozen tensors is gone
     or changed.
     """
-    return {name: tensor for name, (tensor, _) in _found(_place(source), f"{option}: {source}").items()}
+    return {name: tensor for name, (tensor, _) in _stored(_place(source), f"{option}: {source}").items()}
 
 
 def weights_fingerprint(source: str | None) -> str | None:
@@ -115,7 +115,7 @@ class _Origin(NamedTuple):
     name: str
 
 
-def _found(place: str, what: str) -> dict[str, tuple[Tensor, _Origin]]:
+def _stored(place: str, what: str) -> dict[str, tuple[Tensor, _Origin]]:
     """The tensors of the file at a place, those that it left elsewhere among them."""
     stored = _read(place, what, GIVE)
     stored_tensors = {name: (tensor, _Origin(place, stored.checksum, name)) for name, tensor in stored.tensors.items()}
@@ -136,7 +136,7 @@ def _elsewhere(frozen: Mapping[str, Tensor], sources: Sequence[str]) -> dict[str
     kinds = {tensor.dtype for tensor in frozen.values()}
     for source in sources if frozen else ():
         try:
-            files = [_found(place, source) for place in _files(source)]
+            files = [_stored(place, source) for place in _files(source)]
         except ConfigError:  # deleted while the run went on: then this file has to be complete
             continue
         tensors = [

@@ -24,7 +24,7 @@ class Broken(NamedTuple):
         return self.why if self.folder in self.why else f"{self.folder}: {self.why}"
 
 
-class Found(NamedTuple):
+class ReadableRuns(NamedTuple):
     """The runs among some folders, the folders that hold none or one that cannot be read, and what else to know."""
 
     runs: list[Run]
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     notes: list[str]
 
 
-def found(folders: Iterable[str | Path | Run]) -> Found:
+def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
     """The runs in these folders and below them, whatever their state; of a sweep its final runs.
 
     A sweep's trials are judged on held-out data and its final runs on the test set, so the two are not mixed: the
@@ -60,7 +60,7 @@ def found(folders: Iterable[str | Path | Run]) -> Found:
                 if where not in known:  # `compare grid grid/one` names it twice
                     runs.append(run)
                 known.add(where)
-    return Found(runs, broken, notes)
+    return ReadableRuns(runs, broken, notes)
 
 
 def _below(folder: str | Path) -> tuple[Sequence[str | Path | Run], list[str]]:

@@ -19,7 +19,7 @@ from flray.results.essentials import about
 from flray.results.fair import fairness
 from flray.results.paired import baseline, paired
 from flray.results.ranks import over_settings
-from flray.results.readable import Broken, found, sound
+from flray.results.readable import Broken, readable_runs, sound
 from flray.results.report_formats import FORMATS, text_of
 from flray.results.tables import compare, settings, summary
 from flray.rundir.reader import Run
@@ -118,7 +118,7 @@ def gather(
 ) -> Report:
     """What a report says of these runs; without `drawn` there are no pictures. `lead` comes first."""
     folders, lead = list(folders), lead or Lead()
-    looked = found(folders)
+    looked = readable_runs(folders)
     runs, flawed = sound(looked.runs)
     broken = [*looked.broken, *flawed]
     if not runs:

@@ -28,7 +28,7 @@ SUMMARY = ("n", "diverged", "unfinished", "mean", "std", "low", "high")  # colum
 # columns that only some runs have: the personalised test, the validation split, what clients and classes get
 _OPTIONAL = ("personal/", "val/", "client/", "class/")
 # keys that do not change what a run finds
-_ASIDE = (
+_IGNORED = (
     "name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports", "diagnostics",
     "track",
 )  # fmt: skip
@@ -197,7 +197,7 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     is listed only when those that have a value differ.
     """
     configs = [config for config in configs if config]
-    names = [key for key in dict.fromkeys(key for config in configs for key in config) if not _aside(key)]
+    names = [key for key in dict.fromkeys(key for config in configs for key in config) if not _is_ignored(key)]
     # where one leaves a section out (`proxy: null`), its keys tell
     sections = {key.rpartition(".")[0] for key in names}
     names = [key for key in names if key not in sections]
@@ -222,8 +222,8 @@ def _exact(value: Any) -> Any:
     return (type(value).__name__, value) if isinstance(value, bool) else value  # True == 1
 
 
-def _aside(key: str) -> bool:
-    return key in _ASIDE or key.split(".")[0] in _ASIDE
+def _is_ignored(key: str) -> bool:
+    return key in _IGNORED or key.split(".")[0] in _IGNORED
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -83,13 +83,13 @@ def without_clients(folder: Path) -> set[int]:
 def untested(folder: Path) -> set[int]:
     """Rounds of the table `rounds` after which the global model was not tested, as far as its files are good."""
 
-    def nothing_found(table: pa.Table) -> list[bool]:
+    def no_value(table: pa.Table) -> list[bool]:
         columns = [table[name].to_pylist() for name in ("test/acc", "val/acc") if name in table.column_names]
         return [all(value is None for value in values) for values in zip(*columns, strict=True)] or [
             True
         ] * table.num_rows
 
-    return _rounds(folder, nothing_found)
+    return _rounds(folder, no_value)
 
 
 def _rounds(folder: Path, chosen: Callable[[pa.Table], list[bool]]) -> set[int]:

@@ -1,9 +1,9 @@
 """A run's mirror on any file system that pyarrow or fsspec knows: `storage=s3://bucket/exp` keeps
 `s3://bucket/exp/RUNNAME`.
 
-The run works in its local folder. The driver pushes what it writes and the server actor what that writes, each from its
-own node. A checkpoint's meta.json, which holds the checksums, goes up last and away first: what is torn never looks
-complete.
+The run works in its local folder. The driver and the server actor each upload their own files, from their own node. A
+checkpoint's meta.json contains the checksums. It is uploaded last and deleted first, so an incomplete checkpoint never
+looks complete.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class _Worker:
         self._asked.put(what)
 
     def wait(self, until: float) -> None:
-        """Until all is done that was asked; a tracker that takes longer is left, aloud."""
+        """Waits until the tracker has done its work; at time `until` it stops waiting and warns."""
         asked, left = self._asked, max(until - time.monotonic(), 0.0)
         with asked.all_tasks_done:
             done = asked.all_tasks_done.wait_for(lambda: not asked.unfinished_tasks, left)

@@ -184,5 +184,5 @@ def test_a_run_that_is_named_twice_is_one(tmp_path: Path, monkeypatch: pytest.Mo
     for seed in range(2):
         folder(tmp_path / "grid" / str(seed), config("fedsol", seed=seed), [0.5, 0.6])
     monkeypatch.chdir(tmp_path)
-    found = readable.found(["grid", "grid/1", tmp_path / "grid" / "0"]).runs
+    found = readable.readable_runs(["grid", "grid/1", tmp_path / "grid" / "0"]).runs
     assert [run.folder.name for run in found] == ["0", "1"]

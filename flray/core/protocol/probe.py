@@ -133,4 +133,4 @@ def _copied(part: Any) -> Any:
     """A message with copies of its tensors and arrays; a function, a client's data and a count are what they are."""
     if not isinstance(part, Tensor | Record | dict | tuple):
         return part
-    return map_tensors(lambda held: held.clone() if isinstance(held, Tensor) else held.copy(), part)
+    return map_tensors(lambda value: value.clone() if isinstance(value, Tensor) else value.copy(), part)
