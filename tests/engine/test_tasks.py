@@ -6,7 +6,6 @@ import warnings
 
 import numpy as np
 import pytest
-from flray.engine.transactions import ExchangeWarning
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -19,6 +18,7 @@ from flray.data import load_dataset
 from flray.engine import cohort as cohorts
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.replay import Replay
+from flray.engine.simulation import ExchangeWarning
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import PartitionWarning, Scenario, Stage, TestSet
 from tests.contracts.inprocess import Local
