@@ -7,6 +7,7 @@ import os
 import signal
 import time
 
+import pandas
 import pytest
 import ray
 from ray.exceptions import RayActorError
@@ -17,6 +18,8 @@ from flray.core.schema.errors import ResourceError
 from flray.engine.ray import pool as pools
 from flray.engine.ray.actors import ClientActor
 from flray.engine.ray.pool import Pool
+from flray.engine.replay import Replay
+from flray.metrics.landscape import Landscape
 from tests.support.runs import config, model
 
 
@@ -62,6 +65,15 @@ def test_an_actor_that_finds_no_place_is_left_out_and_not_waited_for(whole, tmp_
     assert time.monotonic() - began < pools.TOGETHER_S, "three small rounds: nobody waited"
     assert model(tmp_path / "run") == model(whole.folder)
     pool.kill()
+
+
+def test_a_probe_of_whole_rounds_looks_in_the_servers_actor(ray_cluster, tmp_path):
+    """Its row is what a replay in this process computes from the checkpoint."""
+    look = {"every": 1, "count": 2, "samples": 40}
+    run = flray.run(config(rounds=2, diagnostics={"landscape": look}), out=tmp_path / "run")
+    row = pandas.read_parquet(run.folder / "landscape").set_index("done").loc[2]
+    (computed,) = Replay(run.folder).goto(2).observe(Landscape(**look))
+    assert {name: row[name] for name in computed} == computed
 
 
 @pytest.mark.slow
