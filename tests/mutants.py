@@ -105,18 +105,23 @@ MUTANTS = (
     # metrics
     Mutant(
         "metrics/forgetting.py",
-        "found[-1, :-1] - found.diagonal()[:-1]",
-        "found.diagonal()[:-1] - found[-1, :-1]",
+        "R[-1, :-1] - R.diagonal()[:-1]",
+        "R.diagonal()[:-1] - R[-1, :-1]",
         "metrics/test_forgetting.py",
     ),
     Mutant(
         "metrics/forgetting.py",
-        "found.diagonal(offset=1) - start[1 :",
-        "found.diagonal(offset=1) - start[0 :",
+        "R.diagonal(offset=1) - start[1 :",
+        "R.diagonal(offset=1) - start[0 :",
         "metrics/test_forgetting.py",
     ),
     Mutant("metrics/forgetting.py", "back[0] - (stop - 1)", "back[0] - stop", "metrics/test_forgetting.py"),
-    Mutant("metrics/forgetting.py", "found >= level - margin", "found >= level + margin", "metrics/test_forgetting.py"),
+    Mutant(
+        "metrics/forgetting.py",
+        "accuracies >= level - margin",
+        "accuracies >= level + margin",
+        "metrics/test_forgetting.py",
+    ),
     Mutant(
         "metrics/classification.py",
         "np.add.accumulate(self.losses)[-1]",
@@ -125,8 +130,8 @@ MUTANTS = (
     ),
     Mutant(
         "metrics/classification.py",
-        "int(np.nanargmin(found))",
-        "int(np.nanargmax(found))",
+        "int(np.nanargmin(accuracies))",
+        "int(np.nanargmax(accuracies))",
         "metrics/test_classification.py",
     ),
     Mutant("metrics/fairness.py", "- (count + 1) / count", "- (count - 1) / count", "metrics/test_fairness.py"),

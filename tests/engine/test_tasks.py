@@ -171,7 +171,9 @@ def test_a_head_of_another_size_than_the_data_sets_classes_trains_and_is_tested(
     """Two domains with labels of their own, (0, 1) and (2), on one head of two outputs: the model has no third."""
     own = experiment()
     dataset, _, private = build_data(own)
-    parts = [part._replace(held=None) for part in build_scenario(experiment(tasks=TASKS), dataset, private).partitions]
+    parts = [
+        part._replace(held_out=None) for part in build_scenario(experiment(tasks=TASKS), dataset, private).partitions
+    ]
     tests = [{"test": TestSet("test", np.flatnonzero(np.isin(dataset.test.y, classes)))} for classes in ([0, 2], [1])]
     stages = [
         Stage(0, "a", np.array([0, 2]), np.array([0, 1]), tests[0]),

@@ -88,8 +88,8 @@ def test_only_two_processes_that_end_in_the_same_call_are_an_error():
     deaths = Deaths()
     elsewhere = [{"where": "client 6 failed in task 0, round 1"}, {"method": INNER}, {"where": "client 5, round 2"}]
     others = [CALL._replace(pid=12 + i, **other) for i, other in enumerate(elsewhere)]
-    assert [deaths.heard(call) for call in (None, CALL, CALL, *others, None)] == [None] * 7
-    error = deaths.heard(CALL._replace(pid=99, signal="SIGSEGV"))
+    assert [deaths.record(call) for call in (None, CALL, CALL, *others, None)] == [None] * 7
+    error = deaths.record(CALL._replace(pid=99, signal="SIGSEGV"))
     assert isinstance(error, ClientError)
     assert str(error).splitlines() == [
         f"{CALL.where}: {OUTER} ended its process, twice (SIGSEGV); look for os._exit and for crashes of native code",
@@ -100,8 +100,8 @@ def test_only_two_processes_that_end_in_the_same_call_are_an_error():
 def test_the_server_half_is_named_as_such():
     call = LastCall(1, None, "task 0, round 1", "Mine.aggregate (mine.py, line 3)")
     deaths = Deaths()
-    assert deaths.heard(call) is None
-    error = deaths.heard(call._replace(pid=2))
+    assert deaths.record(call) is None
+    error = deaths.record(call._replace(pid=2))
     assert isinstance(error, AlgorithmError)
     assert str(error) == (
         "Mine.aggregate (mine.py, line 3) of the server half, in task 0, round 1, ended its process, twice (without a "

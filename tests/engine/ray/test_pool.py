@@ -70,8 +70,8 @@ def test_an_actor_that_finds_no_place_is_left_out_and_not_waited_for(whole, tmp_
 def test_a_probe_of_whole_rounds_looks_in_the_servers_actor(ray_cluster, tmp_path):
     """Its row is what a replay in this process computes from the checkpoint."""
     look = {"every": 1, "count": 2, "samples": 40}
-    run = flray.run(config(rounds=2, diagnostics={"landscape": look}), out=tmp_path / "run")
-    row = pandas.read_parquet(run.folder / "landscape").set_index("done").loc[2]
+    run = flray.run(config(rounds=2, diagnostics=[{"name": "landscape", **look}]), out=tmp_path / "run")
+    row = pandas.read_parquet(run.folder / "diagnostics" / "landscape").set_index("done").loc[2]
     (computed,) = Replay(run.folder).goto(2).observe(Landscape(**look))
     assert {name: row[name] for name in computed} == computed
 
