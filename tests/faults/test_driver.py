@@ -45,7 +45,7 @@ BEGUN = {
     "in the second exchange of round 3": Moment("before", "flray.engine.server:Server._finish", 5),
     "in the test of round 3": Moment("before", f"{SIMULATION}._test", 2),
     "before the rows of a checkpoint": Moment("before", f"{RECORDER}.flush"),
-    "one table of a checkpoint's rows is written": Moment("after", "flray.rundir.recorder:Table.flush"),
+    "one table of a checkpoint's rows is written": Moment("after", "flray.rundir.recorder:ParquetTable.flush"),
     "between rows and checkpoint": Moment("before", f"{STORE}.save"),
     "files of a checkpoint are written": Moment("before", "flray.rundir.checkpoint:with_checksum"),
     "files of the second checkpoint are written": Moment("before", "flray.rundir.checkpoint:with_checksum", 1),
@@ -63,7 +63,7 @@ BEGUN = {
 # of a resume from the first checkpoint
 RESUMED = {
     "the checkpoint is read": Moment("after", f"{STORE}.load"),
-    "one table is cut": Moment("after", "flray.rundir.recorder:Table.keep"),
+    "one table is cut": Moment("after", "flray.rundir.recorder:ParquetTable.keep"),
     "all tables are cut": Moment("after", f"{RECORDER}.keep_until"),
     "environment.json is written": Moment("after", f"{SIMULATION}._write_environment"),
     "its first row": Moment("after", f"{RECORDER}.round"),
