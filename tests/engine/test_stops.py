@@ -16,7 +16,7 @@ from flray.core.schema.errors import ServerLostError
 from flray.engine.local_executor import Local
 from flray.engine.simulation import Simulation
 from flray.rundir import checkpoint
-from flray.rundir.folder import STARTED
+from flray.rundir.folder import STARTED, RunFolder
 from flray.rundir.lock import NAME
 from tests.contracts.faults import interrupted
 
@@ -119,6 +119,21 @@ def test_at_whichever_call_a_run_is_stopped_its_status_says_so(files, undisturbe
         assert contents(tmp_path / str(call)) == undisturbed, call
         call += 1
     assert call > 10
+
+
+def test_a_stop_as_the_folder_is_released_leaves_no_lock(tmp_path, monkeypatch):
+    release, calls = RunFolder.release, []
+
+    def stopped(self):
+        calls.append(self)
+        if len(calls) == 1:
+            raise SystemExit(143)
+        release(self)
+
+    monkeypatch.setattr(RunFolder, "release", stopped)
+    with pytest.raises(SystemExit):
+        simulate(experiment(), tmp_path / "run")
+    assert flray.load(tmp_path / "run").status == "finished" and not (tmp_path / "run" / NAME).exists()
 
 
 @pytest.mark.parametrize("stopped", [True, False])
