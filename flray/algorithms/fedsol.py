@@ -12,6 +12,7 @@ S4 (g_l + beta g_p)(w + e_c), e_c from (g_l + beta g_p)(w). S5 (g_l + beta g_p)(
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,7 +51,7 @@ from flray.ops.project import project
 
 # L_l and L_p (Table 4) ------------------------------------------------------------------------
 @dataclass
-class Losses:
+class Losses(ABC):
     """L_l and L_p of one batch: (value, gradient `[P]`) at parameters `w [P]` of a client whose `state` is given.
 
     Each gradient is scratch: that of L_p stays while L_l's is taken. Batch-norm statistics are updated once a step, by
@@ -72,9 +73,9 @@ class Losses:
         """L_l."""
         return self.sol.local_loss(self.ctx, self.broadcast, self.client, self.next_pass(w), self.batch)
 
+    @abstractmethod
     def proximal(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """L_p."""
-        raise NotImplementedError
 
     def both(self, w: Tensor, beta: float) -> tuple[Tensor, Tensor]:
         """L_l + beta L_p."""
