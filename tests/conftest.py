@@ -59,7 +59,7 @@ def pytest_unconfigure() -> None:
 def ray_cluster() -> Iterator[ModuleType]:
     """A local Ray of 4 CPUs, shared by the whole session; gives the `ray` module."""
     from flray.engine.ray.cluster import ray
-    from flray.engine.ray.own import private
+    from flray.engine.ray.private.start import private
 
     with private():
         ray.init(

@@ -68,7 +68,7 @@ UNTIL = {  # 2026-11-22: what still has to change; take the line out with it
         "flray.algorithms.target.kept",
         "flray.config.schedule.found",
         "flray.engine.blame._FoundError",
-        "flray.engine.ray.channel._bell",
+        "flray.engine.ray.private.channel._bell",
         "flray.engine.ray.graph.room",
         "flray.engine.ray.room.count_held",
         "flray.engine.ray.train.learner.held",

@@ -27,8 +27,8 @@ os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # `data.root` and `model.w
 
 import ray as ray  # the others take it from here: what must be set before ray is imported is set above
 
-from flray.engine.ray import own
-from flray.engine.ray.own import line, refused
+from flray.engine.ray.private import start
+from flray.engine.ray.private.start import line, refused
 
 # every process of a Ray that is started here imports it while other things are made ready
 ACTORS = "flray.engine.ray.actors"
@@ -66,12 +66,12 @@ def _connect(address: str | None, num_cpus: int, trials: int) -> None:
     if address:
         _join(address, where)
         return
-    own.drop_semaphores()
+    start.drop_semaphores()
     _ours["cpus"] = num_cpus
     processes = min(num_cpus, AHEAD) + 1 + trials
     config = {"preload_python_modules": [ACTORS], "num_workers_soft_limit": max(processes, num_cpus)}
     try:
-        with own.private(processes):
+        with start.private(processes):
             _init(
                 "a new cluster here", address="local", num_cpus=num_cpus, include_dashboard=False, _system_config=config
             )
@@ -158,9 +158,9 @@ def close() -> None:
     if _ours["cpus"]:
         _ours["cpus"] = 0
         alive.forget()
-        raylet = own.raylet()
+        raylet = start.raylet()
         ray.shutdown()
-        own.drop_semaphores(raylet)
+        start.drop_semaphores(raylet)
 
 
 def started() -> bool:

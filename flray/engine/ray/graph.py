@@ -26,10 +26,10 @@ from flray.engine.counts import Tally
 from flray.engine.ray import Actor, alive
 from flray.engine.ray.actors import ServerActor
 from flray.engine.ray.calls import Calls
-from flray.engine.ray.channel import LOOK_S, ChannelType, standing_for_driver
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.nodes import ExchangeResult, Order, ServerCall
 from flray.engine.ray.pool import LOST, Pool, cause
+from flray.engine.ray.private.channel import LOOK_S, ChannelType, standing_for_driver
 from flray.engine.rounds import P, Ran
 from flray.engine.server import Plan, Server
 

@@ -119,7 +119,7 @@ def test_a_cluster_of_this_process_listens_on_loopback_only_and_asks_for_the_tok
 
 def test_a_token_that_is_there_is_used_and_closed_to_others(shell, tmp_path):
     code = (
-        "import os\nfrom flray.engine.ray.own import private\nwith private():\n  "
+        "import os\nfrom flray.engine.ray.private.start import private\nwith private():\n  "
         "print(len(os.environ.get('RAY_AUTH_TOKEN', '')))"
     )
     shell["RAY_AUTH_MODE"] = "token"

@@ -1,0 +1,1 @@
+"""All that flray uses of Ray beyond its public API: imported lazily, each use with a probe and a fallback."""
