@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-from flray.config.declared import write_table
 from flray.core.schema.errors import FlrayError
 
 PLAIN = "import yaml, pydantic, typer, rich"
@@ -24,7 +23,6 @@ def costs(repeats: int) -> dict[str, tuple[float, str]]:
 
     The shortest of `repeats` x 3 interleaved calls each.
     """
-    write_table()  # a first command's work
     plain: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(3 * repeats):

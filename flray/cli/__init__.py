@@ -43,11 +43,9 @@ def main() -> None:
         runs.whole_process = True
         code = app(standalone_mode=False)
         code = code if isinstance(code, int) else 0
-        _remember()
     except FlrayError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
-        _remember()
     except Exception as error:
         exit_code = getattr(error, "exit_code", None)  # of typer's own errors
         if exit_code is None:
@@ -57,15 +55,6 @@ def main() -> None:
         if show is not None:
             show()
     _exit(code)
-
-
-def _remember() -> None:
-    """Write what flray's classes declare, where this command had to import them: the next one checks without torch."""
-    if "torch" in sys.modules:
-        from flray.config.declared import write_table
-
-        with contextlib.suppress(KeyboardInterrupt):
-            write_table()
 
 
 def _exit(code: int) -> NoReturn:

@@ -1,9 +1,10 @@
 """What algorithms, models and diagnostics declare, as a table: configurations are checked without torch.
 
-The table is a file in `FLRAY_CACHE`, written from the classes themselves with the fingerprint of the sources that they
-are made of; a stale one is not read. Inside :func:`declared_only` the registries give stand-ins: pydantic classes (of
-models: signatures) with the same fields, bounds and bases, and without methods. A check that needs the class's own code
-runs later, with the class: a stand-in accepts too much, never too little.
+A wheel contains the table; in a checkout the first command writes it into `FLRAY_CACHE` (:mod:`without_torch`). It
+names the fingerprint of its sources; a table of other sources is not read. Inside :func:`declared_only` the
+registries give stand-ins: pydantic classes (of models: signatures) with the same fields, bounds and bases, and
+without methods. A check that needs the class's own code runs later, with the class: a stand-in may accept too much,
+never too little.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import dataclasses
 import inspect
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -20,7 +22,6 @@ from types import NoneType, UnionType, new_class
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 import annotated_types
-import pydantic
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -37,6 +38,7 @@ from flray.models import MODELS
 
 TABLES: tuple[Registry, ...] = (ALGORITHMS, MODELS, PROBES)
 PACKAGE = Path(__file__).parents[1]
+PACKAGED = PACKAGE / "config" / "declared.json"  # in a wheel; see setup.py
 SOURCES = ("algorithms", "config", "core", "metrics", "models", "ops")  # what the classes of the tables are made of
 ROOTS = {_class: f"{_class.__module__}:{_class.__qualname__}" for _class in (AlgorithmSection, Section, BaseModel)}
 PLAIN = {"int": int, "float": float, "str": str, "bool": bool, "None": NoneType, "Any": Any, "dict": dict}
@@ -50,11 +52,11 @@ class NotPlain(Exception):
 
 @contextlib.contextmanager
 def declared_only() -> Iterator[bool]:
-    """Inside, the registries give stand-ins of flray's own classes, where a table of them is at hand.
+    """Inside, the registries give stand-ins of flray's own classes. Yields whether they do.
 
-    Gives whether that is so; where torch is imported already the classes themselves are as fast.
+    They do not if torch is imported already (the classes are as fast), or if no table can be written.
     """
-    table = None if "torch" in sys.modules else read_table()
+    table = None if "torch" in sys.modules else read_table() or _table_of_another_process()
     if table is None:
         yield False
         return
@@ -63,42 +65,49 @@ def declared_only() -> Iterator[bool]:
 
 
 def check_declared(check: Callable[[], object]) -> None:
-    """Call `check` with stand-ins, where there are some: what is wrong with a configuration is an error at once."""
-    with declared_only() as at_hand:
-        if at_hand:
+    """Call `check` with stand-ins, if there are any: it raises the error of a wrong configuration without torch."""
+    with declared_only() as stand_ins:
+        if stand_ins:
             check()
 
 
-def write_table() -> None:
-    """Write the table where none is at hand. Imports torch and every class; a folder that cannot be written is left."""
-    if read_table() is None:
-        text = json.dumps({"fingerprint": fingerprint(), "entries": build_table()})
-        with contextlib.suppress(OSError):
-            _path().parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(_path()) as aside:
-                aside.write_text(text)
+def write_table(file: Path) -> None:
+    """Write the table of the imported classes."""
+    text = json.dumps({"fingerprint": fingerprint(), "entries": build_table()})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(file) as temporary:
+        temporary.write_text(text)
 
 
 def read_table() -> dict[str, Any] | None:
-    """The entries by `module:name`; None: there is no table, or the sources have changed since."""
-    try:
-        stored = json.loads(_path().read_bytes())
-        return dict(stored["entries"]) if stored["fingerprint"] == fingerprint() else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    """The entries by `module:name`; None if there is no table of these sources."""
+    for file in (PACKAGED, cached_table()):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            stored = json.loads(file.read_bytes())
+            if stored["fingerprint"] == fingerprint():
+                return dict(stored["entries"])
+    return None
 
 
-def _path() -> Path:
-    """One file for each installed flray."""
+def _table_of_another_process() -> dict[str, Any] | None:
+    """The entries, written by a process that does not import torch; None if that fails."""
+    command = (sys.executable, "-m", "flray.config.without_torch", str(cached_table()))
+    with contextlib.suppress(OSError):
+        subprocess.run(command, capture_output=True, cwd=PACKAGE.parent)
+    return read_table()
+
+
+def cached_table() -> Path:
+    """The table's file in `FLRAY_CACHE`, one for each installed flray."""
     return cache_root() / f"declared-{checksum(str(PACKAGE).encode())[:12]}.json"
 
 
 @cache
 def fingerprint() -> str:
-    """Of the sources' contents, and of what reads them."""
+    """A checksum of the sources' names and contents."""
     files = sorted(path for folder in SOURCES for path in (PACKAGE / folder).rglob("*.py"))
-    parts = [part for path in files for part in (str(path).encode(), path.read_bytes())]
-    return checksum(sys.version.encode(), pydantic.VERSION.encode(), *parts)
+    parts = [part for path in files for part in (path.relative_to(PACKAGE).as_posix().encode(), path.read_bytes())]
+    return checksum(*parts)
 
 
 # from the classes to the table --------------------------------------------------------------------
