@@ -13,6 +13,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hyperparameters
 from flray.tuning.sweep_file import load_sweep
+from tests.support.messages import facts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICK, SWEEP = CONFIGS / "quickstart.yaml", CONFIGS / "sweeps" / "fedsol_rho.yaml"
@@ -88,5 +89,5 @@ def test_every_key_of_an_experiment_and_of_a_sweep_is_listed_with_its_default_an
         "checkpoint.every",
         "checkpoint.keep",
     ]
-    with pytest.raises(ConfigError, match=r"unknown key 'evalute' \(did you mean 'evaluate'\?\)"):
+    with pytest.raises(ConfigError, match=facts("'evalute'", "'evaluate'")):
         detail("config", "evalute")

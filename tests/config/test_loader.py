@@ -1,7 +1,5 @@
 """The configuration: presets, overrides, grids, and one clear line for everything that is wrong."""
 
-import re
-
 import pytest
 import yaml
 
@@ -12,6 +10,7 @@ from flray.config.loader import load_config, self_contained
 from flray.config.overrides import pairs
 from flray.config.resolve import resolve_section
 from flray.core.schema.errors import ConfigError
+from tests.support.messages import assert_says, facts
 
 BASE = {
     "rounds": 3,
@@ -135,111 +134,101 @@ def test_proxy_looks_below_the_same_root_as_the_data(tmp_path):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("algorithm.projection_rat=1", "algorithm.projection_rat: unknown key (did you mean 'projection_rate'?)"),
-        ("algorithm.lr=abc", "algorithm.lr: .*number.*'abc'"),
-        ("algorithm.lr=-1", "algorithm.lr: .*greater than 0.*-1"),
-        ("algorithm.rule=thresh", "algorithm.rule: .*threshold.*'thresh'"),
-        ("algorithm=fedporj", "unknown algorithm 'fedporj' (did you mean 'fedproj'?)"),
-        ("model=mlpp", "unknown model 'mlpp' (did you mean 'mlp'?)"),
-        ("partition=dirichle", "unknown partition 'dirichle' (did you mean 'dirichlet'?)"),
-        ("data.sorce=iris", "data.sorce: unknown key (did you mean 'source'?)"),
-        ("partition.alpha=0", "partition.alpha: 0.0 must be above 0"),
-        ("cohort.size=0", "cohort.size: .*greater than or equal to 1"),
-        ("resources.client.num_gpus=1.5", "resources.client.num_gpus: must be between 0 and 1, or a whole number"),
-        ("roundz=3", "roundz: unknown key (did you mean 'rounds'?)"),
-        ("preset=smal", "unknown preset 'smal' in this configuration (did you mean 'small'?)"),
-        ("rounds.x=1", "override rounds.x: rounds is a value, not a section"),
-        ("nonsense", "override 'nonsense': write key=value"),
-        ("algorithm..lr=1", "override 'algorithm..lr': no key"),
-        ("algorithm.lr=true", "algorithm.lr: .*number.*got 'true'"),
-        ("preset=small,smal", "unknown preset 'smal' in this configuration (did you mean 'small'?)"),
-        ("preset=/", "override preset='/': no value"),
-        ("preset=small,small", "preset: 'small' is listed twice"),
-        ("preset=small,", "unknown preset '' in this configuration (valid: small)"),
-        ("preset=small/smal", "unknown preset 'smal' in this configuration (did you mean 'small'?)"),
-        ("algorithm.lr=yes", "algorithm.lr: .*number.*got 'true'"),
-        ("algorithm.lr=1e400", "algorithm.lr: input should be a finite number, got '1e400'"),
-        ("algorithm.lr=.nan", "algorithm.lr: input should be a finite number, got nan"),
-        ("algorithm.name=~", "algorithm.name: None is no name"),
-        ("algorithm={lr: 1, lr: 2}", "override algorithm={lr: 1, lr: 2}: the key 'lr' stands twice"),
-        ("cohort.size=true", "cohort.size: .*integer.*got 'true'"),
-        ("model.hidden=[true]", "model 'mlp', option 'hidden.0': .*got 'true'"),
-        ("model=os:system", "model 'os:system' is no torch.nn.Module class"),
-        ("model={name: 'os:system', command: ls}", "model 'os:system' is no torch.nn.Module class"),
-        ("name=../..", "name: must be the name of one folder.*got '../..'"),
-        ("name=/abs", "name: must be the name of one folder.*got '/abs'"),
-        ("name=" + "x" * 300, "name: must be the name of one folder"),
-        ('name="a\0b"', "holds a character that no name, path or text can have"),
-        ("name=2001-99-99/", "name: must be the name of one folder.*got '2001-99-99/'"),
-        ("data.source=../x", "data.source: leads out of the folder of data sets"),
-        ("data.source=/etc", "data.source: leads out of the folder of data sets"),
-        ("data.augment.preset=3", "data.augment.preset: 3 is no name of a preset"),
-        ("seed=²..3", "seed: .*integer.*got '²..3'"),
-        (
-            "seed=0..2000000000",
-            "override seed=0..2000000000: 2,000,000,001 values, and a grid has at most 10,000 experiments",
-        ),
-        ("preset=[a]", "unknown preset"),
-        ("presets={small: 1}", "presets: unknown key"),
-        ("partition.variant={}", "partition.variant: input should be a valid string, got {}"),
-        ("partition.name={}", "partition.name: {} is no name"),
-        ("partition={name: table, table: [[]]}", "partition.table: write one row a client"),
-        ("resources.client.num_gpus=.inf", "resources.client.num_gpus.float: input should be a finite number"),
-        ("imports=[3]", "imports: 3 is no name of a module"),
-        ("seed=!!timestamp x", "override seed=!!timestamp x: the tag 'timestamp' is not read here"),
+        ("algorithm.projection_rat=1", ("algorithm.projection_rat:", "'projection_rate'")),
+        ("algorithm.lr=abc", ("algorithm.lr:", "number", "'abc'")),
+        ("algorithm.lr=-1", ("algorithm.lr:", "greater than 0", -1)),
+        ("algorithm.rule=thresh", ("algorithm.rule:", "'threshold'", "'thresh'")),
+        ("algorithm=fedporj", ("algorithm", "'fedporj'", "'fedproj'")),
+        ("model=mlpp", ("model", "'mlpp'", "'mlp'")),
+        ("partition=dirichle", ("partition", "'dirichle'", "'dirichlet'")),
+        ("data.sorce=iris", ("data.sorce:", "'source'")),
+        ("partition.alpha=0", ("partition.alpha:", 0.0, "above 0")),
+        ("cohort.size=0", ("cohort.size:", "greater than or equal to 1")),
+        ("resources.client.num_gpus=1.5", ("resources.client.num_gpus:", "between 0 and 1", "whole number")),
+        ("roundz=3", ("roundz:", "'rounds'")),
+        ("preset=smal", ("preset", "'smal'", "'small'")),
+        ("rounds.x=1", ("override rounds.x:", "rounds", "section")),
+        ("nonsense", ("override 'nonsense'", "key=value")),
+        ("algorithm..lr=1", ("override 'algorithm..lr'", "key=value")),
+        ("algorithm.lr=true", ("algorithm.lr", "number", "'true'")),
+        ("preset=small,smal", ("preset", "'smal'", "'small'")),
+        ("preset=/", ("override preset='/'", "value")),
+        ("preset=small,small", ("preset:", "'small'", "twice")),
+        ("preset=small,", ("preset", "''", "small")),
+        ("preset=small/smal", ("preset", "'smal'", "'small'")),
+        ("algorithm.lr=yes", ("algorithm.lr", "number", "'true'")),
+        ("algorithm.lr=1e400", ("algorithm.lr", "finite", "'1e400'")),
+        ("algorithm.lr=.nan", ("algorithm.lr", "finite", "nan")),
+        ("algorithm.name=~", ("algorithm.name", "None")),
+        ("algorithm={lr: 1, lr: 2}", ("override algorithm={lr: 1, lr: 2}", "'lr'", "twice")),
+        ("cohort.size=true", ("cohort.size", "integer", "'true'")),
+        ("model.hidden=[true]", ("model", "'mlp'", "hidden.0", "'true'")),
+        ("model=os:system", ("model", "'os:system'", "torch.nn.Module")),
+        ("model={name: 'os:system', command: ls}", ("model", "'os:system'", "torch.nn.Module")),
+        ("name=../..", ("name:", "one folder", "'../..'")),
+        ("name=/abs", ("name:", "one folder", "'/abs'")),
+        ("name=" + "x" * 300, ("name:", "one folder", "xxx")),
+        ('name="a\0b"', ("name", "character")),
+        ("name=2001-99-99/", ("name:", "one folder", "'2001-99-99/'")),
+        ("data.source=../x", ("data.source", "folder of data sets")),
+        ("data.source=/etc", ("data.source", "folder of data sets")),
+        ("data.augment.preset=3", ("data.augment.preset", 3)),
+        ("seed=²..3", ("seed", "integer", "'²..3'")),
+        ("seed=0..2000000000", ("override seed=0..2000000000", 2_000_000_001, 10_000)),
+        ("preset=[a]", ("preset", "a")),
+        ("presets={small: 1}", ("presets", "unknown")),
+        ("partition.variant={}", ("partition.variant", "string", "{}")),
+        ("partition.name={}", ("partition.name", "{}")),
+        ("partition={name: table, table: [[]]}", ("partition.table", "row")),
+        ("resources.client.num_gpus=.inf", ("resources.client.num_gpus", "finite")),
+        ("imports=[3]", ("imports", 3, "module")),
+        ("seed=!!timestamp x", ("override seed=!!timestamp x", "'timestamp'")),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(override, words):
     with pytest.raises(ConfigError) as caught:
         load_config(BASE, [override])
-    import re
-
-    message = str(caught.value)
-    pattern = ".*".join(re.escape(part) for part in words.split(".*"))
-    assert re.search(pattern, message), message
-    assert "\n" not in message
+    assert_says(caught.value, *words)
 
 
 @pytest.mark.parametrize(
     ("section", "says"),
     [
-        ({"algorithm": 0}, "algorithm: the name is missing"),
-        ({"algorithm": {"lr": 0.1}}, "algorithm: the name is missing"),
-        ({"algorithm": {"name": [1]}}, "algorithm: [1] is no name"),
-        ({"model": 3}, "model: 3 is no section; write model: {name: VALUE}"),
-        ({"partition": True}, "partition: True is no section"),
-        ({"data": None}, "data: None is no section; write data: {source: VALUE}"),
-        ({"presets": {"small": 1}}, "presets: {'small': 1} is no table"),
-        ({"algorithms": ["fedavg"]}, "algorithms: ['fedavg'] is no table"),
-        ({"models": {"mlpp": {}}}, "unknown model 'mlpp' (did you mean 'mlp'?)"),
-        ({"imports": 3}, "imports: 3 is no name of a module"),
-        ({"extends": 3}, "extends: 3 is no file"),
-        ({1: 2}, "the key 1 is no text"),
+        ({"algorithm": 0}, ("algorithm:", "name", "missing")),
+        ({"algorithm": {"lr": 0.1}}, ("algorithm:", "name", "missing")),
+        ({"algorithm": {"name": [1]}}, ("algorithm:", "[1]", "name")),
+        ({"model": 3}, ("model:", 3, "model: {name: VALUE}")),
+        ({"partition": True}, ("partition:", True)),
+        ({"data": None}, ("data:", None, "data: {source: VALUE}")),
+        ({"presets": {"small": 1}}, ("presets:", {"small": 1}, "{NAME: {OPTION: VALUE}}")),
+        ({"algorithms": ["fedavg"]}, ("algorithms:", ["fedavg"], "{NAME: {OPTION: VALUE}}")),
+        ({"models": {"mlpp": {}}}, ("'mlpp'", "'mlp'")),
+        ({"imports": 3}, ("imports:", 3, "imports: [my_module]")),
+        ({"extends": 3}, ("extends:", 3, "YAML file")),
+        ({1: 2}, ("key", 1)),
     ],
 )
 def test_sections_of_another_shape(section, says):
     with pytest.raises(ConfigError) as caught:
         load_config({**BASE, **section})
-    assert says in str(caught.value)
+    assert_says(caught.value, *says)
 
 
 def test_an_override_is_given_once():
     for wrong, says in (
-        (["seed=1", "seed=2"], "override seed is given twice: '1' and '2'"),
-        (["cohort=10", "cohort.size=5"], "override cohort.size and override cohort set the same field"),
-        (["model=mlp", "model.name=resnet18"], "override model.name and override model set the same field"),
+        (["seed=1", "seed=2"], ("seed", "'1'", "'2'")),
+        (["cohort=10", "cohort.size=5"], ("override cohort.size", "override cohort ")),
+        (["model=mlp", "model.name=resnet18"], ("override model.name", "override model ")),
     ):
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=facts(*says)):
             load_config(BASE, wrong)
-    with pytest.raises(ConfigError, match="seed is given twice"):
+    with pytest.raises(ConfigError, match=facts("seed", "1", "2")):
         pairs(["seed=1", {"seed": 2}])
 
 
 def test_a_grid_is_counted_before_it_is_made():
     many = ",".join(map(str, range(1, 301)))
-    with pytest.raises(
-        ConfigError, match=r"27,000,000 experiments \(rounds 300 x seed 300 x partition.alpha 300\).*at most 10,000"
-    ):
+    with pytest.raises(ConfigError, match=facts(27_000_000, "rounds 300", "seed 300", "partition.alpha 300", 10_000)):
         load_config(BASE, [f"rounds={many}", f"seed={many}", f"partition.alpha={many}"])
 
 
@@ -294,41 +283,37 @@ def test_one_module_is_one_word(tmp_path, monkeypatch):
     (tmp_path / "bad_name.py").write_text("x = 1\ny = nowhere\n")
     (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
     for module, says in (
-        (
-            "bad_syntax",
-            r"--import bad_syntax: 'bad_syntax' cannot be imported \(SyntaxError: invalid syntax \(bad_syntax.py, line "
-            r"2\)\)",
-        ),
-        ("bad_name", r"\(NameError: name 'nowhere' is not defined, .*bad_name.py, line 2\)"),
-        ("leaves", r"\(SystemExit: 3"),
-        ("", r"--import : '' cannot be imported"),
-        ("..x", r"cannot be imported"),
+        ("bad_syntax", ("--import bad_syntax", "SyntaxError", "bad_syntax.py", "line 2")),
+        ("bad_name", ("NameError", "'nowhere'", "bad_name.py", "line 2")),
+        ("leaves", ("--import leaves", "SystemExit", 3)),
+        ("", ("--import ", "''")),
+        ("..x", ("--import ..x",)),
     ):
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=facts(*says)):
             load_config(BASE, [], [module])
 
 
 def test_missing_file_names_the_nearest(tmp_path):
     (tmp_path / "quickstart.yaml").write_text("rounds: 1")
-    with pytest.raises(ConfigError, match=r"did you mean 'quickstart\.yaml'"):
+    with pytest.raises(ConfigError, match=facts("quickstrt.yaml", "'quickstart.yaml'")):
         load_config(tmp_path / "quickstrt.yaml")
 
 
-def test_feddf_without_public_data_says_what_to_add():
+def test_an_algorithm_without_its_public_data_says_what_to_add():
     without = {k: v for k, v in BASE.items() if k != "proxy"}
-    with pytest.raises(ConfigError, match="needs public data: add a `proxy` section"):
+    with pytest.raises(ConfigError, match=facts("fedproj", "`proxy`", "proxy: {source: holdout")):
         load_config(without)
 
 
 def test_import_of_a_module_that_does_not_exist():
-    with pytest.raises(ConfigError, match="--import no_such_module"):
+    with pytest.raises(ConfigError, match=facts("--import no_such_module")):
         load_config(BASE, [], ["no_such_module"])
 
 
 def test_cohort_fraction_takes_at_least_one_client():
     assert only("cohort.fraction=0.001").cohort.count(10) == 1
     assert only("cohort.fraction=0.29").cohort.count(10) == 2  # int(2.9), as FedSOL's code
-    with pytest.raises(ConfigError, match=r"cohort\.size: 11 clients per round, but 10 hold samples"):
+    with pytest.raises(ConfigError, match=facts("cohort.size", 11, 10)):
         only("cohort.size=11").cohort.count(10)
 
 
@@ -353,10 +338,10 @@ def test_a_file_extends_another_and_its_own_values_win(tmp_path):
 
 def test_extending_what_is_not_there_or_itself_is_one_line(tmp_path):
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
-    with pytest.raises(ConfigError, match=r"no configuration file .*b\.yaml"):
+    with pytest.raises(ConfigError, match=facts(tmp_path / "b.yaml")):
         load_config(tmp_path / "a.yaml")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
-    with pytest.raises(ConfigError, match="extends itself"):
+    with pytest.raises(ConfigError, match=facts("extends", tmp_path / "a.yaml", tmp_path / "b.yaml")):
         load_config(tmp_path / "a.yaml")
 
 
@@ -365,7 +350,7 @@ def test_the_table_of_algorithms_sets_what_the_chosen_one_needs():
     assert load_config(base)[0].algorithm.projection_rate == 0.25
     assert load_config(base, ["algorithm=feddf"])[0].algorithm.temperature == 4.0
     assert load_config(base, ["algorithm=feddf", "algorithm.temperature=5"])[0].algorithm.temperature == 5.0
-    with pytest.raises(ConfigError, match="did you mean"):
+    with pytest.raises(ConfigError, match=facts("'fedpproj'", "'fedproj'")):
         load_config({**BASE, "algorithms": {"fedpproj": {}}})
 
 
@@ -397,19 +382,19 @@ def test_a_part_of_an_algorithm_is_laid_in_key_by_key():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("algorithm.rho=0.5", "algorithm.rho: this key has a new name; write algorithm.detector.rho"),
-        ("algorithm.proxy_size=9", "algorithm.proxy_size: this key has a new name; write algorithm.proxy.size"),
-        ("algorithm.dp_clip=1", "algorithm.dp_clip: this key has a new name; write algorithm.privacy.clip"),
-        ("algorithm.detector=tranad", "algorithm.detector: 'tranad' is no section; write algorithm.detector: {method:"),
-        ("algorithm.detector.rhoo=1", "algorithm.detector.rhoo: unknown key (did you mean 'rho'?)"),
-        ("algorithm.detector.rho=2", "algorithm.detector.rho: input should be less than 1"),
-        ("gan_lr=1", "gan_lr: this key belongs into a section; write algorithm.proxy.gan_lr"),
+        ("algorithm.rho=0.5", ("algorithm.rho:", "algorithm.detector.rho")),
+        ("algorithm.proxy_size=9", ("algorithm.proxy_size:", "algorithm.proxy.size")),
+        ("algorithm.dp_clip=1", ("algorithm.dp_clip:", "algorithm.privacy.clip")),
+        ("algorithm.detector=tranad", ("algorithm.detector:", "'tranad'", "algorithm.detector: {method:")),
+        ("algorithm.detector.rhoo=1", ("algorithm.detector.rhoo:", "'rho'")),
+        ("algorithm.detector.rho=2", ("algorithm.detector.rho:", "less than 1")),
+        ("gan_lr=1", ("gan_lr:", "algorithm.proxy.gan_lr")),
     ],
 )
 def test_the_former_key_of_a_part_names_the_new_one(override, says):
     with pytest.raises(ConfigError) as caught:
         load_config(MEMO, [override])
-    assert str(caught.value).startswith(says)
+    assert_says(caught.value, *says)
 
 
 def test_a_hyper_parameter_of_the_same_name_and_another_meaning_is_not_kept():
@@ -440,23 +425,19 @@ def test_an_option_on_top_of_a_section_written_as_one_word():
     ],
 )
 def test_a_key_without_its_section_is_told_where_it_belongs(override, place):
-    with pytest.raises(
-        ConfigError, match=rf"^{override.partition('=')[0]}: this key belongs into a section; write {re.escape(place)}"
-    ):
+    with pytest.raises(ConfigError, match=facts(f"{override.partition('=')[0]}:", place)):
         only(override)
 
 
 def test_a_file_comes_before_its_overrides_and_a_folder_is_no_file(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"^rounds=2 stands where the configuration file belongs: the file comes first"
-    ):
+    with pytest.raises(ConfigError, match=facts("rounds=2", "file", "first")):
         load_config("rounds=2", ["configs/quickstart.yaml"])
-    with pytest.raises(ConfigError, match="is a folder, not a configuration file: give a YAML file"):
+    with pytest.raises(ConfigError, match=facts(tmp_path, "folder", "YAML file")):
         load_config(tmp_path)
     (tmp_path / "config.yaml").write_text("")
-    with pytest.raises(ConfigError, match=f"is a folder, not a configuration file: a run; .*flray resume {tmp_path}"):
+    with pytest.raises(ConfigError, match=facts(f"flray resume {tmp_path}")):
         load_config(tmp_path)
-    with pytest.raises(ConfigError, match=r"no configuration file .*config \(did you mean 'config.yaml'\?\)"):
+    with pytest.raises(ConfigError, match=facts(tmp_path / "config", "'config.yaml'")):
         load_config(tmp_path / "config")
 
 
@@ -480,5 +461,5 @@ def test_the_folder_of_a_cell_has_a_name_that_a_disk_takes():
     "value", [3, [3], [["divergence"]], True, {"x": 1}, ["divergnce"], ["divergence", "divergence"]]
 )
 def test_diagnostics_that_are_none_are_one_line(value):
-    with pytest.raises(ConfigError, match=r"^(diagnostics?: |unknown diagnostic 'divergnce' \(did you mean)"):
+    with pytest.raises(ConfigError, match=r"^(diagnostics?: |unknown diagnostic 'divergnce' .*'divergence')"):
         load_config({**BASE, "diagnostics": value})

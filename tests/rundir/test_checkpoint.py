@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from flray.core.schema.errors import CheckpointError
 from flray.files import read_checksummed, with_checksum
 from flray.rundir import checkpoint
 from flray.rundir.checkpoint import FILES, Snapshot
+from tests.support.messages import facts
 
 
 def server(value):
@@ -91,7 +93,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, name, how):
         path.write_bytes(b"")
     else:
         path.unlink()
-    with pytest.warns(UserWarning, match=r"round-000002.*falling back"):
+    with pytest.warns(UserWarning, match=facts("round-000002", "falling back")):
         saved = checkpoint.latest(tmp_path)
     assert saved.position.done == 1 and np.array_equal(saved.server.message()["w"], server(1)["w"])
 
@@ -99,7 +101,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, name, how):
 def test_when_all_are_damaged_the_run_does_not_silently_start_again(tmp_path):
     for done in (1, 2):
         damage(write(tmp_path, done) / "server.safetensors")
-    way = r"every checkpoint .*round-000002/server.*flray run \S+config.yaml --out \S+ --overwrite"
+    way = facts("round-000002/server", f"flray run {tmp_path}/config.yaml --out {tmp_path} --overwrite")
     with warnings.catch_warnings(record=True), pytest.raises(CheckpointError, match=way) as error:
         warnings.simplefilter("always")
         checkpoint.latest(tmp_path)
@@ -114,21 +116,21 @@ def test_an_edited_meta_json_is_damage(tmp_path, key):
     other = {"checksums": {**meta["checksums"], FILES[0]: meta["checksums"][FILES[1]]}, "phase": "task_end"}
     meta[key] = other[key] if key in other else meta[key] + 1
     path.write_text(json.dumps(meta, indent=1))
-    with pytest.warns(UserWarning, match=r"round-000002.*its checksum is not that of its contents.*falling back"):
+    with pytest.warns(UserWarning, match=facts("round-000002", "checksum", "falling back")):
         assert checkpoint.latest(tmp_path).position.done == 1
 
 
 def test_a_checkpoint_under_the_name_of_another_is_passed_over(tmp_path):
     write(tmp_path, 1)
     write(tmp_path, 2).rename(tmp_path / "checkpoints" / "round-000009")
-    with pytest.warns(UserWarning, match=r"round-000009 is round-000002 under another name"):
+    with pytest.warns(UserWarning, match=facts("round-000009", "round-000002")):
         assert checkpoint.latest(tmp_path).position.done == 1
 
 
 def test_a_file_in_the_place_of_a_checkpoint_is_passed_over_aloud_and_makes_room(tmp_path):
     write(tmp_path, 1)
     (tmp_path / "checkpoints" / "round-000002").write_text("x")
-    with pytest.warns(UserWarning, match=r"round-000002 cannot be read"):
+    with pytest.warns(UserWarning, match=facts("round-000002")):
         assert checkpoint.latest(tmp_path).position.done == 1
     write(tmp_path, 2, keep=1)
     assert checkpoint.latest(tmp_path).position.done == 2 and len(checkpoint.checkpoints(tmp_path)) == 1
@@ -150,7 +152,7 @@ def test_a_checkpoint_whose_client_states_are_damaged_is_passed_over(tmp_path):
         if len(clients.message()["3"]) > 1:
             raise CheckpointError("the state of client 3 is damaged")
 
-    with pytest.warns(UserWarning, match="client 3 is damaged; falling back to the checkpoint before round-00000"):
+    with pytest.warns(UserWarning, match=facts("client 3 ", "falling back", "round-00000")):
         assert checkpoint.latest(tmp_path, check=check).position.done == 1
 
 
@@ -196,7 +198,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_ones(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"the disk is full; .*flray resume") as error:
+    with pytest.raises(CheckpointError, match=facts("disk is full", "flray resume")) as error:
         write(tmp_path, 2)
     assert "\n" not in str(error.value)
     monkeypatch.undo()
@@ -224,7 +226,7 @@ def test_a_full_disk_inside_safetensors_is_one_line_as_well(tmp_path, monkeypatc
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("safetensors.numpy.save_file", full)
-    with pytest.raises(CheckpointError, match="the disk is full"):
+    with pytest.raises(CheckpointError, match=facts("disk is full", "flray resume")):
         write(tmp_path, 2)
     assert not any((tmp_path / "checkpoints").iterdir())
 
@@ -249,7 +251,7 @@ def test_a_run_that_had_checkpoints_does_not_start_from_nothing(tmp_path, status
         checkpoint.check_none_lost(tmp_path, status, rows, every)
         return
     with pytest.raises(
-        CheckpointError, match=r"has no checkpoint, but the run had some .*flray run \S+ --out \S+ --overwrite"
+        CheckpointError, match=facts(tmp_path, "no checkpoint", re.compile(r"flray run \S+ --out \S+ --overwrite"))
     ) as error:
         checkpoint.check_none_lost(tmp_path, status, rows, every)
     assert "\n" not in str(error.value)

@@ -13,6 +13,7 @@ from flray.core.schema.errors import CheckpointError
 from flray.rundir.folder import RunFolder, default_folder, is_run
 from flray.rundir.lock import NAME, FolderLock, holder
 from flray.rundir.swap import MARK
+from tests.support.messages import facts
 
 
 def write_run(folder, text="old"):
@@ -51,7 +52,7 @@ def test_a_run_that_did_not_begin_leaves_the_folder_as_it_was(tmp_path, made_bef
 
 def test_a_run_is_not_written_over_unless_that_is_asked_for(tmp_path):
     write_run(tmp_path)
-    with pytest.raises(CheckpointError, match="already holds a run"):
+    with pytest.raises(CheckpointError, match=facts(tmp_path, "--overwrite", "flray resume")):
         RunFolder.claim(tmp_path)
 
 
@@ -60,14 +61,14 @@ def test_a_run_is_not_written_over_unless_that_is_asked_for(tmp_path):
 def test_a_foreign_folder_is_left_alone_whatever_its_status_says(tmp_path, status, overwrite):
     (tmp_path / "STATUS").write_text(status)
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(CheckpointError, match="not empty and not a run folder"):
+    with pytest.raises(CheckpointError, match=facts(tmp_path, "--out")):
         RunFolder.claim(tmp_path, overwrite=overwrite)
     assert names(tmp_path) == ["STATUS", "thesis.txt"]
 
 
 def test_a_file_in_the_folders_place_is_one_line(tmp_path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(CheckpointError, match="is not a folder"):
+    with pytest.raises(CheckpointError, match=facts(tmp_path / "run", "not a folder")):
         RunFolder.claim(tmp_path / "run")
 
 
@@ -129,7 +130,7 @@ def test_something_else_in_the_place_where_it_would_grow_is_named(tmp_path):
     write_run(tmp_path / "run")
     (tmp_path / "run.new").mkdir()
     (tmp_path / "run.new" / "thesis.txt").write_text("precious")
-    with pytest.raises(CheckpointError, match=r"run\.new is in the way"):
+    with pytest.raises(CheckpointError, match=facts(tmp_path / "run.new")):
         RunFolder.claim(tmp_path / "run", overwrite=True)
     assert names(tmp_path / "run.new") == ["thesis.txt"] and holder(tmp_path / "run") is None
 
@@ -138,7 +139,7 @@ def test_a_run_of_the_users_own_in_that_place_is_not_touched(tmp_path):
     write_run(tmp_path / "run")
     write_run(tmp_path / "run.new", "the user's own")
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"run\.new is in the way"):
+        with pytest.raises(CheckpointError, match=facts(tmp_path / "run.new")):
             RunFolder.claim(tmp_path / "run", overwrite=True)
     assert (tmp_path / "run.new" / "config.yaml").read_text() == "the user's own" and is_run(tmp_path / "run")
 
@@ -152,7 +153,7 @@ def test_a_replacement_that_failed_and_went_on_by_itself_is_the_users_own(tmp_pa
     again = RunFolder.claim(tmp_path / "run.new", resume=True)
     again.begin()
     again.release()
-    with pytest.raises(CheckpointError, match=r"run\.new is in the way"):
+    with pytest.raises(CheckpointError, match=facts(tmp_path / "run.new")):
         RunFolder.claim(tmp_path / "run", overwrite=True)
     assert (tmp_path / "run.new" / "config.yaml").read_text() == "new"
 
@@ -172,7 +173,7 @@ def test_a_link_keeps_pointing_where_it_did(tmp_path):
 def test_a_run_that_lives_is_neither_resumed_nor_replaced(tmp_path, options):
     write_run(tmp_path / "run")
     lock = FolderLock.acquire(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=f"in use: process {os.getpid()} "):
+    with pytest.raises(CheckpointError, match=facts(tmp_path / "run", f"process {os.getpid()} ")):
         RunFolder.claim(tmp_path / "run", **options)
     lock.release()
     RunFolder.claim(tmp_path / "run", **options).release()
@@ -181,7 +182,7 @@ def test_a_run_that_lives_is_neither_resumed_nor_replaced(tmp_path, options):
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 def test_a_name_that_no_folder_can_have_is_one_line(tmp_path, name):
-    with pytest.raises(CheckpointError, match=r"cannot create .*give another --out"):
+    with pytest.raises(CheckpointError, match=facts(tmp_path, "--out")):
         RunFolder.claim(tmp_path / name)
 
 
@@ -203,7 +204,7 @@ def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_taken_for_an_empt
         assert home.replaces
         home.release()
     else:
-        with pytest.raises(CheckpointError, match="already holds a run"):
+        with pytest.raises(CheckpointError, match=facts(folder, "--overwrite", "flray resume")):
             RunFolder.claim(folder)
     assert is_run(folder) and (folder / "rounds" / "part-0000.parquet").read_text() == "old" and holder(folder) is None
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flray.rundir.parts import gaps, read_part, write_part
+from tests.support.messages import facts
 
 ROWS = {
     "done": [1, 2, 3],
@@ -79,7 +80,7 @@ def test_other_rows_under_the_checksum_are_damage(part, changed):
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"garbage" * 100, b"PAR1" + bytes(100) + b"PAR1"])
 def test_what_is_no_parquet_is_one_line(part, content):
     part.write_bytes(content)
-    with pytest.raises(ValueError, match=r"part-0000\.parquet is damaged") as error:
+    with pytest.raises(ValueError, match=facts("part-0000.parquet", "damaged")) as error:
         read_part(part)
     assert "\n" not in str(error.value)
 

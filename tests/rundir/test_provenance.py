@@ -13,6 +13,7 @@ from flray.core.schema.errors import ConfigError
 from flray.files import with_checksum
 from flray.rundir.provenance import Origin, module_fingerprints
 from tests.contracts.table import experiment
+from tests.support.messages import facts
 
 METHOD = """
 import json, numpy
@@ -62,9 +63,7 @@ def test_a_module_that_changed_is_named_and_can_be_accepted(own, tmp_path, which
     changed = {"method": method, "helper": helper}[which]
     with (home / f"{changed}.py").open("a") as file:
         file.write("# changed\n")
-    with pytest.raises(
-        ConfigError, match=f"the source of module {changed} changed since the run began.*--accept modules.{changed}"
-    ):
+    with pytest.raises(ConfigError, match=facts(f"module {changed} changed", f"--accept modules.{changed}")):
         Origin.of(settings, run)
     accepted = Origin.of(settings, run, [f"modules.{changed}"]).record(settings)["accepted"]
     assert [entry["what"] for entry in accepted] == [f"modules.{changed}"]

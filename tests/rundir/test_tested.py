@@ -17,6 +17,7 @@ from flray.rundir import recorder, tested
 from flray.rundir.parts import RowsMissingWarning
 from flray.rundir.reader import Run
 from flray.rundir.recorder import Recorder
+from tests.support.messages import facts
 
 
 def counts(right, total, losses=(), covered=0, tasks=None):
@@ -106,7 +107,7 @@ def test_rows_that_are_gone_are_told_of_by_recorder_and_reader(tmp_path, monkeyp
     assert Recorder(tmp_path).missing(after(8), ["tests"]) == {} and Run(tmp_path).missing("tests") == ""
     (tmp_path / "tests" / "part-0001.parquet").unlink()
     assert Recorder(tmp_path).missing(after(8), ["tests"]) == {"tests": "4"}
-    with pytest.warns(RowsMissingWarning, match="tests has lost rows: rounds 4"):
+    with pytest.warns(RowsMissingWarning, match=facts("tests", "rounds 4")):
         assert Run(tmp_path).tests["done"].tolist() == [0, 2, 6, 8]
 
 

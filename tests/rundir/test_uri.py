@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flray.core.schema.errors import ConfigError
 from flray.rundir.uri import join, open_uri, split
+from tests.support.messages import assert_says, facts
 
 
 @pytest.mark.parametrize(
@@ -48,29 +51,26 @@ def test_an_address_is_opened_by_the_first_that_knows_its_scheme(tmp_path, s3_en
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        (
-            "runs/mirror",
-            r"'runs/mirror' is no URI; write e\.g\. s3://bucket/exp, or file:///.*/runs/mirror for a folder",
-        ),
-        ("s4://bucket/exp", r"neither pyarrow nor fsspec knows a file system s4:// \(did you mean 's3'\?\)"),
-        ("s3://", "names no bucket or folder"),
-        ("file://relative/exp", "Unsupported hostname"),
-        ("file:///a b", "syntax error"),
-        ("oss://bucket/exp", "Install ossfs"),  # fsspec knows the scheme, and what has to be installed for it
+        ("runs/mirror", ("'runs/mirror'", "s3://bucket/exp", f"file://{Path('runs/mirror').absolute()}")),
+        ("s4://bucket/exp", ("s4://", "'s3'")),
+        ("s3://", ("s3://", "bucket", "s3://bucket/exp")),
+        ("file://relative/exp", ("file://relative/exp", "hostname")),
+        ("file:///a b", ("file:///a b",)),
+        ("oss://bucket/exp", ("Install ossfs",)),  # fsspec knows the scheme, and what has to be installed for it
     ],
 )
 def test_what_is_no_storage_is_one_line(uri, message):
-    with pytest.raises(ConfigError, match=message) as error:
+    with pytest.raises(ConfigError) as error:
         open_uri(uri)
-    assert str(error.value).startswith("storage: ") and "\n" not in str(error.value)
+    assert_says(error.value, "storage: ", *message)
 
 
 def test_a_secret_in_an_address_is_refused_and_not_repeated():
-    with pytest.raises(ConfigError, match="holds a secret") as error:
+    with pytest.raises(ConfigError, match=facts("s3://", "secret", "environment")) as error:
         open_uri("s3://AKIA:hunter2@bucket/exp")
     assert "hunter2" not in str(error.value)
 
 
 def test_an_address_without_a_runs_name():
-    with pytest.raises(ConfigError, match="names no run"):
+    with pytest.raises(ConfigError, match=facts("s3://bucket", "s3://bucket/exp/")):
         split("s3://bucket")

@@ -1,0 +1,30 @@
+"""What a message must say: its facts (key, path, value, remedy), in any order and any words."""
+
+from __future__ import annotations
+
+import re
+
+
+def facts(*expected: object) -> str:
+    """A pattern for the `match=` of `pytest.raises` and `pytest.warns`: each fact is in the message.
+
+    A number stands alone: 11 is not in "110 clients", nor 2 in "0.25".
+    """
+    assert expected
+    return r"(?s)\A" + "".join(f"(?=.*{_pattern(fact)})" for fact in expected)
+
+
+def _pattern(fact: object) -> str:
+    if isinstance(fact, int | float) and not isinstance(fact, bool):
+        return rf"(?<![\d.]){re.escape(f'{fact:,}')}(?![\d]|\.\d)"
+    if isinstance(fact, re.Pattern):
+        return fact.pattern
+    return re.escape(str(fact))
+
+
+def assert_says(message: object, *expected: object) -> None:
+    """`message` is one line and has all facts."""
+    text = str(message)
+    missing = [fact for fact in expected if not re.search(facts(fact), text)]
+    assert not missing, f"{missing} not in {text!r}"
+    assert "\n" not in text, text
