@@ -62,18 +62,18 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     eps: float = hp(0.7, choice=(0.7, 0.8, 0.9), ge=0, le=1, doc="share of the activations' energy to protect")
     delta_eps: float = hp(0.0, ge=0, doc="added to eps with each task (official: 0.001)")
     criterion: Criterion = hp("energy", doc="what has to reach eps (Eq. 8)")
-    count_rule: CountRule = hp("inclusive", doc="gpm_strict_first (official): one direction fewer in task 1")
+    count_rule: CountRule = hp("inclusive", doc="gpm_strict_first (official): one direction fewer in the first task")
     columns: int = hp(512, ge=1, doc="columns of a layer's activations that are sampled (m_s)")
     svd: Svd = hp("exact", doc="exact, or randomized: for wide layers")
     space_rank: Literal["fixed", "threshold"] = hp("fixed", doc="final layer: 30/5/4 scheme (official), or eps (paper)")
-    space_first: int = hp(30, ge=1, doc="fixed: directions of the first client in task 1 (from scratch: 20)")
+    space_first: int = hp(30, ge=1, doc="fixed: directions of the first task's first client (from scratch: 20)")
     merge: Literal["parallel", "sequential"] = hp(
         "parallel", doc="clients extract at once, or each against what those before it added (official)"
     )
     append: Literal["residual", "official"] = hp("residual", doc="how directions are appended (Eq. 9)")
     rank_tol: float = hp(1e-3, ge=0, lt=1, doc="a direction is appended if the sine of its angle to the basis is above")
     norm_affine: Literal["frozen", "official", "train"] = hp(
-        "frozen", doc="body tensors without a basis after task 1: fixed, without a gradient but decaying, or trained"
+        "frozen", doc="body tensors without a basis, after the first task: fixed, only decaying, or trained"
     )
     decay_projection: Literal["none", "project"] = hp("none", doc="weight decay: as it is (official), or projected too")
 

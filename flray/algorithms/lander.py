@@ -2,8 +2,8 @@
 the server makes, which are NAYER's (Tran et al., CVPR 2024).
 
 With att = Linear(features) `[B, E]`, e_y the embedding of label y, B(u, v) = max(0, MSE(u, v) - r):
-client, task 1: CE + lambda_ltc B(att, e_y); later, with made inputs beside the real ones, s and t the model and the old
-one on them, C_t classes of the tasks so far, alpha = log2(C_t / 2 + 1), beta = sqrt(C_{t-1} / C_t):
+client, first task: CE + lambda_ltc B(att, e_y); later, with made inputs beside the real ones, s and t the model and the
+old one on them, C_t classes of the tasks so far, alpha = log2(C_t / 2 + 1), beta = sqrt(C_{t-1} / C_t):
 a_cur (1 + 1/alpha) / beta (CE_new + lambda_ltc B(att, e_y)) + a_pre alpha beta (KD(t, s) + MSE(att_s, att_t)).
 Tasks with the same classes (domains with one head) count them again: C_t = C t.
 Server: a generator that reads e_y through linear layers drawn anew in each round is moved for `g_steps` steps of Adam

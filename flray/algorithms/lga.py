@@ -4,10 +4,11 @@ w_i = g_i / (mean of g over i's group), clamped to [0.5, 5], with g_i = |p_i - 1
 are the new classes and each old task (`per_task`), or for every old task all samples of tasks up to it, whose weights
 add up (`cumulative`, what the code does). L = lam (L_GC + L_RD), in both of which samples have these weights; L_GC
 alone without f_old.
-Server: once task 1 is over, rho = sqrt( mean over its classes of tr(cov of the features) / F ). From then on the best
-model is the one that is most accurate on features of the reconstructed images plus rho N(0, diag(c^2)), c the standard
-deviations of a class; in the first `proxy_init` rounds of a task its score is 0. At that moment the best score is set
-to 0 once, because scores on images and on noisy features do not compare (`server_lga.py` of FedProTIP's code).
+Server: once the first task is over, rho = sqrt( mean over its classes of tr(cov of the features) / F ). From then on
+the best model is the one that is most accurate on features of the reconstructed images plus rho N(0, diag(c^2)), c
+the standard deviations of a class; in the first `proxy_init` rounds of a task its score is 0. At that moment the best
+score is set to 0 once, because scores on images and on noisy features do not compare (`server_lga.py` of FedProTIP's
+code).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from flray.algorithms.fedavg import FedAvg, SGDState, Stored
 from flray.core.messages import Batch, Broadcast, Metrics, ServerState, Update
 from flray.core.messages.fields import shared
 from flray.core.network.layers import LAYERS, Layer, LayerInputs
+from flray.core.protocol.clock import task_name
 from flray.core.protocol.context import Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
@@ -121,7 +122,7 @@ class Protected(FedAvg[Kept, Bases, Update, Stored, Projected], frozen=True):
             if before.shape[1] < len(after) == after.shape[1]:
                 what = "no later task gets a block of its own; lower algorithm.space_first, or take a wider model"
                 what = what if key == SPACE else "it learns nothing more; lower algorithm.eps"
-                full = f"task {ctx.clock.task}: all {len(after)} directions of layer {key} are taken by now"
+                full = f"{task_name(ctx.clock.task)}: all {len(after)} directions of layer {key} are taken by now"
                 warnings.warn(f"{full}: {what}", stacklevel=3)
         return (*old, present)
 

@@ -19,6 +19,7 @@ from flray.algorithms.fedavg import LocalStatistics
 from flray.algorithms.protected import Bases, Projected, Protected, ProtectedState
 from flray.core.messages import Cohort, Metrics, Published, Record, Update, nbytes
 from flray.core.messages.fields import each, shared
+from flray.core.protocol.clock import task_name
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.modes import SAMPLE, Mode, Prediction, Reading, batch, window
@@ -73,7 +74,7 @@ class TaskPrediction(Protected[PredictingState, Bases, PredictingClient, Project
     )
     tip_window: int | None = hp(None, ge=1, doc="adds tip_window: a prediction reads so many of the last inputs")
     vote_ties: Literal["similarity", "lowest"] = hp("similarity", doc="lowest: the lowest task (official)")
-    magnitude: Literal["mean", "raw"] = hp("mean", doc="skip_first in task 2: omega over sqrt(b), or raw (official)")
+    magnitude: Literal["mean", "raw"] = hp("mean", doc="skip_first, 2nd task: omega over sqrt(b), or raw (official)")
 
     # references -----------------------------------------------------------------------------------
     def init_client(self, ctx: Context) -> PredictingClient:
@@ -109,7 +110,7 @@ class TaskPrediction(Protected[PredictingState, Bases, PredictingClient, Project
     ) -> tuple[PredictingState, Metrics]:
         if len(state.spaces) > ctx.clock.task and not state.spaces[-1].shape[1]:
             width, way = len(state.spaces[-1]), "take a wider model, or a smaller algorithm.space_first"
-            none = f"task {ctx.clock.task}: the final layer's {width} inputs have no direction left to tell it by"
+            none = f"{task_name(ctx.clock.task)}: the final layer's {width} inputs have no direction left to tell it by"
             warnings.warn(f"{none}; {way}", stacklevel=2)
         found = dict(state.references)
         for client, own in zip(cohort.client_ids.tolist(), updates.references, strict=True):

@@ -128,6 +128,7 @@ def _left(folder: Path, again: str | None) -> str:
 
 def report(folder: Path) -> None:
     """Where the results are and what to try next."""
+    from flray.core.protocol.clock import task_name
     from flray.rundir.reader import load
     from flray.rundir.uri import join
 
@@ -137,7 +138,9 @@ def report(folder: Path) -> None:
     if len(tested):
         last = tested.iloc[-1]
         what = "test" if split == "test" else "validation"
-        when = f"round {int(last['done'])}" + (f", task {int(last['task'])}" if run.experiment.num_tasks > 1 else "")
+        when = f"round {int(last['done'])}" + (
+            f", {task_name(int(last['task']))}" if run.experiment.num_tasks > 1 else ""
+        )
         print(f"{when}: {what} accuracy {last[f'{split}/acc']:.2%}, loss {last[f'{split}/loss']:.4f}")
     personal = run.last_personal
     if len(personal):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from flray.config.experiment import Experiment, algorithm_name
-from flray.core.protocol.clock import PHASES, START, Clock, Position, schedule
+from flray.core.protocol.clock import PHASES, START, Clock, Position, schedule, task_name
 from flray.core.schema.errors import (
     AlgorithmError,
     CheckpointError,
@@ -309,7 +309,7 @@ class Simulation:
             row, why = {"diverged": True}, str(error).splitlines()[0].partition(": ")[2]
         if row.get("diverged") and self.experiment.on_nonfinite == "stop":
             self._save(run)
-            self._finish(run, f"diverged at the {clock.phase.removeprefix('task_')} of task {clock.task}: {why}")
+            self._finish(run, f"diverged at the {clock.phase.removeprefix('task_')} of {task_name(clock.task)}: {why}")
             return False
         if "exchanges" in row:
             run.executor.start(Server.commit, clock.complete)

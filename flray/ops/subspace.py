@@ -23,7 +23,9 @@ CountRule = Literal["inclusive", "gpm_strict_first"]
 Svd = Literal["exact", "randomized"]
 OVERSAMPLED, POWER_STEPS, FIRST_RANK = 10, 2, 64  # p, q and the first k of the randomised SVD
 LARGE = 2**22  # multiply-adds: below, a call costs more than it saves
-SPACE_SHARE = 20  # directions of the final layer that all clients but the first of task 1 add together
+SPACE_SHARE = (
+    20  # directions of the final layer that a task's clients add together, in the first task all but the first client
+)
 
 
 # sampling -------------------------------------------------------------------------------------
@@ -163,8 +165,8 @@ def randomized_svd(a: Tensor, k: int, rng: np.random.Generator) -> tuple[Tensor,
 def space_rank(clients: int, first_task: bool, first_client: bool, first: int = 30) -> int:
     """The fixed number of directions of the final layer that one of `clients` adds in a task (as in FedProTIP's code).
 
-    `first` (30, from scratch 20) by the first contributing client of task 1, floor(20 / (K - 1)) by the others in it,
-    floor(20 / K) by each later, and at least 1.
+    `first` (30, from scratch 20) by the first contributing client of the first task, floor(20 / (K - 1)) by the
+    others in it, floor(20 / K) by each later, and at least 1.
     """
     if first_task and first_client:
         return first

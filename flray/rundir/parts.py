@@ -101,9 +101,9 @@ def _rounds(folder: Path, chosen: Callable[[pa.Table], list[bool]]) -> set[int]:
     return rounds
 
 
-def gaps(stored: Iterable[int], last: int) -> str:
-    """Which of 1..last are not there: "3, 7-9"; empty when all are."""
-    missing = sorted(set(range(1, last + 1)) - set(stored))
+def gaps(stored: Iterable[int], last: int, first: int = 1) -> str:
+    """Which of first..last are not there: "3, 7-9"; empty when all are."""
+    missing = sorted(set(range(first, last + 1)) - set(stored))
     known = set(missing)
     starts = [n for n in missing if n - 1 not in known]
     ends = [n for n in missing if n + 1 not in known]

@@ -259,7 +259,7 @@ class Recorder:
                 table.keep(position)
 
     def missing(self, position: Position, written: Sequence[str]) -> dict[str, str]:
-        """Returns which rounds and tasks (from 1) up to `position` have lost their rows, by table.
+        """Returns which rounds (from 1) and tasks (from 0) up to `position` have lost their rows, by table.
 
         Only tables that are `written` are looked at.
         """
@@ -271,7 +271,8 @@ class Recorder:
         }
         lost["tests"] = gaps(self.tests.stored_rounds | untested(self.rounds.folder), done)
         for name, table in {"tasks": self.tasks, "personal": self.personal}.items():
-            lost[name] = gaps({task + 1 for task in range(ended) if (task + 1) * rounds in table.ended}, ended)
+            tasks = gaps({task for task in range(ended) if (task + 1) * rounds in table.ended}, ended - 1, first=0)
+            lost[name] = tasks and f"{tasks} (task 0 is the first)"
         return {name: text for name, text in lost.items() if text and name in written}
 
     def counts(self) -> dict[str, int]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from flray.core.protocol.clock import task_name
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
@@ -98,7 +99,7 @@ def _parts(
                 )
             )
         except DataError as error:
-            raise DataError(f"task {task}: {error}") from error
+            raise DataError(f"{task_name(task)}: {error}") from error
     return parts
 
 
@@ -106,7 +107,7 @@ def _note_empty(parts: list[Partition], config: PartitionConfig, tasks: TasksCon
     """Warns, in a line a task, of clients without samples. Raises `DataError` where a task has nobody else."""
     for task, part in enumerate(parts):
         empty = np.flatnonzero(part.sizes == 0)
-        where = f"partition {config.name}" if tasks is None else f"task {task}: partition {config.name}"
+        where = f"partition {config.name}" if tasks is None else f"{task_name(task)}: partition {config.name}"
         if len(empty) == part.num_clients:
             raise DataError(f"{where}: no client has a sample of the task; take fewer tasks")
         if len(empty):
@@ -129,7 +130,7 @@ def _tests(dataset: Dataset, sequence: list[Part], parts: list[Partition]) -> li
             tested = TestSet("test", np.flatnonzero(of.has(dataset.test)), task)
         if tested.samples is None or not len(tested.samples):
             name = NAMES[tested.split][0]
-            raise DataError(f"task {task}: the {name} set has no sample of it; take fewer tasks or more samples")
+            raise DataError(f"{task_name(task)}: the {name} set has no sample of it; take fewer tasks or more samples")
         sets.append(tested)
     return sets
 

@@ -78,9 +78,9 @@ class TasksConfig(Section, frozen=True):
     freeze: tuple[Freeze, ...] = Field(
         ("unreached",),
         description="whatever the algorithm: unreached rows of the head (of older and later tasks, where the loss does "
-        "not read them) neither move nor decay, and beside that, after task 1, the layers that the model declares as "
-        "early, and old_heads (rows of older tasks, also where the loss reads them, but not of methods that replay "
-        "samples); none: decay and momentum move every row",
+        "not read them) neither move nor decay, and beside that, after the first task, the layers that the model "
+        "declares as early, and old_heads (rows of older tasks, also where the loss reads them, but not of methods "
+        "that replay samples); none: decay and momentum move every row",
     )
     frozen_bn_stats: Literal["freeze", "update"] = Field(
         "freeze", description="batch norm of frozen layers: stays as it is, or its statistics move on"

@@ -126,5 +126,9 @@ def test_a_round_in_which_nobody_trained_has_lost_no_clients(tmp_path):
 
 
 def test_what_a_resume_went_on_without_is_told_of_for_ever(tmp_path):
-    run = Run(made(tmp_path / "r", missing_rows={"tasks": "1", "clients": "2-3"}))
-    assert (run.missing("tasks"), run.missing("clients"), run.missing("rounds")) == ("tasks 1", "rounds 2-3", "")
+    run = Run(made(tmp_path / "r", missing_rows={"tasks": "0 (task 0 is the first)", "clients": "2-3"}))
+    assert (run.missing("tasks"), run.missing("clients"), run.missing("rounds")) == (
+        "tasks 0 (task 0 is the first)",
+        "rounds 2-3",
+        "",
+    )

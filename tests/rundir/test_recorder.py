@@ -182,7 +182,7 @@ def test_a_damaged_part_is_moved_aside_aloud_and_what_is_good_goes_on(tmp_path, 
         record = Recorder(tmp_path)
     record.keep_until(after(7))
     written = ["rounds", "clients", "tasks"]
-    assert record.missing(after(7, "task_end"), written) == {"rounds": "4-6", "tasks": "1"}
+    assert record.missing(after(7, "task_end"), written) == {"rounds": "4-6", "tasks": "0 (task 0 is the first)"}
     assert record.missing(after(7), ["clients"]) == {}
     named = [str(warning.message).partition(" is damaged ")[0] for warning in told]
     assert named == [str(tmp_path / "rounds" / "part-0001.parquet")] * (how != "deleted")

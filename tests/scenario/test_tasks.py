@@ -142,8 +142,8 @@ def test_clients_without_samples_are_told_of_once_a_task():
     assert [str(warning.message) for warning in told] == [
         "task 0: partition table: 2 of 3 clients have no samples (the first is client 1) and take no part; "
         "if they should, give every row a sample",
-        "task 1: partition table: 2 of 3 clients have no samples (the first is client 0) and take no part; "
-        "if they should, give every row a sample",
+        "task 1 (0 is the first): partition table: 2 of 3 clients have no samples (the first is client 0) and take no "
+        "part; if they should, give every row a sample",
     ]
     with pytest.warns(
         PartitionWarning, match="^partition table: 1 of 3 clients have no samples .the first is client 2"
@@ -154,7 +154,7 @@ def test_clients_without_samples_are_told_of_once_a_task():
 def test_a_task_that_nobody_has_samples_of_is_an_error():
     table = PartitionConfig(name="table", table=[[2, 0, 1], [1, 0, 2]])
     tasks = TasksConfig(num_tasks=2, class_order=(2, 0, 1), partition="once")
-    with pytest.raises(DataError, match="task 1: partition table: no client has a sample of the task; take fewer"):
+    with pytest.raises(DataError, match=r"task 1 \(0 is the first\): partition table: no client"):
         build(load_dataset(IRIS), table, seed=0, tasks=tasks)
 
 

@@ -12,6 +12,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from flray.core.protocol.clock import task_name
 from flray.core.schema.errors import ConfigError, DataError, shown
 
 
@@ -104,7 +105,7 @@ class Classes(ClassSet):
     def task(self, task: int) -> ClassSet:
         """The set of task `task`, from 0. Raises `IndexError` for one that has not begun, but in tests."""
         if not 0 <= task < len(self._tasks):
-            raise IndexError(f"task {task} has not begun: there are {len(self._tasks)} so far")
+            raise IndexError(f"{task_name(task)} has not begun: there are {len(self._tasks)} so far")
         return self._tasks[task]
 
     def until(self, task: int) -> ClassSet:

@@ -13,6 +13,11 @@ Phase = Literal["task_begin", "round", "task_end", "personal"]
 PHASES: tuple[Phase, ...] = ("round", "task_end", "task_begin")
 
 
+def task_name(task: int) -> str:
+    """A task in a message: "task 0", "task 2 (0 is the first)"."""
+    return f"task {task} (0 is the first)" if task else "task 0"
+
+
 class Clock(NamedTuple):
     """A moment of an experiment; everything counts from 0.
 
@@ -58,7 +63,7 @@ class Clock(NamedTuple):
 
     def __str__(self) -> str:
         what = f"round {self.round + 1}" if self.phase == "round" else self.phase.replace("_", " ")
-        return f"task {self.task}, {what}"
+        return f"{task_name(self.task)}, {what}"
 
 
 class Position(NamedTuple):

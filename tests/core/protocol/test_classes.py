@@ -25,7 +25,7 @@ def test_the_sets_of_a_stream_of_tasks():
     assert found == {"new": [1, 5], "old": [0, 2, 7, 9], "seen": [0, 1, 2, 5, 7, 9]}
     assert [columns(classes.task(t), 10) for t in range(3)] == [[2, 7], [0, 9], [1, 5]]
     assert classes.index.tolist() == [1, 5] and len(classes.seen) == 6
-    with pytest.raises(IndexError, match="task 3 has not begun: there are 3"):
+    with pytest.raises(IndexError, match=r"task 3 \(0 is the first\) has not begun: there are 3"):
         classes.task(3)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flray.core.protocol.clock import START, Clock, Position, schedule
+from flray.core.protocol.clock import START, Clock, Position, schedule, task_name
 from flray.core.protocol.seeding import key
 
 CLOCKS = st.builds(
@@ -90,9 +90,10 @@ def test_a_position_names_its_checkpoint():
     ]
 
 
-def test_a_moment_in_words():
-    assert str(Clock(1, 4, exchange=2)) == "task 1, round 5"
-    assert str(Clock(1, 5, "task_end")) == "task 1, task end"
+def test_a_message_says_from_where_tasks_count():
+    assert [task_name(0), task_name(2)] == ["task 0", "task 2 (0 is the first)"]
+    assert str(Clock(1, 4, exchange=2)) == "task 1 (0 is the first), round 5"
+    assert str(Clock(0, 5, "task_end")) == "task 0, task end"
 
 
 @given(st.integers(1, 4), st.integers(2, 4))
