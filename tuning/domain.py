@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic_core import to_jsonable_python
 
 from flray.core.schema.errors import ConfigError, unknown
-from flray.core.schema.hp import Space
+from flray.core.schema.hp import SearchDomain
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -156,7 +156,7 @@ def written(where: str, form: Any) -> Domain:
     return Range(form[0], form[1], kind == "log")
 
 
-def check_within(where: str, domain: Domain, declared: Space, algorithm: str) -> None:
+def check_within(where: str, domain: Domain, declared: SearchDomain, algorithm: str) -> None:
     """A sweep narrows what an algorithm declares: between its smallest and largest number, or some of its options; else
     `ConfigError`."""
     options = to_jsonable_python(declared.values)

@@ -9,7 +9,7 @@ from flray.core.schema.errors import FlrayError
 from flray.results.intervals import is_share
 from flray.results.pictures import svg
 from flray.results.rendering import shown_value
-from flray.results.report_page import Lead, Section
+from flray.results.report_page import Lead, PageSection
 from flray.tuning.canvas import Skip, canvas
 from flray.tuning.report import shown_trials
 from flray.tuning.sweep_figures import figures_of
@@ -39,10 +39,10 @@ def trials_lead(folder: str | Path, drawn: bool = True) -> Lead:
     sections = []
     if len(top):
         table = shown_trials(top, sweep.objectives)
-        sections.append(Section(f"{sweep.name}: best trials", "judged on held-out data", table))
+        sections.append(PageSection(f"{sweep.name}: best trials", "judged on held-out data", table))
     if len(sweep.objectives) > 1 and len(front(frame, sweep.objectives)):
         rows = shown_trials(front(frame, sweep.objectives), sweep.objectives)
-        sections.append(Section(f"{sweep.name}: Pareto front", NOTES["pareto"], rows))
+        sections.append(PageSection(f"{sweep.name}: Pareto front", NOTES["pareto"], rows))
     if drawn:
         sections += _pictures(sweep, frame)
     return Lead(tuple(_sentences(sweep, frame, top)), tuple(sections))
@@ -62,7 +62,7 @@ def _sentences(sweep: Opened, frame: pandas.DataFrame, top: pandas.DataFrame) ->
     return said
 
 
-def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[Section]:
+def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[PageSection]:
     pictures = []
     for name, figure in figures_of(sweep, frame):
         kind = name.partition("-")[0]
@@ -72,7 +72,7 @@ def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[Section]:
                     drawn = figure()
                     _restyle(drawn)
                     title = f"{sweep.name}: {name.replace('-', ' ')}"
-                    pictures.append(Section(title, NOTES[kind], None, svg(drawn, f"sweep-{name}")))
+                    pictures.append(PageSection(title, NOTES[kind], None, svg(drawn, f"sweep-{name}")))
             except (Skip, FlrayError):  # too few trials, one parameter; a trial's damaged folder
                 continue
     return pictures

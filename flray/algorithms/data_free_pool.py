@@ -19,7 +19,7 @@ from flray.core.messages.fields import shared
 from flray.core.protocol.context import Context
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
-from flray.data.augment import Drawn, apply_resized_crop, boxes
+from flray.data.augment import AugmentDraws, apply_resized_crop, boxes
 from flray.ops.generate import crop_and_flip, pixels
 from flray.ops.losses import cross_entropy, new_against_old
 from flray.ops.synthesis import Student, Teacher, shuffled, teach
@@ -30,7 +30,7 @@ def stretched(images: Tensor, draws: np.random.Generator) -> Tensor:
     `RandomResizedCrop` of 8 to 100 % of the area, as FedProTIP's code reads its pool."""
     count, _, height, width = images.shape
     box = torch.from_numpy(boxes(draws, count, height, width, (0.08, 1.0))).to(images.device)
-    parts = apply_resized_crop(images.permute(0, 2, 3, 1), Drawn(None, None, None, box, None))
+    parts = apply_resized_crop(images.permute(0, 2, 3, 1), AugmentDraws(None, None, None, box, None))
     return parts.permute(0, 3, 1, 2)
 
 

@@ -28,7 +28,7 @@ from pydantic_core import PydanticUndefined
 
 from flray.algorithms import ALGORITHMS
 from flray.core.protocol.algorithm_section import AlgorithmSection
-from flray.core.schema.hp import Space
+from flray.core.schema.hp import SearchDomain
 from flray.core.schema.registry import Registry, standing_in
 from flray.core.schema.section import Section
 from flray.data.cache import cache_root
@@ -308,7 +308,7 @@ class StandIns(Mapping[str, Any]):
 
     def _field(self, entry: Mapping[str, Any]) -> Any:
         default: Any = self._read(entry["default"]) if "default" in entry else PydanticUndefined
-        space = None if entry["space"] is None else Space(entry["space"][0], tuple(entry["space"][1]))
+        space = None if entry["space"] is None else SearchDomain(entry["space"][0], tuple(entry["space"][1]))
         info: Any = Field(default, description=entry["doc"], json_schema_extra={"space": space})  # type: ignore[dict-item]
         info.metadata = [self._bound(item) for item in entry["bounds"]]
         return info

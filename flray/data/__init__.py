@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flray.data.dataset import Dataset as Dataset
     from flray.data.dataset import LeakWarning as LeakWarning
     from flray.data.dataset import load_dataset as load_dataset
-    from flray.data.proxy import Proxy as Proxy
+    from flray.data.proxy import ProxyData as ProxyData
     from flray.data.proxy import load_proxy as load_proxy
     from flray.data.sources import SOURCES as SOURCES
     from flray.data.splits import Split as Split
@@ -37,7 +37,7 @@ _HOME = {
     "LabelWarning": "flray.data.checks",
     "LeakWarning": "flray.data.dataset",
     "Normalizer": "flray.data.batching",
-    "Proxy": "flray.data.proxy",
+    "ProxyData": "flray.data.proxy",
     "ProxyConfig": "flray.data.data_config",
     "SOURCES": "flray.data.sources",
     "Split": "flray.data.splits",
@@ -60,8 +60,8 @@ __all__ = [
     "LabelWarning",
     "LeakWarning",
     "Normalizer",
-    "Proxy",
     "ProxyConfig",
+    "ProxyData",
     "Split",
     "Splits",
     "Vocabulary",

@@ -19,7 +19,7 @@ TRIES = 10  # to find one that lies within the image
 AT_ONCE = 2**22  # values that are stretched together: 16 MB of float32
 
 
-class Drawn(NamedTuple):
+class AugmentDraws(NamedTuple):
     """An epoch's random numbers, one row an example: int64 [n, 2] (row, column), bool [n], int64 [n, 2], int64 [n, 4]
     (top, left, height, width), float32 [n]."""
 
@@ -29,12 +29,12 @@ class Drawn(NamedTuple):
     box: Tensor | None
     factor: Tensor | None
 
-    def part(self, places: slice | np.ndarray, device: torch.device) -> Drawn:
+    def part(self, places: slice | np.ndarray, device: torch.device) -> AugmentDraws:
         """These rows, on the device."""
-        return Drawn(*(None if t is None else t[places].to(device) for t in self))
+        return AugmentDraws(*(None if t is None else t[places].to(device) for t in self))
 
 
-def draw(augment: Augment, rng: np.random.Generator, n: int, size: Sequence[int]) -> Drawn:
+def draw(augment: Augment, rng: np.random.Generator, n: int, size: Sequence[int]) -> AugmentDraws:
     """All numbers of an epoch of `n` images of `size` (H, W): crop offsets, then flips, cutout centres, boxes and
     factors of the brightness."""
     shift = flip = centre = box = factor = None
@@ -54,7 +54,7 @@ def draw(augment: Augment, rng: np.random.Generator, n: int, size: Sequence[int]
     if augment.brightness:
         low, high = max(0.0, 1 - augment.brightness), 1 + augment.brightness
         factor = torch.from_numpy(rng.uniform(low, high, n).astype(np.float32))
-    return Drawn(shift, flip, centre, box, factor)
+    return AugmentDraws(shift, flip, centre, box, factor)
 
 
 def boxes(rng: np.random.Generator, n: int, h: int, w: int, scale: tuple[float, float]) -> np.ndarray:
@@ -75,7 +75,7 @@ def boxes(rng: np.random.Generator, n: int, h: int, w: int, scale: tuple[float, 
     return np.concatenate([place, size], axis=1).astype(np.int64)
 
 
-def apply_crop_flip(x: Tensor, augment: Augment, drawn: Drawn) -> Tensor:
+def apply_crop_flip(x: Tensor, augment: Augment, drawn: AugmentDraws) -> Tensor:
     """uint8 [n, H, W, C] -> same shape: pad by p, take H x W from (row, column) offsets in 0..2p, then flip.
 
     Both are one gather of pixels: output pixel (r, c) reads padded pixel (r + dr, c' + dc), c' = W-1-c if flipped.
@@ -107,7 +107,7 @@ def _mirror(i: Tensor, size: int) -> Tensor:
     return torch.minimum(i, 2 * (size - 1) - i)
 
 
-def apply_resized_crop(x: Tensor, drawn: Drawn) -> Tensor:
+def apply_resized_crop(x: Tensor, drawn: AugmentDraws) -> Tensor:
     """uint8 [n, H, W, C] -> same shape: the box of each image, stretched to H x W, as torchvision's `resized_crop`.
 
     Bilinear between pixel centres, the box's edge repeated, rounded to the nearest level; nothing is averaged, because
@@ -142,14 +142,14 @@ def _between(size: int, first: Tensor, length: Tensor) -> tuple[Tensor, Tensor, 
     return first[:, None] + low, first[:, None] + high, at - low
 
 
-def apply_brightness(x: Tensor, drawn: Drawn) -> Tensor:
+def apply_brightness(x: Tensor, drawn: AugmentDraws) -> Tensor:
     """uint8 [n, H, W, C] times each image's factor, cut off to whole levels up to 255, as PIL and torchvision do."""
     if drawn.factor is None:
         return x
     return (x * drawn.factor[:, None, None, None]).clamp_(max=255).to(torch.uint8)
 
 
-def apply_cutout(x: Tensor, augment: Augment, drawn: Drawn) -> Tensor:
+def apply_cutout(x: Tensor, augment: Augment, drawn: AugmentDraws) -> Tensor:
     """Zero rows cy - s//2 .. cy - s//2 + s - 1 (columns alike), clipped at the border; float [n, C, H, W], in place.
 
     After normalisation, so the square has the mean colour (DeVries and Taylor's code; for even s the same square).

@@ -37,7 +37,7 @@ class CacheWarning(UserWarning):
     """A damaged entry of the data cache, which is made again."""
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """Arrays by name, and small JSON facts about them; `checksums` of the arrays' files are known once they are
     stored."""
 
@@ -56,7 +56,7 @@ def digest(*parts: Any) -> str:
     return checksum(json.dumps([FORMAT, *parts], sort_keys=True, default=str).encode())
 
 
-def fetch(key: str, build: Callable[[], Entry]) -> Entry:
+def fetch(key: str, build: Callable[[], CacheEntry]) -> CacheEntry:
     """The entry of `key`, read-only and memory-mapped; built and stored where it is missing, or (with a `CacheWarning`)
     damaged.
 
@@ -110,7 +110,7 @@ def listing_digest(paths: Sequence[str]) -> str:
     return checksum(*(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode() for path, stat in stats))
 
 
-def _read(folder: Path) -> tuple[Entry | None, str]:
+def _read(folder: Path) -> tuple[CacheEntry | None, str]:
     """(the entry, ""), or (None, which file is damaged and how); (None, "") where there is no entry."""
     if not folder.exists():
         return None, ""
@@ -124,7 +124,7 @@ def _read(folder: Path) -> tuple[Entry | None, str]:
             loaded = np.load(folder / name, mmap_mode="r", allow_pickle=False)
             # a plain view: indexing np.memmap itself costs microseconds more at every gather
             arrays[array] = loaded.view(np.ndarray)
-        return Entry(arrays, note["meta"], note["files"]), ""
+        return CacheEntry(arrays, note["meta"], note["files"]), ""
     except FileNotFoundError:
         return None, f"{name} is missing" if folder.exists() else ""
     except (OSError, ValueError, EOFError) as error:
@@ -142,7 +142,7 @@ def _verify(path: Path, expected: str) -> None:
         _verified.add(stamp)
 
 
-def _write(folder: Path, entry: Entry) -> None:
+def _write(folder: Path, entry: CacheEntry) -> None:
     aside = folder.parent / f".tmp-{folder.name}-{uuid.uuid4().hex}"
     aside.mkdir()
     try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError, DataError
-from flray.data.cache import Array, Entry, digest, fetch
+from flray.data.cache import Array, CacheEntry, digest, fetch
 from flray.data.checks import LabelWarning, check_fit, check_splits, note_cut
 from flray.data.data_config import Augment, Constants, DataConfig
 from flray.data.published import CONSTANTS, FEDZOO, plain_name
@@ -122,7 +122,7 @@ def load_dataset(config: DataConfig, vocabulary: Vocabulary | None = None) -> Da
     return Dataset(config.source, train, test, *known)
 
 
-def _prepare(raw: Splits, config: DataConfig, store: bool) -> Entry:
+def _prepare(raw: Splits, config: DataConfig, store: bool) -> CacheEntry:
     train, test = raw.train, raw.test
     if test is None and config.test_fraction:
         rows = draw_test(train, config.test_fraction, config.split_seed)
@@ -147,7 +147,7 @@ def _prepare(raw: Splits, config: DataConfig, store: bool) -> Entry:
     }
     if train.x.ndim == 4:
         meta["mean"], meta["std"] = channel_statistics(train.x)
-    return Entry(pack(train, test) if store else {}, meta)
+    return CacheEntry(pack(train, test) if store else {}, meta)
 
 
 def _subsample(split: Split, size: int, config: DataConfig, option: str) -> Split:

@@ -8,14 +8,14 @@ import numpy as np
 
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError, DataError
-from flray.data.cache import Array, Entry, digest, fetch
+from flray.data.cache import Array, CacheEntry, digest, fetch
 from flray.data.data_config import ProxyConfig
 from flray.data.dataset import Dataset, input_shape, load_dataset, stratified, take
 from flray.data.splits import Split, content_of, pack, unpack
 from flray.files import array_checksum
 
 
-class Proxy(NamedTuple):
+class ProxyData(NamedTuple):
     """Proxy samples: `x` as in `Split`, `y` int64 [n] or None, its own data set's normalisation constants."""
 
     x: Array
@@ -26,7 +26,7 @@ class Proxy(NamedTuple):
     fingerprint: str
 
 
-def load_proxy(config: ProxyConfig, dataset: Dataset, *, seed: int = 0) -> tuple[Proxy, Array]:
+def load_proxy(config: ProxyConfig, dataset: Dataset, *, seed: int = 0) -> tuple[ProxyData, Array]:
     """The proxy set, and the rows of `dataset.train` (int64, ascending) that stay with the clients.
 
     `seed` is the run's; `config.seed` wins. Raises DataError where shapes or sizes do not fit the task's.
@@ -40,7 +40,7 @@ def load_proxy(config: ProxyConfig, dataset: Dataset, *, seed: int = 0) -> tuple
     return _other(config, dataset), everyone
 
 
-def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
+def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
     same_source = config.source == dataset.name
     if same_source and config.splits != "train":
         raise ConfigError(
@@ -67,7 +67,7 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
         raise DataError(f"proxy.size: {config.size} of {total} samples of {config.source!r} asked for; set it lower")
     if config.splits == "all" or (config.size is not None and config.size < total):
 
-        def build() -> Entry:
+        def build() -> CacheEntry:
             parts = [public.train, public.test] if config.splits == "all" else [split]
             whole = Split(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
             if config.size is not None:
@@ -91,10 +91,10 @@ def _other(config: ProxyConfig, dataset: Dataset) -> Proxy:
         )
     y = None if config.labelled is False else split.y
     fingerprint = digest(content, config.splits, public.mean, public.std, y is None)
-    return Proxy(split.x, y, public.mean, public.std, same, fingerprint)
+    return ProxyData(split.x, y, public.mean, public.std, same, fingerprint)
 
 
-def _holdout(config: ProxyConfig, dataset: Dataset, seed: int) -> tuple[Proxy, Array]:
+def _holdout(config: ProxyConfig, dataset: Dataset, seed: int) -> tuple[ProxyData, Array]:
     n, size = len(dataset.train.y), config.size
     if size is None or size >= n:
         raise DataError(
@@ -108,10 +108,10 @@ def _holdout(config: ProxyConfig, dataset: Dataset, seed: int) -> tuple[Proxy, A
     y = None if config.labelled is False else split.y
     same = True if config.same_labels is None else config.same_labels
     fingerprint = digest(content_of(entry), dataset.mean, dataset.std, y is None)
-    return Proxy(split.x, y, dataset.mean, dataset.std, same, fingerprint), private
+    return ProxyData(split.x, y, dataset.mean, dataset.std, same, fingerprint), private
 
 
-def _uniform_box(config: ProxyConfig, dataset: Dataset, seed: int) -> Proxy:
+def _uniform_box(config: ProxyConfig, dataset: Dataset, seed: int) -> ProxyData:
     if dataset.is_image or dataset.vocabulary is not None:
         kind = "images" if dataset.is_image else "text"
         raise DataError(f"proxy: uniform_box needs tabular features and {dataset.name!r} has {kind}; use holdout")
@@ -119,8 +119,8 @@ def _uniform_box(config: ProxyConfig, dataset: Dataset, seed: int) -> Proxy:
     low, high = x.min(axis=0), x.max(axis=0)
     points = rng(seed, "uniform_box").uniform(low, high, (config.size or len(x), x.shape[1])).astype(np.float32)
     same = False if config.same_labels is None else config.same_labels
-    return Proxy(points, None, dataset.mean, dataset.std, same, array_checksum(points))
+    return ProxyData(points, None, dataset.mean, dataset.std, same, array_checksum(points))
 
 
-def _entry(split: Split) -> Entry:
-    return Entry(pack(split._replace(group=None), None), {})
+def _entry(split: Split) -> CacheEntry:
+    return CacheEntry(pack(split._replace(group=None), None), {})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from flray.core.schema.errors import DataError
-from flray.data.cache import Array, Entry, digest, fetch
+from flray.data.cache import Array, CacheEntry, digest, fetch
 from flray.files import array_checksum
 
 
@@ -68,7 +68,7 @@ class Splits(NamedTuple):
 def cached(key: str, build: Callable[[], Splits]) -> Splits:
     """Splits as one cache entry: what `build` returns, memory-mapped."""
 
-    def make() -> Entry:
+    def make() -> CacheEntry:
         splits = build()
         arrays = pack(splits.train, splits.test)
         meta: dict[str, Any] = {"classes": list(splits.classes), "notes": list(splits.notes)}
@@ -79,7 +79,7 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
             arrays["tokenizer"], meta["vocabulary"] = splits.vocabulary.tokenizer, list(splits.vocabulary[:3])
             if splits.vocabulary.labels:
                 meta["words"] = [list(numbers) for numbers in splits.vocabulary[4:]]
-        return Entry(arrays, meta)
+        return CacheEntry(arrays, meta)
 
     entry = fetch(key, make)
     train, test = unpack(entry, "train"), unpack(entry, "test")
@@ -96,7 +96,7 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources, source_of, cut)
 
 
-def content_of(entry: Entry) -> str:
+def content_of(entry: CacheEntry) -> str:
     """The checksum of an entry's samples, from those of its files, which were compared when they were opened."""
     return digest({name: value for name, value in entry.checksums.items() if name != "tokenizer"})
 
@@ -113,7 +113,7 @@ def pack(train: Split | None, test: Split | None) -> dict[str, Array]:
     return {name: array for name, array in named.items() if array is not None}
 
 
-def unpack(entry: Entry, name: str) -> Split | None:
+def unpack(entry: CacheEntry, name: str) -> Split | None:
     arrays = entry.arrays
     if f"{name}_x" not in arrays:
         return None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flray.data.cache import Entry, cache_root, digest, fetch
+from flray.data.cache import CacheEntry, cache_root, digest, fetch
 from flray.files import array_checksum
 
 LEAST = 16 * 2**20  # bytes: what is smaller is not worth a file
@@ -36,11 +36,11 @@ def share_frozen(networks: Iterable[nn.Module]) -> int:
         return 0
     key = digest("frozen", ALIGNED, *(array_checksum(_bytes(p)) for p in private))  # where each lies follows from it
 
-    def build() -> Entry:
+    def build() -> CacheEntry:
         flat = np.zeros(starts[-1], np.uint8)
         for p, start in zip(private, starts, strict=False):
             flat[start : start + p.nbytes] = _bytes(p)
-        return Entry({"tensors": flat}, {})
+        return CacheEntry({"tensors": flat}, {})
 
     fetch(key, build)  # compared with its checksum
     mapped = torch.from_numpy(np.load(cache_root() / "data" / key / "tensors.npy", mmap_mode="c"))

@@ -29,7 +29,7 @@ from flray.core.protocol.probe import Reads
 from flray.core.protocol.progress import StageProgress, no_progress
 from flray.core.protocol.returned import label
 from flray.core.schema.errors import ConfigError, DataError
-from flray.data import Normalizer, Proxy, load_dataset, load_proxy
+from flray.data import Normalizer, ProxyData, load_dataset, load_proxy
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples
 from flray.engine.blame import half
@@ -192,7 +192,7 @@ class Workbench:
         """The objective of a task: that of the network, of which `tasks.freeze` may have frozen a part."""
         return self._frozen.get(task, self.objective)
 
-    def load_proxy(self) -> tuple[Proxy, np.ndarray]:
+    def load_proxy(self) -> tuple[ProxyData, np.ndarray]:
         """The proxy set and the training samples that stay the clients'."""
         if self.experiment.proxy is None:
             raise ConfigError("no `proxy` section in the configuration")

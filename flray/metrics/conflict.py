@@ -12,14 +12,14 @@ from torch.nn.functional import cosine_similarity
 
 from flray.core.protocol.context import Context
 from flray.core.protocol.probe import ClientView, Place, Probe, Reads, Row
-from flray.metrics.reading import Sample, due
+from flray.metrics.reading import ProbeSample, due
 from flray.metrics.theory import agreement, kappa
 from flray.ops.losses import cross_entropy, kl
 
 Against = Literal["proximal", "memory", "global"]
 
 
-class Conflict(Probe, frozen=True):
+class GradientConflict(Probe, frozen=True):
     """A row for every local step that is looked at: cosines of the local gradient with other gradients at the point
     that the step began from, all on models in train mode without moving their statistics. The first step is not looked
     at: it begins at the received model, from which nothing pulls back.
@@ -97,7 +97,7 @@ class Conflict(Probe, frozen=True):
     ) -> tuple[Tensor, Tensor]:
         """(loss, gradient `[P]`) of one of the losses that the local one may work against."""
         if kind == "global":
-            sample = Sample.of(ctx, self.samples, "conflict")
+            sample = ProbeSample.of(ctx, self.samples, "conflict")
             y = torch.from_numpy(sample.y).to(sample.x.device)
             seen = None if ctx.classes is None else ctx.classes.seen
             return ctx.objective.value_and_grad(lambda f: cross_entropy(f(sample.x), y, seen), *here, "train_frozen")

@@ -13,7 +13,7 @@ from flray.core.messages import Batch
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.probe import ClientView, Place, Probe, Reads, Row
 from flray.metrics.conflict import cosine
-from flray.metrics.reading import Sample, due
+from flray.metrics.reading import ProbeSample, due
 from flray.metrics.theory import agreement
 from flray.ops.losses import cross_entropy
 
@@ -45,7 +45,7 @@ class Heterogeneity(Probe, frozen=True):
         if point is None:
             return [], memory
         assert isinstance(ctx, ClientContext)
-        sample = Sample.of(ctx, self.samples, "heterogeneity")
+        sample = ProbeSample.of(ctx, self.samples, "heterogeneity")
         labels = torch.from_numpy(sample.y).to(sample.x.device)
         g_k, g = mean_gradient(ctx, *point, view.data.plain), mean_gradient(ctx, *point, [Batch(sample.x, labels)])
         numbers = agreement(g_k, g)

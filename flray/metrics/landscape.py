@@ -14,7 +14,7 @@ from torch import Tensor
 from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import Context
 from flray.core.protocol.probe import Place, Probe, Reads, RoundView, Row
-from flray.metrics.reading import BLOCK, Sample, due
+from flray.metrics.reading import BLOCK, ProbeSample, due
 from flray.ops.losses import cross_entropy
 
 
@@ -40,14 +40,14 @@ class Landscape(Probe, frozen=True):
         point = view.model_of(view.after) if due(ctx, self.every) and ctx.clock.phase == "round" else None
         if point is None:
             return [], memory
-        values, _ = sharpest(ctx, *point, Sample.of(ctx, self.samples, "landscape"), self.count)
+        values, _ = sharpest(ctx, *point, ProbeSample.of(ctx, self.samples, "landscape"), self.count)
         row = {f"lambda_{i}": float(value) for i, value in enumerate(values, 1)}
         row["ratio"] = float(values[0] / values[-1]) if values[-1] else float("nan")
         return [row], memory
 
 
 def sharpest(
-    ctx: Context, w: Tensor, b: Tensor, sample: Sample, count: int
+    ctx: Context, w: Tensor, b: Tensor, sample: ProbeSample, count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The `count` largest eigenvalues (descending) and eigenvectors `[P, count]` of the Hessian at `w` of the mean
     cross-entropy on the sample, over all classes seen so far."""
@@ -64,7 +64,7 @@ def sharpest(
     return top_eigenpairs(product, len(w), count, start)
 
 
-def losses(ctx: Context, sample: Sample) -> list[Callable[[BoundModel], Tensor]]:
+def losses(ctx: Context, sample: ProbeSample) -> list[Callable[[BoundModel], Tensor]]:
     """The mean cross-entropy on the sample, over all classes seen so far, in parts that add up to it: one for each
     block that is read at once."""
     labels = torch.from_numpy(sample.y).to(sample.x.device)

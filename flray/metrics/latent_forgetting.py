@@ -16,7 +16,7 @@ from torch import Tensor
 from flray.core.protocol.context import Context
 from flray.core.protocol.probe import FinishView, Place, Probe, Reads, Row
 from flray.metrics.gradients import FisherLabels, fisher_trace, gradient_variance, pseudo_gradient_cosine
-from flray.metrics.reading import Sample, average, due
+from flray.metrics.reading import ProbeSample, average, due
 from flray.ops.detect import Detector
 from flray.ops.proxy_step import full_gradient
 
@@ -60,7 +60,7 @@ class LatentForgetting(Probe, Detector, frozen=True):
         y = proxy.labels(np.arange(proxy.size))
         index = np.arange(proxy.size) if seen is None else np.flatnonzero(seen.has(y).cpu())
         _, g = full_gradient(ctx.objective, w, b, proxy, index, classes=seen)
-        sample = Sample.of(ctx, self.fisher_samples, "fisher")
+        sample = ProbeSample.of(ctx, self.fisher_samples, "fisher")
         labels = torch.from_numpy(sample.y).to(w.device) if self.fisher_labels == "empirical" else None
         trace = fisher_trace(ctx.objective, w, b, sample.x, labels, ctx.rng("latent_forgetting", "fisher"), seen)
         return {

@@ -14,7 +14,7 @@ from torch import Tensor
 from flray.core.protocol.context import SERVER, Context
 from flray.core.protocol.probe import ClientView, FinishView, Place, Probe, Reads, Row
 from flray.metrics.classification import accuracy, per_class
-from flray.metrics.reading import Sample, average, due, predicted
+from flray.metrics.reading import ProbeSample, average, due, predicted
 
 
 class LocalForgetting(Probe, frozen=True):
@@ -61,7 +61,7 @@ class LocalForgetting(Probe, frozen=True):
 
     def _right(self, ctx: Context, w: Tensor, b: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(right predictions, samples) of each class `[C]`."""
-        sample = Sample.of(ctx, self.samples, "local forgetting")
+        sample = ProbeSample.of(ctx, self.samples, "local forgetting")
         size = ctx.objective.at(w, b)(sample.x[:1]).shape[1]
         right = sample.y[predicted(ctx, w, b, sample) == sample.y]
         return np.bincount(right, minlength=size), np.bincount(sample.y, minlength=size)

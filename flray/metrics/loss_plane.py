@@ -15,7 +15,7 @@ from flray.core.network.layout import Layout
 from flray.core.protocol.context import Context
 from flray.core.protocol.seeding import rng
 from flray.metrics.landscape import losses, sharpest
-from flray.metrics.reading import Sample
+from flray.metrics.reading import ProbeSample
 
 Watch = Callable[[Sequence[Any]], Iterable[Any]]  # hands its argument's items on, and says how far they are
 
@@ -34,7 +34,7 @@ def loss_on_plane(
     return losses
 
 
-def mean_loss(ctx: Context, b: Tensor, sample: Sample) -> Callable[[Tensor], float]:
+def mean_loss(ctx: Context, b: Tensor, sample: ProbeSample) -> Callable[[Tensor], float]:
     """The mean cross-entropy on the sample over all classes seen so far, as a function of `w [P]`: what `sharpest`
     differentiates twice. Batch norm is in eval mode, with the statistics `b [Q]` at every point of the plane."""
     parts = losses(ctx, sample)
@@ -48,7 +48,7 @@ def mean_loss(ctx: Context, b: Tensor, sample: Sample) -> Callable[[Tensor], flo
 
 
 def sharpest_plane(
-    ctx: Context, w: Tensor, b: Tensor, sample: Sample, count: int = 5
+    ctx: Context, w: Tensor, b: Tensor, sample: ProbeSample, count: int = 5
 ) -> tuple[Tensor, Tensor, NDArray[np.float64]]:
     """(x, y, values): unit eigenvectors `[P]` of the Hessian's two largest eigenvalues, and the `count` largest of
     those, descending (FedSOL Figure 8).

@@ -9,7 +9,7 @@ PROBES = Registry(
         "divergence": "flray.metrics.divergence:Divergence",
         "latent_forgetting": "flray.metrics.latent_forgetting:LatentForgetting",
         "local_forgetting": "flray.metrics.local_forgetting:LocalForgetting",
-        "conflict": "flray.metrics.conflict:Conflict",
+        "conflict": "flray.metrics.conflict:GradientConflict",
         "heterogeneity": "flray.metrics.heterogeneity:Heterogeneity",
         "layers": "flray.metrics.layer_distance:LayerDistance",
         "propositions": "flray.metrics.propositions:Propositions",

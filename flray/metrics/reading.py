@@ -22,14 +22,14 @@ from flray.ops.average import tree_mean
 BLOCK = 256  # samples in one forward pass
 
 
-class Sample(NamedTuple):
+class ProbeSample(NamedTuple):
     """Inputs `x [n, ...]` as the model takes them, and labels `y [n]` (int64)."""
 
     x: Tensor
     y: NDArray[np.int64]
 
     @classmethod
-    def of(cls, ctx: Context, size: int | None, purpose: str) -> Sample:
+    def of(cls, ctx: Context, size: int | None, purpose: str) -> ProbeSample:
         """`size` samples (None: all) of the first test set, the same ones in every round, client and process.
 
         Raises `ConfigError` in a context that reveals no test set.
@@ -49,7 +49,7 @@ def due(ctx: Context, every: int) -> bool:
 
 
 def logits(
-    ctx: Context, w: Tensor, b: Tensor, data: Sample | Proxy, numbers: NDArray[np.int64] | None = None
+    ctx: Context, w: Tensor, b: Tensor, data: ProbeSample | Proxy, numbers: NDArray[np.int64] | None = None
 ) -> Tensor:
     """What the model at `(w, b)`, in eval mode, says about the samples: logits `[n, c]` of all classes seen so far.
 
@@ -60,7 +60,7 @@ def logits(
         return torch.cat([ctx.seen(model(x)) for x in _blocks(data, numbers)])
 
 
-def predicted(ctx: Context, w: Tensor, b: Tensor, data: Sample) -> NDArray[np.int64]:
+def predicted(ctx: Context, w: Tensor, b: Tensor, data: ProbeSample) -> NDArray[np.int64]:
     """The classes `[n]` that the model predicts among those seen so far."""
     labels = logits(ctx, w, b, data).argmax(dim=1).cpu()
     return (labels if ctx.classes is None else ctx.classes.seen.index.cpu()[labels]).numpy()
@@ -83,8 +83,8 @@ def average(view: FinishView) -> tuple[Tensor, Tensor] | None:
     return pooled.w, pooled.b
 
 
-def _blocks(data: Sample | Proxy, numbers: NDArray[np.int64] | None) -> Iterator[Tensor]:
-    if isinstance(data, Sample):
+def _blocks(data: ProbeSample | Proxy, numbers: NDArray[np.int64] | None) -> Iterator[Tensor]:
+    if isinstance(data, ProbeSample):
         yield from torch.split(data.x if numbers is None else data.x[torch.from_numpy(numbers)], BLOCK)
         return
     numbers = np.arange(data.size) if numbers is None else numbers

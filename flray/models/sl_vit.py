@@ -49,7 +49,7 @@ class SLViT(Classifier):
         self.positions = nn.Parameter(torch.randn(1, (side // patch) ** 2 + 1, WIDTH))
         self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
         self.patches = ShiftedPatches(channels, patch)
-        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
+        self.blocks = nn.ModuleList(LocalityBlock() for _ in range(DEPTH))
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, num_classes))
 
     def features(self, x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class ShiftedPatches(nn.Module):
         return self.linear(self.norm(patches.reshape(b, -1, p * p * k)))  # type: ignore[no-any-return]
 
 
-class Attention(nn.Module):
+class LocalityAttention(nn.Module):
     """Locality self-attention: a learned temperature, and no token attends to itself."""
 
     def __init__(self) -> None:
@@ -109,13 +109,13 @@ class Attention(nn.Module):
         return self.out((shares @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
-class Block(nn.Module):
+class LocalityBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(WIDTH)
-        self.attention = Attention()
+        self.attention = LocalityAttention()
         self.mlp_norm = nn.LayerNorm(WIDTH)
         self.mlp = nn.Sequential(nn.Linear(WIDTH, MLP_WIDTH), nn.GELU(), nn.Linear(MLP_WIDTH, WIDTH))
 

@@ -57,7 +57,7 @@ class ViT(Classifier):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + self._grid[0] * self._grid[1], width))
         self.patch_embed = PatchEmbed(channels, patch, width)
-        self.blocks = nn.Sequential(*(Block(width, heads, round(width * mlp_ratio)) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, round(width * mlp_ratio)) for _ in range(depth)))
         self.norm = nn.LayerNorm(width, EPS)
         self.head = nn.Linear(width, num_classes)
         self.early = ("cls_token", "pos_embed", "patch_embed", *(f"blocks.{i}" for i in range(depth // 2)))
@@ -109,7 +109,7 @@ class PatchEmbed(nn.Module):
         return self.proj(x).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Scaled dot-product attention of several heads; one layer makes queries, keys and values."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -124,7 +124,7 @@ class Attention(nn.Module):
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
-class MLP(nn.Module):
+class FeedForward(nn.Module):
     """Linear, GELU, linear."""
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -137,15 +137,15 @@ class MLP(nn.Module):
         return self.fc2(F.gelu(self.fc1(x)))  # type: ignore[no-any-return]
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, EPS)
-        self.attn = Attention(width, heads)
+        self.attn = SelfAttention(width, heads)
         self.norm2 = nn.LayerNorm(width, EPS)
-        self.mlp = MLP(width, hidden)
+        self.mlp = FeedForward(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, n, width]` -> `[B, n, width]`."""

@@ -88,7 +88,7 @@ class Detection(Record):
     pending: Tensor
 
 
-class Reading(NamedTuple):
+class DetectorValues(NamedTuple):
     """Of a round: `wv`, its moving mean `smoothed` (s), the `reference`'s mean (mu) and the `threshold` below which s
     is a `hit`; NaN are the reference while it is empty and the threshold while nothing is judged.
 
@@ -145,7 +145,7 @@ class Detector(Section, frozen=True):
         empty = torch.zeros(0, dtype=torch.float64)
         return Detection(0, False, 0, empty, empty, empty)
 
-    def read(self, state: Detection, value: float) -> Reading:
+    def read(self, state: Detection, value: float) -> DetectorValues:
         """What `value` is compared with, and whether it is a hit."""
         if self.method == "tranad":
             return self._read_by_tranad(state, value)
@@ -155,16 +155,16 @@ class Detector(Section, frozen=True):
         judged = state.rounds >= self.warmup and len(reference) >= REFERENCE
         rho = self.rho_off if state.on and self.rho_off is not None else self.rho
         threshold = (1 - rho) * mu if judged else float("nan")
-        return Reading(value, s, mu, threshold, s < threshold)
+        return DetectorValues(value, s, mu, threshold, s < threshold)
 
-    def _read_by_tranad(self, state: Detection, value: float) -> Reading:
+    def _read_by_tranad(self, state: Detection, value: float) -> DetectorValues:
         train, nan = state.reference.tolist(), float("nan")
         mean = fmean(train) if train else nan
         if len(train) < max(self.warmup, REFERENCE):
-            return Reading(value, nan, mean, nan, False)
+            return DetectorValues(value, nan, mean, nan, False)
         values = [*state.recent.tolist(), value]
         score, threshold, hit = tranad.judge(values, train, self.tranad_threshold, self.tranad_level)
-        return Reading(value, score, mean, threshold, hit)
+        return DetectorValues(value, score, mean, threshold, hit)
 
     def detect(self, state: Detection, value: float) -> tuple[Detection, bool]:
         """(the state after the next round's `value`, whether there is an alarm).

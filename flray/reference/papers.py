@@ -96,7 +96,7 @@ class Cell(_Strict):
     scales: Mapping[str, str] = {}
 
 
-class Table(_Strict):
+class PaperTable(_Strict):
     """A table of a paper. One without cells says in `why_not` why there is nothing to run."""
 
     title: str
@@ -127,7 +127,7 @@ class Paper(_Strict):
     seeds: int | None  # None: not printed
     configs: str
     scales: Mapping[str, str]
-    tables: Mapping[str, Table] = Field(min_length=1)
+    tables: Mapping[str, PaperTable] = Field(min_length=1)
     figures: Mapping[str, Figure] = {}
 
 
@@ -141,7 +141,7 @@ class Printed(NamedTuple):
     note: str = ""  # what is odd about it
 
 
-class Part(NamedTuple):
+class CellRun(NamedTuple):
     """One run's worth of a cell: the rows it gives and the position of its experiment in the grid of its line."""
 
     rows: tuple[Row, ...]
@@ -154,7 +154,7 @@ class Setting(NamedTuple):
 
     paper: Paper
     key: str  # fedsol/table2
-    table: Table
+    table: PaperTable
     name: str  # CIFAR-10, LDA 0.1
     cell: Cell
 
@@ -163,8 +163,8 @@ class Setting(NamedTuple):
         return self.table.lines if self.cell.lines is None else self.cell.lines
 
     @property
-    def parts(self) -> list[Part]:
-        return [Part(rows, line, place) for line in self.lines for place, rows in enumerate(line.rows)]
+    def parts(self) -> list[CellRun]:
+        return [CellRun(rows, line, place) for line in self.lines for place, rows in enumerate(line.rows)]
 
     def measures(self, line: Line) -> tuple[Measure, ...]:
         return self.table.measures if line.measures is None else line.measures
@@ -249,7 +249,7 @@ def read_csv(name: str) -> tuple[dict[str, str], ...]:
         return tuple(csv.DictReader(file))
 
 
-def tables() -> dict[str, tuple[Paper, Table]]:
+def tables() -> dict[str, tuple[Paper, PaperTable]]:
     """Every table, as `fedsol/table2`."""
     return {f"{name}/{key}": (paper, table) for name, paper in papers().items() for key, table in paper.tables.items()}
 
@@ -286,7 +286,7 @@ def _parts(name: str) -> frozenset[str]:
     return frozenset("".join(part.split()).casefold() for part in name.split(","))
 
 
-def with_methods(setting: Setting, asked: Sequence[str]) -> list[Part]:
+def with_methods(setting: Setting, asked: Sequence[str]) -> list[CellRun]:
     """The parts of a cell whose rows `asked` names; all where it is empty. Raises `ConfigError` for a name that is no
     row's."""
     names = {row.shown.casefold(): row.shown for part in setting.parts for row in part.rows}

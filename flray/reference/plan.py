@@ -16,8 +16,8 @@ from flray.config.overrides import pair
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.data.sources import at_hand
 from flray.data.sources.union import sets_of
-from flray.reference.papers import Part, Row, Setting, with_methods
-from flray.scenario.drift import Window
+from flray.reference.papers import CellRun, Row, Setting, with_methods
+from flray.scenario.drift import WindowDrift
 
 # what a user may add without making another experiment of it
 SAME = (
@@ -31,7 +31,7 @@ class Planned(NamedTuple):
     """One run of a cell: the rows of the table that it gives."""
 
     setting: Setting
-    part: Part
+    part: CellRun
     experiment: Experiment
     folder: Path
     window: range | None = None  # the rounds of the cell's drift, also of a run without it
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     """The runs of some cells; and of those that cannot run here which rows, and why."""
 
     runs: list[Planned]
-    left: list[tuple[Setting, Part, str]]
+    left: list[tuple[Setting, CellRun, str]]
 
 
 def configs_folder(given: Path | None = None) -> Path:
@@ -100,7 +100,7 @@ def plan(
 
 
 def of_part(
-    setting: Setting, part: Part, scale: str, seeds: int, configs: Path, extra: tuple[str, ...] = ()
+    setting: Setting, part: CellRun, scale: str, seeds: int, configs: Path, extra: tuple[str, ...] = ()
 ) -> list[Experiment]:
     """The experiments of one run of a cell, one a seed."""
     grid = _of_line(configs / setting.config, tuple(setting.overrides(part.line, scale)), seeds, extra)
@@ -117,7 +117,7 @@ def window_of(setting: Setting, scale: str, configs: Path, extra: tuple[str, ...
     names no first round."""
     experiment = _of_line(configs / setting.config, tuple(setting.overrides(None, scale)), 1, extra)[0]
     drift = experiment.drift
-    if not isinstance(drift, Window):
+    if not isinstance(drift, WindowDrift):
         return None
     return range(drift.from_round, drift.to_round or experiment.rounds + 1)
 

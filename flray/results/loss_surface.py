@@ -173,13 +173,13 @@ def surface_of(run: Run, round: int | None, directions: str, points: int, span: 
     from rich.progress import track
 
     from flray.metrics.loss_plane import loss_on_plane, mean_loss, random_plane, sharpest_plane
-    from flray.metrics.reading import Sample
+    from flray.metrics.reading import ProbeSample
 
     def watch(todo: Sequence[Any]) -> Iterable[Any]:
         return track(todo, f"loss around {run.place}", console=Console(stderr=True))
 
     ctx, w, b = _model(run, round)
-    sample = Sample.of(ctx, samples, "landscape")
+    sample = ProbeSample.of(ctx, samples, "landscape")
     if directions == "eigen":
         x, y, eigenvalues = sharpest_plane(ctx, w, b, sample, VALUES)
     else:

@@ -32,7 +32,7 @@ ABLATION = "ablation.yaml"  # in the folder of an ablation: its reference, metri
 FEW = 6  # runs that have a column each in the table of differing keys
 
 
-class Section(NamedTuple):
+class PageSection(NamedTuple):
     """A part of the page: a table, a picture (SVG), or both."""
 
     title: str
@@ -45,7 +45,7 @@ class Lead(NamedTuple):
     """What comes before everything else, such as the trials of a sweep: sentences, and sections."""
 
     answers: tuple[str, ...] = ()
-    sections: tuple[Section, ...] = ()
+    sections: tuple[PageSection, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Report:
     metric: str
     answers: tuple[str, ...]
     caveats: tuple[str, ...]
-    lead: tuple[Section, ...]
+    lead: tuple[PageSection, ...]
     frame: pandas.DataFrame
     table: pandas.DataFrame
     ranks: pandas.DataFrame

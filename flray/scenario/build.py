@@ -17,7 +17,7 @@ from flray.scenario.partition import Partition, PartitionWarning, make_partition
 from flray.scenario.partition_config import OF_SOURCES, PartitionConfig
 from flray.scenario.scenario import Scenario
 from flray.scenario.stage import Stage, TestSet, together
-from flray.scenario.tasks import Part, TasksConfig
+from flray.scenario.tasks import TasksConfig, TaskSpec
 
 OF_ALL_CLASSES = ("natural", "table")  # partitions that say who holds what of the whole data set
 
@@ -48,7 +48,7 @@ def build(
     if validation is not None and validation.of == "server":
         server_held, private = held_out.of_server(dataset.train.y, private, validation.fraction, seed)
     every = np.arange(dataset.num_classes)
-    sequence = [Part("all classes", every, every)] if tasks is None else tasks.parts(dataset, seed)
+    sequence = [TaskSpec("all classes", every, every)] if tasks is None else tasks.specs(dataset, seed)
     parts = _parts(dataset, config, seed, tasks, sequence, private)
     for task, part in enumerate(parts):
         if validation is not None and validation.of == "clients":
@@ -73,7 +73,7 @@ def _parts(
     config: PartitionConfig,
     seed: int,
     tasks: TasksConfig | None,
-    sequence: list[Part],
+    sequence: list[TaskSpec],
     private: Array | None,
 ) -> list[Partition]:
     """Every stage's partition, before anything is held out."""
@@ -120,7 +120,7 @@ def _note_empty(parts: list[Partition], config: PartitionConfig, tasks: TasksCon
             )
 
 
-def _tests(dataset: Dataset, sequence: list[Part], parts: list[Partition]) -> list[TestSet]:
+def _tests(dataset: Dataset, sequence: list[TaskSpec], parts: list[Partition]) -> list[TestSet]:
     """Every task's own test set, or its validation split. Raises `DataError` for one without a sample."""
     sets = []
     for task, (of, part) in enumerate(zip(sequence, parts, strict=True)):

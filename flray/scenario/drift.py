@@ -103,7 +103,7 @@ class Drift(Section, ABC, frozen=True):
         return self.model_dump(mode="json")
 
 
-class Window(Drift, frozen=True):
+class WindowDrift(Drift, frozen=True):
     """A drift of some classes from one round to another."""
 
     classes: tuple[Annotated[int, Field(ge=0)], ...] = Field(description="class numbers that drift")
@@ -111,7 +111,7 @@ class Window(Drift, frozen=True):
     to_round: int | None = Field(None, description="first round with all data again; none: never, long-term")
 
     @model_validator(mode="after")
-    def _in_order(self) -> Window:
+    def _in_order(self) -> WindowDrift:
         if self.to_round is not None and self.to_round <= self.from_round:
             raise ConfigError(
                 f"drift.to_round: {self.to_round} is not after from_round {self.from_round}; the drift ends before it "
@@ -132,7 +132,7 @@ class Window(Drift, frozen=True):
         return f"classes {' '.join(map(str, self.classes))} in rounds {self.from_round} {last}"
 
 
-class RemoveClasses(Window, frozen=True):
+class RemoveClasses(WindowDrift, frozen=True):
     """All samples of the classes are gone from every client (FedMemo, full drop)."""
 
     classes: tuple[Annotated[int, Field(ge=0)], ...] = Field(
@@ -146,7 +146,7 @@ class RemoveClasses(Window, frozen=True):
         return f"every client loses {super().about()}"
 
 
-class Gradual(Window, frozen=True):
+class Gradual(WindowDrift, frozen=True):
     """More and more samples of the classes are gone from some clients (FedMemo, gradual drop).
 
     p(r) = min(rate_max, rate + rate_step (r - from_round)) in round r. Who is affected: the first `of_cohort` of the
@@ -213,7 +213,7 @@ class Gradual(Window, frozen=True):
         return f"{who} lose {super().about()}: a share of {rate}"
 
 
-class Glue(Window, frozen=True):
+class Glue(WindowDrift, frozen=True):
     """A class of each task fades from a fixed random share of the clients (FedMemo, GLUE).
 
     Of data that are a union of text `classes` are labels inside each task: 1 is the second class of every one that has

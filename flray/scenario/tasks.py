@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PYCIL = 1993  # the seed of PyCIL's class order, which the papers of class-incremental learning share
 
 
-class Part(NamedTuple):
+class TaskSpec(NamedTuple):
     """What belongs to a task: its name, its classes (int64 `[C_t]`), the outputs of the head that stand for them (int64
     `[C_t]`), and the domain that its samples are of, -1: any."""
 
@@ -142,12 +142,12 @@ class TasksConfig(Section, frozen=True):
         """Whether a prediction is right with the right class in any domain's head."""
         return self.heads == "separate" and self.domain_scoring == "class_only"
 
-    def parts(self, dataset: Dataset, seed: int) -> list[Part]:
+    def specs(self, dataset: Dataset, seed: int) -> list[TaskSpec]:
         """What belongs to every task. Raises `ConfigError` and `DataError` where that does not fit the data."""
         classes = np.arange(dataset.num_classes)
         if self.name == "class_incremental":
             groups = self.groups(dataset.num_classes, seed)
-            return [Part(f"task {task}", group, group) for task, group in enumerate(groups)]
+            return [TaskSpec(f"task {task}", group, group) for task, group in enumerate(groups)]
         if not dataset.sources:
             raise DataError(
                 f"tasks: domain_incremental needs the domain of every sample, and {dataset.name!r} has none; set "
@@ -157,7 +157,7 @@ class TasksConfig(Section, frozen=True):
             if name not in dataset.sources:
                 raise ConfigError(f"tasks.domains: the data have no domain {name!r}{nearest(name, dataset.sources)}")
         return [
-            Part(
+            TaskSpec(
                 name,
                 classes,
                 classes + len(classes) * task if self.heads == "separate" else classes,

@@ -167,7 +167,7 @@ def test_a_resized_crop_is_that_of_torchvision(monkeypatch, together):
 
 
 def test_the_whole_image_is_left_as_it_is():
-    whole = augmenting.Drawn(None, None, None, torch.tensor([[0, 0, 12, 10]] * 90), None)
+    whole = augmenting.AugmentDraws(None, None, None, torch.tensor([[0, 0, 12, 10]] * 90), None)
     assert torch.equal(augmenting.apply_resized_crop(torch.from_numpy(X.copy()), whole), torch.from_numpy(X.copy()))
 
 

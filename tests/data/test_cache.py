@@ -9,11 +9,11 @@ import pytest
 
 from flray.core.schema.errors import DataError
 from flray.data import DataConfig, cache, load_dataset
-from flray.data.cache import CacheWarning, Entry, digest, fetch, file_digest
+from flray.data.cache import CacheEntry, CacheWarning, digest, fetch, file_digest
 
 
 def entry():
-    return Entry({"a": np.arange(1000), "b": np.ones((3, 4), np.uint8)}, {"note": [1, "x"]})
+    return CacheEntry({"a": np.arange(1000), "b": np.ones((3, 4), np.uint8)}, {"note": [1, "x"]})
 
 
 def counting():
@@ -108,7 +108,7 @@ def test_the_fingerprint_is_that_of_the_arrays(own_cache):
         found, _ = cache._read(folder)
         if "train_y" in found.arrays:
             arrays = {**found.arrays, "train_y": (found.arrays["train_y"] + 1) % 3}
-            cache._write(folder, Entry({name: np.array(a) for name, a in arrays.items()}, found.meta))
+            cache._write(folder, CacheEntry({name: np.array(a) for name, a in arrays.items()}, found.meta))
     assert load_dataset(config).fingerprint != before
 
 

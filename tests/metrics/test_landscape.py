@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from flray.core.network.objective import Objective
 from flray.metrics.landscape import sharpest, top_eigenpairs
-from flray.metrics.reading import Sample
+from flray.metrics.reading import ProbeSample
 from flray.models.mlp import MLP
 from tests.ops.support import context
 
@@ -48,7 +48,7 @@ def test_softmax_regression_in_closed_form() -> None:
     with torch.no_grad():
         p = torch.softmax(objective.at(w, b)(torch.tensor(x, dtype=torch.float32))[0], 0).double().numpy()
     expected = np.sort(np.linalg.eigvalsh(np.diag(p) - np.outer(p, p)))[::-1][:2] * (x @ x.T + 1)[0, 0]
-    sample = Sample(torch.tensor(x, dtype=torch.float32), np.array([1]))
+    sample = ProbeSample(torch.tensor(x, dtype=torch.float32), np.array([1]))
     found, _ = sharpest(context(objective), w, b, sample, 2)
     assert found == pytest.approx(expected, rel=1e-3)
 
@@ -70,5 +70,5 @@ def test_a_small_network_against_its_dense_hessian() -> None:
     views = objective.views(w)
     dense = torch.autograd.functional.hessian(loss, torch.cat([views[n].flatten() for n in names]).detach())
     expected = np.linalg.eigvalsh(dense.double().numpy())[::-1][:3]
-    found, _ = sharpest(context(objective), w, b, Sample(x, y.numpy()), 3)
+    found, _ = sharpest(context(objective), w, b, ProbeSample(x, y.numpy()), 3)
     assert found == pytest.approx(expected, rel=5e-3)

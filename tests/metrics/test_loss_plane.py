@@ -10,7 +10,7 @@ from torch import nn
 from flray.core.network.objective import Objective
 from flray.metrics.landscape import top_eigenpairs
 from flray.metrics.loss_plane import filter_normalised, loss_on_plane, mean_loss, random_plane, sharpest_plane
-from flray.metrics.reading import Sample
+from flray.metrics.reading import ProbeSample
 from flray.models.mlp import MLP
 from tests.ops.support import context, normal
 
@@ -56,7 +56,7 @@ def test_softmax_regression_on_a_plane_by_numpy() -> None:
     w, b = objective.initial()
     x, y = normal(300, 3), np.random.default_rng(0).integers(0, 4, 300)
     u, v = random_plane(w, objective.layout, 7)
-    found = loss_on_plane(mean_loss(context(objective), b, Sample(x, y)), w, u, v, AT)
+    found = loss_on_plane(mean_loss(context(objective), b, ProbeSample(x, y)), w, u, v, AT)
     for row, column in ((0, 0), (2, 2), (4, 1)):
         at = w + AT[column] * u + AT[row] * v
         weight, bias = (part.double().numpy() for part in objective.views(at).values())
@@ -71,7 +71,7 @@ def test_along_the_sharpest_directions_the_loss_curves_by_the_eigenvalues() -> N
     objective = Objective(MLP((3,), 4, hidden=(8,)))
     w, b = objective.initial()
     w = 3 * w
-    sample, ctx = Sample(normal(200, 3), np.arange(200) % 4), context(objective)
+    sample, ctx = ProbeSample(normal(200, 3), np.arange(200) % 4), context(objective)
     x, y, values = sharpest_plane(ctx, w, b, sample)
     assert len(values) == 5 and list(values) == sorted(values, reverse=True)
     np.testing.assert_allclose([x @ x, y @ y, x @ y], [1, 1, 0], atol=1e-3)

@@ -6,7 +6,7 @@ import pytest
 from optuna.trial import FixedTrial
 
 from flray.core.schema.errors import ConfigError
-from flray.core.schema.hp import Space
+from flray.core.schema.hp import SearchDomain
 from flray.tuning.domain import Choice, Fixed, Range, check_within, written
 
 
@@ -85,17 +85,21 @@ def test_whole_ends_make_a_range_of_integers():
 
 @pytest.mark.parametrize("inside", [Range(0.1, 0.5, True), Choice((0.0, 0.25)), Fixed(0.5)])
 def test_between_the_numbers_that_a_choice_declares_every_number_may_be_searched(inside):
-    assert check_within("x", inside, Space("choice", (0.0, 0.1, 0.5)), "a") is None, "nothing is raised"
+    assert check_within("x", inside, SearchDomain("choice", (0.0, 0.1, 0.5)), "a") is None, "nothing is raised"
 
 
 @pytest.mark.parametrize(
     ("domain", "declared", "message"),
     [
-        (Range(0.1, 6.0, True), Space("log", (0.05, 5.0)), "6 is outside of what a declares (log 0.05 to 5); "),
-        (Choice((0.1, None)), Space("log", (0.05, 5.0)), "null is outside of what a declares (log 0.05 to 5); "),
-        (Choice((0.6,)), Space("choice", (0.0, 0.1, 0.5)), "0.6 is outside of what a declares (0, 0.1, 0.5); "),
-        (Choice(("sgd", "lion")), Space("choice", ("sgd", "adam")), "lion is outside of what a declares (sgd, adam); "),
-        (Fixed(9), Space("linear", (1, 5)), "9 is outside of what a declares (linear 1 to 5); "),
+        (Range(0.1, 6.0, True), SearchDomain("log", (0.05, 5.0)), "6 is outside of what a declares (log 0.05 to 5); "),
+        (Choice((0.1, None)), SearchDomain("log", (0.05, 5.0)), "null is outside of what a declares (log 0.05 to 5); "),
+        (Choice((0.6,)), SearchDomain("choice", (0.0, 0.1, 0.5)), "0.6 is outside of what a declares (0, 0.1, 0.5); "),
+        (
+            Choice(("sgd", "lion")),
+            SearchDomain("choice", ("sgd", "adam")),
+            "lion is outside of what a declares (sgd, adam); ",
+        ),
+        (Fixed(9), SearchDomain("linear", (1, 5)), "9 is outside of what a declares (linear 1 to 5); "),
     ],
 )
 def test_what_is_declared_may_be_narrowed_and_not_widened(domain, declared, message):

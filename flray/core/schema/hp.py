@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 
-class Space(NamedTuple):
+class SearchDomain(NamedTuple):
     """Where a sweep looks by default: `log` and `linear` are ranges, `choice` a list."""
 
     kind: Literal["log", "linear", "choice"]
@@ -30,7 +30,7 @@ class Hyperparameter(NamedTuple):
     type: str
     default: Any
     bounds: str
-    space: Space | None
+    space: SearchDomain | None
     doc: str
     required: bool = False
 
@@ -52,7 +52,7 @@ def hp(
     Raises `TypeError` for two spaces or a range that is empty (at import: a declaration is code).
     """
     given: dict[Any, Sequence[Any] | None] = {"log": log, "linear": linear, "choice": choice}
-    spaces = [Space(kind, tuple(values)) for kind, values in given.items() if values is not None]
+    spaces = [SearchDomain(kind, tuple(values)) for kind, values in given.items() if values is not None]
     if len(spaces) > 1:
         raise TypeError(f"hp: give one of log, linear, choice, not {len(spaces)}")
     for space in spaces:

@@ -12,7 +12,7 @@ from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
 
 
-class Table(NamedTuple):
+class FeatureTable(NamedTuple):
     """A pyarrow table with the `datasets` feature description of its columns, and the names and row counts of the files
     it is made of."""
 
@@ -30,7 +30,7 @@ class Table(NamedTuple):
         raise IndexError(row)
 
 
-def _column(table: Table, name: str, what: str, any_values: bool = False) -> Array:
+def _column(table: FeatureTable, name: str, what: str, any_values: bool = False) -> Array:
     """The labels (or group ids) of one table: integers, truth values or text, none of them missing."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -53,7 +53,7 @@ def _column(table: Table, name: str, what: str, any_values: bool = False) -> Arr
     return values
 
 
-def named(tables: Iterable[Table], name: str, names: tuple[str, ...], what: str) -> list[Array]:
+def named(tables: Iterable[FeatureTable], name: str, names: tuple[str, ...], what: str) -> list[Array]:
     """Values of several splits that number the classes `names`."""
     out = []
     for table in tables:
@@ -73,7 +73,7 @@ def named(tables: Iterable[Table], name: str, names: tuple[str, ...], what: str)
 
 
 def codes(
-    tables: Iterable[Table], name: str, what: str, any_values: bool = False
+    tables: Iterable[FeatureTable], name: str, what: str, any_values: bool = False
 ) -> tuple[list[Array], tuple[str, ...]]:
     """Values of several splits as int64 codes of one common, sorted vocabulary."""
     columns = [_column(table, name, what, any_values) for table in tables]
@@ -90,7 +90,7 @@ def codes(
     return [part.astype(np.int64) for part in np.split(inverse, ends)], tuple(str(v) for v in values)
 
 
-def unlabelled(tables: Mapping[str, Table], name: str, names: tuple[str, ...], what: str) -> tuple[str, ...]:
+def unlabelled(tables: Mapping[str, FeatureTable], name: str, names: tuple[str, ...], what: str) -> tuple[str, ...]:
     """A note where -1, which often marks rows without a label, is one of more than two classes."""
     if "-1" not in names or set(names) == {"-1", "1"}:
         return ()
@@ -106,7 +106,7 @@ def unlabelled(tables: Mapping[str, Table], name: str, names: tuple[str, ...], w
     return (f"{what}: -1 is a class of its own ({'; '.join(rows)}); if it marks rows without a label, remove them",)
 
 
-def numbers(table: Table, name: str, where: str) -> Array:
+def numbers(table: FeatureTable, name: str, where: str) -> Array:
     """A column of numbers, or of lists of numbers of one length -> float32 [n, d], all of them finite."""
     import pyarrow as pa
 

@@ -19,7 +19,7 @@ from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
 from flray.data.published import LABELS, plain_name
-from flray.data.sources.columns import Table, codes, named, numbers, unlabelled
+from flray.data.sources.columns import FeatureTable, codes, named, numbers, unlabelled
 from flray.data.splits import Split, Splits, Vocabulary
 
 # the official test split, else validation (MNLI: of the train genres)
@@ -86,7 +86,7 @@ def parquet_splits(
     return table_splits(config, tables, str(folder), vocabulary, [folder])
 
 
-def parquet_table(paths: Sequence[Path]) -> Table:
+def parquet_table(paths: Sequence[Path]) -> FeatureTable:
     """The rows of the files of one split. Raises DataError for one that cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -105,7 +105,7 @@ def parquet_table(paths: Sequence[Path]) -> Table:
             f"{paths[0].parent}: the files of {paths[0].name} to {paths[-1].name} have other columns ({error})"
         ) from error
     names = tuple((path.name, part.num_rows) for path, part in zip(paths, parts, strict=True))
-    return Table(data, _described((data.schema.metadata or {}).get(b"huggingface", b"{}"), paths[0]), "", names)
+    return FeatureTable(data, _described((data.schema.metadata or {}).get(b"huggingface", b"{}"), paths[0]), "", names)
 
 
 def _described(note: bytes, path: Path) -> Mapping[str, Any]:
@@ -121,7 +121,7 @@ def _described(note: bytes, path: Path) -> Mapping[str, Any]:
     )
 
 
-def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Table]:
+def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, FeatureTable]:
     """Train and test tables of a hub id or a folder, through `datasets`."""
     import datasets
 
@@ -141,13 +141,13 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> dict[str, Tabl
         if key not in loaded:
             raise DataError(f"hf:{name} has no split {key!r}{nearest(str(key), map(str, loaded))}; set options.{split}")
         part = loaded[key]
-        tables[split] = Table(
+        tables[split] = FeatureTable(
             part.with_format("arrow")[:], part.features.to_dict(), part._fingerprint, ((str(key), len(part)),)
         )
     return tables
 
 
-def hub_splits(config: DataConfig, tables: Mapping[str, Table], vocabulary: Vocabulary | None) -> Splits:
+def hub_splits(config: DataConfig, tables: Mapping[str, FeatureTable], vocabulary: Vocabulary | None) -> Splits:
     import datasets
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -158,7 +158,11 @@ def hub_splits(config: DataConfig, tables: Mapping[str, Table], vocabulary: Voca
 
 
 def table_splits(
-    config: DataConfig, tables: Mapping[str, Table], where: str, vocabulary: Vocabulary | None, folders: Sequence[Path]
+    config: DataConfig,
+    tables: Mapping[str, FeatureTable],
+    where: str,
+    vocabulary: Vocabulary | None,
+    folders: Sequence[Path],
 ) -> Splits:
     """Arrays of the tables `train` and, where there is one, the other; text becomes ids of `vocabulary`, or of one
     trained on it.
@@ -210,7 +214,7 @@ def table_splits(
     return Splits(splits[0], test, names, vocabulary=vocabulary, notes=notes, sources=sources, cut=cut)
 
 
-def table_texts(config: DataConfig, table: Table, where: str) -> list[list[str]]:
+def table_texts(config: DataConfig, table: FeatureTable, where: str) -> list[list[str]]:
     """The texts of the labelled rows of a table, as columns."""
     from flray.data.sources.text import labelled, texts_of
 
@@ -220,7 +224,7 @@ def table_texts(config: DataConfig, table: Table, where: str) -> list[list[str]]
 
 def _texts(
     config: DataConfig,
-    tables: Mapping[str, Table],
+    tables: Mapping[str, FeatureTable],
     columns: Columns,
     classes: tuple[str, ...],
     vocabulary: Vocabulary | None,
@@ -241,7 +245,7 @@ def _texts(
     return vocabulary, [ids for ids, _ in encoded], tuple(cut)
 
 
-def _domains(tables: Mapping[str, Table], column: str, what: str) -> tuple[list[Array], tuple[str, ...]]:
+def _domains(tables: Mapping[str, FeatureTable], column: str, what: str) -> tuple[list[Array], tuple[str, ...]]:
     """The domains of every split as codes, and their names: the table's own where it has some, else the values."""
     note = next(iter(tables.values())).features.get(column)
     names = note.get("names") if isinstance(note, dict) else None
@@ -250,7 +254,7 @@ def _domains(tables: Mapping[str, Table], column: str, what: str) -> tuple[list[
     return codes(tables.values(), column, what, any_values=True)
 
 
-def choose_columns(config: DataConfig, table: Table, where: str, vocabulary: Vocabulary | None) -> Columns:
+def choose_columns(config: DataConfig, table: FeatureTable, where: str, vocabulary: Vocabulary | None) -> Columns:
     """Label, input and group column; a wrong or missing name is an error that lists the columns.
 
     With a `vocabulary`, as with a tokenizer in the configuration, text is asked for.
@@ -310,7 +314,7 @@ def choose_columns(config: DataConfig, table: Table, where: str, vocabulary: Voc
     return Columns(label, chosen, kind, config.group, tuple(names) if names else None, domain=config.domain)
 
 
-def _inputs(config: DataConfig, table: Table, columns: Columns, where: str, folders: Sequence[Path]) -> Array:
+def _inputs(config: DataConfig, table: FeatureTable, columns: Columns, where: str, folders: Sequence[Path]) -> Array:
     if columns.kind == "image":
         from flray.data.sources.decode import decode_images
 

@@ -19,7 +19,7 @@ from flray.data.sources.prompts import filled
 from flray.data.splits import Vocabulary
 
 if TYPE_CHECKING:
-    from flray.data.sources.columns import Table
+    from flray.data.sources.columns import FeatureTable
     from flray.data.sources.readers import Columns
 
 PAIRS = (("question1", "question2"), ("sentence1", "sentence2"), ("question", "sentence"), ("question", "passage"))
@@ -52,7 +52,9 @@ def text_columns(config: DataConfig, columns: Sequence[str], where: str) -> tupl
     return chosen
 
 
-def labelled(tables: Mapping[str, Table], columns: Columns, where: str) -> tuple[dict[str, Table], tuple[str, ...]]:
+def labelled(
+    tables: Mapping[str, FeatureTable], columns: Columns, where: str
+) -> tuple[dict[str, FeatureTable], tuple[str, ...]]:
     """The rows that have a label (-1 or a gap marks those without), and a note on those left out."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -80,7 +82,7 @@ def labelled(tables: Mapping[str, Table], columns: Columns, where: str) -> tuple
     return kept, tuple(notes)
 
 
-def texts_of(table: Table, columns: Columns, where: str) -> list[list[str]]:
+def texts_of(table: FeatureTable, columns: Columns, where: str) -> list[list[str]]:
     """The texts of a table as columns: one, or the two of a pair; with a prompt the prompts with their texts in them.
 
     Raises `DataError` for what is no text, and for a sample that has none.

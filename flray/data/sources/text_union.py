@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from flray.core.schema.errors import ConfigError, DataError
-from flray.data.cache import Array, Entry, digest, fetch
+from flray.data.cache import Array, CacheEntry, digest, fetch
 from flray.data.checks import CutWarning
 from flray.data.data_config import DataConfig
 from flray.data.sources.prompts import MARKS, known_words, literals, prompt_of, task_marks
@@ -97,10 +97,10 @@ def _base(config: DataConfig, sets: Mapping[str, DataConfig]) -> Vocabulary:
         words += [word for own in sets.values() for word in (known_words(own) or {}).values()]
     marks = [MARKS[0].format(task) for task in range(len(sets))] if config.words else []
 
-    def build() -> Entry:
+    def build() -> CacheEntry:
         made = trained([column for _, texts in read for column in texts()], words, marks)
         assert made.tokenizer is not None
-        return Entry({"tokenizer": made.tokenizer}, {"vocabulary": list(made[:3])})
+        return CacheEntry({"tokenizer": made.tokenizer}, {"vocabulary": list(made[:3])})
 
     entry = fetch(digest("vocabulary", [name for name, _ in read], words, marks), build)
     size, pad, separator = entry.meta["vocabulary"]

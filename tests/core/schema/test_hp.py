@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from flray.core.schema.hp import Space, declared_keys, hp, hyperparameters
+from flray.core.schema.hp import SearchDomain, declared_keys, hp, hyperparameters
 from tests.support.options import sectioned
 
 
@@ -21,7 +21,7 @@ def test_declaration_is_described_once_with_type_default_bounds_and_space():
     rho, kind, size = hyperparameters(Record)
     assert (rho.name, rho.type, rho.default, rho.doc) == ("rho", "float", 1.5, "perturbation strength")
     assert rho.bounds == ">= 0"
-    assert rho.space == Space("log", (0.05, 5.0))
+    assert rho.space == SearchDomain("log", (0.05, 5.0))
     assert (kind.type, kind.bounds, kind.space) == ("choice", "a | b", None)
     assert size.default is None and set(size.bounds.split()) == {">", "0", "<=", "9"}
 
@@ -32,7 +32,7 @@ def test_hyper_parameters_of_a_part_have_dotted_names_and_keys_are_those_of_the_
         part: Record = Record()
 
     assert [p.name for p in hyperparameters(Method)] == ["lr", "part.rho", "part.kind", "part.size"]
-    assert hyperparameters(Method)[1].space == Space("log", (0.05, 5.0))
+    assert hyperparameters(Method)[1].space == SearchDomain("log", (0.05, 5.0))
     assert [(key.name, key.type) for key in declared_keys(Method)] == [("lr", "float"), ("part", "section")]
 
 
