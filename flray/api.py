@@ -159,7 +159,7 @@ def play(
                 scenario = build_scenario(experiment, data[0], data[2])
         kind: type[Simulation] = Simulation
         if experiment.algorithm.centralized:
-            from flray.engine.ray.train.driver import Centralized as kind
+            from flray.engine.ray.train.driver import CentralizedSimulation as kind
         run = kind(experiment, home, data, scenario, storage, origin, launch)
         if starting is not None:
             with stage("starting Ray", progress and not starting.ready):
@@ -180,9 +180,9 @@ def _executors(experiment: Experiment) -> tuple[Background | None, Launch]:
         from flray.engine.local_executor import launch
 
         return None, launch
+    from flray.engine.ray.capacity import cpus_needed
     from flray.engine.ray.cluster import Background, connect
     from flray.engine.ray.launch import launch as launch_actors
-    from flray.engine.ray.room import cpus_needed
 
     needed = cpus_needed(experiment)
     return Background(lambda: connect(experiment.address, needed)), launch_actors  # Ray takes seconds to start

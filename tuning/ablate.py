@@ -20,8 +20,8 @@ from flray.core.schema.errors import ConfigError, FlrayError
 from flray.engine.evaluate import personal_epochs
 from flray.engine.prepare import build_data
 from flray.engine.progress import stage
+from flray.engine.ray.capacity import cpus_needed
 from flray.engine.ray.cluster import connect
-from flray.engine.ray.room import cpus_needed
 from flray.results import compare, paired
 from flray.results.continual import is_column, is_continual
 from flray.results.report_page import ABLATION

@@ -37,7 +37,7 @@ from ray.tune.search import Searcher
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import CheckpointError, ResourceError
 from flray.engine.ray.cluster import started
-from flray.engine.ray.pool import Pool
+from flray.engine.ray.pool import ActorPool
 from flray.tuning.trainable import Trial
 
 # a traceback where Ray Tune's own state finds no room
@@ -182,7 +182,7 @@ def drive(
     Ray Tune's own folder in `folder` is dropped at the end: what a sweep is and found is in the studies and the run
     folders.
     """
-    Pool.release()  # the actors of a run before, in this process, hold CPUs that the trials wait for
+    ActorPool.release()  # the actors of a run before, in this process, hold CPUs that the trials wait for
     scratch = (folder / SCRATCH).absolute()
     shutil.rmtree(scratch, ignore_errors=True)
     # trials that it halts count for Ray Tune's limit

@@ -15,8 +15,8 @@ from flray.config.grid import dotted
 from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import stage
+from flray.engine.ray.capacity import cpus_needed
 from flray.engine.ray.cluster import Background, connect
-from flray.engine.ray.room import cpus_needed
 from flray.files import remove
 from flray.rundir.folder import is_run
 from flray.rundir.lock import NAME as LOCK

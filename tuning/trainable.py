@@ -17,7 +17,7 @@ from ray import tune
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, FlrayError, ResourceError
-from flray.engine.ray.pool import Pool
+from flray.engine.ray.pool import ActorPool
 from flray.rundir.reader import Run
 from flray.tuning.studies import disk_full
 from flray.tuning.trial_run import TrialRun
@@ -187,5 +187,5 @@ class Trial(tune.Trainable):
 
     def cleanup(self) -> None:
         self._pause()
-        if Pool.current is not None:
-            Pool.current.kill()
+        if ActorPool.current is not None:
+            ActorPool.current.kill()

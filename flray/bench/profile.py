@@ -118,14 +118,14 @@ def in_server(actor: Any) -> None:
 
 def in_driver() -> None:
     """Start the clocks of this process: around what it waits for."""
-    from flray.engine.ray.calls import Calls
-    from flray.engine.ray.graph import Graph
+    from flray.engine.ray.calls import CallsExecutor
+    from flray.engine.ray.graph import GraphExecutor
     from flray.engine.simulation import Simulation
 
     global _clocks
     _clocks = Clocks()
     _clocks.time_method(Simulation, "_round", ROUND, lambda self, run, clock, ahead: clock.done)
-    for kind in (Calls, Graph):
+    for kind in (CallsExecutor, GraphExecutor):
         for method in {"plan", "run", "test"} & vars(kind).keys():
             _clocks.time_method(kind, method, WAIT)
 
@@ -165,13 +165,13 @@ def profile(workload: Workload, rounds: int, home: Path, **resources: Any) -> li
     """
     from flray.api import play
     from flray.engine.ray.cluster import ray
-    from flray.engine.ray.pool import Pool
+    from flray.engine.ray.pool import ActorPool
 
     experiment = workload.experiment(WARM_UP + rounds + 2, resources=resources)
     ends: dict[int, float] = {}
     for row in play(experiment, home / "profile", scenario=workload.scenario(experiment), overwrite=True):
         ends[row["done"]] = time.perf_counter()
-        pool = Pool.current
+        pool = ActorPool.current
         assert pool is not None
         if row["done"] == WARM_UP:
             started = [actor.__ray_call__.remote(in_client) for actor in pool.clients]

@@ -28,7 +28,7 @@ from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
 
 
-class Local:
+class LocalExecutor:
     """An executor (`rounds.Executor`) over a server, its store and its workbench.
 
     Each half runs with its own number of torch threads.
@@ -48,25 +48,25 @@ class Local:
         self.server, self.store, self.client = server, store, Client(server.bench)
         self.client_threads, self.server_threads = client_threads, server_threads
         self.facts = server.facts()
-        self._down: tuple[Clock, Any] | None = None
+        self._broadcast: tuple[Clock, Any] | None = None
 
     def plan(self, clock: Clock) -> Plan | None:
         broadcast, plan = self.server.plan(clock)
-        self._down = (clock, join(broadcast, self.server.parts()))
+        self._broadcast = (clock, join(broadcast, self.server.parts()))
         return plan
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
         broadcast, plan = self.server.broadcast(clock, exchange)
-        self._down = (clock, join(broadcast, self.server.parts()))
+        self._broadcast = (clock, join(broadcast, self.server.parts()))
         return plan
 
     def run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock] = ()) -> Ran:
-        assert self._down is not None and self._down[0] == plan.clock
+        assert self._broadcast is not None and self._broadcast[0] == plan.clock
         deliveries, rows = [], []
         with threads(self.client_threads):
             for chunk in turn.chunks:
                 delivery, more = self.client.work(
-                    chunk, plan.exchange, self._down[1], self.server.states(chunk.clients)
+                    chunk, plan.exchange, self._broadcast[1], self.server.states(chunk.clients)
                 )
                 deliveries.append(delivery)
                 rows += more
@@ -81,8 +81,8 @@ class Local:
 
     def personal(self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
         self.broadcast(clock, self.server.algorithm.training)
-        assert self._down is not None
-        broadcast = self._down[1]
+        assert self._broadcast is not None
+        broadcast = self._broadcast[1]
         with threads(self.client_threads):
             rows = [
                 self.client.personal(chunk, broadcast, self.server.states(chunk.clients), finetune_epochs)
@@ -123,7 +123,7 @@ class Local:
 
 def launch(
     experiment: Experiment, folder: Path, scenario: Scenario, fingerprints: dict[str, Any], lock: str
-) -> tuple[Local, Experiment]:
+) -> tuple[LocalExecutor, Experiment]:
     """(an executor in this process; the experiment with the thread counts that decide its bits written out)."""
     resources = experiment.resources
     server_threads = cores() if resources.server.threads == "auto" else resources.server.threads
@@ -132,7 +132,7 @@ def launch(
         bench = Workbench(experiment, TaskSummary.of(scenario))
         store = RunStore(experiment, folder.absolute(), lock)
         server = Server(bench, store.clients, store.progress)
-    executor = Local(server, store, client_threads, server_threads)
+    executor = LocalExecutor(server, store, client_threads, server_threads)
     executor.facts.update(client_actors=0, client_threads=client_threads, threads=server_threads)
     fixed = resources.model_copy(update={"server": resources.server.model_copy(update={"threads": server_threads})})
     return executor, experiment.model_copy(update={"resources": fixed})

@@ -27,7 +27,7 @@ from flray.core.schema.errors import ClientError, ConfigError
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts
 from flray.engine.client import in_folder
-from flray.engine.local_executor import Local
+from flray.engine.local_executor import LocalExecutor
 from flray.engine.prepare import with_drift
 from flray.engine.rounds import transact
 from flray.engine.server import Server
@@ -56,7 +56,7 @@ class Replay:
         self.scenario, self.bench = workbench_of(run)
         store = RunStore(self.experiment, run.folder.absolute(), scratch=Path(self._scratch.name))
         self.server = Server(self.bench, store.clients)
-        self.executor = Local(self.server, store, facts["client_threads"], facts["threads"])
+        self.executor = LocalExecutor(self.server, store, facts["client_threads"], facts["threads"])
         data, before = self.bench.dataset.fingerprint, run.environment["fingerprints"]["data"]
         if data != before:
             warnings.warn(

@@ -30,7 +30,7 @@ from flray.data.splits import Split
 from flray.engine import cohort as cohorts
 from flray.engine.client import Chunk, Client
 from flray.engine.counts import Evaluator
-from flray.engine.local_executor import Local
+from flray.engine.local_executor import LocalExecutor
 from flray.engine.local_loop import Trained
 from flray.engine.rounds import Exchanged, transact
 from flray.engine.server import Plan, Server
@@ -118,7 +118,7 @@ class Federation:
             algorithm=algorithm, cohort=CohortConfig(size=cohort_size), evaluate=evaluate
         )
         self.server = Server(Bench(self.experiment, TaskSummary.of(self.scenario), objective, split, proxy))
-        self.executor = Local(self.server, RunStore(self.experiment, Path()))
+        self.executor = LocalExecutor(self.server, RunStore(self.experiment, Path()))
         self.executor.client = self.clients = Watched(self.server.bench, lost)
         self.states: list[Any] = [self.server.state]
         self.updates: list[list[Any]] = []

@@ -12,8 +12,8 @@ from unittest.mock import patch
 import ray
 
 from flray.engine.ray.actors import ServerActor
-from flray.engine.ray.calls import Calls
-from flray.engine.ray.pool import Pool
+from flray.engine.ray.calls import CallsExecutor
+from flray.engine.ray.pool import ActorPool
 from flray.engine.simulation import Simulation
 
 
@@ -21,9 +21,9 @@ from flray.engine.simulation import Simulation
 def client_killed_in_round(round: int) -> Iterator[list[int]]:
     """SIGKILL for the first client actor that gets work in a round (from 0); it has accepted the work and never ends
     it."""
-    original, killed = Calls._work, []
+    original, killed = CallsExecutor._work, []
 
-    def sent(self: Calls, job: Any, exchange: Any, broadcast: Any) -> Any:
+    def sent(self: CallsExecutor, job: Any, exchange: Any, broadcast: Any) -> Any:
         work = original(self, job, exchange, broadcast)
 
         def submit(actor: Any) -> Any:
@@ -38,7 +38,7 @@ def client_killed_in_round(round: int) -> Iterator[list[int]]:
 
         return submit
 
-    with patch.object(Calls, "_work", sent):
+    with patch.object(CallsExecutor, "_work", sent):
         yield killed
 
 
@@ -46,9 +46,9 @@ def client_killed_in_round(round: int) -> Iterator[list[int]]:
 def client_lost_in_round(round: int) -> Iterator[list[int]]:
     """The first client actor that gets work in a round (from 0) does it, and then stands there as one that Ray has
     started again: what it delivered is gone, nobody has set it up. A restart without the seconds that it takes."""
-    original, lost = Calls._work, []
+    original, lost = CallsExecutor._work, []
 
-    def sent(self: Calls, job: Any, exchange: Any, broadcast: Any) -> Any:
+    def sent(self: CallsExecutor, job: Any, exchange: Any, broadcast: Any) -> Any:
         work = original(self, job, exchange, broadcast)
 
         def submit(actor: Any) -> Any:
@@ -59,7 +59,7 @@ def client_lost_in_round(round: int) -> Iterator[list[int]]:
 
         return submit
 
-    with patch.object(Calls, "_work", sent):
+    with patch.object(CallsExecutor, "_work", sent):
         yield lost
 
 
@@ -72,9 +72,9 @@ def _forget(actor: Any) -> int:
 def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
     """The server actor's process is gone when one of its methods is called for the `call`-th time (from 0), once; for
     runs by calls."""
-    original, calls, killed = Pool.start, [], []
+    original, calls, killed = ActorPool.start, [], []
 
-    def start(self: Pool, called: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def start(self: ActorPool, called: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if called.__name__ == method:
             calls.append(method)
         if called.__name__ == method and len(calls) == call + 1 and not killed:
@@ -85,7 +85,7 @@ def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
                     ray.get(original(self, ServerActor.states, []))
         return original(self, called, *arguments, **options)
 
-    with patch.object(Pool, "start", start):
+    with patch.object(ActorPool, "start", start):
         yield killed
 
 

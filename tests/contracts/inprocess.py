@@ -41,7 +41,7 @@ class Watched(Client):
         return done
 
 
-class Executor(local.Local):
+class Executor(local.LocalExecutor):
     """The local executor, watched; `sent` counts the bytes of what is in its hands."""
 
     def __init__(self, server: Server, store: RunStore, watch: Watch) -> None:
@@ -52,9 +52,9 @@ class Executor(local.Local):
         self.client = Watched(server.bench, watch, self.sent)
 
     def run(self, plan: Plan, turn: cohorts.Turn, ahead: Sequence[Clock] = ()) -> Ran:
-        assert self._down is not None
+        assert self._broadcast is not None
         clients = turn.cohort.client_ids.tolist()
-        self.sent["down"] += size(self._down[1]) * len(clients) - self.known(plan, set(clients))
+        self.sent["down"] += size(self._broadcast[1]) * len(clients) - self.known(plan, set(clients))
         finish = plan.exchange.finish
         watched = functools.wraps(finish)(lambda *arguments: self.watch("server", finish, *arguments))
         exchange = plan.exchange._replace(finish=watched)
@@ -77,12 +77,12 @@ class Executor(local.Local):
         return there
 
 
-def executor_of(experiment: Any, folder: Path, lock: str | None = None) -> local.Local:
+def executor_of(experiment: Any, folder: Path, lock: str | None = None) -> local.LocalExecutor:
     """A server and its store as a run makes them, with the scenario that the configuration gives."""
     dataset, _, private = build_data(experiment)
     bench = Workbench(experiment, TaskSummary.of(build_scenario(experiment, dataset, private)))
     store = RunStore(experiment, folder, lock)
-    return local.Local(Server(bench, store.clients, store.progress), store)
+    return local.LocalExecutor(Server(bench, store.clients, store.progress), store)
 
 
 class Local:

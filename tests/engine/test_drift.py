@@ -17,7 +17,7 @@ from flray.core.schema.errors import DataError
 from flray.data import load_dataset
 from flray.doctor import examine
 from flray.engine.prepare import build_data, build_scenario
-from flray.engine.ray.train.driver import _drifted
+from flray.engine.ray.train.driver import _drifted_samples
 from flray.engine.replay import Replay
 from flray.scenario import DriftWarning
 from tests.contracts.inprocess import Local
@@ -150,10 +150,10 @@ def test_the_bound_trains_on_what_all_clients_still_hold():
     data = load_dataset(asked.data)
     scenario = build_scenario(asked, data, None)
     samples = [np.unique(scenario.partitions[0].indices)]
-    found = _drifted(scenario, samples, schedule(START, 6, 1))
+    found = _drifted_samples(scenario, samples, schedule(START, 6, 1))
     assert sorted(found) == [2, 3] and found[2] is found[3]
     assert found[2].tolist() == [i for i in samples[0] if data.train.y[i] == 1]
-    assert not _drifted(scenario.drifting(None), samples, schedule(START, 6, 1))
+    assert not _drifted_samples(scenario.drifting(None), samples, schedule(START, 6, 1))
 
 
 def test_the_doctor_says_what_drifts(tmp_path):

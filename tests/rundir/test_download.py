@@ -14,7 +14,7 @@ import flray
 from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError, ConfigError
-from flray.engine.ray.pool import Pool
+from flray.engine.ray.pool import ActorPool
 from flray.results import compare
 from flray.rundir import checkpoint
 from flray.rundir.download import download
@@ -97,7 +97,7 @@ def test_a_server_actor_that_starts_on_an_empty_node_goes_on_from_the_storage(
 ):
     """The server dies in round 4, and with its node what it had written."""
     base, folder, loads = new_base("file"), tmp_path / "run", []
-    original = Pool.start
+    original = ActorPool.start
 
     def start(self, method, *arguments, **options):
         if method.__name__ != "load":
@@ -108,7 +108,7 @@ def test_a_server_actor_that_starts_on_an_empty_node_goes_on_from_the_storage(
         loads.append(ray_cluster.get(ref))
         return ref
 
-    monkeypatch.setattr(Pool, "start", start)
+    monkeypatch.setattr(ActorPool, "start", start)
     with server_killed_at("finish", 6) as killed:
         run = flray.run(config("own", storage=base, resources={"executor": "calls", "store": "files"}), out=folder)
     assert killed and loads == [Position(0, 2, 2, "round")], "the checkpoint after round 2"

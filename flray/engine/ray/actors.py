@@ -63,8 +63,8 @@ class Recipe(NamedTuple):
             os.chdir(self.folder)
         for module in self.imports:
             importlib.import_module(module)
-        found: Experiment = pickle.loads(self.experiment)
-        return found
+        experiment: Experiment = pickle.loads(self.experiment)
+        return experiment
 
 
 def prepare(threads: int) -> str:
@@ -110,8 +110,8 @@ class ClientActor(ClientNodes):
         self, chunk: Chunk, plan: Plan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
     ) -> tuple[Delivery, list[dict[str, Any]]]:
         """The work of one chunk; `parts` are the broadcast's shared ones, in the order of `plan.shared`."""
-        whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
-        return self.client.work(chunk, plan.exchange, whole, states)
+        joined = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
+        return self.client.work(chunk, plan.exchange, joined, states)
 
     def evaluate(self, published: Message, clock: Clock, part: int, parts: int) -> tuple[None, Tally]:
         """One of `parts` parts of all tests of what the server published, a message of NumPy arrays."""
@@ -127,8 +127,8 @@ class ClientActor(ClientNodes):
         finetune_epochs: Sequence[int],
         *parts: np.ndarray,
     ) -> tuple[None, list[dict[str, Any]]]:
-        whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
-        return None, self.client.personal(chunk, whole, states, finetune_epochs)
+        joined = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
+        return None, self.client.personal(chunk, joined, states, finetune_epochs)
 
     def peak_gpu_memory(self, chunk: Chunk) -> tuple[int, int]:
         """(bytes that training the client of the chunk took, bytes of the GPU); needs a GPU."""

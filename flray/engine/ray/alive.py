@@ -22,7 +22,7 @@ PATIENCE_S = 30.0  # with a GCS that another machine may start again; Ray gives 
 NOTICE_S = 0.5  # what fails because a process of Ray has died may fail before the watch hears of it
 
 
-class Watch:
+class RayWatch:
     """A thread that notices when the raylet of this node or the GCS has died; `lost` is then the one line about it."""
 
     def __init__(self, node: Node, own: bool) -> None:
@@ -73,7 +73,7 @@ class Watch:
         self._stop = True
 
 
-_watch: Watch | None = None
+_watch: RayWatch | None = None
 
 
 def watch(node: Node, own: bool) -> None:
@@ -81,7 +81,7 @@ def watch(node: Node, own: bool) -> None:
     global _watch
     if _watch is None or _watch.key != node.raylet_socket_name:
         forget()
-        _watch = Watch(node, own)
+        _watch = RayWatch(node, own)
 
 
 def forget() -> None:

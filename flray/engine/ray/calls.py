@@ -22,7 +22,7 @@ from flray.engine.cohort import Turn
 from flray.engine.counts import Tally, merged
 from flray.engine.ray import alive
 from flray.engine.ray.actors import ServerActor
-from flray.engine.ray.pool import ActorCall, Pool
+from flray.engine.ray.pool import ActorCall, ActorPool
 from flray.engine.rounds import P, Ran
 from flray.engine.server import Plan, Server
 
@@ -31,12 +31,12 @@ LOST_RESULTS = 3  # times that one piece of work is computed
 T = TypeVar("T")
 
 
-class Calls:
+class CallsExecutor:
     """An executor (`rounds.Executor`) over a pool of actors that are set up."""
 
-    def __init__(self, pool: Pool, experiment: Experiment, facts: dict[str, Any]) -> None:
+    def __init__(self, pool: ActorPool, experiment: Experiment, facts: dict[str, Any]) -> None:
         self.pool, self.experiment, self.facts = pool, experiment, facts
-        self._down: dict[Clock, tuple[Any, Plan | None]] = {}  # references to broadcasts, and their plans
+        self._plans: dict[Clock, tuple[Any, Plan | None]] = {}  # references to broadcasts, and their plans
         self._parts: dict[str, Any] = {}  # references to the shared parts of the broadcasts, by hash
         self._published: dict[Clock, Any] = {}  # a reference to what the test after a transaction reads
 
@@ -49,22 +49,22 @@ class Calls:
         return self.pool.retries
 
     def plan(self, clock: Clock) -> Plan | None:
-        if clock not in self._down:  # else it came with the exchange before
-            broadcast, asked = self._start(ServerActor.plan, clock, returns=2)
-            self._planned({clock: (broadcast, self.pool.wait(asked))})
-        return self._down[clock][1]
+        if clock not in self._plans:  # else it came with the exchange before
+            broadcast, plan_ref = self._start(ServerActor.plan, clock, returns=2)
+            self._set_plans({clock: (broadcast, self.pool.wait(plan_ref))})
+        return self._plans[clock][1]
 
-    def _planned(self, broadcast: dict[Clock, tuple[Any, Plan | None]]) -> None:
+    def _set_plans(self, broadcast: dict[Clock, tuple[Any, Plan | None]]) -> None:
         """Keep these broadcasts, and references to the shared parts that they name: those known are not sent again."""
-        self._down = broadcast
+        self._plans = broadcast
         named = [hash for _, plan in broadcast.values() if plan is not None for hash in plan.shared]
         if named:  # those of a round whose second exchange names none stay for the next one
             self._parts = {hash: self._parts.get(hash) or self._start(ServerActor.part, hash) for hash in named}
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
-        broadcast, asked = self._start(ServerActor.broadcast, clock, exchange, returns=2)
-        plan: Plan = self.pool.wait(asked)
-        self._planned({clock: (broadcast, plan)})
+        broadcast, plan_ref = self._start(ServerActor.broadcast, clock, exchange, returns=2)
+        plan: Plan = self.pool.wait(plan_ref)
+        self._set_plans({clock: (broadcast, plan)})
         return plan
 
     def run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Ran:
@@ -75,17 +75,17 @@ class Calls:
         self.broadcast(plan.clock, plan.exchange)
 
     def _run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Ran:
-        broadcast = self._down[plan.clock][0]
+        broadcast = self._plans[plan.clock][0]
         results = self.pool.execute([self._work(chunk, plan, broadcast) for chunk in turn.chunks])
         began = time.perf_counter()
         payloads = [payload for payload, _ in results]
         now = plan.clock.transaction
-        next_down, published, report = self._start(
+        next_broadcast, published, report = self._start(
             ServerActor.finish, plan, to_numpy(turn.cohort), ahead, self._is_due(now), *payloads, returns=3
         )
         metrics, plans = self.pool.wait(report)
         self._published = {now: published} if self._is_due(now) and plans[:1] == [None] else {}
-        self._planned({clock: (next_down, found) for clock, found in zip(ahead, plans, strict=False)})
+        self._set_plans({clock: (next_broadcast, plan_ahead) for clock, plan_ahead in zip(ahead, plans, strict=False)})
         return Ran([row for _, rows in results for row in rows], metrics, time.perf_counter() - began)
 
     def _work(self, chunk: Chunk, plan: Plan, broadcast: Message) -> ActorCall:
@@ -95,8 +95,8 @@ class Calls:
 
     def test(self, clock: Clock) -> Tally:
         if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
-            found: Tally = self.call(Server.evaluate, clock)
-            return found
+            tally: Tally = self.call(Server.evaluate, clock)
+            return tally
         return self._again(lambda: self._test(clock), self._published.clear)
 
     def _is_due(self, clock: Clock) -> bool:
@@ -114,14 +114,14 @@ class Calls:
 
     def personal(self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
         plan = self.broadcast(clock, self.experiment.algorithm.training)
-        broadcast, parts = self._down[clock][0], [self._parts[hash] for hash in plan.shared]
+        broadcast, parts = self._plans[clock][0], [self._parts[hash] for hash in plan.shared]
 
-        def piece(chunk: Chunk) -> ActorCall:
+        def call_of(chunk: Chunk) -> ActorCall:
             return lambda actor: actor.personal.options(num_returns=2).remote(
                 chunk, plan, broadcast, self._start(ServerActor.states, chunk.clients), finetune_epochs, *parts
             )
 
-        work = [piece(chunk) for chunk in chunks]
+        work = [call_of(chunk) for chunk in chunks]
         return [row for _, rows in self.pool.execute(work) for row in rows]
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:

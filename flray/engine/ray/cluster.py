@@ -114,19 +114,19 @@ def _join(address: str, where: str) -> None:
 
     Config.initialize("")  # Ray read RAY_AUTH_MODE when it was imported
     try:  # Ray itself tries for minutes, and then does not say what was wrong
-        found = canonicalize_bootstrap_address_or_die(address)
-        host, port = parse_address(found) or ("", "0")
+        gcs_address = canonicalize_bootstrap_address_or_die(address)
+        host, port = parse_address(gcs_address) or ("", "0")
         socket.create_connection((host, int(port)), ANSWER_S).close()
         # without a token, the next line would abort the process
         ensure_token_if_auth_enabled(create_token_if_missing=False)
-        GcsClient(address=found)
+        GcsClient(address=gcs_address)
     except AuthenticationError as error:
         raise refused(where, error) from error
     except (OSError, ValueError, RpcError) as error:
         raise ResourceError(
             f"{where}: no Ray cluster answers ({line(error)}); start one with `ray start --head`, or leave it out"
         ) from error
-    _init(where, address=found)
+    _init(where, address=gcs_address)
 
 
 def _init(where: str, **options: Any) -> None:

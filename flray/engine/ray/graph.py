@@ -25,51 +25,51 @@ from flray.engine.cohort import Turn
 from flray.engine.counts import Tally
 from flray.engine.ray import Actor, alive
 from flray.engine.ray.actors import ServerActor
-from flray.engine.ray.calls import Calls
+from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.nodes import ExchangeResult, Order, ServerCall
-from flray.engine.ray.pool import LOST, Pool, cause
-from flray.engine.ray.private.channel import LOOK_S, ChannelType, standing_for_driver
+from flray.engine.ray.nodes import ExchangeOrder, ExchangeResult, ServerCall
+from flray.engine.ray.pool import LOST, ActorPool, cause
+from flray.engine.ray.private.channel import LOOK_S, ChannelType, as_driver_proxy
 from flray.engine.rounds import P, Ran
 from flray.engine.server import Plan, Server
 
-DOWN = 3  # models that a channel has room for: a broadcast, or states
-UP = 12  # the same for a run's partial sums, 2 log2 of its clients
-MOST_BYTES = 2**24  # of one channel's models; what is larger goes through the object store
-SMALL_BYTES = 2**17  # of a channel beside its models
+BROADCAST_MODELS = 3  # models that a channel has room for: a broadcast, or states
+DELIVERY_MODELS = 12  # the same for a run's partial sums, 2 log2 of its clients
+MAX_MODEL_BYTES = 2**24  # of one channel's models; what is larger goes through the object store
+EXTRA_BYTES = 2**17  # of a channel beside its models
 SUBMIT_S = 300.0  # until the actors have read what is sent to them; Ray's 10 s are little for processes that just began
 
 # it tells of every dead actor with a traceback; the pool has a line for it
 logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
 
 
-class Compiled:
+class CompiledGraph:
     """The graph of a server actor and its client actors; they work in it until it is closed."""
 
     def __init__(self, server: Actor, clients: Sequence[Actor], model_bytes: int) -> None:
         """Takes about 0.1 s. Raises one of `LOST` when an actor is gone."""
         self.actors, self.model_bytes, parts = (server, *clients), model_bytes, len(clients)
-        name, down_bytes = uuid.uuid4().hex, min(DOWN * model_bytes, MOST_BYTES)
-        small, large = ChannelType(SMALL_BYTES, name), ChannelType(SMALL_BYTES + down_bytes, name)
-        sums = ChannelType(SMALL_BYTES + min(UP * model_bytes, MOST_BYTES), name)
+        name, broadcast_bytes = uuid.uuid4().hex, min(BROADCAST_MODELS * model_bytes, MAX_MODEL_BYTES)
+        small, large = ChannelType(EXTRA_BYTES, name), ChannelType(EXTRA_BYTES + broadcast_bytes, name)
+        sums = ChannelType(EXTRA_BYTES + min(DELIVERY_MODELS * model_bytes, MAX_MODEL_BYTES), name)
 
-        def sent(node: Any, room: ChannelType) -> Any:
-            node.type_hint = room
+        def typed(node: Any, channel_type: ChannelType) -> Any:
+            node.type_hint = channel_type
             return node
 
-        with InputNode() as asked:
-            orders = [sent(asked[i], small) for i in range(1 + parts)]
+        with InputNode() as inputs:
+            orders = [typed(inputs[i], small) for i in range(1 + parts)]
             broadcast, *states = server.graph_broadcast.options(num_returns=1 + parts).bind(orders[0])
-            sent(broadcast.class_method_call, large)
+            typed(broadcast.class_method_call, large)
             runs = zip(clients, orders[1:], states, strict=True)
-            work = [sent(client.graph_work.bind(order, broadcast, state), sums) for client, order, state in runs]
-            published = sent(server.graph_finish.bind(orders[0], *work), large)
-            tests = [sent(client.graph_test.bind(published, i, parts), small) for i, client in enumerate(clients)]
-            result = sent(server.graph_result.bind(*tests), small)
-        with standing_for_driver(server):
+            work = [typed(client.graph_work.bind(order, broadcast, state), sums) for client, order, state in runs]
+            published = typed(server.graph_finish.bind(orders[0], *work), large)
+            tests = [typed(client.graph_test.bind(published, i, parts), small) for i, client in enumerate(clients)]
+            result = typed(server.graph_result.bind(*tests), small)
+        with as_driver_proxy(server):
             self._graph = result.experimental_compile(_submit_timeout=SUBMIT_S, _max_inflight_executions=1)
 
-    def execute(self, order: Order, chunks: Sequence[tuple[Chunk, Exchange] | None]) -> ExchangeResult:
+    def execute(self, order: ExchangeOrder, chunks: Sequence[tuple[Chunk, Exchange] | None]) -> ExchangeResult:
         """The result of the order; `chunks`: one for each client actor, None for those without work.
 
         Raises `RayTaskError` with an actor's own error, `ResourceError` when a process of Ray has died; after anything
@@ -86,7 +86,7 @@ class Compiled:
                 ref._ray_get_called = False  # a reference may be asked once; nothing was read
                 self._graph.dag_output_channels[0].wait(LOOK_S)
 
-    def serves(self, pool: Pool, model_bytes: int) -> bool:
+    def serves(self, pool: ActorPool, model_bytes: int) -> bool:
         """Whether it is intact, of these actors and for a model of this size."""
         same = self.actors == (pool.server, *pool.clients) and self.model_bytes == model_bytes
         return same and not self._graph.is_teardown
@@ -96,10 +96,10 @@ class Compiled:
         self._graph.teardown()
 
 
-class Graph(Calls):
+class GraphExecutor(CallsExecutor):
     """An executor (`rounds.Executor`): exchanges in parallel by the graph of the pool's actors, the rest by calls."""
 
-    def __init__(self, pool: Pool, experiment: Experiment, facts: dict[str, Any]) -> None:
+    def __init__(self, pool: ActorPool, experiment: Experiment, facts: dict[str, Any]) -> None:
         super().__init__(pool, experiment, facts)
         self._first: list[ServerCall] = []  # calls that go with the next execution
         self._tally: tuple[Clock, Tally] | None = None
@@ -113,15 +113,15 @@ class Graph(Calls):
         graph = self._graph(plan, turn)
         result = self._execute(graph, plan, turn, ahead) if graph is not None else None
         if result is None:
-            if self._down.get(plan.clock, (None,))[0] is None:  # the server planned it for itself
+            if self._plans.get(plan.clock, (None,))[0] is None:  # the server planned it for itself
                 self.broadcast(plan.clock, plan.exchange)
             return super().run(plan, turn, ahead)
-        self._down = {clock: (None, found) for clock, found in zip(ahead, result.plans, strict=False)}
+        self._plans = {clock: (None, plan_ahead) for clock, plan_ahead in zip(ahead, result.plans, strict=False)}
         if result.tally is not None:
             self._tally = (turn.clock.transaction, result.tally)
         return Ran(result.rows, result.metrics, result.server_s)
 
-    def _graph(self, plan: Plan, turn: Turn) -> Compiled | None:
+    def _graph(self, plan: Plan, turn: Turn) -> CompiledGraph | None:
         """The graph for this exchange, of the actors that are there; None: it goes by calls, as does what has shared
         parts, which travel by reference, and work of the server alone."""
         pool, model_bytes = self.pool, 4 * (self.facts["parameters"] + self.facts["buffers"])
@@ -130,18 +130,18 @@ class Graph(Calls):
         if pool.graph is None or not pool.graph.serves(pool, model_bytes):
             pool.close_graph()
             try:
-                pool.graph = Compiled(pool.server, pool.clients, model_bytes)
+                pool.graph = CompiledGraph(pool.server, pool.clients, model_bytes)
             except LOST:
                 return None
         return pool.graph
 
-    def _execute(self, graph: Compiled, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> ExchangeResult | None:
+    def _execute(self, graph: CompiledGraph, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> ExchangeResult | None:
         """None: an actor died before the exchange was finished. Raises an actor's own error."""
         from flray.engine.ray.actors import FreshActorError
 
         chunks, actors = turn.chunks, len(self.pool.clients)
         stateful = [chunk.clients if self.facts["stateful"] else [] for chunk in chunks]
-        order = Order(
+        order = ExchangeOrder(
             plan,
             to_numpy(turn.cohort),
             [*stateful, *[[]] * (actors - len(chunks))],
@@ -172,12 +172,12 @@ class Graph(Calls):
             self.pool.close_graph()
             raise
         self.pool.retries += 1
-        found: ExchangeResult | None = self.pool.wait(self._start(ServerActor.exchange_result, turn.clock))
-        return found
+        stored_result: ExchangeResult | None = self.pool.wait(self._start(ServerActor.exchange_result, turn.clock))
+        return stored_result
 
     def test(self, clock: Clock) -> Tally:
-        found, self._tally = self._tally, None
-        return found[1] if found is not None and found[0] == clock else super().test(clock)
+        tally, self._tally = self._tally, None
+        return tally[1] if tally is not None and tally[0] == clock else super().test(clock)
 
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
         """The call goes with the next execution, and is repeated where that fails."""

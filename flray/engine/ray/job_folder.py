@@ -90,15 +90,15 @@ def _largest(sizes: dict[str, int], count: int = 5) -> list[tuple[str, int]]:
             entry = parent + parts[depth] + ("/" if depth + 1 < len(parts) else "")
             entries = below.setdefault(parent, {})
             entries[entry] = entries.get(entry, 0) + size
-    found = []
+    largest = []
     for entry, size in sorted(below.get("", {}).items(), key=lambda item: -item[1])[:count]:
         while entry in below:
-            part, held = max(below[entry].items(), key=lambda item: item[1])
-            if held < MOST * size:
+            part, part_size = max(below[entry].items(), key=lambda item: item[1])
+            if part_size < MOST * size:
                 break
-            entry, size = part, held
-        found.append((entry, size))
-    return sorted(found, key=lambda item: -item[1])
+            entry, size = part, part_size
+        largest.append((entry, size))
+    return sorted(largest, key=lambda item: -item[1])
 
 
 def write_rayignore(folder: Path) -> bool:

@@ -28,21 +28,21 @@ def record() -> None:
 def of(actor: Actor) -> LastCall | None:
     """The call in which the actor's process ended; None: it lives, or was in none, or its node does not answer."""
     name = actor._actor_id.hex()
-    found = _read(name)
+    call = _read(name)
     here = ray.get_runtime_context().get_node_id()
     others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-    if found is not None or not others:
-        return found
+    if call is not None or not others:
+        return call
     read = ray.remote(num_cpus=0, max_retries=0)(_read)
-    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in others]
-    asked = [read.options(scheduling_strategy=place).remote(name) for place in places]
-    answers, late = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in others]
+    refs = [read.options(scheduling_strategy=place).remote(name) for place in strategies]
+    answers, late = ray.wait(refs, num_returns=len(refs), timeout=ANSWER_S)
     for ref in late:
         ray.cancel(ref)
     for ref in answers:
         with contextlib.suppress(Exception):  # a node that is going away
-            found = ray.get(ref) or found
-    return found
+            call = ray.get(ref) or call
+    return call
 
 
 def _read(name: str) -> LastCall | None:

@@ -13,21 +13,21 @@ from flray.core.schema.errors import ResourceError, ServerLostError
 from flray.engine import cohort as cohorts
 from flray.engine.blame import ended
 from flray.engine.ray.actors import Recipe
-from flray.engine.ray.calls import Calls
+from flray.engine.ray.calls import CallsExecutor
+from flray.engine.ray.capacity import num_client_actors
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.graph import Graph
-from flray.engine.ray.pool import LESS, Pool, reserved
-from flray.engine.ray.room import how_many
+from flray.engine.ray.graph import GraphExecutor
+from flray.engine.ray.pool import LESS_MEMORY, ActorPool, num_client_bundles
 from flray.engine.threads import cores
 from flray.files import checksum
 from flray.scenario import Scenario
 
-SMALL = 1_000_000  # parameters and buffers of a model whose messages are what a graph makes cheaper
+GRAPH_PARAMETERS = 1_000_000  # parameters and buffers of a model whose messages are what a graph makes cheaper
 
 
 def launch(
     experiment: Experiment, folder: Path, scenario: Scenario, fingerprints: dict[str, Any], lock: str
-) -> tuple[Calls, Experiment]:
+) -> tuple[CallsExecutor, Experiment]:
     """(the executor, its actors set up; the experiment with the executor and the thread counts written out).
 
     `lock`: the id under which this process holds the folder, in which the server actor writes as well.
@@ -43,13 +43,15 @@ def launch(
     client = {"num_cpus": resources.client.num_cpus, "num_gpus": gpus}
     server = {"num_cpus": resources.server.num_cpus, "num_gpus": resources.server.num_gpus}
     cohort_size = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
-    places = reserved()
+    places = num_client_bundles()
     actors = (
-        how_many(resources.client_actors, client, server, cohort_size) if places is None else min(places, cohort_size)
+        num_client_actors(resources.client_actors, client, server, cohort_size)
+        if places is None
+        else min(places, cohort_size)
     )
     recipe = Recipe.of(experiment, scenario)
     for attempt in range(2):
-        pool = Pool.acquire(actors, client, server)
+        pool = ActorPool.acquire(actors, client, server)
         try:
             facts = pool.setup(recipe, key, client_threads, threads, str(folder.absolute()), lock)
             break
@@ -58,17 +60,17 @@ def launch(
                 if error.call is not None:  # the same again, of another process
                     raise ended(error.call) from error
                 raise ResourceError(
-                    f"{error} as it started; if memory ran out, {LESS}, or use a larger machine"
+                    f"{error} as it started; if memory ran out, {LESS_MEMORY}, or use a larger machine"
                 ) from error
             pool.kill()
     facts.update(client_actors=actors, client_resources=client, server_resources=server, client_threads=client_threads)
-    executor = chosen(experiment, facts["parameters"] + facts["buffers"])
+    executor = choose_executor(experiment, facts["parameters"] + facts["buffers"])
     written = {"server": resources.server.model_copy(update={"threads": threads}), "executor": executor}
     experiment = experiment.model_copy(update={"resources": resources.model_copy(update=written)})
-    return (Graph if executor == "graph" else Calls)(pool, experiment, facts), experiment
+    return (GraphExecutor if executor == "graph" else CallsExecutor)(pool, experiment, facts), experiment
 
 
-def chosen(experiment: Experiment, numbers: int) -> str:
+def choose_executor(experiment: Experiment, numbers: int) -> str:
     """`calls` or `graph`: what `resources.executor` says, and what it means by `auto` for a model of so many
     `numbers`.
 
@@ -80,7 +82,7 @@ def chosen(experiment: Experiment, numbers: int) -> str:
         return resources.executor
     gpus = resources.client.num_gpus != 0 or resources.server.num_gpus != 0
     parallel = not algorithm.centralized and algorithm.training.order == "parallel"
-    return "graph" if numbers <= SMALL and parallel and not gpus else "calls"
+    return "graph" if numbers <= GRAPH_PARAMETERS and parallel and not gpus else "calls"
 
 
 def _measured_gpu_share(experiment: Experiment, scenario: Scenario, key: str, threads: int) -> float:
@@ -89,9 +91,9 @@ def _measured_gpu_share(experiment: Experiment, scenario: Scenario, key: str, th
         return 0.0
     task = int(np.argmax([partition.sizes.max() for partition in scenario.partitions]))
     largest, algorithm = int(np.argmax(scenario.partitions[task].sizes)), experiment.algorithm
-    whole, clock = scenario.drifting(None), Clock(task)
-    chunk = cohorts.turns(whole, algorithm, np.array([largest]), clock, algorithm.training)[0][0].chunks[0]
-    probe = Pool(
+    undrifted, clock = scenario.drifting(None), Clock(task)
+    chunk = cohorts.turns(undrifted, algorithm, np.array([largest]), clock, algorithm.training)[0][0].chunks[0]
+    probe = ActorPool(
         1, {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}, {"num_cpus": 0.0, "num_gpus": 0.0}
     )
     actor = probe.clients[0]

@@ -27,7 +27,7 @@ from flray.scenario import Shares
 Work = tuple[Delivery, list[dict[str, Any]]]
 
 
-class Order(NamedTuple):
+class ExchangeOrder(NamedTuple):
     """An exchange as the server is asked for it.
 
     `clients`: by actor those whose states it sends, none where they have none; `ahead`: the moments that come next, to
@@ -76,7 +76,7 @@ class ServerNodes:
         assert self._server is not None
         return self._server
 
-    def graph_broadcast(self, order: Order) -> tuple[Any, ...]:
+    def graph_broadcast(self, order: ExchangeOrder) -> tuple[Any, ...]:
         """(the broadcast, by actor the states of its clients)."""
         torch.set_num_threads(self._threads)  # a setting of each thread
         for call in order.first:
@@ -88,7 +88,7 @@ class ServerNodes:
             broadcast, _ = self.server.broadcast(order.plan.clock, order.plan.exchange)
         return (broadcast, *[self.server.states(clients) if clients else None for clients in order.clients])
 
-    def graph_finish(self, order: Order, *work: Work | None) -> Any:
+    def graph_finish(self, order: ExchangeOrder, *work: Work | None) -> Any:
         """What the clients test (None: no test is due); the rest of the result waits for :meth:`graph_result`."""
         began = time.perf_counter()
         deliveries = [done[0] for done in work if done is not None]
@@ -144,7 +144,7 @@ class ClientNodes(ABC):
             return None
         chunk, exchange = order
         chunk = chunk._replace(
-            held=_copy(chunk.held), previous=None if chunk.previous is None else _copy(chunk.previous)
+            held=_copy_shares(chunk.held), previous=None if chunk.previous is None else _copy_shares(chunk.previous)
         )
         return self.client.work(chunk, exchange, broadcast, states)
 
@@ -157,6 +157,6 @@ class ClientNodes(ABC):
         return bench.evaluate(published, bench.context(clock), part, parts)
 
 
-def _copy(shares: Shares) -> Shares:
+def _copy_shares(shares: Shares) -> Shares:
     copied: Any = (np.array(part) if isinstance(part, np.ndarray) else part for part in shares)
     return Shares(*copied)

@@ -25,7 +25,7 @@ from flray.engine.ray.actors import ClientActor, Recipe, ServerActor
 from flray.engine.ray.cluster import ray
 
 if TYPE_CHECKING:
-    from flray.engine.ray.graph import Compiled
+    from flray.engine.ray.graph import CompiledGraph
 
 LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, ObjectLostError, WorkerCrashedError)
 ATTEMPTS = 4  # per piece of work
@@ -38,19 +38,19 @@ SERVER_BUNDLE = 1
 
 NO_MEMORY = "memory ran out"
 T = TypeVar("T")
-LESS = "lower resources.client_actors or algorithm.batch_size"
+LESS_MEMORY = "lower resources.client_actors or algorithm.batch_size"
 
 ActorCall = Callable[[Any], Sequence[Any]]  # actor -> (payload ref, report ref)
 
 
-class Pool:
+class ActorPool:
     """One server actor and N client actors. Reused by the next run of this process that asks for the same resources."""
 
-    current: Pool | None = None
+    current: ActorPool | None = None
 
     def __init__(self, actors: int, client: dict[str, float], server: dict[str, float]) -> None:
         self.shape = (actors, client, server, _cluster_id())
-        here, *others = places(actors, server)
+        here, *others = scheduling_strategies(actors, server)
         remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
         self.server = ray.remote(scheduling_strategy=here, **server)(ServerActor).remote()
         # those that are set up
@@ -58,19 +58,19 @@ class Pool:
         self._away: dict[Any, Any] = {}  # the others -> their setup call, None: to be called again
         self._asked = self._seen = 0.0  # when they were, and when there was a client actor
         self.retries = 0
-        self.graph: Compiled | None = None  # of these actors, once a run has asked for it
+        self.graph: CompiledGraph | None = None  # of these actors, once a run has asked for it
         # of memory: once a run; the kernel's count when it began
         self._warned, self._oom_kills = False, alive.oom_kills()
         self._setup: tuple[Any, ...] = ()
         self._deaths = Deaths()
 
     @classmethod
-    def acquire(cls, actors: int, client: dict[str, float], server: dict[str, float]) -> Pool:
+    def acquire(cls, actors: int, client: dict[str, float], server: dict[str, float]) -> ActorPool:
         """The present pool if it has this shape and lives, else a new one."""
         if cls.current is not None and cls.current.shape == (actors, client, server, _cluster_id()):
             return cls.current
         cls.release()
-        cls.current = Pool(actors, client, server)
+        cls.current = ActorPool(actors, client, server)
         return cls.current
 
     @classmethod
@@ -84,8 +84,8 @@ class Pool:
         for actor in (self.server, *self.clients, *self._away):
             ray.kill(actor)
         self.close_graph()
-        if Pool.current is self:
-            Pool.current = None
+        if ActorPool.current is self:
+            ActorPool.current = None
 
     def setup(
         self, recipe: Recipe, key: str, client_threads: int, server_threads: int, folder: str, lock: str
@@ -171,26 +171,26 @@ class Pool:
         """
         from flray.engine.ray.actors import FreshActorError
 
-        todo = deque(range(len(work)))
+        queue = deque(range(len(work)))
         attempts = [0] * len(work)
         results: list[tuple[Any, Any] | None] = [None] * len(work)
         free = deque(self.clients)
         running: dict[Any, tuple[int, Any, Any]] = {}  # report ref -> (piece, payload ref, actor)
-        while todo or running:
+        while queue or running:
             alive.check()
-            while todo and free:
-                piece, actor = todo.popleft(), free.popleft()
-                payload, report = work[piece](actor)
-                running[report] = (piece, payload, actor)
+            while queue and free:
+                index, actor = queue.popleft(), free.popleft()
+                payload, report = work[index](actor)
+                running[report] = (index, payload, actor)
             if self._away:
                 free.extend(self._rest(list(running)))
             if not running:
                 continue
             ready, _ = ray.wait(list(running), num_returns=1, timeout=0 if self._away else CHECK_S)
             for report in ready:
-                piece, payload, actor = running.pop(report)
+                index, payload, actor = running.pop(report)
                 try:
-                    results[piece] = (payload, ray.get(report))
+                    results[index] = (payload, ray.get(report))
                     free.append(actor)
                 except (*LOST, RayTaskError) as error:
                     if isinstance(error, RayTaskError) and not isinstance(cause(error), FreshActorError):
@@ -199,25 +199,26 @@ class Pool:
                         for ref in running:
                             ray.cancel(ref, force=False)
                         raise cause(error) from None
-                    attempts[piece] += 1
+                    attempts[index] += 1
                     self.retries += 1
                     reason = self._reason(error)
                     if (ended := self._deaths.record(self._call(actor, reason))) is not None:
                         for ref in running:
                             ray.cancel(ref, force=False)
                         raise ended from error
-                    if attempts[piece] >= ATTEMPTS:
+                    if attempts[index] >= ATTEMPTS:
                         raise ResourceError(
                             f"a client actor died {ATTEMPTS} times at the same work ({reason}); "
-                            f"{'' if NO_MEMORY in reason else 'if memory ran out, '}{LESS}, then run: flray resume"
+                            f"{'' if NO_MEMORY in reason else 'if memory ran out, '}{LESS_MEMORY}, then run: "
+                            "flray resume"
                         ) from error
                     if NO_MEMORY in reason and not self._warned:
                         self._warned = True
                         warnings.warn(
-                            f"a client actor died ({reason}); its work is repeated; if it happens often, {LESS}",
+                            f"a client actor died ({reason}); its work is repeated; if it happens often, {LESS_MEMORY}",
                             stacklevel=2,
                         )
-                    todo.appendleft(piece)
+                    queue.appendleft(index)
                     self.clients.remove(actor)
                     self._away[actor], self._seen = None, time.monotonic()
         return results  # type: ignore[return-value]
@@ -278,7 +279,7 @@ class Pool:
         return back
 
 
-def places(actors: int, server: dict[str, float]) -> list[Any]:
+def scheduling_strategies(actors: int, server: dict[str, float]) -> list[Any]:
     """Scheduling strategies: the server's, then one for each client actor; in a trial of a sweep, its bundles.
 
     The server stays on the driver's node, where the run folder is; one that asks for CPUs or GPUs goes elsewhere if
@@ -294,7 +295,7 @@ def places(actors: int, server: dict[str, float]) -> list[Any]:
     return [here, *["SPREAD" if len(ray.nodes()) > 1 else "DEFAULT"] * actors]
 
 
-def reserved() -> int | None:
+def num_client_bundles() -> int | None:
     """Client actors that this process's placement group has bundles for: in a trial of a sweep.
 
     None: there is no such group.

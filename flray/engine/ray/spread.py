@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 from flray.core.schema.errors import FlrayError, ResourceError
+from flray.engine.ray.capacity import count_fitting, node_resources
 from flray.engine.ray.cluster import connect, ray
-from flray.engine.ray.room import count_held, machines
 from flray.engine.threads import cores
 
 Item = TypeVar("Item")
@@ -29,10 +29,10 @@ class _Actor:
         try:
             if self._work is None:
                 self._work = self._make()
-            found: Any = self._work(pickle.loads(row["item"]))
+            result: Any = self._work(pickle.loads(row["item"]))
         except FlrayError as error:
-            found = error
-        return {"piece": row["piece"], "result": pickle.dumps(found)}
+            result = error
+        return {"index": row["index"], "result": pickle.dumps(result)}
 
 
 def spread(
@@ -54,7 +54,7 @@ def spread(
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     wanted = 1 if actors == "auto" else actors
     connect(address, max(cores(), math.ceil(wanted * num_cpus)))
-    most = count_held(machines(), {"num_cpus": num_cpus, "num_gpus": num_gpus})
+    most = count_fitting(node_resources(), {"num_cpus": num_cpus, "num_gpus": num_gpus})
     if most < wanted:
         raise ResourceError(
             f"resources: {wanted} actors of {num_cpus:g} CPUs and {num_gpus:g} GPUs do not fit the cluster, which "
@@ -63,17 +63,17 @@ def spread(
     size = min(most if actors == "auto" else actors, len(items))
     context = DataContext.get_current()
     context.enable_progress_bars = False  # the caller has one
-    pieces = [{"piece": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
+    rows = [{"index": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
     # a block a piece: it comes back as soon as it is done
-    found = ray.data.from_items(pieces, override_num_blocks=len(pieces)).map(
+    results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         _Actor,
         fn_constructor_args=(make,),
         compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=2),
         num_cpus=num_cpus,
         num_gpus=num_gpus,
     )
-    for row in found.iter_rows():
+    for row in results.iter_rows():
         result = pickle.loads(row["result"])
         if isinstance(result, FlrayError):
             raise result
-        yield items[row["piece"]], result
+        yield items[row["index"]], result

@@ -17,10 +17,10 @@ from unittest.mock import patch
 
 from flray.api import play
 from flray.config.loader import load_config
-from flray.engine.ray.calls import Calls
+from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.graph import Compiled
-from flray.engine.ray.pool import Pool
+from flray.engine.ray.graph import CompiledGraph
+from flray.engine.ray.pool import ActorPool
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SETTINGS = (
@@ -46,14 +46,14 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
     # the head's is the driver's
     others = {node.node_id: node for node in (cluster.add_node(**small) for _ in range(2))}
     gone: list[str] = []
-    training, execute, through = Calls._work, Pool.execute, Compiled.execute
+    training, execute, through = CallsExecutor._work, ActorPool.execute, CompiledGraph.execute
 
     def leave(where: str | None) -> None:
         if where in others and not gone:
             gone.append(where)
             cluster.remove_node(others[where], allow_graceful=False)
 
-    def train_and_leave(self: Calls, job: Any, plan: Any, broadcast: Any) -> Any:
+    def train_and_leave(self: CallsExecutor, job: Any, plan: Any, broadcast: Any) -> Any:
         work = training(self, job, plan, broadcast)
 
         def submit(actor: Any) -> Any:
@@ -65,22 +65,22 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
 
         return submit
 
-    def execute_and_leave(self: Pool, work: Any) -> Any:
+    def execute_and_leave(self: ActorPool, work: Any) -> Any:
         results = execute(self, work)
         if len(rows) == ROUND:
             leave(next(where for where in map(node_of, self.clients) if where in others) if not gone else None)
         return results
 
-    def go_through_and_leave(self: Compiled, order: Any, jobs: Any) -> Any:
+    def go_through_and_leave(self: CompiledGraph, order: Any, jobs: Any) -> Any:
         if order.plan.clock.round == ROUND:
             threading.Timer(0.2, leave, [next(w for w in map(node_of, self.actors[1:]) if w in others)]).start()
         return through(self, order, jobs)
 
     faults = {
-        "stay": patch.object(Calls, "_work", training),
-        "working": patch.object(Calls, "_work", train_and_leave),
-        "delivered": patch.object(Pool, "execute", execute_and_leave),
-        "executing": patch.object(Compiled, "execute", go_through_and_leave),
+        "stay": patch.object(CallsExecutor, "_work", training),
+        "working": patch.object(CallsExecutor, "_work", train_and_leave),
+        "delivered": patch.object(ActorPool, "execute", execute_and_leave),
+        "executing": patch.object(CompiledGraph, "execute", go_through_and_leave),
     }
     spread: list[str] = []
     rows: list[dict[str, Any]] = []
@@ -88,7 +88,7 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
     try:
         with faults[mode]:
             for row in play(experiment, out):
-                pool = Pool.current
+                pool = ActorPool.current
                 assert pool is not None
                 spread = spread or [node_of(actor) for actor in (pool.server, *pool.clients)]
                 rows.append({"round": row["round"], "seconds": row["time/round_s"], "actors": len(pool.clients)})

@@ -19,7 +19,7 @@ from ray.exceptions import OutOfMemoryError
 
 import flray
 from flray.engine.ray import alive
-from flray.engine.ray.pool import Pool
+from flray.engine.ray.pool import ActorPool
 from tests.support import heads
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
@@ -96,7 +96,7 @@ def test_memory_that_runs_out_is_said_in_one_line(tmp_path, home):
 
 def test_a_death_for_lack_of_memory_is_called_that(monkeypatch):
     monkeypatch.setattr(alive, "_watch", None)  # no Ray here that could have died
-    pool = Pool.__new__(Pool)
+    pool = ActorPool.__new__(ActorPool)
     pool._oom_kills = sys.maxsize  # the kernel has ended none since
     assert pool._reason(OutOfMemoryError("Task was killed due to the node running low on memory.")).startswith(
         "memory ran out: Ray"

@@ -17,7 +17,7 @@ from flray.api import play
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import pool as pools
 from flray.engine.ray.actors import ClientActor
-from flray.engine.ray.pool import Pool
+from flray.engine.ray.pool import ActorPool
 from flray.engine.replay import Replay
 from flray.metrics.landscape import Landscape
 from tests.support.runs import config, model
@@ -44,10 +44,10 @@ def test_an_actor_that_died_between_two_rounds_is_set_up_again(whole, tmp_path):
     """Ray starts it afresh while nothing runs: it takes the next work without knowing the experiment."""
     for row in play(config(rounds=5), tmp_path / "run"):
         if row["round"] == 2:
-            actor = Pool.current.clients[0]
-            os.kill(ray.get(actor.setup.remote(*Pool.current._setup)), signal.SIGKILL)
+            actor = ActorPool.current.clients[0]
+            os.kill(ray.get(actor.setup.remote(*ActorPool.current._setup)), signal.SIGKILL)
             restarted(actor)
-    assert len(Pool.current.clients) == 2, "it is back"
+    assert len(ActorPool.current.clients) == 2, "it is back"
     run = flray.load(tmp_path / "run")
     assert run.status == "finished" and run.environment["actors"]["repeated_work"] >= 1
     assert model(run.folder) == model(whole.folder)
@@ -58,7 +58,7 @@ def test_an_actor_that_finds_no_place_is_left_out_and_not_waited_for(whole, tmp_
     homeless = ray.remote(num_cpus=1000)(ClientActor).remote()
     for row in play(config(rounds=5), tmp_path / "run"):
         if row["round"] == 2:
-            pool, began = Pool.current, time.monotonic()
+            pool, began = ActorPool.current, time.monotonic()
             ray.kill(pool.clients.pop())
             pool._away[homeless] = None
     assert homeless in pool._away and len(pool.clients) == 1
@@ -82,9 +82,9 @@ def test_without_any_client_actor_the_run_ends_with_one_line_and_resumes(whole, 
     with pytest.raises(ResourceError, match=r"no client actor for 1 s: .*`ray status`.*flray resume"):
         for row in play(config(rounds=5), tmp_path / "run"):
             if row["round"] == 2:
-                for actor in Pool.current.clients:
+                for actor in ActorPool.current.clients:
                     ray.kill(actor)  # for good: Ray does not start them again
     assert (tmp_path / "run" / "STATUS").read_text().startswith("failed: no client actor")
-    Pool.current.kill()
+    ActorPool.current.kill()
     monkeypatch.undo()
     assert model(flray.resume(tmp_path / "run").folder) == model(whole.folder)

@@ -34,7 +34,7 @@ LOOK_S = 0.1  # between two looks at a channel whose writer rings
 POLL_S = 0.001  # the same where it cannot: it is on another node, or the system has no such sockets
 
 
-class Elsewhere(NamedTuple):
+class MessageRef(NamedTuple):
     """In place of a message that is larger than the channel; its writer holds it until it writes the next one."""
 
     ref: Ref
@@ -52,16 +52,18 @@ class ChannelType(SharedMemoryType):
         before, context.buffer_size_bytes = context.buffer_size_bytes, self.buffer_size_bytes
         try:
             if writer is not None and any(reader == writer for reader, _ in reader_and_node_list):
-                # the writer stands for the driver (:func:`standing_for_driver`), which is another process
-                own = BufferedSharedMemoryChannel(writer, reader_and_node_list, self._num_shm_buffers)
-                known = {writer._actor_id.hex(): own}
-                channel = Channel(writer, reader_and_node_list, self._num_shm_buffers, driver_actor_id, known, {own})
+                # the writer stands for the driver (:func:`as_driver_proxy`), which is another process
+                driver_channel = BufferedSharedMemoryChannel(writer, reader_and_node_list, self._num_shm_buffers)
+                channels = {writer._actor_id.hex(): driver_channel}
+                channel = Channel(
+                    writer, reader_and_node_list, self._num_shm_buffers, driver_actor_id, channels, {driver_channel}
+                )
                 channel.to = "driver"
             else:
                 channel = Channel(writer, reader_and_node_list, self._num_shm_buffers, driver_actor_id)
         finally:
             context.buffer_size_bytes = before
-        channel.size, channel.graph, channel.home = self.buffer_size_bytes - HEADER, self._graph, _node()
+        channel.size, channel.graph, channel.home = self.buffer_size_bytes - HEADER, self._graph, _node_id()
         return channel
 
 
@@ -72,51 +74,51 @@ class Channel(CompositeChannel):
     _message: Any = None
 
     def __reduce__(self) -> Any:
-        return _rebuilt, (super().__reduce__()[1], self.size, self.graph, self.home, self.to)
+        return _rebuild_channel, (super().__reduce__()[1], self.size, self.graph, self.home, self.to)
 
     def write(self, value: Any, timeout: float | None = None) -> None:
         message = ray._private.worker.global_worker.get_serialization_context().serialize(value)
-        kept = None
+        ref = None
         if message.total_bytes + len(message.metadata) > self.size:
-            kept = ray.put(value)
-            message = Elsewhere(kept)
+            ref = ray.put(value)
+            message = MessageRef(ref)
         super().write(message, timeout)
-        self._message = kept
+        self._message = ref
         for actor in self._channel_dict:
-            _ring(self._bell(actor))
+            _ring(self._doorbell_name(actor))
 
     def read(self, timeout: float | None = None) -> Any:
         until = math.inf if timeout is None or timeout == -1 else time.monotonic() + timeout
         while True:
             try:
-                found = super().read(0)
+                message = super().read(0)
                 break
             except RayChannelTimeoutError:
                 left = until - time.monotonic()
                 if left <= 0:
                     raise
                 self.wait(left)
-        if isinstance(found, Elsewhere):
+        if isinstance(message, MessageRef):
             try:
-                found = ray.get(found.ref)
+                message = ray.get(message.ref)
             except RayTaskError as error:  # a message like any other
                 return error
-        return found
+        return message
 
     def wait(self, seconds: float) -> None:
         """Until there may be a message for this process, `LOOK_S` or as many seconds at the most."""
-        if sys.platform != "linux" or self.home != _node():
+        if sys.platform != "linux" or self.home != _node_id():
             time.sleep(min(seconds, POLL_S))
             return
-        _bell(self._bell(self._resolve_actor_id())).wait(min(seconds, LOOK_S))
+        _doorbell(self._doorbell_name(self._resolve_actor_id())).wait(min(seconds, LOOK_S))
 
     def close(self) -> None:
         super().close()
         self._message = None
         for actor in self._channel_dict:
-            _bells.pop(self._bell(actor), None)
+            _doorbells.pop(self._doorbell_name(actor), None)
 
-    def _bell(self, actor: str) -> str:
+    def _doorbell_name(self, actor: str) -> str:
         return f"\0flray-{self.graph}-{self.to}{actor}"  # an abstract socket: no file, gone with its process
 
 
@@ -137,15 +139,15 @@ class Doorbell:
                 self._socket.recv(1)
 
 
-_bells: dict[str, Doorbell] = {}
+_doorbells: dict[str, Doorbell] = {}
 _ringer: socket.socket | None = None
 
 
-def _bell(name: str) -> Doorbell:
+def _doorbell(name: str) -> Doorbell:
     """This process's bell of that name; it sounds from the first wait on, and who waits has looked before."""
-    if name not in _bells:
-        _bells[name] = Doorbell(name)
-    return _bells[name]
+    if name not in _doorbells:
+        _doorbells[name] = Doorbell(name)
+    return _doorbells[name]
 
 
 def _ring(name: str) -> None:
@@ -158,19 +160,19 @@ def _ring(name: str) -> None:
         _ringer.sendto(b"\0", name)
 
 
-def _node() -> str:
-    found: str = ray.get_runtime_context().get_node_id()
-    return found
+def _node_id() -> str:
+    node_id: str = ray.get_runtime_context().get_node_id()
+    return node_id
 
 
-def _rebuilt(arguments: tuple[Any, ...], size: int, graph: str, home: str, to: str) -> Channel:
+def _rebuild_channel(arguments: tuple[Any, ...], size: int, graph: str, home: str, to: str) -> Channel:
     channel = Channel(*arguments)
     channel.size, channel.graph, channel.home, channel.to = size, graph, home, to
     return channel
 
 
 @contextlib.contextmanager
-def standing_for_driver(actor: Actor) -> Iterator[None]:
+def as_driver_proxy(actor: Actor) -> Iterator[None]:
     """Graphs that are compiled here ask `actor` where they would ask their driver, which answers no calls.
 
     Ray starts a process for that in each graph, 330 MB like every one that imports torch; nobody calls it as long as
@@ -178,21 +180,21 @@ def standing_for_driver(actor: Actor) -> Iterator[None]:
     """
     there = ray.get(actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
     before = CompiledDAG.DAGDriverProxyActor
-    if there == _node():
-        CompiledDAG.DAGDriverProxyActor = _Standing(actor)
+    if there == _node_id():
+        CompiledDAG.DAGDriverProxyActor = _ExistingActor(actor)
     try:
         yield
     finally:
         CompiledDAG.DAGDriverProxyActor = before
 
 
-class _Standing:
+class _ExistingActor:
     """In place of an actor class: the actor that is there already."""
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
 
-    def options(self, **_: Any) -> _Standing:
+    def options(self, **_: Any) -> _ExistingActor:
         return self
 
     def remote(self) -> Any:

@@ -93,7 +93,7 @@ def _start(
 def _get_node(ask: Callable[[str, str], dict[str, Any]], gcs_address: str, node_id: str) -> dict[str, Any]:
     """What Ray's own `get_node` says, as soon as the node is there: that one looks once a second."""
     client, until = GcsClient(address=gcs_address), time.monotonic() + START_S
-    while time.monotonic() < until and all(found.hex() != node_id for found in client.get_all_node_info()):
+    while time.monotonic() < until and all(listed.hex() != node_id for listed in client.get_all_node_info()):
         time.sleep(LOOK_S)
     return ask(gcs_address, node_id)
 
@@ -112,11 +112,11 @@ def drop_semaphores(ended: int | None = None) -> None:
     `ended`: a raylet of this process. Of others those that are old: a process that this one cannot see may live.
     """
     for path in SHARED.glob("sem.*"):
-        found = SEMAPHORE.fullmatch(path.name)
+        match = SEMAPHORE.fullmatch(path.name)
         with contextlib.suppress(OSError):
-            if found is None or path.stat().st_uid != os.getuid():
+            if match is None or path.stat().st_uid != os.getuid():
                 continue
-            pid, age = int(found[1]), time.time() - path.stat().st_mtime
+            pid, age = int(match[1]), time.time() - path.stat().st_mtime
             if pid == ended or (age > FORGOTTEN_S and not Path(f"/proc/{pid}").exists()):
                 path.unlink()
 
@@ -132,15 +132,15 @@ def _make_token() -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # 0600; Ray would leave it to the umask
-        descriptor, aside = tempfile.mkstemp(prefix=".auth_token.", dir=path.parent)
+        descriptor, temporary = tempfile.mkstemp(prefix=".auth_token.", dir=path.parent)
         with os.fdopen(descriptor, "w") as file:
             file.write(token)
         try:
-            os.link(aside, path)  # the first of several processes wins
+            os.link(temporary, path)  # the first of several processes wins
         except FileExistsError:
             if path.stat().st_size == 0:
-                os.replace(aside, path)
-        Path(aside).unlink(missing_ok=True)
+                os.replace(temporary, path)
+        Path(temporary).unlink(missing_ok=True)
     except OSError:
         os.environ["RAY_AUTH_TOKEN"] = token
 

@@ -14,10 +14,10 @@ from flray.core.schema.errors import ConfigError, NonFiniteError
 from flray.engine.evaluate import personal_epochs
 from flray.engine.progress import Progress
 from flray.engine.ray.actors import Recipe
-from flray.engine.ray.calls import Calls
+from flray.engine.ray.calls import CallsExecutor
+from flray.engine.ray.capacity import num_client_actors
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.pool import reserved
-from flray.engine.ray.room import how_many
+from flray.engine.ray.pool import num_client_bundles
 from flray.engine.ray.train.trainers import Conductor, Trainers
 from flray.engine.rounds import Executor
 from flray.engine.simulation import Simulation, Started
@@ -25,7 +25,7 @@ from flray.engine.threads import cores
 from flray.scenario import Scenario
 
 
-class Centralized(Simulation):
+class CentralizedSimulation(Simulation):
     """One run of an algorithm that is `centralized`."""
 
     trainers: Trainers | None = None
@@ -51,16 +51,18 @@ class Centralized(Simulation):
             )
         resources = self.experiment.resources
         server = {"num_cpus": resources.server.num_cpus, "num_gpus": 0.0}
-        workers, share = _workers(self.experiment, server, again)
+        workers, share = _num_workers(self.experiment, server, again)
         threads = max(1, int(resources.client.num_cpus))
         self.trainers = Trainers(workers, share, server)
         recipe = Recipe.of(self.experiment, self.scenario)
         samples = [np.unique(part.indices) for part in self.scenario.partitions]
-        drifted = _drifted(self.scenario, samples, schedule(START, self.experiment.rounds, len(self.scenario.stages)))
+        drifted = _drifted_samples(
+            self.scenario, samples, schedule(START, self.experiment.rounds, len(self.scenario.stages))
+        )
         self.trainers.prepare(recipe, samples, drifted, threads)
         facts = self.trainers.call(Conductor.setup, recipe, str(self.folder.absolute()), cores(), self.home.lock_id)
         facts.update(client_actors=workers, client_resources=share, server_resources=server, client_threads=threads)
-        return Calls(self.trainers, self.experiment, facts), self.experiment
+        return CallsExecutor(self.trainers, self.experiment, facts), self.experiment
 
     def _round(self, run: Started, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if self.trainers is None:  # clients fine-tuned at the end of the task before, in the workers' place
@@ -69,9 +71,9 @@ class Centralized(Simulation):
             assert self.trainers is not None
         row = self._empty_row(clock, len(self.scenario.members(clock.task)))
         del row["client_flops"]  # a step of the workers is not counted
-        found = self.trainers.round(clock, clock.done + 1 == self.experiment.total_rounds)
-        tally = found.pop("tally", None)
-        row.update(found)
+        result = self.trainers.round(clock, clock.done + 1 == self.experiment.total_rounds)
+        tally = result.pop("tally", None)
+        row.update(result)
         if tally is not None:
             self._tested(run, tally, clock.complete, row)
         if row["diverged"] and self.experiment.on_nonfinite == "fail":
@@ -92,21 +94,23 @@ class Centralized(Simulation):
         return super()._task(run, clock, show)
 
 
-def _drifted(scenario: Scenario, samples: Sequence[np.ndarray], clocks: Iterable[Clock]) -> dict[int, np.ndarray]:
+def _drifted_samples(
+    scenario: Scenario, samples: Sequence[np.ndarray], clocks: Iterable[Clock]
+) -> dict[int, np.ndarray]:
     """What all clients together hold in the rounds in which a drift takes something away, by `done`."""
-    found: dict[int, np.ndarray] = {}
+    remaining: dict[int, np.ndarray] = {}
     for clock in clocks if scenario.drift is not None else ():
         assert scenario.drift is not None
         if clock.phase == "round" and scenario.drift.drift.active(clock.done + 1):
             everyone = np.asarray(scenario.members(clock.task), dtype=np.int64)
-            left, before = np.unique(scenario.shares(clock, everyone).indices), found.get(clock.done - 1)
+            left, before = np.unique(scenario.shares(clock, everyone).indices), remaining.get(clock.done - 1)
             if len(left) < len(samples[clock.task]):
                 # rounds alike share one array, which is sent once
-                found[clock.done] = before if before is not None and np.array_equal(before, left) else left
-    return found
+                remaining[clock.done] = before if before is not None and np.array_equal(before, left) else left
+    return remaining
 
 
-def _workers(experiment: Experiment, server: dict[str, float], again: bool) -> tuple[int, dict[str, float]]:
+def _num_workers(experiment: Experiment, server: dict[str, float], again: bool) -> tuple[int, dict[str, float]]:
     """(workers, what each gets): at most one for each part of a batch; `again`: as many of them as a cluster that lost
     a node still holds.
 
@@ -114,10 +118,10 @@ def _workers(experiment: Experiment, server: dict[str, float], again: bool) -> t
     """
     wanted, share = experiment.resources.client_actors, experiment.resources.client
     gpus = float(ray.cluster_resources().get("GPU", 0.0) > 0) if share.num_gpus == "auto" else share.num_gpus
-    if reserved() is not None:  # a trial of a sweep has a bundle for one worker
+    if num_client_bundles() is not None:  # a trial of a sweep has a bundle for one worker
         return 1, {"num_cpus": share.num_cpus, "num_gpus": gpus}
     # workers that exchange gradients cannot share a GPU
     needs = {"num_cpus": share.num_cpus, "num_gpus": float(math.ceil(gpus))}
     algorithm: Any = experiment.algorithm  # of those that are `centralized`: with `shards`
     most = algorithm.shards if wanted == "auto" else min(wanted, algorithm.shards)
-    return how_many("auto" if again else wanted, needs, server, most), needs
+    return num_client_actors("auto" if again else wanted, needs, server, most), needs

@@ -30,7 +30,7 @@ from flray.ops.average import Node, TreeSum, combine
 Gather = Callable[[Tensor], list[Tensor]]
 
 
-class Slope(Record):
+class PartGradient(Record):
     """What a part of a batch gives: gradient `g [P]`, statistics `b [Q]` after its forward pass, mean loss `[1]`."""
 
     g: Tensor
@@ -60,35 +60,35 @@ class Learner:
         objective = bench.objective
         self._sizes = [objective.layout.size, objective.buffer_layout.size, 1]  # of a Slope's fields
         self._sent = torch.zeros(0)
-        self._spare: list[Slope] = []
+        self._spare: list[PartGradient] = []
         self._plans: dict[int, list[list[Node]]] = {}
 
     def context(self, clock: Clock, num_steps: int = 0) -> ClientContext:
         """The one trainer's, whose draws are addressed as the server's."""
-        size = len(self.held(clock))
+        size = len(self.samples_of(clock))
         return self.bench.client_context(clock, SERVER, num_steps=num_steps, num_examples=size, weight=1.0)
 
-    def held(self, clock: Clock) -> Array:
+    def samples_of(self, clock: Clock) -> Array:
         """The training samples of a round."""
         return self.drifted.get(clock.done, self.samples[clock.task])
 
     # training -----------------------------------------------------------------------------------
     def round(self, state: Message, clock: Clock) -> tuple[Message, Metrics, int]:
         """(state after a round, metrics, gradient steps); where a drift leaves no sample the state stays."""
-        if not len(self.held(clock)):
+        if not len(self.samples_of(clock)):
             return state, {}, 0
         batches = self._batches(clock)
         ctx = self.context(clock, len(batches))
         begin(ctx.objective)
         local = self.algorithm.begin(ctx, None, state, None)
-        held = FrozenCopies(ctx.objective, self.algorithm.model_of(ctx, local))
+        frozen = FrozenCopies(ctx.objective, self.algorithm.model_of(ctx, local))
         for step, batch in enumerate(batches):
-            left = len(self.held(clock)) - step % (len(batches) // self.epochs) * self.batch_size
+            left = len(self.samples_of(clock)) - step % (len(batches) // self.epochs) * self.batch_size
             mean = self._mean(ctx, state, local, batch, step, min(self.batch_size, left))
             local.b.copy_(mean.b)
             local = self.algorithm.descend(ctx, None, local, mean.loss[0], mean.g)
-            if held:
-                held.put_back_(local.w)
+            if frozen:
+                frozen.put_back_(local.w)
             if self.world == 1:
                 self._spare.append(mean)
         _, state = self.algorithm.end(ctx, None, state, local, None)
@@ -100,7 +100,7 @@ class Learner:
         return Batches(
             data.train.x,
             data.train.y,
-            self.held(clock),
+            self.samples_of(clock),
             batch_size=self.batch_size,
             epochs=self.epochs,
             last_batch=self.algorithm.last_batch,
@@ -118,7 +118,9 @@ class Learner:
         """Samples of a part of a batch of `count`."""
         return max(min(self.part, count - part * self.part), 0)
 
-    def _mean(self, ctx: ClientContext, state: Message, local: Message, batch: Batch, step: int, count: int) -> Slope:
+    def _mean(
+        self, ctx: ClientContext, state: Message, local: Message, batch: Batch, step: int, count: int
+    ) -> PartGradient:
         """The mean over a batch of `count` samples, of which `batch` has this worker's; the caller may overwrite it."""
         own = self._sums(ctx, state, local, batch, step, count)
         return combine(own if self.world == 1 else self._exchange(own, count))  # type: ignore[no-any-return]
@@ -135,7 +137,7 @@ class Learner:
                 self.bench.seed_modules(replace(ctx, clock=ctx.clock._replace(exchange=step), client=part))
                 some = Batch(batch.x[first : first + size], batch.y[first : first + size])
                 loss, g = self.algorithm.gradient(ctx, None, state, local.replace(b=b.copy_(local.b)), some)
-                tree.add(part, Slope(g, b, loss.reshape(1)), size / count)
+                tree.add(part, PartGradient(g, b, loss.reshape(1)), size / count)
             else:
                 tree.add(part, None, 0.0)
             first += size
@@ -154,7 +156,7 @@ class Learner:
                 self._spare.append(node.value)
         everyone = self._gather(self._sent)
         return [
-            node if node.value is None else node._replace(value=Slope(*row.split(self._sizes)))
+            node if node.value is None else node._replace(value=PartGradient(*row.split(self._sizes)))
             for nodes, rows in zip(plan, everyone, strict=True)
             for node, row in zip(nodes, rows, strict=False)
         ]

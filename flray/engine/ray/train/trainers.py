@@ -32,7 +32,7 @@ from flray.engine.health import model_is_finite, reported
 from flray.engine.ray import Actor, Ref, alive
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
 from flray.engine.ray.cluster import ray
-from flray.engine.ray.pool import CHECK_S, LOST, Pool, places
+from flray.engine.ray.pool import CHECK_S, LOST, ActorPool, scheduling_strategies
 from flray.engine.ray.train.learner import Gather, Learner
 from flray.engine.workbench import Workbench
 
@@ -254,12 +254,12 @@ def fit(loop: dict[str, Any], workers: int, share: dict[str, float]) -> str | No
     return None
 
 
-class Trainers(Pool):
+class Trainers(ActorPool):
     """The conductor, and the trainer while there are rounds to compute. Its clients' part is empty: there are none."""
 
     def __init__(self, workers: int, share: dict[str, float], server: dict[str, float]) -> None:
-        Pool.release()
-        here, *others = places(1, server)
+        ActorPool.release()
+        here, *others = scheduling_strategies(1, server)
         self.workers, self.share = workers, share
         self.server = ray.remote(scheduling_strategy=here, concurrency_groups={"workers": CALLERS}, **server)(
             Conductor
@@ -297,9 +297,9 @@ class Trainers(Pool):
             why = self._problem()
             if why is not None or not _ready(row, GRACE_S):
                 raise ServerLostError(f"training ended early ({why or 'and does not say why'})")
-        found, groups = self.wait(row)
+        result, groups = self.wait(row)
         self.retries, self._last = groups - 1, last
-        return found  # type: ignore[no-any-return]
+        return result  # type: ignore[no-any-return]
 
     def _problem(self) -> str | None:
         """What ended the trainer."""

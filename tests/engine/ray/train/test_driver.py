@@ -19,7 +19,7 @@ from flray.core.messages import equal, to_numpy
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ClientError, ConfigError, NonFiniteError
 from flray.engine.prepare import build_data, build_scenario
-from flray.engine.ray.pool import Pool
+from flray.engine.ray.pool import ActorPool
 from flray.engine.ray.train.learner import Learner
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.results import compare
@@ -156,9 +156,9 @@ def test_a_killed_worker_changes_nothing(workers, two_workers, tmp_path, ray_clu
 
 @pytest.mark.slow
 def test_a_killed_conductor_is_replaced_from_the_last_checkpoint(two_workers, tmp_path, ray_cluster):
-    from flray.engine.ray.train.driver import Centralized
+    from flray.engine.ray.train.driver import CentralizedSimulation
 
-    original, killed = Centralized._round, []
+    original, killed = CentralizedSimulation._round, []
 
     def dying(self, run, clock, ahead):
         if clock.round == 3 and not killed:
@@ -167,7 +167,7 @@ def test_a_killed_conductor_is_replaced_from_the_last_checkpoint(two_workers, tm
         return original(self, run, clock, ahead)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Centralized, "_round", dying)
+        patch.setattr(CentralizedSimulation, "_round", dying)
         simulate(config(2), tmp_path / "run")
     assert killed and contents(tmp_path / "run") == contents(two_workers)
     free_cpus(ray_cluster)
@@ -204,7 +204,7 @@ def test_the_model_is_tested_on_the_clients_shares_and_clients_can_fine_tune(two
     run = flray.load(tmp_path / "run")
     assert run.status == "finished" and run.personal["finetune_epochs"].tolist() == [0, 1] * 5
     assert contents(run.folder)["model"] == contents(two_workers)["model"]
-    Pool.release()
+    ActorPool.release()
     free_cpus(ray_cluster)
 
 

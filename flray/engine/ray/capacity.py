@@ -15,12 +15,12 @@ from flray.engine.threads import cores
 PROCESS_BYTES = 2**28  # of one that has imported torch, at least
 
 
-def how_many(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:
+def num_client_actors(wanted: int | str, client: dict[str, float], server: dict[str, float], cohort_size: int) -> int:
     """Client actors of this run.
 
     Raises `ResourceError` when the cluster cannot hold them; an actor lies on one node.
     """
-    nodes = machines()
+    nodes = node_resources()
     cpus, gpus = (sum(column) for column in zip(*nodes, strict=True))
     for who, need in (("client", client), ("server", server)):
         if need["num_gpus"] > gpus:
@@ -28,7 +28,7 @@ def how_many(wanted: int | str, client: dict[str, float], server: dict[str, floa
                 f"resources.{who}.num_gpus: {need['num_gpus']:g} asked for, but the cluster has {gpus:g}; "
                 f"set it to {gpus:g} or use another machine"
             )
-    most = max((count_held(rest, client) for rest in _beside(nodes, server)), default=0)
+    most = max((count_fitting(rest, client) for rest in _without_server(nodes, server)), default=0)
     if most < 1:
         largest = (
             ""
@@ -48,12 +48,12 @@ def how_many(wanted: int | str, client: dict[str, float], server: dict[str, floa
     return min(int(wanted), cohort_size)
 
 
-def machines() -> list[tuple[float, float]]:
+def node_resources() -> list[tuple[float, float]]:
     """(CPUs, GPUs) of every node of the cluster."""
     return [(n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in ray.nodes() if n["Alive"]]
 
 
-def count_held(nodes: list[tuple[float, float]], need: dict[str, float]) -> int:
+def count_fitting(nodes: list[tuple[float, float]], need: dict[str, float]) -> int:
     """How many actors of a kind the nodes' (CPUs, GPUs) hold; one a CPU where it asks for nothing."""
     wanted = (need["num_cpus"], need["num_gpus"])
     if not any(wanted):
@@ -61,7 +61,7 @@ def count_held(nodes: list[tuple[float, float]], need: dict[str, float]) -> int:
     return sum(int(min(have // each for have, each in zip(node, wanted, strict=True) if each > 0)) for node in nodes)
 
 
-def _beside(nodes: list[tuple[float, float]], server: dict[str, float]) -> Iterator[list[tuple[float, float]]]:
+def _without_server(nodes: list[tuple[float, float]], server: dict[str, float]) -> Iterator[list[tuple[float, float]]]:
     """What is left of the nodes' (CPUs, GPUs), for every node that can hold the server."""
     for i, (cpus, gpus) in enumerate(nodes):
         left = (cpus - server["num_cpus"], gpus - server["num_gpus"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flray.engine.ray.room import _beside, count_held
+from flray.engine.ray.capacity import _without_server, count_fitting
 from tests.support.heads import flray
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
@@ -15,7 +15,7 @@ QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 def held(nodes, client, server=(0.0, 0.0)):
     """Most actors of a kind beside the server; kinds are (CPUs, GPUs)."""
     kinds = [{"num_cpus": cpus, "num_gpus": gpus} for cpus, gpus in (client, server)]
-    return max((count_held(rest, kinds[0]) for rest in _beside(nodes, kinds[1])), default=0)
+    return max((count_fitting(rest, kinds[0]) for rest in _without_server(nodes, kinds[1])), default=0)
 
 
 def test_an_actor_lies_on_one_node():
