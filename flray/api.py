@@ -64,7 +64,7 @@ def resume(
     **values: Any,
 ) -> Run:
     """Continue a run from its last good checkpoint; only `rounds`, `resources`, `address`, `checkpoint`, `storage`,
-    `track` may change.
+    `track`, `profile` may change.
 
     What else changed since the run began (an edited config.yaml, data, starting weights, the source of your own
     modules) is an error, unless `accept` names it; `environment.json` then says so for ever.

@@ -121,7 +121,9 @@ def resume(
     folder: Annotated[str, typer.Argument(help="run folder, or the URI of a run in a storage")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="rounds, resources, address, checkpoint, storage, track"),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="rounds, resources, address, checkpoint, storage, track, profile"
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="of a URI: the folder that gets the run folder; default runs")

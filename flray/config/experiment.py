@@ -28,7 +28,7 @@ else:
     Algorithm = AlgorithmSection  # for pydantic: a configuration is checked without torch
 
 # what may change when a run is resumed
-RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage", "track")
+RESUMABLE = ("rounds", "resources", "address", "checkpoint", "storage", "track", "profile")
 
 
 def _folder_name(value: str) -> str:
@@ -185,6 +185,17 @@ class ResourcesConfig(Section):
         return value
 
 
+class ProfileConfig(Section):
+    """Which clients' local training torch's profiler traces; the files lie below `profile/` in the run folder."""
+
+    rounds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        min_length=1, description="rounds, counted from 1 over all tasks"
+    )
+    clients: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="client ids, where they take part in the round; none: the cohort's first client"
+    )
+
+
 class Experiment(Section):
     """A complete, checked experiment; `flray run DIR/config.yaml` repeats it to the same bits."""
 
@@ -213,6 +224,9 @@ class Experiment(Section):
     )
     track: tuple[str | dict[str, Any], ...] = Field(
         (), description="trackers that get every round as well, mlflow or wandb: names, or {name: ..., option: ...}"
+    )
+    profile: ProfileConfig | None = Field(
+        None, description="traces of local training by torch's profiler: {rounds: [3], clients: [0]}; none: no trace"
     )
     on_nonfinite: Literal["stop", "skip", "fail"] = Field(
         "stop",
@@ -270,6 +284,10 @@ class Experiment(Section):
         if self.schedule and self.schedule[-1].from_round > self.total_rounds:
             late = f"from_round {self.schedule[-1].from_round} is after the last round, {self.total_rounds}"
             raise ConfigError(f"schedule: {late}; lower it, or leave the change out (schedule=null)")
+        if self.profile is not None and self.algorithm.centralized:
+            raise ConfigError("profile: a centralized run has no clients to trace; leave it out (profile=null)")
+        if self.profile is not None and (last := max(self.profile.rounds)) > self.total_rounds:
+            raise ConfigError(f"profile.rounds: {last} is after the last round, {self.total_rounds}; lower it")
         if self.tasks is not None:
             self.tasks.check_algorithm(self.algorithm, algorithm_name(self.algorithm))
         if self.evaluate.validation is not None and (self.evaluate.finetune_epochs or not self.algorithm.global_model):

@@ -44,6 +44,7 @@ from flray.engine.blame import from_signal, half, versions, writer, wrote
 from flray.engine.blame import work as rehearse
 from flray.engine.health import client_problem, reported
 from flray.engine.local_loop import Trained, train
+from flray.engine.trace import is_profiled, profiled, trace_name
 from flray.engine.workbench import Workbench
 from flray.ops.pooling import Collector, Sent
 from flray.scenario import Shares
@@ -138,7 +139,8 @@ class Client:
             if before is not None:
                 row["client/acc_before"] = self.accuracy(*before, numbers)
             looking = Looking(self.bench.probes, self.bench.reveal) if self.bench.probes else None
-            done = self.exchange(ctx, exchange, broadcast, state, data, looking)
+            with profiled(is_profiled(self.experiment.profile, clock, client, chunk.first + i)) as trace:
+                done = self.exchange(ctx, exchange, broadcast, state, data, looking)
             ended = exchange.client or self.algorithm.end
             done = done._replace(
                 update=sendable(done.update, ended, "update"), client=sendable(done.client, ended, "client state")
@@ -159,6 +161,8 @@ class Client:
         row["skipped"] = bool(problem)
         if looking is not None and looking.rows:
             row["probes"] = looking.rows
+        if trace:
+            row["traces"] = [(trace_name(clock, client), *trace)]
         return None if problem else done.update, done.client, row
 
     def exchange(

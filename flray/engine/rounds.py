@@ -112,6 +112,7 @@ class Exchanged(NamedTuple):
     ran: list[Ran]
     probed: list[tuple[str, dict[str, Any]]]  # what probes reported, by their name
     up: Counter[str]  # bytes by field that all of them sent
+    traces: list[tuple[str, bytes]]  # the profiler's: (name of the file, its bytes)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -175,7 +176,7 @@ def transact(
     """
     while (plan := executor.plan(clock)) is not None:
         after = clock._replace(exchange=clock.exchange + 1)
-        found = Exchanged(plan, turns(plan, clock), [], [], [], Counter())
+        found = Exchanged(plan, turns(plan, clock), [], [], [], Counter(), [])
         for turn in found.turns:
             now = plan if not turn.clock.turn else executor.broadcast(turn.clock, plan.exchange)
             coming = [after, *([ahead] if ahead is not None else [])] if turn is found.turns[-1] else []
@@ -183,6 +184,7 @@ def transact(
             ran = executor.run(now, turn, coming)
             for reported in (*ran.rows, ran.metrics):
                 found.probed.extend(reported.pop("probes", []))
+                found.traces.extend(reported.pop("traces", []))
             found.up.update(ran.metrics.pop("sent", {}))
             found.ran.append(ran)
         yield found

@@ -43,6 +43,7 @@ from flray.engine.progress import Progress, line, stage
 from flray.engine.rounds import Executor, add_sent, transact
 from flray.engine.server import Plan, Server
 from flray.engine.summary import collapsed, judged, untrained
+from flray.engine.trace import unprofiled
 from flray.models.weights import weights_fingerprint
 from flray.rundir import checkpoint, progress_file, tested
 from flray.rundir.environment import environment, write_environment
@@ -324,6 +325,7 @@ class Simulation:
         row = self._empty_row(clock, len(sampled))
         if self.experiment.cohort.dropout:
             row["clients_dropped"] = len(sampled) - len(clients)
+        unprofiled(self.experiment.profile, clock, clients)
         client_rows = self._transact(run, clock, clients, row, len(sampled) - len(clients), ahead)
         row.setdefault("clients_skipped", 0)
         row.setdefault("diverged", False)
@@ -401,6 +403,7 @@ class Simulation:
                 row["client_flops"] += self._flops[kind(exchanged.plan)].of(exchanged.rows)
             client_rows += exchanged.rows
             self._probed(run, clock, exchanged.probed)
+            run.recorder.traced(exchanged.traces)
         if self._probes_rounds:
             self._probed(run, clock, run.executor.call(Server.observe, clock))
         return client_rows

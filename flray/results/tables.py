@@ -30,7 +30,7 @@ _OPTIONAL = ("personal/", "val/", "client/", "class/")
 # keys that do not change what a run finds
 _IGNORED = (
     "name", "seed", "algorithm.name", "resources", "address", "storage", "checkpoint", "imports", "diagnostics",
-    "track",
+    "track", "profile",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 TABLES = ("rounds", "clients", "tests", "tasks", "personal", "diagnostics")
-DRIVER = ("config.yaml", "environment.json", "partition", *TABLES, "tensorboard", "track")  # in this order
+DRIVER = ("config.yaml", "environment.json", "partition", *TABLES, "tensorboard", "track", "profile")  # in this order
 STATE = ("client_state", "checkpoints")  # in this order: a checkpoint counts on client states
 SERVER = (*STATE, "model.safetensors")
 # a name in there has one content; checkpoints have checksums as well

@@ -175,7 +175,7 @@ class Recorder:
             self.tests = ParquetTable(folder / "tests")
             folders = sorted(path for path in (folder / "diagnostics").glob("*") if path.is_dir())
             self.diagnostics = {path.name: ParquetTable(path) for path in folders}
-            clear_partial(folder, folder / "partition", *(table.folder for table in self._tables))
+            clear_partial(folder, folder / "partition", folder / "profile", *(table.folder for table in self._tables))
         # a first round that is shorter than that does not wait for pandas and TensorBoard to be imported
         self._flushed = time.monotonic()
         self._tensorboard: Any = None
@@ -209,6 +209,15 @@ class Recorder:
             if name not in self.diagnostics:
                 self.diagnostics[name] = ParquetTable(self.folder / "diagnostics" / name)
             self.diagnostics[name].append([row], row["done"])
+
+    def traced(self, traces: Sequence[tuple[str, bytes]]) -> None:
+        """Write the profiler's traces `(name, bytes)` below `profile/`; a repeated round replaces its own."""
+        for name, trace in traces:
+            self.check()
+            with _one_line(self.folder):
+                (self.folder / "profile").mkdir(exist_ok=True)
+                with atomic_write(self.folder / "profile" / name) as path:
+                    path.write_bytes(trace)
 
     def task(self, row: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
         """The beginning or the end of a task (`phase`), and the rows of the clients that took part in its exchanges."""
