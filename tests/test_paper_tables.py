@@ -210,7 +210,7 @@ def test_fedsol_table_4_proximal_losses():
 
 def test_fedsol_table_5_partial_perturbation():
     found = cells("fedsol", "Table 5")
-    grid = [(part, rho) for part, rho in product(("all", "body", "head"), (0.5, 1.0, 1.5, 2.0))]
+    grid = [(cell_run, rho) for cell_run, rho in product(("all", "body", "head"), (0.5, 1.0, 1.5, 2.0))]
     same_cells(
         [(e.algorithm.perturb if e.algorithm.rho else "none", float(e.algorithm.rho)) for e in found],
         [("none", 0.0), *grid],

@@ -71,19 +71,19 @@ def run_cells(
     if twice:
         raise ConfigError(f"two of these runs would have the folder {twice[0]}; name each of them once")
     state = [cell_status(cell, folder, overwrite) for cell, folder in zip(cells, folders, strict=True)]
-    left = [i for i, status in enumerate(state) if status != "finished"]
-    if not left:
+    unfinished = [i for i, status in enumerate(state) if status != "finished"]
+    if not unfinished:
         return
     for cell in {cell.data.model_dump_json(): cell for cell in cells}.values():
         with stage(f"reading data: {cell.data.source}", progress):
             build_data(cell)  # an error in the data is said before anything starts
     with stage("starting Ray", progress):
-        connect(cells[0].address, max(cpus_needed(cells[i]) for i in left), trials=1)
+        connect(cells[0].address, max(cpus_needed(cells[i]) for i in unfinished), trials=1)
     folders[0].parent.mkdir(parents=True, exist_ok=True)
     groups: dict[Any, list[int]] = {}
-    for i in left:  # cells that take other actors come after one another
+    for i in unfinished:  # cells that take other actors come after one another
         groups.setdefault((cells[i].resources, cells[i].algorithm.centralized), []).append(i)
-    with Show(label, len(cells), len(cells) - len(left), {}, progress) as show:
+    with Show(label, len(cells), len(cells) - len(unfinished), {}, progress) as show:
         for members in groups.values():
             placement = place(cells[members[0]], concurrency)
             jobs = [
@@ -91,7 +91,7 @@ def run_cells(
                 for i in members
             ]
             drive(folders[0].parent, Cells(jobs), FIFOScheduler(), placement, len(jobs), lambda: False, show)
-    if len(show.ended) < len(left):
+    if len(show.ended) < len(unfinished):
         raise KeyboardInterrupt  # Ray Tune keeps it to itself
     failed = [status for status in show.ended if status.startswith("failed")]
     if failed:

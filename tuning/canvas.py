@@ -73,6 +73,6 @@ def save_atomically(figure: Any, path: Path) -> Path:
 
     from flray.results.figures import save
 
-    aside = save(figure, path.with_name(f".{path.stem}.tmp.png"))
+    temporary = save(figure, path.with_name(f".{path.stem}.tmp.png"))
     pyplot.close(figure)
-    return aside.replace(path)
+    return temporary.replace(path)

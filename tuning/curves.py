@@ -136,11 +136,11 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
             axis.plot(*rounds.to_numpy(float).T, linewidth=width, linestyle="--" if seed else "-", **look)
             if states[index] == "pruned":
                 axis.plot(*rounds.iloc[-1], marker="x", markersize=4, **look)
-        there = {states[index] for index, *_ in curves}
+        shown = {states[index] for index, *_ in curves}
         handles = [
             Line2D([], [], color=LINES[name][0], label=f"{(states == name).sum()} {name}")
             for name in LINES
-            if name in there
+            if name in shown
         ]
         if len(chosen):
             trial, algorithm = chosen[["trial", "algorithm"]].iloc[0]
@@ -170,7 +170,7 @@ def _lines(
             except CheckpointError:  # just being written, or damaged
                 continue
             for objective in names:
-                kept = rounds[["done", objective]].dropna() if objective in rounds else rounds.iloc[:0]
-                if len(kept):
-                    lines_of.setdefault(objective, []).append((index, seed, kept))
+                known = rounds[["done", objective]].dropna() if objective in rounds else rounds.iloc[:0]
+                if len(known):
+                    lines_of.setdefault(objective, []).append((index, seed, known))
     return lines_of

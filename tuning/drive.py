@@ -97,9 +97,9 @@ def place(experiment: Experiment, concurrency: int | str) -> Placement:
     if fits < 1:
         raise ResourceError(f"no trial fits: {needs}, and {cluster}; lower resources.client_actors or resources.client")
     at_once = fits if concurrency == "auto" else min(fits, int(concurrency))
-    asked = "" if concurrency == "auto" else f"; concurrency: {concurrency}"
+    limit = "" if concurrency == "auto" else f"; concurrency: {concurrency}"
     return Placement(
-        PlacementGroupFactory(bundles, strategy="PACK"), at_once, f"{at_once} at a time: {needs}; {cluster}{asked}"
+        PlacementGroupFactory(bundles, strategy="PACK"), at_once, f"{at_once} at a time: {needs}; {cluster}{limit}"
     )
 
 
@@ -136,8 +136,8 @@ def _fit(nodes: list[dict[str, float]], bundles: list[dict[str, float]], most: i
 
 def _take(node: dict[str, float], gpus: list[float], bundle: dict[str, float]) -> bool:
     """Reserve a bundle on a node, where there is room; a share of a GPU is of a single one."""
-    wanted = bundle.get("GPU", 0)
-    share, count = min(wanted, 1.0), math.ceil(wanted)
+    number = bundle.get("GPU", 0)
+    share, count = min(number, 1.0), math.ceil(number)
     homes = [gpu for gpu, room in enumerate(gpus) if room + 1e-9 >= share][:count]
     if len(homes) < count or any(node.get(name, 0) + 1e-9 < value for name, value in bundle.items()):
         return False

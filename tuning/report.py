@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
-    "Report",
+    "SweepReport",
     "final_table",
     "front",
     "pareto",
@@ -40,7 +40,7 @@ __all__ = [
 TABLE = "sweep.parquet"
 
 
-class Report(NamedTuple):
+class SweepReport(NamedTuple):
     """What `write_report` wrote, and which figures it left out and why."""
 
     table: Path
@@ -60,12 +60,12 @@ def render_trials(frame: pandas.DataFrame, objectives: Mapping[str, Direction], 
 
 def render_front(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> Table:
     """A table of the Pareto front for the terminal."""
-    wanted = ", ".join(f"{name} {direction}" for name, direction in objectives.items())
+    directions = ", ".join(f"{name} {direction}" for name, direction in objectives.items())
     shown = front(frame, objectives)
     return _render(
         shown,
         objectives,
-        f"Pareto front of {wanted}: {len(shown)} of {(frame['state'] == 'finished').sum()} finished trials",
+        f"Pareto front of {directions}: {len(shown)} of {(frame['state'] == 'finished').sum()} finished trials",
     )
 
 
@@ -107,7 +107,7 @@ def write_table(folder: str | Path) -> Path:
     return _write(sweep, table_of(sweep))
 
 
-def write_report(folder: str | Path) -> Report:
+def write_report(folder: str | Path) -> SweepReport:
     """Write `sweep.parquet` and `figures/` of a sweep folder, at any moment; about a second a figure.
 
     A figure that cannot be drawn (yet) is left out, with the reason. Raises `CheckpointError` for a folder that holds
@@ -117,15 +117,15 @@ def write_report(folder: str | Path) -> Report:
 
     sweep = open_sweep(folder)
     frame = table_of(sweep)
-    return Report(_write(sweep, frame), *draw(sweep, frame))
+    return SweepReport(_write(sweep, frame), *draw(sweep, frame))
 
 
 def _write(sweep: Opened, frame: pandas.DataFrame) -> Path:
     path = sweep.folder / TABLE
-    aside = path.with_name(f".{TABLE}.tmp")
+    temporary = path.with_name(f".{TABLE}.tmp")
     try:
-        frame.to_parquet(aside, index=False)
-        return aside.replace(path)
+        frame.to_parquet(temporary, index=False)
+        return temporary.replace(path)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -171,9 +171,9 @@ class Pruner(FIFOScheduler):
         if self._studies.error is None:
             with self._studies.keeping():
                 self._studies.report(key, result)
-        asked = self._studies.trial(key)
-        frozen = asked.storage.get_trial(asked._trial_id)
-        return str(TrialScheduler.STOP if self._pruner.prune(asked.study, frozen) else TrialScheduler.CONTINUE)
+        study_trial = self._studies.trial(key)
+        frozen = study_trial.storage.get_trial(study_trial._trial_id)
+        return str(TrialScheduler.STOP if self._pruner.prune(study_trial.study, frozen) else TrialScheduler.CONTINUE)
 
 
 def make_pruner(rule: SchedulerConfig) -> optuna.pruners.BasePruner:
@@ -222,9 +222,11 @@ def _population_based(sweep: Sweep, studies: Studies, interval: int, name: str, 
             space[key] = values
         else:
             low, high, log = values
-            whole = isinstance(low, int) and isinstance(high, int)
-            kind = (tune.lograndint if log else tune.randint) if whole else (tune.loguniform if log else tune.uniform)
-            space[key] = kind(low, high + 1 if whole else high)
+            integers = isinstance(low, int) and isinstance(high, int)
+            kind = (
+                (tune.lograndint if log else tune.randint) if integers else (tune.loguniform if log else tune.uniform)
+            )
+            space[key] = kind(low, high + 1 if integers else high)
 
     def inside(config: dict[str, Any]) -> dict[str, Any]:
         for key, values in numbers.items():

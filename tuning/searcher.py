@@ -30,13 +30,13 @@ class StudySearcher(Searcher):
         self._last: dict[str, dict[str, Any]] = {}  # -> its last result
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # FINISHED is a word
-        asked = None
+        suggested = None
         if not self._stopping():
             with self.studies.keeping():
-                asked = self.studies.next(self._spent())
-        if asked is None:
+                suggested = self.studies.next(self._spent())
+        if suggested is None:
             return str(Searcher.FINISHED)
-        key, overrides, folder = asked
+        key, overrides, folder = suggested
         self._keys[trial_id] = key
         return self._config(key, overrides, folder)
 

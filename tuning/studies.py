@@ -143,10 +143,10 @@ class Studies:
         names = {group: sweep.name if group is None else f"{sweep.name}/{group}" for group in groups}
         directions = [DIRECTIONS[way] for way in sweep.objective.values()]
         with _one_line(sweep.study, folder):
-            there = set(optuna.get_all_study_names(storage)) & set(names.values())
-        if new and there:
+            existing = set(optuna.get_all_study_names(storage)) & set(names.values())
+        if new and existing:
             raise CheckpointError(
-                f"study: {sweep.study} already holds {min(there)}; give this sweep another name, or resume that one"
+                f"study: {sweep.study} already holds {min(existing)}; give this sweep another name, or resume that one"
             )
         with _one_line(sweep.study, folder):
             self.groups = {
@@ -204,9 +204,9 @@ class Studies:
                 self._open[key] = optuna.Trial(study, frozen._trial_id)
                 overrides = space.overrides(frozen.params, group) | frozen.user_attrs.get("values", {})
                 return key, overrides, self.folder / frozen.user_attrs["folder"]
-        left = {group: self.sweep.trials - len(self.counted(group)) for group in groups}
-        group = max(left, key=lambda g: left[g], default=None)  # the algorithms take turns
-        if left.get(group, 0) < 1:
+        remaining = {group: self.sweep.trials - len(self.counted(group)) for group in groups}
+        group = max(remaining, key=lambda g: remaining[g], default=None)  # the algorithms take turns
+        if remaining.get(group, 0) < 1:
             return None
         return self._ask(group)
 

@@ -240,8 +240,8 @@ def _drop_others(final: Path, names: Sequence[str]) -> None:
     `final/.made` lists what the sweep put there; everything else is the user's and stays.
     """
     note = final / MADE
-    made = note.read_text().splitlines() if note.is_file() else []
-    for name in set(made) - set(names):
+    earlier = note.read_text().splitlines() if note.is_file() else []
+    for name in set(earlier) - set(names):
         if name and (final / name).parent == final and is_run(final / name):
             remove(final / name)
     if names:
@@ -272,9 +272,9 @@ def _status(folder: Path, text: str) -> None:
 def _take(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
     """The folder for this process alone. Raises `CheckpointError` rather than write over a sweep, go on with another
     one, or into a folder that is something else, and where another process writes."""
-    there = folder / CONFIG
+    config = folder / CONFIG
     if resume:
-        if not there.exists():
+        if not config.exists():
             raise CheckpointError(
                 f"{folder} is not a sweep folder: it has no {CONFIG}; start one with flray sweep CONFIG --out {folder}"
             )
@@ -284,7 +284,7 @@ def _take(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
         if killed:  # while it wrote, maybe
             (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
         return lock
-    if there.exists():
+    if config.exists():
         _same(dotted(stored_sweep(folder)), dotted(sweep.dump()), folder)
         raise CheckpointError(
             f"{folder} already holds this sweep; continue with: flray sweep {folder} --resume, or give another --out"
@@ -298,7 +298,7 @@ def _take(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
     except OSError as error:
         raise CheckpointError(f"cannot create {folder}: {error.strerror or error}; give another --out") from error
     lock = FolderLock.acquire(folder)
-    if there.exists():  # whoever held the folder while this process waited for the lock has left a sweep
+    if config.exists():  # whoever held the folder while this process waited for the lock has left a sweep
         lock.release()
         raise CheckpointError(
             f"{folder} holds a sweep by now; continue with: flray sweep {folder} --resume, or give another --out"

@@ -97,8 +97,8 @@ def _importance(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
     objective, target = _target(sweep, place)
     # with a target the evaluator looks for its low values, whatever the study's direction
     sign = -1 if list(sweep.objectives.values())[place] == "max" else 1
-    wanted = None if target is None else (lambda trial: sign * target(trial))
-    axes = plot_param_importances(study, evaluator=evaluator, params=names, target=wanted, target_name=objective)
+    signed = None if target is None else (lambda trial: sign * target(trial))
+    axes = plot_param_importances(study, evaluator=evaluator, params=names, target=signed, target_name=objective)
     if (legend := axes.get_legend()) is not None:
         legend.remove()  # one objective, which the title has
     title = f"importance for the best {math.ceil(quantile * count)} of {count} trials by {objective}"

@@ -195,12 +195,12 @@ class BarePool:
         context = torch.multiprocessing.get_context("spawn")
         self.workers = []
         for total in self.totals:
-            here, there = context.Pipe()
-            arguments = (there, way.threads, self.weights, total, (experiment, scenario, way, addressed))
+            parent, child = context.Pipe()
+            arguments = (child, way.threads, self.weights, total, (experiment, scenario, way, addressed))
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
-            there.close()  # so that a worker that dies ends the wait for it
-            self.workers.append((process, here))
+            child.close()  # so that a worker that dies ends the wait for it
+            self.workers.append((process, parent))
         for _, pipe in self.workers:
             pipe.recv()
         self.done = 0

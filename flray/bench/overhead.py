@@ -60,10 +60,10 @@ def table(repeats: int, home: Path, rounds: int = 3, workload: Workload = SMALL)
         for _ in range(repeats):
             for method in PASSES:
                 times_of[method].append(_measured(method, workload, rounds, home))
-        held = {method: vectors(home / method) for method in PASSES}
+        peaks = {method: vectors(home / method) for method in PASSES}
     printed = {row["method"]: row for row in read_csv("fedproj_000_table5_overhead.csv")}
     here = {
-        method: {name: median(row[name] for row in rows) for name in rows[0]} | {"vectors": held[method]}
+        method: {name: median(row[name] for row in rows) for name in rows[0]} | {"vectors": peaks[method]}
         for method, rows in times_of.items()
     }
     model = {

@@ -183,13 +183,13 @@ def profile(workload: Workload, rounds: int, home: Path, **resources: Any) -> li
     # the round before them paid for starting the clocks; the test of the last one is every run's
     counted = range(WARM_UP + 1, WARM_UP + 1 + rounds)
     parts = [_parts(done, ends[done + 1] - ends[done], driver, server, clients) for done in counted]
-    whole = median(sum(part.values()) for part in parts)
+    total = median(sum(part.values()) for part in parts)
     times = {name: median(part[name] for part in parts) for name in PARTS}
     rows = [
-        {"part": name, "ms": value * 1e3, "share": value / whole, "what": PARTS[name]} for name, value in times.items()
+        {"part": name, "ms": value * 1e3, "share": value / total, "what": PARTS[name]} for name, value in times.items()
     ]
     what = f"{algorithm_name(experiment.algorithm)}, {len(clients)} client actors, medians over {rounds} rounds"
-    return [*rows, {"part": "round", "ms": whole * 1e3, "share": 1.0, "what": what}]
+    return [*rows, {"part": "round", "ms": total * 1e3, "share": 1.0, "what": what}]
 
 
 def _parts(done: int, wall: float, driver: Spent, server: Spent, clients: list[Spent]) -> dict[str, float]:

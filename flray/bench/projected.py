@@ -103,8 +103,8 @@ class Half:
         cohort = Cohort(torch.zeros(1, dtype=torch.int64), one, one, one)
         after: PredictingState = algorithm.appended(at, self.state, updates, cohort)[0]
         merged = time.process_time()
-        forward, whole, merging = collected - began, extracted - collected, merged - extracted
-        client = f"{whole:.1f} s for a client's bases, {forward:.1f} of them for {BATCHES} batches"
+        forward, extraction, merging = collected - began, extracted - collected, merged - extracted
+        client = f"{extraction:.1f} s for a client's bases, {forward:.1f} of them for {BATCHES} batches"
         sizes = nbytes(sent) / 2**20, nbytes((after.blocks[1], after.spaces[1])) / 2**20
         detail = f"{client}; {merging:.1f} s to append them; {sizes[0]:.1f} MiB up, {sizes[1]:.1f} MiB down"
-        return whole + merging, detail
+        return extraction + merging, detail

@@ -116,11 +116,11 @@ def _cohort(chosen: Experiment, scenario: Scenario, number: int) -> list[int]:
 def _memory(chosen: Experiment) -> tuple[float, str]:
     """(share of the backbone that each of several actors holds alone, MB of an actor as their number grows)."""
     shared = {count: _actors(chosen, count, True) for count in ACTORS}
-    (whole, own), (_, least) = _actors(chosen, ACTORS[-1], False), shared[ACTORS[-1]]
+    (copied, own), (_, least) = _actors(chosen, ACTORS[-1], False), shared[ACTORS[-1]]
     network = Workbench(chosen, _task_summary(chosen)).objective
     backbone = sum(network.state_dict(*network.initial())[name].nbytes for name in network.frozen) / 2**20
     detail = ", ".join(f"{mb:.0f} MB with {count}" for count, (mb, _) in shared.items())
-    detail = f"an actor (PSS): {detail}; {whole:.0f} with {ACTORS[-1]} that have a copy each"
+    detail = f"an actor (PSS): {detail}; {copied:.0f} with {ACTORS[-1]} that have a copy each"
     detail += f" of the {backbone:.0f} MB that are frozen"
     return 1 - (own - least) / backbone, detail
 
@@ -130,11 +130,11 @@ def _actors(chosen: Experiment, count: int, shared: bool) -> tuple[float, float]
     context = torch.multiprocessing.get_context("spawn")
     workers = []
     for _ in range(count):
-        here, there = context.Pipe()
-        process = context.Process(target=_serve, args=(there, chosen, shared), daemon=True)
+        parent, child = context.Pipe()
+        process = context.Process(target=_serve, args=(child, chosen, shared), daemon=True)
         process.start()
-        there.close()
-        workers.append((process, here))
+        child.close()
+        workers.append((process, parent))
     for _, pipe in workers:
         pipe.recv()
     sizes = [_pss(process.pid) for process, _ in workers]

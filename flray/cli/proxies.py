@@ -53,7 +53,7 @@ def synthesize(
     print_rows(
         [
             {
-                "task": a.task, "label": a.label, "generated": a.generated, "usable": a.left, "chosen": a.chosen,
+                "task": a.task, "label": a.label, "generated": a.generated, "usable": a.usable, "chosen": a.chosen,
                 "log-probability": round(a.score_chosen, 3),
             }
             for a in accounts

@@ -14,7 +14,7 @@ from flray.core.schema.errors import ConfigError, FlrayError, unknown
 from flray.engine.progress import stage
 
 if TYPE_CHECKING:
-    from flray.reference.plan import Plan
+    from flray.reference.plan import RunPlan
 
 
 def reproduce(
@@ -83,7 +83,7 @@ def reproduce(
         return
     if not planned.runs:
         raise ConfigError(
-            f"nothing of {table} can run here: {'; '.join(dict.fromkeys(why for *_, why in planned.left))}"
+            f"nothing of {table} can run here: {'; '.join(dict.fromkeys(why for *_, why in planned.skipped))}"
         )
     failed: FlrayError | None = None
     again = _again(table, overrides, cells, methods, seeds, scale, margin)
@@ -139,7 +139,7 @@ def _again(
     return shlex.join(words)
 
 
-def _show_plan(planned: Plan, scale: str, extra: list[str]) -> None:
+def _show_plan(planned: RunPlan, scale: str, extra: list[str]) -> None:
     from flray.config.grid import cell_status
     from flray.reference.plan import commands
 
@@ -150,8 +150,8 @@ def _show_plan(planned: Plan, scale: str, extra: list[str]) -> None:
     ]  # fmt: skip
     if rows:
         print_rows(rows, f"{len(rows)} runs")
-    for setting, part, why in planned.left:
-        print(f"not run: {setting.name}, {', '.join(row.shown for row in part.rows)}: {why}")
+    for setting, cell_run, why in planned.skipped:
+        print(f"not run: {setting.name}, {', '.join(row.shown for row in cell_run.rows)}: {why}")
     for line in commands(planned.runs, scale, extra):
         print(line)
 
@@ -176,11 +176,13 @@ def _list(paper: str | None, scale: str, configs: Path | None, overrides: list[s
                 grouped.setdefault("?", []).append(setting.name)
                 continue
             planned = plan([setting], scale, 1, Path("runs"), where, (), overrides)
-            reasons = list(dict.fromkeys(why for *_, why in planned.left))
-            part = (
-                f"{len(planned.left)} of {len(setting.parts)} methods cannot: " if planned.runs and planned.left else ""
+            reasons = list(dict.fromkeys(why for *_, why in planned.skipped))
+            cell_run = (
+                f"{len(planned.skipped)} of {len(setting.runs)} methods cannot: "
+                if planned.runs and planned.skipped
+                else ""
             )
-            grouped.setdefault(part + "; ".join(reasons) if reasons else "yes", []).append(setting.name)
+            grouped.setdefault(cell_run + "; ".join(reasons) if reasons else "yes", []).append(setting.name)
         if not table.cells:
             grouped = {f"no: {table.why_not}": [""]}
         for state, names in grouped.items():

@@ -41,4 +41,4 @@ def of_rounds(rounds: pandas.DataFrame, column: str) -> pandas.Series:
 def of_set(tests: pandas.DataFrame, name: str, mode: str | None) -> pandas.Series:
     """The accuracy on one test set, by round over all tasks; empty without it."""
     own = tests[(tests["set"] == name) & (tests["mode"] == (mode or tests["mode"].iloc[0]))] if len(tests) else tests
-    return own.assign(found=own["right"] / own["total"]).set_index("done")["found"] if len(own) else own.iloc[:, 0]
+    return own.assign(acc=own["right"] / own["total"]).set_index("done")["acc"] if len(own) else own.iloc[:, 0]

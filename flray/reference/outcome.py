@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from flray.reference.moments import at_moment
-from flray.reference.papers import COURSE, Line, Measure, Printed, Row, Setting
-from flray.reference.plan import Plan, Planned, another, commands
+from flray.reference.papers import COURSE, Line, Measure, PaperRow, Printed, Setting
+from flray.reference.plan import PlannedRun, RunPlan, another, commands
 from flray.reference.verdict import (
     DIFFERS,
     FAILS,
@@ -22,7 +22,8 @@ from flray.reference.verdict import (
     REPRODUCED,
     Against,
     Claim,
-    Paper,
+    PrintedScore,
+    Spread,
     chance_against_paper,
     chance_of_order,
     claims,
@@ -32,7 +33,6 @@ from flray.reference.verdict import (
     seen_from_paper,
     verdict,
 )
-from flray.reference.verdict import Row as Spread
 from flray.results.intervals import smaller_is_better
 from flray.results.tables import compare
 from flray.rundir.reader import Run
@@ -88,7 +88,7 @@ class Judged(NamedTuple):
     verdict: str
     why: str
     another: str  # why ours is not the paper's experiment; empty where it is
-    left: list[tuple[str, str]]  # rows that could not run here, and why
+    skipped: list[tuple[str, str]]  # rows that could not run here, and why
     commands: list[str]  # of the others
     lower: bool  # a measure of which less is better
     chance: float = math.nan  # how often this verdict comes where `chance_of`; NaN where it is none on numbers
@@ -111,7 +111,7 @@ class Judged(NamedTuple):
         return "-" if math.isnan(self.seen) else f"{self.seen:.1f} points {self.seen_of}"
 
 
-def judge(plan: Plan, scale: str, extra: Sequence[str], margin: float) -> list[Judged]:
+def judge(plan: RunPlan, scale: str, extra: Sequence[str], margin: float) -> list[Judged]:
     """The verdicts on the cells of a plan, in its order, from what is in the run folders by now.
 
     Where the scale, or the user's `extra` overrides, make another experiment of a cell than the paper's, its order is
@@ -120,22 +120,29 @@ def judge(plan: Plan, scale: str, extra: Sequence[str], margin: float) -> list[J
     frame = _measured(plan.runs)
     settings: list[Judged] = []
     cells = {(run.setting.key, run.setting.name): run.setting for run in plan.runs}
-    cells |= {(setting.key, setting.name): setting for setting, *_ in plan.left}
+    cells |= {(setting.key, setting.name): setting for setting, *_ in plan.skipped}
     for place, setting in cells.items():
         other = another(setting, scale, extra)
         own = [run for run in plan.runs if (run.setting.key, run.setting.name) == place]
-        left = [(part, why) for of, part, why in plan.left if (of.key, of.name) == place]
-        lines = [run.part.line for run in own] + [part.line for part, _ in left]
+        skipped = [(cell_run, why) for of, cell_run, why in plan.skipped if (of.key, of.name) == place]
+        lines = [run.cell_run.line for run in own] + [cell_run.line for cell_run, _ in skipped]
         names = dict.fromkeys(name for line in lines for name in _names(setting, line))
         for name in names:
             rows, columns = _rows(setting, name, own, frame, margin, not other)
-            told = [(row.shown, why) for part, why in left for row in part.rows if name in _names(setting, part.line)]
-            runs = [run for run in own if name in _names(setting, run.part.line)]
-            judged = _judged(setting, name, rows, told, other, margin, columns)
-            asked = len({row.shown for run in runs for row in run.rows} | {shown for shown, _ in told})
-            there = len({row.shown for line in setting.lines if name in _names(setting, line) for row in _flat(line)})
-            if asked < there:
-                judged = judged._replace(why=f"{asked} of the table's {there} methods; {judged.why}")
+            skipped_rows = [
+                (row.shown, why)
+                for cell_run, why in skipped
+                for row in cell_run.rows
+                if name in _names(setting, cell_run.line)
+            ]
+            runs = [run for run in own if name in _names(setting, run.cell_run.line)]
+            judged = _judged(setting, name, rows, skipped_rows, other, margin, columns)
+            judged_methods = len({row.shown for run in runs for row in run.rows} | {shown for shown, _ in skipped_rows})
+            table_methods = len(
+                {row.shown for line in setting.lines if name in _names(setting, line) for row in _flat(line)}
+            )
+            if judged_methods < table_methods:
+                judged = judged._replace(why=f"{judged_methods} of the table's {table_methods} methods; {judged.why}")
             settings.append(judged._replace(commands=commands(runs, scale, extra), common=common(runs)))
     return settings
 
@@ -145,11 +152,11 @@ def _names(setting: Setting, line: Line) -> list[str]:
     return [measure.name for measure in setting.measures(line)]
 
 
-def _flat(line: Line) -> list[Row]:
+def _flat(line: Line) -> list[PaperRow]:
     return [row for rows in line.rows for row in rows]
 
 
-def _measured(runs: Sequence[Planned]) -> pandas.DataFrame:
+def _measured(runs: Sequence[PlannedRun]) -> pandas.DataFrame:
     """`compare`'s table of the runs that have begun, by folder, and `COLUMN@MOMENT` of those whose rows read one."""
     begun = [run for run in runs if (run.folder / "STATUS").exists()]
     if not begun:
@@ -157,7 +164,7 @@ def _measured(runs: Sequence[Planned]) -> pandas.DataFrame:
     frame = compare([run.folder for run in begun]).set_index("folder")
     for run in begun:
         if {row.mode for row in run.rows} & {*COURSE}:
-            for column in {measure.column for measure in run.setting.measures(run.part.line)}:
+            for column in {measure.column for measure in run.setting.measures(run.cell_run.line)}:
                 for moment, value in course(Run(run.folder).rounds, column).items():
                     frame.loc[str(run.folder), f"{column}@{moment}"] = value
     return frame
@@ -175,19 +182,19 @@ def course(rounds: pandas.DataFrame, column: str) -> dict[str, float]:
 
 
 def _rows(
-    setting: Setting, name: str, runs: Sequence[Planned], frame: pandas.DataFrame, margin: float, tested: bool
+    setting: Setting, name: str, runs: Sequence[PlannedRun], frame: pandas.DataFrame, margin: float, tested: bool
 ) -> tuple[list[Compared], set[str]]:
     """(the rows of one measure that the paper has a number for, the columns of ours that were read)."""
-    rows: dict[str, list[tuple[Planned, Row, Measure]]] = {}
+    rows: dict[str, list[tuple[PlannedRun, PaperRow, Measure]]] = {}
     for run in runs:
         for row in run.rows:
-            for measure in setting.measures(run.part.line):
+            for measure in setting.measures(run.cell_run.line):
                 if measure.name == name:
                     rows.setdefault(row.shown, []).append((run, row, measure))
     compared_rows, columns = [], set()
     for shown, entries in rows.items():
         run, row, measure = entries[0]
-        printed = setting.printed(row, measure, run.part.line)
+        printed = setting.printed(row, measure, run.cell_run.line)
         if printed is None:
             continue
         columns.add(measure.column)
@@ -199,20 +206,20 @@ def _rows(
         }
         ours = {seed: value for seed, value in ours.items() if math.isfinite(value)}
         diverged = sum(state.startswith("diverged") for state in states)
-        told = compared([*ours.values()], printed.mean, printed.std, printed.n, margin) if tested else None
+        against = compared([*ours.values()], printed.mean, printed.std, printed.n, margin) if tested else None
         unfinished = len(entries) - len(ours) - diverged
-        compared_rows.append(Compared(shown, printed, ours, diverged, unfinished, told, shared(run)))
+        compared_rows.append(Compared(shown, printed, ours, diverged, unfinished, against, shared(run)))
     return compared_rows, columns
 
 
-def shared(run: Planned) -> str:
+def shared(run: PlannedRun) -> str:
     """What decides who holds which samples at a seed, as text: methods are tested in pairs where it is the same."""
     experiment = run.experiment
     tasks = None if experiment.tasks is None else experiment.tasks.model_dump(exclude={"freeze"})
     return repr((experiment.data, experiment.partition, tasks))
 
 
-def _number(run: Planned, row: Row, measure: Measure, frame: pandas.DataFrame) -> float:
+def _number(run: PlannedRun, row: PaperRow, measure: Measure, frame: pandas.DataFrame) -> float:
     """What a finished run gives for a measure, a share; NaN where it has no such number."""
     column = measure.column + (f"@{row.mode}" if row.mode else "")
     if measure.moment == "last" and not measure.of and column in frame:
@@ -226,25 +233,27 @@ def _judged(
     setting: Setting,
     name: str,
     rows: list[Compared],
-    left: list[tuple[str, str]],
+    skipped: list[tuple[str, str]],
     other: str,
     margin: float,
     columns: set[str],
 ) -> Judged:
     done = [row for row in rows if row.ours]
     lower = any(smaller_is_better(column) for column in columns)
-    printed = {row.name: Paper(row.printed.mean, row.printed.std) for row in rows}
+    printed = {row.name: PrintedScore(row.printed.mean, row.printed.std) for row in rows}
     judged_claims = claims(
         {row.name: printed[row.name] for row in done},
         {row.name: row.ours for row in done},
         lower,
         {row.name: row.shares for row in done},
     )
-    complete = not left and all(row.complete for row in rows)
+    complete = not skipped and all(row.complete for row in rows)
     against = [] if other else [row.against for row in rows]
-    told = verdict(complete, judged_claims, against) if rows or left else NOT_COMPARABLE
-    why = _why(rows, judged_claims, left, other, margin)
-    return _with_worth(Judged(setting, name, rows, judged_claims, told, why, other, left, [], lower), against, margin)
+    text = verdict(complete, judged_claims, against) if rows or skipped else NOT_COMPARABLE
+    why = _why(rows, judged_claims, skipped, other, margin)
+    return _with_worth(
+        Judged(setting, name, rows, judged_claims, text, why, other, skipped, [], lower), against, margin
+    )
 
 
 def _with_worth(judged: Judged, against: Sequence[Against | None], margin: float) -> Judged:
@@ -274,17 +283,17 @@ def _with_worth(judged: Judged, against: Sequence[Against | None], margin: float
 def _why(
     rows: Sequence[Compared],
     judged_claims: Sequence[Claim],
-    left: Sequence[tuple[str, str]],
+    skipped: Sequence[tuple[str, str]],
     other: str,
     margin: float,
 ) -> str:
     """The reason for a verdict, in words."""
     done = [row for row in rows if row.ours]
     if not done:
-        reasons = list(dict.fromkeys(why for _, why in left))
+        reasons = list(dict.fromkeys(why for _, why in skipped))
         return "; ".join(reasons) if reasons else "the paper has no number" if not rows else "no run has finished"
     lacking = [f"{row.name} (seeds: {row.seeds})" for row in rows if not row.complete]
-    lacking += [f"{name} (not run: {why})" for name, why in left]
+    lacking += [f"{name} (not run: {why})" for name, why in skipped]
     more = f" and {len(lacking) - 3} more methods" if len(lacking) > 3 else ""
     parts = [f"without {', '.join(lacking[:3])}{more}"] if lacking else []
     if other:
@@ -292,16 +301,16 @@ def _why(
     else:
         parts.append(f"{sum(row.p < LEVEL for row in rows)} of {len(rows)} shown to be within {margin:g} points")
     if not judged_claims:
-        alone = len(rows) + len(left) < 2
+        alone = len(rows) + len(skipped) < 2
         none = f"the paper sets no two methods {GAP:g} point and more than its own spread apart"
         parts.append("one method has no order" if alone else none)
         return "; ".join(parts)
-    agree, sure = sum(claim.agrees for claim in judged_claims), sum(claim.sure for claim in judged_claims)
+    agree, significant = sum(claim.agrees for claim in judged_claims), sum(claim.significant for claim in judged_claims)
     wrong = [claim for claim in judged_claims if claim.reversed]
     pairs = "the one pair" if len(judged_claims) == 1 else f"{len(judged_claims)} pairs"
     parts.append(
         f"of {pairs} that the paper sets apart {agree} {'has' if agree == 1 else 'have'} its sign, "
-        f"{sure} by evidence (Holm); {len(wrong)} {'is' if len(wrong) == 1 else 'are'} the other way by evidence"
+        f"{significant} by evidence (Holm); {len(wrong)} {'is' if len(wrong) == 1 else 'are'} the other way by evidence"
     )
     tau, p = rank_correlation([row.printed.mean for row in done], [row.mean for row in done])
     if not lacking and not math.isnan(tau):
@@ -315,7 +324,7 @@ def _why(
     return "; ".join(parts)
 
 
-def common(runs: Sequence[Planned]) -> str:
+def common(runs: Sequence[PlannedRun]) -> str:
     """What the seeds of these runs have in common though they should vary, in a sentence; empty where nothing.
 
     `partition.seed` fixes the clients' shares for every seed, `cohort.sampling: numpy_round_seed` the clients of every

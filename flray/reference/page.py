@@ -99,7 +99,7 @@ def markdown(key: str, scale: str, judged: Sequence[Judged], seeds: int, again: 
         for row in each.rows:
             notes.setdefault(row.printed.note, []).append(row.name)
         remarks = [f"* {_some(names, each)}: {note}." for note, names in notes.items() if note]
-        reasons = [f"* {name} was not run: {why}." for name, why in each.left]
+        reasons = [f"* {name} was not run: {why}." for name, why in each.skipped]
         lines += [*remarks, *reasons, ""] if remarks or reasons else []
         lines += [*(f"    {command}" for command in each.commands), ""]
     return "\n".join(lines).rstrip() + "\n"

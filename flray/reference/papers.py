@@ -31,7 +31,7 @@ class _Strict(BaseModel):
 
 
 # what a file says ------------------------------------------------------------------------------
-class Row(_Strict):
+class PaperRow(_Strict):
     """A row of the paper's table: which number of the CSV it is, and which of a run's."""
 
     method: str
@@ -79,14 +79,14 @@ class Line(_Strict):
     the grid's own order."""
 
     run: str
-    rows: tuple[Annotated[tuple[Row, ...], BeforeValidator(_rows)], ...]
+    rows: tuple[Annotated[tuple[PaperRow, ...], BeforeValidator(_rows)], ...]
     measures: tuple[Measure, ...] | None = None
     note: str = ""
     full_only: str = ""  # why the small scale cannot have it
     as_in: str = ""  # the table whose command runs these as well
 
 
-class Cell(_Strict):
+class CellSpec(_Strict):
     """One setting of a table in which methods are compared."""
 
     config: str
@@ -104,14 +104,14 @@ class PaperTable(_Strict):
     where: Mapping[str, str] = {}
     measures: tuple[Measure, ...] = (Measure(),)
     lines: tuple[Line, ...] = ()
-    cells: Mapping[str, Cell] = {}
+    cells: Mapping[str, CellSpec] = {}
     scales: Mapping[str, str] = {}
     seeds: int | None = None  # default: the paper's
     full_only: str = ""
     why_not: str = ""
 
 
-class Figure(_Strict):
+class PaperFigure(_Strict):
     """A figure, or a result outside the tables: the commands that run and draw it, or why there are none."""
 
     title: str
@@ -128,7 +128,7 @@ class Paper(_Strict):
     configs: str
     scales: Mapping[str, str]
     tables: Mapping[str, PaperTable] = Field(min_length=1)
-    figures: Mapping[str, Figure] = {}
+    figures: Mapping[str, PaperFigure] = {}
 
 
 # what is asked for -----------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Printed(NamedTuple):
 class CellRun(NamedTuple):
     """One run's worth of a cell: the rows it gives and the position of its experiment in the grid of its line."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
     line: Line
     place: int
 
@@ -156,14 +156,14 @@ class Setting(NamedTuple):
     key: str  # fedsol/table2
     table: PaperTable
     name: str  # CIFAR-10, LDA 0.1
-    cell: Cell
+    cell: CellSpec
 
     @property
     def lines(self) -> tuple[Line, ...]:
         return self.table.lines if self.cell.lines is None else self.cell.lines
 
     @property
-    def parts(self) -> list[CellRun]:
+    def runs(self) -> list[CellRun]:
         return [CellRun(rows, line, place) for line in self.lines for place, rows in enumerate(line.rows)]
 
     def measures(self, line: Line) -> tuple[Measure, ...]:
@@ -199,12 +199,12 @@ class Setting(NamedTuple):
             if axes[key] == [word] and key != "preset" and not value.startswith(("[", "{", "'", '"')):
                 axes[key] = [f"{key}={each}" for each in value.split(",")]
         grid = list(itertools.product(*axes.values()))
-        wanted = grid if places is None else [grid[place] for place in sorted(places)]
-        kept = [list(dict.fromkeys(words)) for words in zip(*wanted, strict=True)]
-        if math.prod(map(len, kept)) == len(wanted):
-            runs = [[words[0] + "".join(f",{word.partition('=')[2]}" for word in words[1:]) for words in kept]]
+        experiments = grid if places is None else [grid[place] for place in sorted(places)]
+        values = [list(dict.fromkeys(words)) for words in zip(*experiments, strict=True)]
+        if math.prod(map(len, values)) == len(experiments):
+            runs = [[words[0] + "".join(f",{word.partition('=')[2]}" for word in words[1:]) for words in values]]
         else:
-            runs = [list(words) for words in wanted]
+            runs = [list(words) for words in experiments]
         start = ["flray", "run", f"configs/{self.config}"]
         return [shlex.join([*start, *words, "seed=0" if seeds == 1 else f"seed=0..{seeds - 1}"]) for words in runs]
 
@@ -212,7 +212,7 @@ class Setting(NamedTuple):
         """Why this cannot be run at that scale, whatever the machine; empty where it can."""
         return self.table.full_only or line.full_only if scale == "small" else ""
 
-    def printed(self, row: Row, measure: Measure, line: Line) -> Printed | None:
+    def printed(self, row: PaperRow, measure: Measure, line: Line) -> Printed | None:
         """What the paper prints; None where the cell is empty, or the row is another measure's.
 
         Raises `ConfigError` for a file that does not fit.
@@ -272,13 +272,13 @@ def chosen(key: str, asked: Sequence[str]) -> list[Setting]:
     picked: dict[str, Setting] = {}
     for name in asked:
         matches = [setting for setting in settings if _parts(name) <= _parts(setting.name)]
-        whole = [setting for setting in matches if _parts(name) == _parts(setting.name)]
+        exact = [setting for setting in matches if _parts(name) == _parts(setting.name)]
         if not matches:
             near = nearest(name, [setting.name for setting in settings])
             raise ConfigError(
                 f"{key} has no cell {shown(name)}{near}; all of them: flray reproduce {key.split('/')[0]}"
             )
-        picked |= {setting.name: setting for setting in whole or matches}
+        picked |= {setting.name: setting for setting in exact or matches}
     return list(picked.values()) if asked else settings
 
 
@@ -287,14 +287,16 @@ def _parts(name: str) -> frozenset[str]:
 
 
 def with_methods(setting: Setting, asked: Sequence[str]) -> list[CellRun]:
-    """The parts of a cell whose rows `asked` names; all where it is empty. Raises `ConfigError` for a name that is no
+    """The runs of a cell whose rows `asked` names; all where it is empty. Raises `ConfigError` for a name that is no
     row's."""
-    names = {row.shown.casefold(): row.shown for part in setting.parts for row in part.rows}
+    names = {row.shown.casefold(): row.shown for run in setting.runs for row in run.rows}
     for name in asked:
         if name.casefold() not in names:
             raise unknown("method", name, names.values(), f"{setting.key}, {setting.name}")
-    wanted = {name.casefold() for name in asked}
-    return [part for part in setting.parts if not wanted or any(row.shown.casefold() in wanted for row in part.rows)]
+    experiments = {name.casefold() for name in asked}
+    return [
+        run for run in setting.runs if not experiments or any(row.shown.casefold() in experiments for row in run.rows)
+    ]
 
 
 def every_line() -> Iterator[tuple[Setting, Line]]:

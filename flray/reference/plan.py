@@ -16,7 +16,7 @@ from flray.config.overrides import pair
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.data.sources import at_hand
 from flray.data.sources.union import sets_of
-from flray.reference.papers import CellRun, Row, Setting, with_methods
+from flray.reference.papers import CellRun, PaperRow, Setting, with_methods
 from flray.scenario.drift import WindowDrift
 
 # what a user may add without making another experiment of it
@@ -27,25 +27,25 @@ SAME = (
 DRAWN = ("holdout", "uniform_box")  # public data that are made of the data set itself
 
 
-class Planned(NamedTuple):
+class PlannedRun(NamedTuple):
     """One run of a cell: the rows of the table that it gives."""
 
     setting: Setting
-    part: CellRun
+    cell_run: CellRun
     experiment: Experiment
     folder: Path
     window: range | None = None  # the rounds of the cell's drift, also of a run without it
 
     @property
-    def rows(self) -> tuple[Row, ...]:
-        return self.part.rows
+    def rows(self) -> tuple[PaperRow, ...]:
+        return self.cell_run.rows
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """The runs of some cells; and of those that cannot run here which rows, and why."""
 
-    runs: list[Planned]
-    left: list[tuple[Setting, CellRun, str]]
+    runs: list[PlannedRun]
+    skipped: list[tuple[Setting, CellRun, str]]
 
 
 def configs_folder(given: Path | None = None) -> Path:
@@ -70,26 +70,26 @@ def plan(
     configs: Path,
     methods: Sequence[str] = (),
     extra: Sequence[str] = (),
-) -> Plan:
+) -> RunPlan:
     """The runs of the cells, each with its own folder below `root`: `ROOT/CELL-METHOD-seedS`.
 
     Raises `ConfigError` for a method that a cell has not, and for `extra` overrides that do not fit.
     """
-    planned = Plan([], [])
+    planned = RunPlan([], [])
     for setting in settings:
-        for part in with_methods(setting, methods):
-            why = setting.why_not(part.line, scale)
+        for cell_run in with_methods(setting, methods):
+            why = setting.why_not(cell_run.line, scale)
             if not why:
-                experiments = of_part(setting, part, scale, seeds, configs, tuple(extra))
+                experiments = experiments_of(setting, cell_run, scale, seeds, configs, tuple(extra))
                 why = missing(experiments[0])
             if why:
-                planned.left.append((setting, part, why))
+                planned.skipped.append((setting, cell_run, why))
                 continue
-            name = f"{slug(setting.name)}-{slug(part.rows[0].shown)}"
+            name = f"{slug(setting.name)}-{slug(cell_run.rows[0].shown)}"
             planned.runs.extend(
-                Planned(
+                PlannedRun(
                     setting,
-                    part,
+                    cell_run,
                     experiment,
                     root / f"{name}-seed{experiment.seed}",
                     window_of(setting, scale, configs, tuple(extra)) if setting.windowed else None,
@@ -99,17 +99,17 @@ def plan(
     return planned
 
 
-def of_part(
-    setting: Setting, part: CellRun, scale: str, seeds: int, configs: Path, extra: tuple[str, ...] = ()
+def experiments_of(
+    setting: Setting, cell_run: CellRun, scale: str, seeds: int, configs: Path, extra: tuple[str, ...] = ()
 ) -> list[Experiment]:
     """The experiments of one run of a cell, one a seed."""
-    grid = _of_line(configs / setting.config, tuple(setting.overrides(part.line, scale)), seeds, extra)
-    if len(grid) != seeds * len(part.line.rows):
+    grid = _of_line(configs / setting.config, tuple(setting.overrides(cell_run.line, scale)), seeds, extra)
+    if len(grid) != seeds * len(cell_run.line.rows):
         raise ConfigError(
-            f"{setting.key}, {setting.name}: {len(grid)} experiments for {len(part.line.rows)} rows and {seeds} seeds; "
-            "give one value for each key"
+            f"{setting.key}, {setting.name}: {len(grid)} experiments for {len(cell_run.line.rows)} rows and {seeds} "
+            "seeds; give one value for each key"
         )
-    return grid[part.place * seeds : (part.place + 1) * seeds]
+    return grid[cell_run.place * seeds : (cell_run.place + 1) * seeds]
 
 
 def window_of(setting: Setting, scale: str, configs: Path, extra: tuple[str, ...] = ()) -> range | None:
@@ -130,12 +130,12 @@ def _of_line(config: Path, overrides: tuple[str, ...], seeds: int, extra: tuple[
 
 def missing(experiment: Experiment) -> str:
     """What of an experiment is not on this machine, in words; empty where nothing is. No data are read."""
-    wanted = [experiment.data]
+    sources = [experiment.data]
     if experiment.proxy is not None and experiment.algorithm.needs_proxy and experiment.proxy.source not in DRAWN:
-        wanted.append(experiment.proxy)
-    for whole in wanted:
+        sources.append(experiment.proxy)
+    for source in sources:
         try:
-            parts = sets_of(whole).values() if whole.source == "union" else [whole]
+            parts = sets_of(source).values() if source.source == "union" else [source]
             for data in parts:
                 if at_hand(data):
                     continue
@@ -175,13 +175,13 @@ def changed(extra: Sequence[str]) -> list[str]:
     return [text for text in extra if not any(_within(pair(text)[0], key) for key in SAME)]
 
 
-def commands(runs: Sequence[Planned], scale: str, extra: Sequence[str]) -> list[str]:
+def commands(runs: Sequence[PlannedRun], scale: str, extra: Sequence[str]) -> list[str]:
     """The commands of these runs and of no others, without what only says where and on what they run."""
     lines: list[str] = []
-    for _, line in itertools.groupby(runs, key=lambda run: (run.setting.key, run.setting.name, run.part.line)):
+    for _, line in itertools.groupby(runs, key=lambda run: (run.setting.key, run.setting.name, run.cell_run.line)):
         own = list(line)
-        places, seeds = {run.part.place for run in own}, len({run.experiment.seed for run in own})
-        lines += own[0].setting.commands(own[0].part.line, scale, seeds, places, changed(extra))
+        places, seeds = {run.cell_run.place for run in own}, len({run.experiment.seed for run in own})
+        lines += own[0].setting.commands(own[0].cell_run.line, scale, seeds, places, changed(extra))
     return list(dict.fromkeys(lines))
 
 

@@ -159,7 +159,7 @@ class Claim(NamedTuple):
         return self.ours > 0
 
     @property
-    def sure(self) -> bool:
+    def significant(self) -> bool:
         """The paper's order, and not by chance at `LEVEL`."""
         return self.ours > 0 and self.holm < LEVEL
 
@@ -169,7 +169,7 @@ class Claim(NamedTuple):
         return self.ours < 0 and self.holm < LEVEL
 
 
-class Paper(NamedTuple):
+class PrintedScore(NamedTuple):
     """What a paper prints of a method."""
 
     mean: float
@@ -177,7 +177,7 @@ class Paper(NamedTuple):
 
 
 def claims(
-    printed: Mapping[str, Paper],
+    printed: Mapping[str, PrintedScore],
     ours: Mapping[str, Mapping[int, float]],
     lower_is_better: bool = False,
     shares: Mapping[str, Hashable] | None = None,
@@ -200,14 +200,14 @@ def claims(
             continue
         paired = shares is None or shares.get(better) == shares.get(worse)
         samples = [sign * np.array([ours[name][seed] for seed in seeds], np.float64) for name in (better, worse)]
-        told = (paired_test if paired else welch_test)(*samples)
-        mean, p, error, df = (float(value) for value in (told.mean, told.p, told.error, told.df))
+        tested = (paired_test if paired else welch_test)(*samples)
+        mean, p, error, df = (float(value) for value in (tested.mean, tested.p, tested.error, tested.df))
         judged_claims.append(Claim(better, worse, abs(gap), mean, p, math.nan, error, df, paired))
     corrected = holm(np.array([claim.p for claim in judged_claims]))
     return [claim._replace(holm=float(p)) for claim, p in zip(judged_claims, corrected, strict=True)]
 
 
-def claimed(one: Paper, other: Paper) -> bool:
+def claimed(one: PrintedScore, other: PrintedScore) -> bool:
     """Whether a paper sets two methods apart: by `GAP` or more, and by more than its own spread."""
     gap = abs(one.mean - other.mean)
     return gap >= GAP - 10.0**-ROUNDED and gap > math.hypot(one.std or 0.0, other.std or 0.0)
@@ -220,7 +220,7 @@ def order(judged_claims: Sequence[Claim]) -> str:
         return NOT_COMPARABLE
     if any(claim.reversed for claim in judged_claims):
         return FAILS
-    return HOLDS if all(claim.sure for claim in judged_claims) else INCONCLUSIVE
+    return HOLDS if all(claim.significant for claim in judged_claims) else INCONCLUSIVE
 
 
 def rank_correlation(printed: Sequence[float], ours: Sequence[float]) -> tuple[float, float]:
@@ -240,11 +240,11 @@ def verdict(complete: bool, judged_claims: Sequence[Claim], rows: Sequence[Again
     """
     if not complete:
         return INCOMPLETE
-    told = order(judged_claims)
-    if told != FAILS and rows and all(row is not None and row.same < LEVEL for row in rows):
+    tested = order(judged_claims)
+    if tested != FAILS and rows and all(row is not None and row.same < LEVEL for row in rows):
         return REPRODUCED
-    if told in (FAILS, HOLDS) or not rows:
-        return told
+    if tested in (FAILS, HOLDS) or not rows:
+        return tested
     p = holm(np.array([math.nan if row is None else float(row.other) for row in rows]))
     return DIFFERS if (p < LEVEL).any() else INCONCLUSIVE
 
@@ -299,15 +299,15 @@ def chance_of_order(pairs: tuple[tuple[int, int, bool], ...], n: int, draws: int
     while done < draws:
         size = min(1000, draws - done)
         values = rng.standard_normal((size, count, n))
-        told = [(paired_test if paired else welch_test)(values[:, one], values[:, two]) for one, two, paired in pairs]
-        means, p = np.stack([each.mean for each in told], -1), holm(np.stack([each.p for each in told], -1))
+        tested = [(paired_test if paired else welch_test)(values[:, one], values[:, two]) for one, two, paired in pairs]
+        means, p = np.stack([each.mean for each in tested], -1), holm(np.stack([each.p for each in tested], -1))
         holds += int(((p < LEVEL) & (means > 0)).all(axis=-1).sum())
         fails += int(((p < LEVEL) & (means < 0)).any(axis=-1).sum())
         done += size
     return Chance(holds / draws, fails / draws)
 
 
-class Row(NamedTuple):
+class Spread(NamedTuple):
     """What the chance of a verdict against the paper depends on: both spreads and numbers of seeds."""
 
     spread: float
@@ -317,7 +317,7 @@ class Row(NamedTuple):
 
 
 @functools.cache
-def chance_against_paper(rows: tuple[Row, ...], margin: float, draws: int = DRAWS) -> tuple[float, float]:
+def chance_against_paper(rows: tuple[Spread, ...], margin: float, draws: int = DRAWS) -> tuple[float, float]:
     """(share of cells found "not reproduced" though every mean is the paper's; the largest share of cells found
     "reproduced" though one mean is `margin` off).
 

@@ -36,7 +36,7 @@ def ablation(
     """
     if key is not None and "," in key:
         return heat_map(frame, [part.strip() for part in key.split(",")], metric, axis)
-    key, cells, lost = ablation_cells(frame, key, metric)
+    key, cells, left_out = ablation_cells(frame, key, metric)
     numbers, scale = is_number(frame, key), 100 if is_share(metric) else 1
     places = list(dict.fromkeys(value for line in cells.values() for value in line if value is not None))
     figure, plot = one_axis(axis, 6.4 if numbers else min(12.0, max(6.4, 0.5 * len(places) * len(cells))))
@@ -78,7 +78,7 @@ def ablation(
     plot.set_ylabel(axis_label(metric))
     counts = [len(values) for line in cells.values() for values in line.values()]
     words = spread_words(counts, metric, "points", "band" if numbers else "bars")
-    headline(plot, words + (f"; {lost}" if lost else ""))
+    headline(plot, words + (f"; {left_out}" if left_out else ""))
     if scale == 100:
         end_at_all(plot, 100 * lowest(metric))
     plain(plot)
@@ -154,9 +154,9 @@ def ablation_cells(
     keys.sort(key=lambda k: k != "algorithm")  # a line's name begins with its algorithm
     own: dict[str, set[str]] = {str(name): set(_differing(rows)) for name, rows in frame.groupby("algorithm")}
     cells: dict[str, dict[Any, list[float]]] = {}
-    lost = {"diverged": 0, "unfinished": 0}
+    left_out = {"diverged": 0, "unfinished": 0}
     for setting, values, diverged, unfinished in over_seeds(frame, metric):
-        lost = {"diverged": lost["diverged"] + diverged, "unfinished": lost["unfinished"] + unfinished}
+        left_out = {"diverged": left_out["diverged"] + diverged, "unfinished": left_out["unfinished"] + unfinished}
         others = {
             other: setting[other]
             for other in keys
@@ -169,7 +169,7 @@ def ablation_cells(
             cells.setdefault(name, {})[None if missing(setting[key]) else setting[key]] = values.tolist()
     if not cells:
         raise ConfigError(f"ablation: no finished run has {metric!r}")
-    return key, cells, ", ".join(f"{count} runs {what}" for what, count in lost.items() if count)
+    return key, cells, ", ".join(f"{count} runs {what}" for what, count in left_out.items() if count)
 
 
 def _differing(frame: pandas.DataFrame) -> list[str]:

@@ -46,36 +46,36 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
     groups = ranked(frame, metric)
     if not groups:
         diverged = int(frame["status"].str.startswith("diverged").sum())
-        told = f": {diverged} of {len(frame)} diverged" if diverged else " yet"
-        return [f"No run has finished with a {metric}{told}."]
+        outcome = f": {diverged} of {len(frame)} diverged" if diverged else " yet"
+        return [f"No run has finished with a {metric}{outcome}."]
     (first, best), rest = groups[0], groups[1:]
-    lost = survivors(frame, metric)
-    mean = f"{metric} {_value(metric, best.mean())} ({lost.get(first) or _mean_of(best)})"
+    left_out = survivors(frame, metric)
+    mean = f"{metric} {_value(metric, best.mean())} ({left_out.get(first) or _mean_of(best)})"
     if not rest:
-        return [f"{first}: {mean}.", *_losses(lost, first)]
+        return [f"{first}: {mean}.", *_losses(left_out, first)]
     differences = [_paired(best, values, metric) for _, values in rest]
     others = [_paired(one, two, metric) for (_, one), (_, two) in itertools.combinations(rest, 2)]
     # over all pairs: which setting is compared with the others was chosen by its mean
     corrected = holm(np.array([paired["p_t"] for paired in differences + others]))[: len(rest)]
-    sure = [p < LEVEL or _counted(paired, metric) for paired, p in zip(differences, corrected, strict=True)]
+    decided = [p < LEVEL or _counted(paired, metric) for paired, p in zip(differences, corrected, strict=True)]
     tested = not np.isnan(corrected).all()
-    said = [_headline(first, mean, metric, dict(zip([name for name, _ in rest], sure, strict=True)), tested)]
+    sentences = [_headline(first, mean, metric, dict(zip([name for name, _ in rest], decided, strict=True)), tested)]
     side = "below" if smaller_is_better(metric) else "above"
     for (name, values), paired, p in zip(rest[:3], differences, corrected, strict=False):
         pairs = len(best.index.intersection(values.index))
         if math.isnan(paired["diff_low"]):
             gap = _gap(metric, abs(best.mean() - values.mean()))
-            said.append(f"{gap} {side} {name}, with too few shared seeds ({pairs}) to say whether that is chance.")
+            sentences.append(f"{gap} {side} {name}, with too few shared seeds ({pairs}) to say whether that is chance.")
         elif math.isnan(p):  # nothing varies, so there is no test
-            said.append(f"{_gap(metric, paired['diff'])} {side} {name} on each of {pairs} shared seeds.")
+            sentences.append(f"{_gap(metric, paired['diff'])} {side} {name} on each of {pairs} shared seeds.")
         else:
             span = f"{_gap(metric, paired['diff_low'], '')} to {_gap(metric, paired['diff_high'], '')}"
-            told = "told apart" if p < LEVEL else "not told apart"
-            said.append(
+            outcome = "told apart" if p < LEVEL else "not told apart"
+            sentences.append(
                 f"{_gap(metric, paired['diff'])} {side} {name} on {pairs} shared seeds (95 % interval {span}, "
-                f"Holm-corrected p {p:.2g}): {told}."
+                f"Holm-corrected p {p:.2g}): {outcome}."
             )
-    return said + _losses(lost, first)
+    return sentences + _losses(left_out, first)
 
 
 def _counted(paired: Mapping[str, float], metric: str) -> bool:
@@ -87,7 +87,7 @@ def _counted(paired: Mapping[str, float], metric: str) -> bool:
 def _headline(first: str, mean: str, metric: str, apart: Mapping[str, bool], tested: bool) -> str:
     """`fedsol is best` where it is told apart from all others, by name; else that no difference was found."""
     end = "lowest" if smaller_is_better(metric) else "highest"
-    level = [name for name, sure in apart.items() if not sure]
+    level = [name for name, decided in apart.items() if not decided]
     if not level:
         return f"{first} is best: {mean}."
     if len(level) < len(apart):
@@ -101,17 +101,17 @@ def survivors(frame: pandas.DataFrame, metric: str) -> dict[str, str]:
     """Of each setting whose mean is not over all its seeds, `mean of 2 of 3 seeds; 1 diverged`."""
     label, notes = labels(frame), {}
     for setting, values, diverged, unfinished in over_seeds(frame, metric):
-        lost = [f"{count} {what}" for count, what in ((diverged, "diverged"), (unfinished, "unfinished")) if count]
-        if lost:
+        left_out = [f"{count} {what}" for count, what in ((diverged, "diverged"), (unfinished, "unfinished")) if count]
+        if left_out:
             of = len(values) + diverged + unfinished
             seeds = f"{len(values)} of {of} seeds" if of > 1 else "no seed"
-            notes[label(setting)] = f"{'mean of ' if len(values) else ''}{seeds}; {', '.join(lost)}"
+            notes[label(setting)] = f"{'mean of ' if len(values) else ''}{seeds}; {', '.join(left_out)}"
     return notes
 
 
-def _losses(lost: Mapping[str, str], but: str) -> list[str]:
+def _losses(left_out: Mapping[str, str], but: str) -> list[str]:
     """A sentence on the settings, but one, whose mean is over those seeds that survived."""
-    rest = [f"{name}: {words}" for name, words in lost.items() if name != but]
+    rest = [f"{name}: {words}" for name, words in left_out.items() if name != but]
     return [f"Not over all seeds: {'; '.join(rest)}."] if rest else []
 
 
@@ -161,21 +161,21 @@ def unequal_cost(runs: Sequence[Run], frame: pandas.DataFrame) -> str:
 
 def what_was_forgotten(modes: pandas.DataFrame, frame: pandas.DataFrame) -> list[str]:
     """Forgetting over tasks, or through a drift, of each setting in its first inference mode."""
-    said, label = [], labels(frame)
+    sentences, label = [], labels(frame)
     for row in modes.drop_duplicates(keys_of(frame)).to_dict("records") if len(modes) else []:
         name = label(row)
         if not math.isnan(row.get("FT", math.nan)):
-            said.append(
+            sentences.append(
                 f"{name} ({row['mode']}): {_value('ACC', row['ACC'])} over all tasks at the end, "
                 f"forgetting {_value('FT', row['FT'])}."
             )
         if not math.isnan(row.get("drift/acc_end", math.nan)):
-            said.append(
+            sentences.append(
                 f"{name} ({row['mode']}): {_value('ACC', row['drift/acc_before'])} before the data vanished, "
                 f"{_value('ACC', row['drift/acc_end'])} at the end of the window, "
                 f"{_value('ACC', row['drift/acc_final'])} at the end."
             )
-    return said
+    return sentences
 
 
 def spent(run: Run) -> dict[str, float]:
@@ -203,8 +203,8 @@ def labels(frame: pandas.DataFrame) -> Callable[[Mapping[Any, Any]], str]:
 
     def label(setting: Mapping[Any, Any]) -> str:
         name = setting["algorithm"]
-        telling = [key for key in keys if key in own[name] or not key.startswith("algorithm.")]
-        parts = [as_text(key, setting[key]) for key in telling if not missing(setting[key])]
+        own_keys = [key for key in keys if key in own[name] or not key.startswith("algorithm.")]
+        parts = [as_text(key, setting[key]) for key in own_keys if not missing(setting[key])]
         return ", ".join([str(name), *parts])
 
     return label

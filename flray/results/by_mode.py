@@ -30,8 +30,8 @@ def by_mode(frame: pandas.DataFrame) -> pandas.DataFrame:
     numbers_of = [_numbers(run) for run in opened]
     modes = dict.fromkeys(mode for run in numbers_of for mode in run)
     every = (*OF_TASKS, *OF_KEPT, *OF_DRIFT, *OF_ALARMS)
-    there = dict.fromkeys(name for run in numbers_of for of in run.values() for name in of)
-    names = sorted(there, key=lambda name: every.index(name.partition("@")[0]))
+    present = dict.fromkeys(name for run in numbers_of for of in run.values() for name in of)
+    names = sorted(present, key=lambda name: every.index(name.partition("@")[0]))
     rows: list[dict[str, Any]] = []
     for mode in modes:
         values = {name: [run.get(mode, {}).get(name, math.nan) for run in numbers_of] for name in names}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas
 
 _VERSIONS = ("flray", "torch")  # packages whose versions may change a result
-_HELD = ("data.", "partition.", "proxy.", "tasks.", "evaluate.")  # sections that say who holds which samples
+_DATA_SECTIONS = ("data.", "partition.", "proxy.", "tasks.", "evaluate.")  # sections that say who holds which samples
 _DATA = {"data": "training data", "partition": "partition", "weights": "first weights"}  # fingerprints, in words
 
 
@@ -108,8 +108,8 @@ def _fingerprints(runs: Sequence[Run]) -> list[str]:
     seen: dict[tuple[str, str], dict[str, str]] = {}
     for run in runs:
         config = settings(run)
-        told = {key: value for key, value in config.items() if key == "seed" or key.startswith(_HELD)}
-        place = json.dumps(told, sort_keys=True, default=str)
+        data_config = {key: value for key, value in config.items() if key == "seed" or key.startswith(_DATA_SECTIONS)}
+        place = json.dumps(data_config, sort_keys=True, default=str)
         for name, value in (_noted(run).get("fingerprints") or {}).items():
             if name in _DATA and value is not None:
                 seen.setdefault((name, place), {}).setdefault(json.dumps(value), run.place)

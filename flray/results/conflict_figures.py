@@ -82,6 +82,6 @@ def _through(panel: Any, line: list[tuple[float, pandas.DataFrame]], column: str
     """A point a run, the mean of a column over its rounds, and a line through the means of each place."""
     points = [(place, float(table[column].mean())) for place, table in line if column in table]
     places = sorted({place for place, _ in points})
-    means = [np.mean([value for there, value in points if there == place]) for place in places]
+    means = [np.mean([value for at, value in points if at == place]) for place in places]
     panel.plot(places, means, linewidth=1.8, markersize=5, **look)
     panel.scatter(*zip(*points, strict=True), s=10, color=look["color"], alpha=0.5, linewidth=0) if points else None

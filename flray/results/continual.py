@@ -16,7 +16,7 @@ from flray.rundir.by_task import ClassCounts, TaskTests, class_counts, task_test
 from flray.rundir.reader import Run
 
 
-class Window(NamedTuple):
+class DriftWindow(NamedTuple):
     """The rounds `start <= round < stop` in which a drift takes data away, counted over all tasks from 1."""
 
     start: int
@@ -104,18 +104,22 @@ def of_tasks(tests: TaskTests) -> dict[str, float]:
     return {name: measures[name] for name in OF_TASKS if name in measures}
 
 
-def of_drift(counts: ClassCounts, window: Window) -> dict[str, float]:
+def of_drift(counts: ClassCounts, window: DriftWindow) -> dict[str, float]:
     """What the window did to the accuracy over all classes, and at its end to that of the missing ones."""
     overall = per_class(counts.right.sum(axis=1), counts.total.sum(axis=1))
     through = forgetting.through_window(counts.done, overall, window.start, window.stop)
     inside = [i for i, done in enumerate(counts.done) if window.start <= done < window.stop]
-    gone = list(window.classes)
-    lost = accuracy(counts.right[inside[-1], gone], counts.total[inside[-1], gone]) if inside and gone else math.nan
-    values = (through.before, through.window_end, lost, through.final, through.recovered_after, through.worst_drop)
+    missing = list(window.classes)
+    at_end = (
+        accuracy(counts.right[inside[-1], missing], counts.total[inside[-1], missing])
+        if inside and missing
+        else math.nan
+    )
+    values = (through.before, through.window_end, at_end, through.final, through.recovered_after, through.worst_drop)
     return dict(zip(OF_DRIFT, values, strict=True))
 
 
-def drift_window(run: Run, config: Mapping[str, Any]) -> Window | None:
+def drift_window(run: Run, config: Mapping[str, Any]) -> DriftWindow | None:
     """The window of a run's drift; None: there is none, or no client has lost a sample.
 
     A schedule of the user's own has no window in its configuration: there it lasts from the first to the last round in
@@ -124,7 +128,7 @@ def drift_window(run: Run, config: Mapping[str, Any]) -> Window | None:
     """
     if "drift.from_round" in config:
         stop, classes = config.get("drift.to_round"), json.loads(config.get("drift.classes") or "[]")
-        return Window(int(config["drift.from_round"]), math.inf if stop is None else float(stop), tuple(classes))
+        return DriftWindow(int(config["drift.from_round"]), math.inf if stop is None else float(stop), tuple(classes))
     if "drift.name" not in config:
         return None
     import pandas
@@ -132,14 +136,14 @@ def drift_window(run: Run, config: Mapping[str, Any]) -> Window | None:
     path = run.folder / "partition" / "drift.parquet"
     try:
         table = pandas.read_parquet(path)
-        lost = table[table["kept"] < table["of"]]
+        drifted = table[table["kept"] < table["of"]]
     except (OSError, ValueError, KeyError) as error:
         why = " ".join(str(error).split())
         raise CheckpointError(f"{path} cannot be read ({why}): which rounds drift is not known") from error
-    if lost.empty:
+    if drifted.empty:
         return None
-    classes = sorted(set(lost["class"].tolist()))
-    return Window(int(lost["round"].min()), float(lost["round"].max()) + 1, tuple(classes))
+    classes = sorted(set(drifted["class"].tolist()))
+    return DriftWindow(int(drifted["round"].min()), float(drifted["round"].max()) + 1, tuple(classes))
 
 
 def tested_set(config: Mapping[str, Any]) -> str:

@@ -47,7 +47,7 @@ def recovery(run: Run) -> pandas.DataFrame:
         }
         for stage in ("average", "global") if len(own) else ():
             classes = np.asarray(own[f"class_{stage}"].iloc[0], np.float64)
-            parts = np.array([shares_in_and_out(classes, held) for held in rows["held"]])
+            parts = np.array([shares_in_and_out(classes, classes_held) for classes_held in rows["held"]])
             row |= {f"acc_{stage}": own[f"acc_{stage}"].iloc[0]}
             row |= dict(zip((f"in_{stage}", f"out_{stage}"), parts.mean(axis=0), strict=True))
         table_rows.append(row)
@@ -70,11 +70,11 @@ def divergence(run: Run) -> pandas.DataFrame:
     table_rows = []
     for done, rows in clients.groupby("done"):
         own = server.loc[server["done"] == done, "moved"] if len(server) else server
-        moved = float(own.to_numpy()[0]) if len(own) else math.nan
+        server_distance = float(own.to_numpy()[0]) if len(own) else math.nan
         trained = rows[np.isfinite(rows["distance"])]  # a client that was skipped is not in the aggregate
-        apart = between(trained["distance"], trained["weight"], moved)
+        apart = between(trained["distance"], trained["weight"], server_distance)
         means = rows[["distance", "relative"]].mean().to_dict()
-        table_rows.append({"done": done, **means, "between": apart, "moved": moved})
+        table_rows.append({"done": done, **means, "between": apart, "moved": server_distance})
     return pandas.DataFrame(table_rows)
 
 

@@ -153,7 +153,7 @@ def propositions(folders: Folders, axes: Iterable[Axes] | None = None) -> Figure
     return figure_of(panels[0])
 
 
-class Drawn(NamedTuple):
+class DiagnosticFigure(NamedTuple):
     """A figure, and a report's title and note of it."""
 
     figure: Callable[..., Figure]
@@ -161,21 +161,29 @@ class Drawn(NamedTuple):
     note: str
 
 
-FIGURES: Mapping[str, Drawn] = {
-    "local_forgetting": Drawn(
+FIGURES: Mapping[str, DiagnosticFigure] = {
+    "local_forgetting": DiagnosticFigure(
         local_forgetting,
         "What local training forgets",
         "the received model, the clients' models after local training, and their aggregate, on the global test set",
     ),
-    "conflict": Drawn(conflict, "Conflicts along local training", "cosines; a step below 0 undoes what is to be kept"),
-    "memory": Drawn(memory, "Memory drift", "how far answers on public data move, and how that goes with accuracy"),
-    "divergence": Drawn(divergence, "Weight divergence", "how far clients move from the global model and each other"),
-    "heterogeneity": Drawn(heterogeneity, "Heterogeneity", "zeta and descent where each round begins"),
-    "layers": Drawn(layers, "Layer by layer", "FedSOL's Lambda, and how far each layer moves in local training"),
-    "latent_forgetting": Drawn(
+    "conflict": DiagnosticFigure(
+        conflict, "Conflicts along local training", "cosines; a step below 0 undoes what is to be kept"
+    ),
+    "memory": DiagnosticFigure(
+        memory, "Memory drift", "how far answers on public data move, and how that goes with accuracy"
+    ),
+    "divergence": DiagnosticFigure(
+        divergence, "Weight divergence", "how far clients move from the global model and each other"
+    ),
+    "heterogeneity": DiagnosticFigure(heterogeneity, "Heterogeneity", "zeta and descent where each round begins"),
+    "layers": DiagnosticFigure(
+        layers, "Layer by layer", "FedSOL's Lambda, and how far each layer moves in local training"
+    ),
+    "latent_forgetting": DiagnosticFigure(
         latent_forgetting, "Size of the update, and gradients", "an update that shrinks may be one that forgets"
     ),
-    "propositions": Drawn(
+    "propositions": DiagnosticFigure(
         propositions, "FedSOL's propositions", "a point on the line is a step in which they are exact"
     ),
 }

@@ -14,7 +14,7 @@ from flray.metrics.classification import per_class
 from flray.results.alarms import PROBE, alarms, signals
 from flray.results.blank import blank, figure_of, given
 from flray.results.colours import colours_of
-from flray.results.continual import Window, drift_window, tested_set
+from flray.results.continual import DriftWindow, drift_window, tested_set
 from flray.results.figures import by_setting, headline, open_runs, plain, spread_words
 from flray.results.learning import Curve, lines, over_seeds_of
 from flray.results.tables import settings
@@ -53,9 +53,11 @@ def accuracy_through_drift(
     windows = [_window(next(iter(seeds.values())), last) for seeds in settings_of.values()]
     if not any(windows):
         raise ConfigError(f"{runs[0].place} has no drift: run it with one, such as drift.name=remove_classes")
-    read = [next((tables for run in seeds.values() if (tables := signals(run))), {}) for seeds in settings_of.values()]
-    there = [{name: table for name, table in tables.items() if table["wv"].notna().any()} for tables in read]
-    watched = {colour: tables for colour, tables in zip(colours_of(settings_of), there, strict=True) if tables}
+    signals_of = [
+        next((tables for run in seeds.values() if (tables := signals(run))), {}) for seeds in settings_of.values()
+    ]
+    signals_of = [{name: table for name, table in tables.items() if table["wv"].notna().any()} for tables in signals_of]
+    watched = {colour: tables for colour, tables in zip(colours_of(settings_of), signals_of, strict=True) if tables}
     size = min(3.0, max(1.3, 0.2 * next(iter(counts.values()))[0].total.shape[1]))
     heights = [3.0, *([1.8] if watched else []), *[size] * len(settings_of)]
     if axes is None:
@@ -77,14 +79,16 @@ def accuracy_through_drift(
     return figure
 
 
-def _window(run: Run, last: int) -> Window | None:
+def _window(run: Run, last: int) -> DriftWindow | None:
     """The window of a run's drift, which ends with round `last` at the latest."""
     window = drift_window(run, settings(run))
     return None if window is None else window._replace(stop=min(window.stop, last + 1.0))
 
 
 # panels -------------------------------------------------------------------------------------------
-def curve_panel(axis: Any, curves: Mapping[str, Curve], windows: Sequence[Window | None], split: str = "test") -> Any:
+def curve_panel(
+    axis: Any, curves: Mapping[str, Curve], windows: Sequence[DriftWindow | None], split: str = "test"
+) -> Any:
     """Draw accuracy over rounds into an axis, a line a setting, the windows shaded; returns the axis.
 
     `split` is what it was measured on, in a word.
@@ -100,7 +104,7 @@ def curve_panel(axis: Any, curves: Mapping[str, Curve], windows: Sequence[Window
 
 
 def signal_panel(
-    axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]], windows: Sequence[Window | None]
+    axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]], windows: Sequence[DriftWindow | None]
 ) -> Any:
     """Draw the variance of the weight update over rounds into an axis, on a logarithmic scale; returns the axis.
 
@@ -137,7 +141,7 @@ def _place(detector: str) -> int:
     return int(detector == PROBE)
 
 
-def class_panel(axis: Any, counts: Sequence[ClassCounts], window: Window | None, title: str = "") -> Any:
+def class_panel(axis: Any, counts: Sequence[ClassCounts], window: DriftWindow | None, title: str = "") -> Any:
     """Draw accuracy by class and round (mean over seeds) into an axis, with lines where the window begins and ends.
 
     Returns what a colour bar is made of. Missing classes have bold numbers; where a class has no test sample it is
@@ -168,7 +172,7 @@ def class_panel(axis: Any, counts: Sequence[ClassCounts], window: Window | None,
     return drawn
 
 
-def shade(axis: Any, windows: Iterable[Window | None], words: bool = False) -> None:
+def shade(axis: Any, windows: Iterable[DriftWindow | None], words: bool = False) -> None:
     """Shade the rounds of the windows; with `words` each says at the bottom what is missing in it."""
     for window in dict.fromkeys(window for window in windows if window is not None):
         axis.axvspan(window.start - 0.5, window.stop - 0.5, color=SHADE, linewidth=0, zorder=0)
@@ -202,8 +206,8 @@ def class_accuracies(counts: Sequence[ClassCounts]) -> tuple[NDArray[np.int64], 
     for tested in counts:
         rows = np.isin(tested.done, done)
         shares.append(per_class(tested.right[rows], tested.total[rows]))
-    there = np.sum(~np.isnan(shares), axis=0)
-    mean = np.nansum(shares, axis=0) / np.where(there, there, np.nan)
+    tested = np.sum(~np.isnan(shares), axis=0)
+    mean = np.nansum(shares, axis=0) / np.where(tested, tested, np.nan)
     return np.array(done, np.int64), mean
 
 
@@ -214,9 +218,9 @@ def _mark_alarms(axis: Any, by_label: Mapping[str, Mapping[Any, Run]]) -> None:
     """
     level, named = 0, set()
     for runs, colour in zip(by_label.values(), colours_of(by_label), strict=True):
-        told = [alarms(run) for run in runs.values()]
-        for name in dict.fromkeys(name for of in told for name in of):
-            own = [of[name] for of in told if name in of]
+        alarms_of = [alarms(run) for run in runs.values()]
+        for name in dict.fromkeys(name for of in alarms_of for name in of):
+            own = [of[name] for of in alarms_of if name in of]
             places, count = np.unique(np.concatenate(own), return_counts=True)
             if len(places):
                 axis.scatter(

@@ -71,18 +71,18 @@ def sparkline(values: Iterable[float], width: int = WIDTH) -> str:
     numbers = np.asarray(list(values), np.float64)
     if len(numbers) > width:
         numbers = np.array([_mean(part) for part in np.array_split(numbers, width)])
-    there = numbers[np.isfinite(numbers)]
-    if not len(there):
+    present = numbers[np.isfinite(numbers)]
+    if not len(present):
         return " " * len(numbers)
-    low, high = float(there.min()), float(there.max())
+    low, high = float(present.min()), float(present.max())
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     places = np.rint((np.where(np.isfinite(numbers), numbers, low) - low) * scale)
     return "".join(BARS[int(p)] if math.isfinite(v) else " " for p, v in zip(places, numbers, strict=True))
 
 
 def _mean(part: np.ndarray) -> float:
-    there = part[np.isfinite(part)]
-    return float(there.mean()) if len(there) else math.nan
+    present = part[np.isfinite(part)]
+    return float(present.mean()) if len(present) else math.nan
 
 
 # the lines ----------------------------------------------------------------------------------------
@@ -99,13 +99,13 @@ def _curves(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
     lines = {}
     split, rounds = tested_set(config), run.rounds
     for name in (f"{split}/acc", f"{split}/loss", "train/loss"):
-        there = rounds.dropna(subset=name) if name in rounds else rounds.iloc[:0]
-        if there.empty:
+        present = rounds.dropna(subset=name) if name in rounds else rounds.iloc[:0]
+        if present.empty:
             continue
-        values = there[name].to_numpy(float)
+        values = present[name].to_numpy(float)
         best = int(values.argmax() if name.endswith("/acc") else values.argmin())
         last, top = (_number(name, value) for value in (values[-1], values[best]))
-        when = int(there["done"].iloc[best])
+        when = int(present["done"].iloc[best])
         lines[name] = f"{last:>9}  {sparkline(values)}  best {top} in round {when}"
     return lines
 
@@ -167,11 +167,11 @@ def _diagnostics(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
     silent = [name for name in asked_for(run) if name not in run.diagnostics] if len(run.rounds) else []
     if silent:
         lines["no rows of"] = f"{', '.join(silent)}: not due yet, or the algorithm's messages carry no model"
-    told = [
+    alarm_rounds = [
         f"{name}: {f'in rounds {_spans(rounds.tolist())}' if len(rounds) else 'none'}"
         for name, rounds in alarms(run).items()
     ]
-    return lines | ({"alarms": "; ".join(told)} if told else {})
+    return lines | ({"alarms": "; ".join(alarm_rounds)} if alarm_rounds else {})
 
 
 def _spans(rounds: list[int]) -> str:

@@ -96,8 +96,8 @@ def names_of(runs: Sequence[Run], seeds: bool = True) -> list[str]:
         name = config.get("algorithm.name")
         # two algorithms differ in many of their keys: the name says so, but for what differs within one of them
         own = differing([other for other in configs if other.get("algorithm.name") == name])
-        telling = [key for key in keys if key in config and (key in own or not key.startswith("algorithm."))]
-        parts = [str(name), *(as_text(key, config[key]) for key in telling)]
+        own_keys = [key for key in keys if key in config and (key in own or not key.startswith("algorithm."))]
+        parts = [str(name), *(as_text(key, config[key]) for key in own_keys)]
         labels.append(", ".join([*parts, f"seed {config.get('seed')}"] if several else parts))
     return labels
 

@@ -136,9 +136,9 @@ def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict
     if x not in AXES:
         raise unknown("axis", x, AXES)
     tables = [run.rounds for run in runs]
-    there = {name for table in tables for name in table.columns if table[name].notna().any()}
-    if metric not in there:
-        raise unknown("metric", metric, there, "the runs' rounds")
+    present = {name for table in tables for name in table.columns if table[name].notna().any()}
+    if metric not in present:
+        raise unknown("metric", metric, present, "the runs' rounds")
     curves = over_seeds_of(
         runs, lambda run: _points(run, run.rounds, metric, AXES[x]) if metric in run.rounds else None, metric
     )

@@ -160,11 +160,11 @@ def surfaces(
             what = {"directions": directions, "round": round, "samples": surface.samples}
             table = pandas.DataFrame({**columns, **values, **what})
         tables.append(table.assign(run=number, folder=str(run.place)))
-    whole = pandas.concat(tables, ignore_index=True)
-    if stored is not None and not whole.equals(before):
+    all_surfaces = pandas.concat(tables, ignore_index=True)
+    if stored is not None and not all_surfaces.equals(before):
         with writing(stored) as path:
-            whole.to_parquet(path)
-    return whole
+            all_surfaces.to_parquet(path)
+    return all_surfaces
 
 
 def surface_of(run: Run, round: int | None, directions: str, points: int, span: float, samples: int) -> Surface:
@@ -201,24 +201,24 @@ def _model(run: Run, round: int | None) -> tuple[Context, Tensor, Tensor]:
         scenario, bench = workbench_of(run)
         last = len(scenario.stages) - 1
         clock = Clock(last, run.experiment.rounds - 1, done=run.experiment.rounds * (last + 1) - 1)
-        point = bench.objective.from_state_dict(read_weights(str(run.folder)))
+        w, b = bench.objective.from_state_dict(read_weights(str(run.folder)))
     else:
         replay = Replay(run.folder).goto(round)
         bench, clock = replay.bench, replay.here()
-        there = bench.algorithm.model_of(bench.context(clock), replay.state)
-        if there is None:
+        model = bench.algorithm.model_of(bench.context(clock), replay.state)
+        if model is None:
             raise ConfigError(f"{run.place}: {type(bench.algorithm).__name__} has no global model to look around")
-        point = there[0].clone(), there[1].clone()
+        w, b = model[0].clone(), model[1].clone()
     ctx = bench.reveal(bench.context(clock), frozenset({"tests"}))
-    return ctx, *point
+    return ctx, w, b
 
 
-def _key(run: Run, round: int | None, *asked: Any) -> str:
+def _key(run: Run, round: int | None, *request: Any) -> str:
     """What a surface follows from: the final model's file, or what the run began with and the round; and what was
     asked."""
     files = ("model.safetensors",) if round is None else ("config.yaml", "environment.json")
     parts = [file_checksum(run.folder / name) for name in files if (run.folder / name).is_file()]
-    return checksum(repr((parts, round, asked)).encode())
+    return checksum(repr((parts, round, request)).encode())
 
 
 def _stored_surfaces(path: str | Path | None) -> pandas.DataFrame:

@@ -96,8 +96,8 @@ def _ends_best(curves: dict[str, Curve], metric: str) -> tuple[dict[str, Curve],
     if len(curves) <= MOST:
         return curves, ""
     sign = 1 if smaller_is_better(metric) else -1
-    kept = sorted(curves, key=lambda label: sign * float(curves[label].mean[-1]))[:MOST]
-    return {label: curves[label] for label in kept}, f"; of {len(curves)} settings the {MOST} that end best"
+    best = sorted(curves, key=lambda label: sign * float(curves[label].mean[-1]))[:MOST]
+    return {label: curves[label] for label in best}, f"; of {len(curves)} settings the {MOST} that end best"
 
 
 def _over_a_key(frame: pandas.DataFrame, metric: str) -> tuple[str, str, Callable[[], Figure | None]]:

@@ -179,26 +179,26 @@ def words(ranked: Ranks) -> list[str]:
     else:
         how = f"Friedman, exact; chi-squared {ranked.chi2:.3g}"
     p = f"p {ranked.p_value:.2g} ({how})" if ranked.p_value > 0 else f"p below 1e-300 ({how})"
-    said = []
+    sentences = []
     if not ranked.differ:
-        said.append(f"Over {count} {ranked.blocks} the {k} methods are not told apart: {p}.")
+        sentences.append(f"Over {count} {ranked.blocks} the {k} methods are not told apart: {p}.")
     else:
         best = str(ranked.ranks.index[0])
         level = next((group for group in ranked.groups if best in group), (best,))
         behind = [str(name) for name in ranked.ranks.index if name not in level]
-        told = f"told apart from {', '.join(behind)}" if behind else "but none is told from it"
-        said.append(
+        conclusion = f"told apart from {', '.join(behind)}" if behind else "but none is told from it"
+        sentences.append(
             f"Over {count} {ranked.blocks} the {k} methods differ: {p}; {best} has the best mean rank, "
-            f"{ranked.ranks.iloc[0]:.2f}, {told} (Nemenyi, critical difference {ranked.distance:.2f})."
+            f"{ranked.ranks.iloc[0]:.2f}, {conclusion} (Nemenyi, critical difference {ranked.distance:.2f})."
         )
     if ranked.distance > k - 1:
-        said.append(
+        sentences.append(
             f"With {count} {ranked.blocks} no two of {k} methods can be told apart: the critical difference "
             f"{ranked.distance:.2f} is beyond the largest possible one, {k - 1}."
         )
     if ranked.left_out:
-        said.append(f"Left out of the ranks: {'; '.join(ranked.left_out)}.")
-    return said
+        sentences.append(f"Left out of the ranks: {'; '.join(ranked.left_out)}.")
+    return sentences
 
 
 def over_settings(frame: pandas.DataFrame, metric: str) -> tuple[list[str], dict[str, pandas.DataFrame]]:
@@ -270,8 +270,10 @@ def diagram(ranked: Ranks, axis: Axes | None = None) -> Figure:
         )  # fmt: skip
     reach = min(ranked.distance, k - 1)
     axis.plot([low, low + reach], [0.95, 0.95], color="#000000", linewidth=1.5, marker="|", markersize=7)
-    said = f"critical difference {ranked.distance:.2f}" + ("" if reach == ranked.distance else " (beyond the axis)")
-    axis.text(low + reach / 2, 1.05, said, ha="center", va="bottom", fontsize=8)
+    sentences = f"critical difference {ranked.distance:.2f}" + (
+        "" if reach == ranked.distance else " (beyond the axis)"
+    )
+    axis.text(low + reach / 2, 1.05, sentences, ha="center", va="bottom", fontsize=8)
     bars = "joined: not told apart (Nemenyi, 5 %)" if ranked.differ else "no difference found (Friedman)"
     axis.set_title(
         f"mean rank by {ranked.metric} over {len(ranked.scores)} {ranked.blocks}; {bars}", fontsize=9, loc="left"

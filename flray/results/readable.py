@@ -14,7 +14,7 @@ from flray.rundir.uri import is_uri
 FLAWED = ("damaged", "incomplete", "edited")  # how the status of a run begins whose tables are not what it wrote
 
 
-class Broken(NamedTuple):
+class UnreadableRun(NamedTuple):
     """A folder that is left out, and why."""
 
     folder: str
@@ -28,7 +28,7 @@ class ReadableRuns(NamedTuple):
     """The runs among some folders, the folders that hold none or one that cannot be read, and what else to know."""
 
     runs: list[Run]
-    broken: list[Broken]
+    broken: list[UnreadableRun]
     notes: list[str]
 
 
@@ -39,14 +39,14 @@ def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
     trials are taken where there are no final runs yet, and a note says which.
     """
     runs: list[Run] = []
-    broken: list[Broken] = []
+    broken: list[UnreadableRun] = []
     notes: list[str] = []
     known = set[Path]()
     for folder in folders:
         try:
             below, note = ([folder], []) if isinstance(folder, Run) else _below(folder)
         except FlrayError as error:
-            broken.append(Broken(str(folder), _line(error)))
+            broken.append(UnreadableRun(str(folder), _line(error)))
             continue
         notes += note
         for place in below:
@@ -54,7 +54,7 @@ def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
                 run = place if isinstance(place, Run) else Run(place)
                 settings(run)
             except (FlrayError, OSError) as error:
-                broken.append(Broken(str(place), _line(error)))
+                broken.append(UnreadableRun(str(place), _line(error)))
             else:
                 where = run.folder.absolute()
                 if where not in known:  # `compare grid grid/one` names it twice
@@ -74,13 +74,13 @@ def _below(folder: str | Path) -> tuple[Sequence[str | Path | Run], list[str]]:
     raise CheckpointError(f"{folder} is a sweep without runs; it did not begin")
 
 
-def sound(runs: Iterable[Run]) -> tuple[list[Run], list[Broken]]:
+def sound(runs: Iterable[Run]) -> tuple[list[Run], list[UnreadableRun]]:
     """(runs whose tables are what they wrote, the others with the reason).
 
     A run that goes on, failed or diverged is sound; one with a torn or lost table, or an edited config.yaml, is not.
     """
     good: list[Run] = []
-    broken: list[Broken] = []
+    broken: list[UnreadableRun] = []
     for run in runs:
         status = str(compare([run])["status"].iloc[0])
         try:
@@ -88,7 +88,7 @@ def sound(runs: Iterable[Run]) -> tuple[list[Run], list[Broken]]:
         except CheckpointError as error:
             status = f"damaged: {error}"
         if status.startswith(FLAWED):
-            broken.append(Broken(run.place, status))
+            broken.append(UnreadableRun(run.place, status))
         else:
             good.append(run)
     return good, broken

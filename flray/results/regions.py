@@ -246,15 +246,15 @@ def draw_regions(
     own = np.isin(np.arange(len(y)), panel.own) if panel.own is not None else np.ones(len(y), dtype=bool)
     for c, colour in enumerate(colours):
         style = {"marker": cycle(MARKERS, c), "zorder": 2}
-        there, here = x[(y == c) & ~own], x[(y == c) & own]
-        axis.scatter(*there.T, s=5, facecolors="none", edgecolors="#555555", linewidths=0.35, alpha=0.7, **style)
-        axis.scatter(*here.T, s=13, color=colour, edgecolors="black", linewidths=0.45, **{**style, "zorder": 3})
-    right, whole = float((panel.predict(x) == y).mean()), panel.own is None
-    weight = "bold" if whole else "normal"
+        others, own_points = x[(y == c) & ~own], x[(y == c) & own]
+        axis.scatter(*others.T, s=5, facecolors="none", edgecolors="#555555", linewidths=0.35, alpha=0.7, **style)
+        axis.scatter(*own_points.T, s=13, color=colour, edgecolors="black", linewidths=0.45, **{**style, "zorder": 3})
+    right, is_global = float((panel.predict(x) == y).mean()), panel.own is None
+    weight = "bold" if is_global else "normal"
     axis.set_title(f"{panel.title}  {100 * right:.1f} %", fontsize=10, fontweight=weight, pad=3)
     axis.set(xlim=limits[:, 0], ylim=limits[:, 1], xticks=[], yticks=[], ylabel=label)
     for side in axis.spines.values():
-        side.set_linewidth(1.6 if whole else 0.6)
+        side.set_linewidth(1.6 if is_global else 0.6)
     return axis
 
 

@@ -68,10 +68,10 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     import pandas
 
     tables = {}
-    whole = frame
+    table = frame
     lead = [c for c in map(str, frame) if not is_column(c.removesuffix("_low").removesuffix("_high"))]
     for title, metrics in _PARTS.items():
-        frame, first = (whole, lead) if metrics is not OF_ALARMS else (_by_detector(whole, lead), [*lead, "detector"])
+        frame, first = (table, lead) if metrics is not OF_ALARMS else (_by_detector(table, lead), [*lead, "detector"])
         names = [name for name in metrics if name in frame and frame[name].notna().any()]
         part = frame[frame[names].notna().any(axis=1)] if names else frame.iloc[:0]
         if part.empty:
@@ -116,12 +116,12 @@ def spelled_numbers(frame: pandas.DataFrame, names: Sequence[str], note: str = "
     mean ± half its interval; names that no row has are left out."""
     import pandas
 
-    rows, there = frame.to_dict("records"), [name for name in names if frame[name].notna().any()]
+    rows, present = frame.to_dict("records"), [name for name in names if frame[name].notna().any()]
     ends = {f"{name}{end}" for name in names for end in ("", "_low", "_high")}
-    texts = {_HEADS.get(name, name): [_spelled(name, row) for row in rows] for name in there}
+    texts = {_HEADS.get(name, name): [_spelled(name, row) for row in rows] for name in present}
     lead = {column: frame[column].tolist() for column in map(str, frame) if column not in ends}
     shown = pandas.DataFrame({**lead, **texts})
-    intervals = any(frame[f"{name}_low"].notna().any() for name in there)
+    intervals = any(frame[f"{name}_low"].notna().any() for name in present)
     half = "±: half the 95 % t-interval of the mean over seeds" if intervals else ""
     shown.attrs["caption"] = "; ".join(part for part in (half, note) if part) or None
     return shown

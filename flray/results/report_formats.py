@@ -14,13 +14,13 @@ from flray.results.rendering import caption_of, cells, is_number, spelled, spell
 if TYPE_CHECKING:
     import pandas
 
-    from flray.results.report_page import Report
+    from flray.results.report_page import ReportPage
 
 FORMATS = ("html", "md", "json")
 RANKS = "Mean ranks"  # title of a table, and of the picture that says the same
 
 
-def text_of(page: Report, format: str) -> str:
+def text_of(page: ReportPage, format: str) -> str:
     """The page in one of `FORMATS`."""
     formats = {"html": as_html, "md": as_markdown, "json": as_json}
     if format not in formats:
@@ -28,7 +28,7 @@ def text_of(page: Report, format: str) -> str:
     return formats[format](page)
 
 
-def as_json(page: Report) -> str:
+def as_json(page: ReportPage) -> str:
     """The numbers as one JSON object; NaN becomes null."""
     tables = {
         "runs": page.frame,
@@ -61,7 +61,7 @@ def _records(table: pandas.DataFrame) -> Any:
     return json.loads(table.to_json(orient="records"))
 
 
-def as_markdown(page: Report) -> str:
+def as_markdown(page: ReportPage) -> str:
     """The sentences and the tables; no pictures."""
     parts = [f"# {page.title}\n", f"{page.setting}\n" if page.setting else ""]
     parts.append("\n".join(f"* {answer}" for answer in page.answers) + "\n")
@@ -78,7 +78,7 @@ def as_markdown(page: Report) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def as_html(page: Report) -> str:
+def as_html(page: ReportPage) -> str:
     """One page without any other file: style, tables and pictures (SVG) are in it."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -107,7 +107,7 @@ def _part(title: str, note: str, table: pandas.DataFrame | None, picture: str = 
     return part | {"heads": heads, "rows": rows, "right": right, "notes": [n for n in (note, below) if n]}
 
 
-def _tables(page: Report) -> Iterator[tuple[str, pandas.DataFrame, str]]:
+def _tables(page: ReportPage) -> Iterator[tuple[str, pandas.DataFrame, str]]:
     """(title, table, note) of the tables of the page; that of the settings is the first."""
     yield "Settings", page.table, caption(page.table) if "diff" in page.table else ""
     if len(page.ranks):

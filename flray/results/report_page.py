@@ -19,7 +19,7 @@ from flray.results.essentials import about
 from flray.results.fair import fairness
 from flray.results.paired import baseline, paired
 from flray.results.ranks import over_settings
-from flray.results.readable import Broken, readable_runs, sound
+from flray.results.readable import UnreadableRun, readable_runs, sound
 from flray.results.report_formats import FORMATS, text_of
 from flray.results.tables import compare, settings, summary
 from flray.rundir.reader import Run
@@ -49,7 +49,7 @@ class Lead(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportPage:
     """Everything that the page shows; `frame`, `table`, `ranks`, `evenly`, `modes` and `costs` are DataFrames.
 
     `setting` is a line on what all runs share; `answers` and `caveats` are sentences, the latter on what is not
@@ -73,7 +73,7 @@ class Report:
     same: Mapping[str, Any]
     changed: pandas.DataFrame
     pictures: tuple[pictures.Picture, ...]
-    broken: tuple[Broken, ...]
+    broken: tuple[UnreadableRun, ...]
     notes: tuple[str, ...]
 
 
@@ -97,13 +97,13 @@ def report(
     return write(gather(folders, metric, against, drawn=format == "html"), out, format)
 
 
-def write(page: Report, out: str | Path, format: str) -> Path:
+def write(page: ReportPage, out: str | Path, format: str) -> Path:
     """The page as a file of one of `FORMATS`. Raises `ConfigError` where it cannot be written."""
     path = Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as aside:
-            aside.write_text(text_of(page, format), encoding="utf-8")
+        with atomic_write(path) as temporary:
+            temporary.write_text(text_of(page, format), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the report {path}: {error.strerror or error}") from error
     return path
@@ -115,7 +115,7 @@ def gather(
     against: str | None = None,
     drawn: bool = True,
     lead: Lead | None = None,
-) -> Report:
+) -> ReportPage:
     """What a report says of these runs; without `drawn` there are no pictures. `lead` comes first."""
     folders, lead = list(folders), lead or Lead()
     looked = readable_runs(folders)
@@ -132,7 +132,7 @@ def gather(
     configs = [settings(run) for run in runs]
     same = {key: value for key, value in configs[0].items() if all(c.get(key) == value for c in configs)}
     said, ranked = over_settings(frame, metric)
-    return Report(
+    return ReportPage(
         title=", ".join(dict.fromkeys(str(name) for name in frame["name"])),
         setting=_setting(same),
         metric=metric,

@@ -254,9 +254,9 @@ def _measured(run: Run) -> dict[str, Any]:
         learned = continual.by_column(continual.numbers(run, settings(run)))
     except CheckpointError as error:
         return nothing | {"status": f"damaged: {error}"}
-    lost = run.missing("rounds")
-    if lost:  # sums and bests are those of the rows that are left, and no result of the run
-        nothing["status"] = f"incomplete: {lost} lost"
+    lost_rows = run.missing("rounds")
+    if lost_rows:  # sums and bests are those of the rows that are left, and no result of the run
+        nothing["status"] = f"incomplete: {lost_rows} lost"
     elif len(rounds) and not (run.folder / "config.yaml").exists():
         nothing["status"] = "incomplete: config.yaml is missing"
     elif run.changed:

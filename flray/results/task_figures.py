@@ -68,13 +68,13 @@ def task_matrices(runs: Sequence[Run], mode: str | None = None) -> dict[str, lis
     matrices_of: dict[str, list[NDArray[np.float64]]] = {}
     for label, seeds in settings.items():
         first = next(iter(seeds.values()))
-        wanted = [None] if mode is None else [name.strip() for name in mode.split(",")]
+        modes = [None] if mode is None else [name.strip() for name in mode.split(",")]
         if mode is None and len(settings) == 1:
-            wanted = list(task_tests(first.tests)) or [None]
-        for name in wanted:
+            modes = list(task_tests(first.tests)) or [None]
+        for name in modes:
             matrices = [run.task_tests(name).matrix for run in seeds.values()]
             ended = min(map(len, matrices))
-            parts = [label] * (len(settings) > 1 or name is None) + [name] * (len(wanted) > 1)
+            parts = [label] * (len(settings) > 1 or name is None) + [name] * (len(modes) > 1)
             matrices_of[", ".join(map(str, parts or [name]))] = [matrix[:ended] for matrix in matrices]
     return matrices_of
 

@@ -33,8 +33,8 @@ def write_task(folder: Path, task: str, template: Template, samples: Sequence[Sa
     columns["idx"] = list(range(len(samples)))
     with disk_errors(folder):
         (folder / task).mkdir(exist_ok=True)
-        with atomic_write(folder / task / "train.parquet") as aside:
-            pq.write_table(pa.table(columns, schema=features.arrow_schema), aside)
+        with atomic_write(folder / task / "train.parquet") as temporary:
+            pq.write_table(pa.table(columns, schema=features.arrow_schema), temporary)
 
 
 def write_card(
@@ -42,7 +42,7 @@ def write_card(
 ) -> None:
     """Write `FOLDER/README.md`; its head lets `datasets.load_dataset(FOLDER, TASK)` read a task."""
     generator = config.generator
-    made = (
+    origin = (
         f"`{generator.name}` ({generator.dtype})" if generator.name else "a stand-in, made on the corpora (see below)"
     )
     lines = [
@@ -55,7 +55,7 @@ def write_card(
         "Written by a language model from prompts with labels (`flray synthesize`, after SuperGen, arXiv:2202.04538). "
         "No sample is real; first texts of pairs are sentences of the corpora below.",
         "",
-        f"* Generator: {made}. Seed {config.seed}, batches of {config.batch_size}.",
+        f"* Generator: {origin}. Seed {config.seed}, batches of {config.batch_size}.",
     ]
     if generator.train is not None:
         lines.append(
@@ -78,8 +78,8 @@ def write_card(
     for a in accounts:
         why = ", ".join(f"{count} {reason}" for reason, count in a.dropped.items()) or "0"
         lines.append(
-            f"| {a.task} | {a.label} | {a.generated} | {why} | {a.duplicates} | {a.left} | {a.chosen} "
-            f"| {a.score_left:.3f} | {a.score_chosen:.3f} |"
+            f"| {a.task} | {a.label} | {a.generated} | {why} | {a.duplicates} | {a.usable} | {a.chosen} "
+            f"| {a.score_usable:.3f} | {a.score_chosen:.3f} |"
         )
     for task, samples in chosen.items():
         labels = config.templates()[task].labels
@@ -87,5 +87,5 @@ def write_card(
         for number, label in enumerate(labels):
             own = [sample for sample in samples if sample.label == number][:SHOWN]
             lines += [f"* {label}: {' | '.join(json.dumps(text, ensure_ascii=False) for text in s.texts)}" for s in own]
-    with disk_errors(folder), atomic_write(folder / "README.md") as aside:
-        aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with disk_errors(folder), atomic_write(folder / "README.md") as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")

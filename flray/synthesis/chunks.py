@@ -28,7 +28,7 @@ from flray.synthesis.texts import Start, Text, draws, finished, gumbel, start
 BATCHES = 8  # a chunk
 
 
-class Chunk(NamedTuple):
+class TextChunk(NamedTuple):
     """Texts `first` to `first + size` of a stream; `sentences`: their first texts, empty where there are none."""
 
     task: str
@@ -43,7 +43,7 @@ class Chunk(NamedTuple):
         return f"{self.task}-{self.stream}-{self.first:06d}-{self.key[:12]}.parquet"
 
 
-def plan(config: Synthesis, starts: dict[tuple[str, str], list[str]], generator: str) -> list[Chunk]:
+def plan(config: Synthesis, starts: dict[tuple[str, str], list[str]], generator: str) -> list[TextChunk]:
     """All chunks, task by task and stream by stream; `generator` names the contents of the language model."""
     size, chunks = config.batch_size * BATCHES, []
     for task, template in config.templates().items():
@@ -54,7 +54,7 @@ def plan(config: Synthesis, starts: dict[tuple[str, str], list[str]], generator:
                 part = tuple(own[first : first + count])
                 what = (template.model_dump(exclude={"per_label"}), config.seed, config.batch_size, generator)
                 key = digest("synthesis", task, stream, first, count, part, *what)
-                chunks.append(Chunk(task, stream, first, count, part, key))
+                chunks.append(TextChunk(task, stream, first, count, part, key))
     return chunks
 
 
@@ -77,7 +77,7 @@ class Writer:
                     "max_new_tokens lower"
                 )
 
-    def __call__(self, chunk: Chunk) -> list[Text]:
+    def __call__(self, chunk: TextChunk) -> list[Text]:
         """The texts of a chunk, in their order."""
         with threads(self.config.resources.threads):
             return [
@@ -86,7 +86,7 @@ class Writer:
                 for text in self._batch(chunk, range(place, min(place + self.config.batch_size, chunk.size)))
             ]
 
-    def _batch(self, chunk: Chunk, places: range) -> Iterator[Text]:
+    def _batch(self, chunk: TextChunk, places: range) -> Iterator[Text]:
         template, seed = self.templates[chunk.task], self.config.seed
         address = partial(draws, seed, chunk.task, chunk.stream)
         begins: list[Start] = []
@@ -112,7 +112,7 @@ class Writer:
 
     def _written(
         self,
-        chunk: Chunk,
+        chunk: TextChunk,
         template: Template,
         places: range,
         begins: Sequence[Start],
@@ -137,7 +137,7 @@ class Writer:
         )  # fmt: skip
 
 
-def save(folder: Path, chunk: Chunk, texts: Iterable[Text]) -> None:
+def save(folder: Path, chunk: TextChunk, texts: Iterable[Text]) -> None:
     """Write a chunk's file, whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -147,11 +147,11 @@ def save(folder: Path, chunk: Chunk, texts: Iterable[Text]) -> None:
         ("number", pa.int64()), ("first", pa.string()), ("text", pa.string()), ("later", pa.string()),
         ("score", pa.float64()), ("tokens", pa.int64()), ("dropped", pa.string()),
     ])  # fmt: skip
-    with disk_errors(folder), atomic_write(folder / chunk.file, sync=True) as aside:
-        pq.write_table(pa.Table.from_pylist(rows, schema), aside)
+    with disk_errors(folder), atomic_write(folder / chunk.file, sync=True) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, schema), temporary)
 
 
-def saved(folder: Path, chunk: Chunk) -> list[Text] | None:
+def saved(folder: Path, chunk: TextChunk) -> list[Text] | None:
     """The texts of a chunk's file; None where there is none, or one that is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq

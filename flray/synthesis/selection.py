@@ -11,7 +11,7 @@ import numpy as np
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import DataError
 from flray.synthesis.templates import Template
-from flray.synthesis.texts import KEPT, Text
+from flray.synthesis.texts import USABLE, Text
 
 
 class Sample(NamedTuple):
@@ -31,9 +31,9 @@ class Account(NamedTuple):
     generated: int
     dropped: Mapping[str, int]
     duplicates: int
-    left: int
+    usable: int
     chosen: int
-    score_left: float
+    score_usable: float
     score_chosen: float
 
 
@@ -90,7 +90,7 @@ def select(
     accounts = []
     for label in labels:
         texts = streams[label if label in streams else template.streams[0]]
-        dropped = Counter(text.dropped for text in texts if text.dropped != KEPT)
+        dropped = Counter(text.dropped for text in texts if text.dropped != USABLE)
         duplicates = len(texts) - dropped.total() - different[label]
         means = [float(np.mean([sample.score for sample in part])) for part in (pools[label], chosen[label])]
         counts = (duplicates, len(pools[label]), len(chosen[label]))
@@ -102,9 +102,9 @@ def _pools(template: Template, streams: Mapping[str, Sequence[Text]]) -> dict[st
     """The usable and different samples of every label; of CoLA those of its one stream."""
     pools = {}
     for stream, texts in streams.items():
-        kept = [text for text in texts if text.dropped == KEPT]
+        usable_texts = [text for text in texts if text.dropped == USABLE]
         pair = len(template.columns) == 2
-        pools[stream] = distinct([Sample((t.first, t.text) if pair else (t.text,), -1, t.score) for t in kept])
+        pools[stream] = distinct([Sample((t.first, t.text) if pair else (t.text,), -1, t.score) for t in usable_texts])
         if template.later is not None:
-            pools[template.later] = distinct([Sample((t.first, t.later), -1, t.score) for t in kept])
+            pools[template.later] = distinct([Sample((t.first, t.later), -1, t.score) for t in usable_texts])
     return pools

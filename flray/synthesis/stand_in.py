@@ -51,11 +51,11 @@ def make_stand_in(
         torch.manual_seed(torch_seed(seed, "synthesize", "stand-in"))
         model = GPT2LMHeadModel(gpt2)
         _train(model, streams, config, rng(seed, "synthesize", "stand-in"), tell)
-    aside = folder.with_name(f".{folder.name}.flray-part")
-    shutil.rmtree(aside, ignore_errors=True)
-    model.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    aside.rename(folder)
+    temporary = folder.with_name(f".{folder.name}.flray-part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    temporary.rename(folder)
 
 
 def _tokenizer(texts: Sequence[str], size: int) -> Any:

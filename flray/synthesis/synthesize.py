@@ -12,12 +12,12 @@ from flray.engine.progress import Progress, line, stage
 from flray.files import atomic_write
 from flray.rundir.lock import FolderLock
 from flray.synthesis.card import write_card, write_task
-from flray.synthesis.chunks import Chunk, Writer, disk_errors, plan, save, saved
+from flray.synthesis.chunks import TextChunk, Writer, disk_errors, plan, save, saved
 from flray.synthesis.selection import Account, select
 from flray.synthesis.settings import Synthesis
 from flray.synthesis.stand_in import make_stand_in
 from flray.synthesis.start_sentences import read_corpus, start_sentences
-from flray.synthesis.texts import KEPT, Text
+from flray.synthesis.texts import USABLE, Text
 
 
 def synthesize(
@@ -35,8 +35,8 @@ def synthesize(
         (folder / "chunks").mkdir(parents=True, exist_ok=True)
     lock = FolderLock.acquire(folder)
     try:
-        with disk_errors(folder), atomic_write(folder / "config.yaml") as aside:
-            aside.write_text(config.yaml(), encoding="utf-8")
+        with disk_errors(folder), atomic_write(folder / "config.yaml") as temporary:
+            temporary.write_text(config.yaml(), encoding="utf-8")
         corpora = {
             name: read_corpus(corpus, name)
             for name in ("sentences", "questions")
@@ -95,26 +95,26 @@ def _home(name: str) -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
-def _generate(config: Synthesis, chunks: Sequence[Chunk], place: str, folder: Path, progress: bool) -> None:
+def _generate(config: Synthesis, chunks: Sequence[TextChunk], place: str, folder: Path, progress: bool) -> None:
     home = folder / "chunks"
     missing = [chunk for chunk in chunks if saved(home, chunk) is None]
     if not missing:
         return
     done = len(chunks) - len(missing)
-    count = kept = 0
+    count = usable = 0
     with Progress("synthesize", len(chunks), done, progress, unit="chunk", facts=_facts) as show:
         for chunk, texts in _written(config, missing, place):
             save(home, chunk, texts)
             count += len(texts)
-            kept += sum(text.dropped == KEPT for text in texts)
-            show({"what": f"{chunk.task} {chunk.stream}", "kept": kept / count})
+            usable += sum(text.dropped == USABLE for text in texts)
+            show({"what": f"{chunk.task} {chunk.stream}", "usable": usable / count})
 
 
 def _facts(row: Mapping[str, Any]) -> str:
-    return f"{row['what']}  {row['kept']:.0%} usable"
+    return f"{row['what']}  {row['usable']:.0%} usable"
 
 
-def _written(config: Synthesis, chunks: Sequence[Chunk], place: str) -> Iterator[tuple[Chunk, list[Text]]]:
+def _written(config: Synthesis, chunks: Sequence[TextChunk], place: str) -> Iterator[tuple[TextChunk, list[Text]]]:
     """Chunks with their texts, as they are done, in any order."""
     resources = config.resources
     if resources.executor == "local":

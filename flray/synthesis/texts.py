@@ -11,7 +11,7 @@ import numpy as np
 from flray.core.protocol.seeding import rng
 from flray.synthesis.templates import Template
 
-KEPT = ""
+USABLE = ""
 
 
 class Start(NamedTuple):
@@ -55,8 +55,8 @@ def start(seed: int, task: str, template: Template, stream: str, number: int, se
         sentence = sentence[:1].lower() + sentence[1:]
     before = " ".join(part for part in (template.control, prompt.before) if part)
     first = " ".join(part for part in (before, sentence) if part)
-    whole = " ".join(part for part in (first, prompt.after if sentence is not None else "", opening) if part)
-    return Start(before, first, whole, opening, temperature)
+    full = " ".join(part for part in (first, prompt.after if sentence is not None else "", opening) if part)
+    return Start(before, first, full, opening, temperature)
 
 
 def gumbel(seed: int, task: str, stream: str, number: int, steps: int, k: int) -> np.ndarray:
@@ -134,8 +134,8 @@ def finished(
     if any(bad in part for bad in template.bad for part in (text, later)):
         return text_of("holds what it must not")
     tokens = _count(len(lead) + len(text), len(scores), prefix)
-    whole = f"{begin.opening} {text}" if begin.opening else text[:1].upper() + text[1:]
-    return text_of(KEPT, whole, later, tokens)
+    full = f"{begin.opening} {text}" if begin.opening else text[:1].upper() + text[1:]
+    return text_of(USABLE, full, later, tokens)
 
 
 def _count(letters: int, most: int, prefix: Callable[[int], str]) -> int:

@@ -11,7 +11,7 @@ from flray.config.loader import load_config
 from flray.reference.moments import at_moment
 from flray.reference.outcome import judge
 from flray.reference.papers import Measure, chosen, with_methods
-from flray.reference.plan import Plan, Planned, configs_folder, window_of
+from flray.reference.plan import PlannedRun, RunPlan, configs_folder, window_of
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = ["resources.executor=local", "evaluate.clients=false", "partition.clients=4", "cohort.size=2"]
@@ -24,17 +24,17 @@ def runs(tmp_path_factory):
     setting = chosen("fedmemo/table3", ["CIFAR-10"])[0]
     found = []
     for name, method, drift in (("fedavg", "no drop", "null"), ("fedprox", "FedProx", "{name: remove_classes}")):
-        part = with_methods(setting, [method])[0]
+        cell_run = with_methods(setting, [method])[0]
         window = [] if drift == "null" else ["drift.from_round=2", "drift.to_round=4"]
         words = [*SMALL, "rounds=5", f"algorithm={name}", f"drift={drift}", *window]
         (experiment,) = load_config(QUICK, words)
-        found.append(Planned(setting, part, experiment, root / name, range(2, 4)))
+        found.append(PlannedRun(setting, cell_run, experiment, root / name, range(2, 4)))
         simulate(experiment, root / name)
     return found
 
 
 def test_the_end_of_the_window_is_its_last_test_also_where_nothing_drifts(runs):
-    by_measure = {judged.measure: judged for judged in judge(Plan(runs, []), "small", [], 2.0)}
+    by_measure = {judged.measure: judged for judged in judge(RunPlan(runs, []), "small", [], 2.0)}
     for run, name in zip(runs, ("no drop", "FedProx"), strict=True):
         rounds = pandas.read_parquet(run.folder / "rounds").set_index("done")["test/acc"]
         for measure, done in (("end of the window", 3), ("final", 5)):

@@ -14,8 +14,8 @@ from flray.config.loader import load_config
 from flray.reference.outcome import Compared, Judged, _judged, common, course, judge, shared, table_of
 from flray.reference.page import figure, lines_of, markdown, put_on_page, render, table_name, write
 from flray.reference.papers import Printed, chosen, with_methods
-from flray.reference.plan import Plan, Planned
-from flray.reference.verdict import FAILS, HOLDS, INCOMPLETE, INCONCLUSIVE, REPRODUCED, Paper, claims, compared
+from flray.reference.plan import PlannedRun, RunPlan
+from flray.reference.verdict import FAILS, HOLDS, INCOMPLETE, INCONCLUSIVE, REPRODUCED, PrintedScore, claims, compared
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = ["resources.executor=local", "rounds=1", "evaluate.clients=false", "partition.clients=4", "cohort.size=2"]
@@ -30,14 +30,14 @@ def planned(tmp_path_factory):
     """FedAvg and FedProx of FedSOL's Table 2, CIFAR-10, LDA 0.1, as runs of digits; FedSOL cannot run."""
     root = tmp_path_factory.mktemp("runs")
     setting = chosen("fedsol/table2", ["CIFAR-10, LDA 0.1"])[0]
-    found = Plan([], [])
-    for part in with_methods(setting, ["FedAvg", "FedProx"]):
-        name = part.rows[0].shown.casefold()
+    found = RunPlan([], [])
+    for cell_run in with_methods(setting, ["FedAvg", "FedProx"]):
+        name = cell_run.rows[0].shown.casefold()
         for experiment in load_config(QUICK, [*SMALL, f"algorithm={name}", "seed=0,1"]):
-            found.runs.append(Planned(setting, part, experiment, root / f"{name}-seed{experiment.seed}"))
+            found.runs.append(PlannedRun(setting, cell_run, experiment, root / f"{name}-seed{experiment.seed}"))
     for run in found.runs[:3]:  # the last is still to do
         simulate(run.experiment, run.folder)
-    found.left.append((setting, with_methods(setting, ["FedSOL"])[0], "the data set is not below data.root"))
+    found.skipped.append((setting, with_methods(setting, ["FedSOL"])[0], "the data set is not below data.root"))
     return found
 
 
@@ -48,7 +48,7 @@ def test_ours_is_what_the_runs_have_in_per_cent(planned):
     assert fedavg.ours[0] == pytest.approx(100 * rounds["test/acc"].iloc[-1]) and len(fedavg.ours) == 2
     assert (fedprox.unfinished, fedprox.diverged, len(fedprox.ours)) == (1, 0, 1)
     assert (fedavg.printed.mean, fedprox.printed.mean, fedavg.printed.std) == (56.13, 59.80, None)
-    assert judged.left == [("FedSOL", "the data set is not below data.root")]
+    assert judged.skipped == [("FedSOL", "the data set is not below data.root")]
     (claim,) = judged.claims
     assert (claim.better, claim.worse, claim.printed) == ("FedProx", "FedAvg", pytest.approx(3.67))
     assert claim.ours == pytest.approx(fedprox.ours[0] - fedavg.ours[0])  # on the seed that both have
@@ -83,12 +83,12 @@ def test_what_is_written_is_found_again(planned, tmp_path):
 
 
 def test_a_cell_of_which_nothing_ran_says_why(planned):
-    (judged,) = judge(Plan([], planned.left), "small", [], 2.0)
+    (judged,) = judge(RunPlan([], planned.skipped), "small", [], 2.0)
     assert (judged.verdict, judged.rows) == (INCOMPLETE, [])
     assert judged.why == "1 of the table's 8 methods; the data set is not below data.root"
     assert table_of([judged]).empty and figure([judged]).axes
     assert "incomplete" in render(judged).title
-    (judged,) = judge(Plan([run._replace(folder=Path("nowhere")) for run in planned.runs], []), "small", [], 2.0)
+    (judged,) = judge(RunPlan([run._replace(folder=Path("nowhere")) for run in planned.runs], []), "small", [], 2.0)
     assert judged.why.endswith("; no run has finished") and [row.unfinished for row in judged.rows] == [2, 2]
 
 
@@ -98,7 +98,7 @@ def section(verdict, ours=61.0):
         Compared("FedAvg", Printed(60.0, 1.5, 3, "odd"), {0: 50.0, 1: 52.0}, 0, 0, None),
         Compared("FedSOL", Printed(64.0, None, None), {0: ours}, 1, 0, None),
     ]
-    found = claims({"FedAvg": Paper(60.0), "FedSOL": Paper(64.0)}, {row.name: row.ours for row in rows})
+    found = claims({"FedAvg": PrintedScore(60.0), "FedSOL": PrintedScore(64.0)}, {row.name: row.ours for row in rows})
     return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [], [], False)
 
 
@@ -123,8 +123,10 @@ def test_a_page_keeps_the_other_sections_and_writes_its_own_again(tmp_path):
     assert "| FedSOL | 64.00 | 61.00 | 1 of 2; 1 diverged | -3.00 |" in text and "* FedAvg: odd." in text
 
 
-def of(planned, rows, measure="accuracy", other="another scale", left=()):
-    return _judged(planned.runs[0].setting, measure, rows, list(left), other, 2.0, {"FT" if measure == "FT" else "x"})
+def of(planned, rows, measure="accuracy", other="another scale", skipped=()):
+    return _judged(
+        planned.runs[0].setting, measure, rows, list(skipped), other, 2.0, {"FT" if measure == "FT" else "x"}
+    )
 
 
 def test_a_reversed_pair_is_told_in_words_that_fit_a_measure_of_which_less_is_better(planned):
@@ -158,7 +160,7 @@ def test_a_diverged_method_is_not_left_out_of_a_claim(planned):
         and "without FedSOL (seeds: 0 of 3; 3 diverged)" in told.why
         and "tau" not in told.why
     )
-    assert of(planned, rows, left=[("FedSOL", "no data")]).verdict == INCOMPLETE
+    assert of(planned, rows, skipped=[("FedSOL", "no data")]).verdict == INCOMPLETE
     short = [rows[0], rows[1]._replace(ours={0: 60.0, 1: 60.4}, unfinished=1)]
     assert of(planned, short).verdict == INCOMPLETE
 

@@ -12,7 +12,7 @@ from flray.cli.look import ALONE
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from flray.reference.papers import SCALES, chosen, papers, read_csv, settings_of, tables, with_methods
-from flray.reference.plan import Planned, another, commands, configs_folder, missing, of_part, plan, slug
+from flray.reference.plan import PlannedRun, another, commands, configs_folder, experiments_of, missing, plan, slug
 from tests.reference.readme_commands import pages, written
 
 KEYS = [key for key, (_, table) in tables().items() if table.cells]
@@ -29,10 +29,10 @@ UNUSED = {"fedprotip/table7": 51, "fedmemo/table9": 6}
 def test_every_cell_has_a_command_for_each_row_and_scale(key):
     """A line has as many rows as its grid has experiments, and each row is the algorithm that the order says."""
     for setting in settings_of(key):
-        for part in setting.parts:
+        for cell_run in setting.runs:
             for scale in SCALES:
-                if not setting.why_not(part.line, scale):
-                    (experiment,) = of_part(setting, part, scale, 1, configs_folder())
+                if not setting.why_not(cell_run.line, scale):
+                    (experiment,) = experiments_of(setting, cell_run, scale, 1, configs_folder())
                     assert experiment.seed == 0
 
 
@@ -42,10 +42,10 @@ def test_every_row_finds_its_number_and_every_number_has_a_row(key):
     entries = {}
     for setting in settings_of(key):
         entries |= {id(entry): entry for entry in read_csv(setting.table.csv)}
-        for part in setting.parts:
-            for row in part.rows:
-                for measure in setting.measures(part.line):
-                    printed = setting.printed(row, measure, part.line)
+        for cell_run in setting.runs:
+            for row in cell_run.rows:
+                for measure in setting.measures(cell_run.line):
+                    printed = setting.printed(row, measure, cell_run.line)
                     if row.measure not in (None, measure.name):
                         continue
                     assert printed is not None or (key, row.shown) in NONE
@@ -58,28 +58,30 @@ def test_every_row_finds_its_number_and_every_number_has_a_row(key):
 def test_a_row_of_a_grid_is_the_experiment_at_its_place():
     (setting,) = chosen("fedsol/table5", [])
     names = {}
-    for part in setting.parts:
-        (experiment,) = of_part(setting, part, "full", 1, configs_folder())
-        names[part.rows[0].shown] = (experiment.algorithm.perturb, experiment.algorithm.rho)
+    for cell_run in setting.runs:
+        (experiment,) = experiments_of(setting, cell_run, "full", 1, configs_folder())
+        names[cell_run.rows[0].shown] = (experiment.algorithm.perturb, experiment.algorithm.rho)
     assert names["body, 1.5"] == ("body", 1.5) and names["head, 0.5"] == ("head", 0.5) and names["rho 0"][1] == 0
     (setting,) = chosen("fedsol/table2", ["CIFAR-10, LDA 0.1"])
-    part = with_methods(setting, ["fedsol"])[0]
-    assert [e.seed for e in of_part(setting, part, "small", 3, configs_folder())] == [0, 1, 2]
-    assert setting.printed(part.rows[0], setting.table.measures[0], part.line).mean == 64.13
+    cell_run = with_methods(setting, ["fedsol"])[0]
+    assert [e.seed for e in experiments_of(setting, cell_run, "small", 3, configs_folder())] == [0, 1, 2]
+    assert setting.printed(cell_run.rows[0], setting.table.measures[0], cell_run.line).mean == 64.13
 
 
 def test_one_run_is_two_rows_in_two_inference_modes():
     setting = chosen("fedprotip/table1", ["CIFAR-100, Dirichlet 0.5"])[0]
-    (part,) = with_methods(setting, ["FedProTIP"])
-    assert [(row.shown, row.mode) for row in part.rows] == [("FedProTIP (-t)", None), ("FedProTIP", "tip_batch")]
+    (cell_run,) = with_methods(setting, ["FedProTIP"])
+    assert [(row.shown, row.mode) for row in cell_run.rows] == [("FedProTIP (-t)", None), ("FedProTIP", "tip_batch")]
 
 
 def test_the_memory_loss_of_fedproj_is_three_rows_of_one_run():
     """C.4 prints L_mem 0.069 and 0.013 nats, here times 1,000, and r -0.718, here times 100."""
     setting = chosen("fedproj/c.4", ["CIFAR-10, beta 0.3"])[0]
-    (part,) = setting.parts
+    (cell_run,) = setting.runs
     loss, correlation = setting.table.measures
-    printed = [[setting.printed(row, measure, part.line) for row in part.rows] for measure in (loss, correlation)]
+    printed = [
+        [setting.printed(row, measure, cell_run.line) for row in cell_run.rows] for measure in (loss, correlation)
+    ]
     means = [[None if each is None else each.mean for each in row] for row in printed]
     assert means == [[pytest.approx(69), pytest.approx(13), None], [None, None, pytest.approx(-71.8)]]
 
@@ -114,9 +116,9 @@ def test_the_commands_of_some_rows_run_these_and_no_others(key, cell, methods, t
     """What the user changed is in them, what only says where it runs is not."""
     (setting,), home, extra = chosen(key, [cell]), configs_folder(), ["rounds=3", f"data.root={tmp_path}"]
     runs = [
-        Planned(setting, part, experiment, tmp_path)
-        for part in with_methods(setting, methods)
-        for experiment in of_part(setting, part, "small", 2, home, tuple(extra))
+        PlannedRun(setting, cell_run, experiment, tmp_path)
+        for cell_run in with_methods(setting, methods)
+        for experiment in experiments_of(setting, cell_run, "small", 2, home, tuple(extra))
     ]
     found = commands(runs, "small", extra)
     assert [words in command for words, command in zip(told, found, strict=True)] == [True] * len(told)
@@ -135,13 +137,13 @@ def test_what_is_missing_is_said(tmp_path):
     settings = chosen("fedproj/table1", ["CIFAR-100, beta 0.3"])
     found = plan(settings, "full", 1, tmp_path, configs_folder(), (), [f"data.root={tmp_path}"])
     assert [run.rows[0].shown for run in found.runs] == ["FedAvg", "FedProx", "FedNova", "FedDyn", "MOON", "FedRCL"]
-    assert {why for *_, why in found.left} == {f"the data set imagenet100 is not below {tmp_path}"}
+    assert {why for *_, why in found.skipped} == {f"the data set imagenet100 is not below {tmp_path}"}
     assert len({run.folder for run in found.runs}) == 6
     assert len(plan(settings_of("fedproj/figure1"), "full", 2, tmp_path, configs_folder()).runs) == 6  # needs no file
     vit = chosen("fedprotip/table6", [])
-    (experiment,) = of_part(vit[0], vit[0].parts[0], "full", 1, configs_folder(), (f"data.root={tmp_path}",))
+    (experiment,) = experiments_of(vit[0], vit[0].runs[0], "full", 1, configs_folder(), (f"data.root={tmp_path}",))
     assert missing(experiment).startswith("the weights vit_base_patch16_224")
-    assert plan(vit, "small", 1, tmp_path, configs_folder()).left[0][2] == "the small preset has another network"
+    assert plan(vit, "small", 1, tmp_path, configs_folder()).skipped[0][2] == "the small preset has another network"
 
 
 def test_an_installed_flray_says_where_its_configurations_are(tmp_path):
@@ -161,7 +163,7 @@ def test_folders_and_names_of_the_papers():
     assert slug("CIFAR-10, LDA 0.1") == "cifar-10-lda-0.1"
     assert set(papers()) == {"fedsol", "fedproj", "fedprotip", "fedmemo"}
     for key in KEYS:
-        names = [slug(f"{s.name}-{part.rows[0].shown}") for s in settings_of(key) for part in s.parts]
+        names = [slug(f"{s.name}-{cell_run.rows[0].shown}") for s in settings_of(key) for cell_run in s.runs]
         assert len(set(names)) == len(names), key
 
 
@@ -215,8 +217,8 @@ def test_each_version_of_fedproj_has_its_own_numbers(key, version, file, feddf):
     setting = chosen(key, ["CIFAR-10, beta 0.3"])[0]
     assert version in setting.table.title and setting.table.csv == f"fedproj_{file}_table1_cv.csv"
     assert {entry["source_table"] for entry in read_csv(setting.table.csv)} == {f"FedProj ({version}) Table 1"}
-    (part,) = with_methods(setting, ["FedDF"])
-    assert setting.printed(part.rows[0], setting.table.measures[0], part.line).mean == feddf
+    (cell_run,) = with_methods(setting, ["FedDF"])
+    assert setting.printed(cell_run.rows[0], setting.table.measures[0], cell_run.line).mean == feddf
 
 
 def test_the_journals_order_on_cifar10_is_not_the_preprints():
@@ -227,9 +229,9 @@ def test_the_journals_order_on_cifar10_is_not_the_preprints():
         setting = chosen(key, ["CIFAR-10, beta 0.3"])[0]
         measure = setting.table.measures[0]
         printed = {
-            row.shown: setting.printed(row, measure, part.line).mean
-            for part in with_methods(setting, [*ours])
-            for row in part.rows
+            row.shown: setting.printed(row, measure, cell_run.line).mean
+            for cell_run in with_methods(setting, [*ours])
+            for row in cell_run.rows
         }
         gaps = [
             (ours[one] - ours[other]) * (printed[one] - printed[other])

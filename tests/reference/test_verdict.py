@@ -16,8 +16,8 @@ from flray.reference.verdict import (
     NOT_COMPARABLE,
     REPRODUCED,
     Claim,
-    Paper,
-    Row,
+    PrintedScore,
+    Spread,
     chance_against_paper,
     chance_of_order,
     claims,
@@ -36,7 +36,7 @@ def by_seed(*values):
 
 
 def printed(**means):
-    return {name: Paper(mean) for name, mean in means.items()}
+    return {name: PrintedScore(mean) for name, mean in means.items()}
 
 
 # against the paper's number ----------------------------------------------------------------------
@@ -123,15 +123,15 @@ def test_claims_are_the_pairs_that_the_paper_sets_apart():
     # differences -10, -8, -6: p 0.0207; Holm takes the smaller p twice, the larger once
     other = ttest_rel([30, 33, 36], [40, 41, 42]).pvalue
     assert (found["a", "c"].holm, found["a", "b"].holm) == (pytest.approx(2 * other), pytest.approx(p))
-    assert not found["a", "b"].sure and found["a", "c"].reversed and other < 0.021
+    assert not found["a", "b"].significant and found["a", "c"].reversed and other < 0.021
 
 
 def test_a_pair_within_the_papers_own_spread_is_no_claim():
     """Two runs of 60 +- 4 and 55 +- 4 lie sqrt(32) = 5.66 apart by chance: 5 points are no claim, 6 are one."""
     ours = {"a": by_seed(1, 2), "b": by_seed(3, 5)}
-    assert claims({"a": Paper(60, 4), "b": Paper(55, 4)}, ours) == []
-    assert len(claims({"a": Paper(61, 4), "b": Paper(55, 4)}, ours)) == 1
-    assert len(claims({"a": Paper(60, 4), "b": Paper(55)}, ours)) == 1
+    assert claims({"a": PrintedScore(60, 4), "b": PrintedScore(55, 4)}, ours) == []
+    assert len(claims({"a": PrintedScore(61, 4), "b": PrintedScore(55, 4)}, ours)) == 1
+    assert len(claims({"a": PrintedScore(60, 4), "b": PrintedScore(55)}, ours)) == 1
 
 
 def test_claims_about_forgetting_are_the_other_way_round():
@@ -213,7 +213,7 @@ def verdicts_under_the_null(methods, seeds, cells):
     Every pair is a claim. Seeds have an effect of their own, which all methods of a seed share.
     """
     rng, names = np.random.default_rng([methods, seeds]), [str(method) for method in range(methods)]
-    paper = {name: Paper(60.0 - 2 * place) for place, name in enumerate(names)}
+    paper = {name: PrintedScore(60.0 - 2 * place) for place, name in enumerate(names)}
     told = []
     for _ in range(cells):
         values = 30 + 2 * rng.standard_normal((1, seeds)) + rng.standard_normal((methods, seeds))
@@ -252,9 +252,9 @@ def test_the_chance_of_two_methods_is_that_of_a_two_sided_test():
 def test_against_the_paper_no_verdict_comes_more_often_than_its_level():
     """One row, spreads so small that the other side of the margin is out of reach: 5 % for equivalence at the margin.
     Under the null itself nothing is 2 points off. Where the spread is as large as the margin neither comes."""
-    differs, same = chance_against_paper((Row(0.1, 3, 0.1, 3),), 2.0)
+    differs, same = chance_against_paper((Spread(0.1, 3, 0.1, 3),), 2.0)
     assert differs == 0.0 and same == pytest.approx(0.05, abs=0.01)
-    wide = chance_against_paper((Row(2.0, 3, 2.0, 3), Row(2.0, 3, None, 3), Row(2.0, 3, None, None)), 2.0)
+    wide = chance_against_paper((Spread(2.0, 3, 2.0, 3), Spread(2.0, 3, None, 3), Spread(2.0, 3, None, None)), 2.0)
     assert max(wide) <= 0.05
 
 

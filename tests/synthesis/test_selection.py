@@ -31,8 +31,8 @@ def test_the_likeliest_of_each_label_in_turn():
     assert [s.label for s in chosen] == [0, 1] * 4
     assert [s.texts[0] for s in chosen if s.label == 0] == [f"n {n}" for n in best(SCORES, 4)]
     a = accounts[0]
-    assert (a.generated, dict(a.dropped), a.duplicates, a.left, a.chosen) == (21, {"no end": 1}, 0, 20, 4)
-    assert a.score_left == pytest.approx(SCORES.mean()) and a.score_chosen == pytest.approx(-0.15)
+    assert (a.generated, dict(a.dropped), a.duplicates, a.usable, a.chosen) == (21, {"no end": 1}, 0, 20, 4)
+    assert a.score_usable == pytest.approx(SCORES.mean()) and a.score_chosen == pytest.approx(-0.15)
 
 
 def test_duplicates_count_once():
@@ -66,7 +66,7 @@ def test_colas_likely_half_is_acceptable():
     assert [s.texts[0] for s in chosen if s.label == 1] == [f"c {n}" for n in order[:3]]
     assert [s.texts[0] for s in chosen if s.label == 0] == [f"c {n}" for n in order[::-1][:3]]
     whole, accounts = select("cola", TEMPLATES.get("cola")(), {"both": texts("c", scores)}, 100, 0)
-    assert len({s.texts for s in whole}) == 10 and [(a.duplicates, a.left) for a in accounts] == [(0, 5)] * 2
+    assert len({s.texts for s in whole}) == 10 and [(a.duplicates, a.usable) for a in accounts] == [(0, 5)] * 2
 
 
 def test_a_later_sentence_is_no_answer():

@@ -103,7 +103,7 @@ def test_what_it_writes_is_read_as_the_real_task(done):
         own = [a for a in accounts if a.task == task]
         assert [a.label for a in own] == names and len({a.chosen for a in own}) == 1
         assert sorted(found["label"]) == sorted(n for n, a in enumerate(own) for _ in range(a.chosen))
-        assert all(a.generated == a.left + a.duplicates + sum(a.dropped.values()) for a in own if task != "cola")
+        assert all(a.generated == a.usable + a.duplicates + sum(a.dropped.values()) for a in own if task != "cola")
     card = (folder / "README.md").read_text()
     assert "config_name: mnli" in card and f"| sst2 | negative | {accounts[0].generated} |" in card
     assert load_synthesis(folder / "config.yaml") == config
