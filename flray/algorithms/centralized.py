@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from flray.algorithms.lasting import Lasting
+from flray.algorithms.persistent_optimizer import PersistentOptimizer
 from flray.core.protocol.context import Context
 from flray.core.schema.hp import hp
 
 
-class Centralized(Lasting, frozen=True):
+class Centralized(PersistentOptimizer, frozen=True):
     centralized: ClassVar[bool] = True
     buffers: ClassVar[Literal["average", "keep", "local"]] = "average"  # type: ignore[misc]
     # the parts of a batch are of one size, so the last one cannot take more samples
@@ -28,4 +28,4 @@ class Centralized(Lasting, frozen=True):
     )
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Any:
-        return self.untrained(ctx)
+        return self.initial_model(ctx)

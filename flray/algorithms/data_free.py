@@ -36,10 +36,10 @@ class OldDown(Broadcast):
     old_b: Tensor = shared()
 
 
-Old = TypeVar("Old", bound=OldState, default=OldState)
+OldStateT = TypeVar("OldStateT", bound=OldState, default=OldState)
 
 
-class DataFree(FedAvg[Old, Down], frozen=True):
+class DataFree(FedAvg[OldStateT, Down], frozen=True):
     def networks(self, model: nn.Module, inputs: Inputs) -> dict[str, nn.Module]:
         inputs.require_numbers(f"the generator of {type(self).__name__}")
         return {"generator": self.generator(inputs.shape)}
@@ -48,24 +48,26 @@ class DataFree(FedAvg[Old, Down], frozen=True):
     def generator(self, shape: tuple[int, ...]) -> nn.Module:
         """The generator for inputs of this shape."""
 
-    def due(self, ctx: Context) -> bool:
+    def synthesis_due(self, ctx: Context) -> bool:
         """Whether the server remembers at this moment."""
         return ctx.clock.phase == "task_begin" and ctx.clock.task > 0
 
     @abstractmethod
-    def remember(self, ctx: Context, state: Old, old: Teacher) -> tuple[Old, Metrics]:
+    def synthesize(self, ctx: Context, state: OldStateT, old: Teacher) -> tuple[OldStateT, Metrics]:
         """The state with what stands in for the data of the old model's classes; its old model is already this one."""
 
-    def next_exchange(self, ctx: Context, state: Old) -> Exchange | None:
-        exchanges: list[Exchange[Old]] = [Exchange.on_server("remember", self.remembered)] if self.due(ctx) else []
+    def next_exchange(self, ctx: Context, state: OldStateT) -> Exchange | None:
+        exchanges: list[Exchange[OldStateT]] = (
+            [Exchange.on_server("remember", self.take_old_model)] if self.synthesis_due(ctx) else []
+        )
         if ctx.clock.phase == "round":
             exchanges.append(self.training)
         return exchanges[ctx.clock.exchange] if ctx.clock.exchange < len(exchanges) else None
 
-    def remembered(self, ctx: Context, state: Old) -> tuple[Old, Metrics]:
-        old = Teacher(ctx.objective, state.w, state.b, self.learned(ctx))
-        return self.remember(ctx, state.replace(old_w=state.w, old_b=state.b), old)
+    def take_old_model(self, ctx: Context, state: OldStateT) -> tuple[OldStateT, Metrics]:
+        old = Teacher(ctx.objective, state.w, state.b, self.learned_classes(ctx))
+        return self.synthesize(ctx, state.replace(old_w=state.w, old_b=state.b), old)
 
-    def learned(self, ctx: Context) -> ClassSet | None:
+    def learned_classes(self, ctx: Context) -> ClassSet | None:
         """The classes that the old model has learned; None: all."""
         return None if ctx.classes is None else ctx.classes.old

@@ -21,11 +21,11 @@ from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.data.augment import AugmentDraws, apply_resized_crop, boxes
 from flray.ops.generate import crop_and_flip, pixels
-from flray.ops.losses import cross_entropy, new_against_old
-from flray.ops.synthesis import Student, Teacher, shuffled, teach
+from flray.ops.losses import cross_entropy, inter_task_loss
+from flray.ops.synthesis import Student, Teacher, endless_batches, train_student
 
 
-def stretched(images: Tensor, draws: np.random.Generator) -> Tensor:
+def resized_crops(images: Tensor, draws: np.random.Generator) -> Tensor:
     """Of each image, uint8 `[B, C, H, W]`, a random part that is stretched to its size: torchvision's
     `RandomResizedCrop` of 8 to 100 % of the area, as FedProTIP's code reads its pool."""
     count, _, height, width = images.shape
@@ -44,11 +44,11 @@ class PoolDown(OldDown):
     pool: Tensor = shared()
 
 
-Pooled = TypeVar("Pooled", bound=PoolState, default=PoolState)
-PoolSent = TypeVar("PoolSent", bound=PoolDown, default=PoolDown)
+PoolStateT = TypeVar("PoolStateT", bound=PoolState, default=PoolState)
+PoolDownT = TypeVar("PoolDownT", bound=PoolDown, default=PoolDown)
 
 
-class DataFreePool(DataFree[Pooled, PoolSent], frozen=True):
+class DataFreePool(DataFree[PoolStateT, PoolDownT], frozen=True):
     """What TARGET and LANDER share: a pool of made inputs, which the clients of the next task hold beside their own."""
 
     lr: float = hp(0.01, log=(1e-4, 1.0), gt=0, doc="local learning rate (eta)")
@@ -82,28 +82,28 @@ class DataFreePool(DataFree[Pooled, PoolSent], frozen=True):
     student_weight_decay: float = hp(2e-4, log=(1e-5, 1e-3), ge=0, doc="weight decay of the student")
     student_temperature: float = hp(20.0, choice=(5.0, 20.0), gt=0, doc="temperature of the student (T)")
 
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Pooled:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> PoolStateT:
         return PoolState(w, b, w[:0], b[:0], w[:0])  # type: ignore[return-value]
 
-    def broadcast(self, ctx: Context, state: Pooled) -> PoolSent:
+    def broadcast(self, ctx: Context, state: PoolStateT) -> PoolDownT:
         return PoolDown(**vars(state))  # type: ignore[return-value]
 
-    def augmented(self, ctx: Context, made: Tensor, draws: np.random.Generator) -> Tensor:
+    def augmented(self, ctx: Context, images: Tensor, draws: np.random.Generator) -> Tensor:
         """Made images on the 0..1 scale, cropped and mirrored at random; features as they are."""
         padding = ctx.inputs.shape[-1] // 8 if self.crop_padding is None else self.crop_padding
-        if made.dim() == 4 and padding > min(made.shape[-2:]):
-            height, width = made.shape[-2:]
+        if images.dim() == 4 and padding > min(images.shape[-2:]):
+            height, width = images.shape[-2:]
             raise ConfigError(
                 f"algorithm.crop_padding is {padding} and images are {height} x {width}; a crop has room for "
                 f"{min(height, width)} at most"
             )
-        return crop_and_flip(made, draws, padding, self.flip)
+        return crop_and_flip(images, draws, padding, self.flip)
 
-    def loaded(self, ctx: Context, pool: Tensor, index: np.ndarray, draws: np.random.Generator) -> Tensor:
+    def pool_inputs(self, ctx: Context, pool: Tensor, index: np.ndarray, draws: np.random.Generator) -> Tensor:
         """Inputs of the pool as the network reads them, `[B, ...]`."""
         chosen = pool[torch.from_numpy(index).to(pool.device)]
         if self.pool_crop == "resized" and chosen.dim() == 4:
-            return ctx.inputs.normalised(crop_and_flip(pixels(stretched(chosen, draws)), draws, 0, self.flip))
+            return ctx.inputs.normalised(crop_and_flip(pixels(resized_crops(chosen, draws)), draws, 0, self.flip))
         return ctx.inputs.normalised(self.augmented(ctx, pixels(chosen), draws))
 
     @property
@@ -111,7 +111,7 @@ class DataFreePool(DataFree[Pooled, PoolSent], frozen=True):
         """The options of a round of the search."""
         return {"steps": self.g_steps, "lr": self.lr_g, "momentum": self.bn_mmt}
 
-    def taught(
+    def teach_student(
         self,
         ctx: Context,
         old: Teacher,
@@ -123,25 +123,27 @@ class DataFreePool(DataFree[Pooled, PoolSent], frozen=True):
     ) -> tuple[Student, Tensor]:
         """A student after its steps of a round on the pool, and the mean loss."""
         how = {"temperature": self.student_temperature, "weight_decay": self.student_weight_decay, "ltc": ltc}
-        inputs = self.batches_of(ctx, pool, self.kd_batch, draws)
-        return teach(old, student, inputs, steps=self.kd_steps, lr=lr, **how)
+        inputs = self.pool_batches(ctx, pool, self.kd_batch, draws)
+        return train_student(old, student, inputs, steps=self.kd_steps, lr=lr, **how)
 
-    def batches_of(self, ctx: Context, pool: Tensor, batch_size: int, draws: np.random.Generator) -> Iterator[Tensor]:
+    def pool_batches(self, ctx: Context, pool: Tensor, batch_size: int, draws: np.random.Generator) -> Iterator[Tensor]:
         """Batches of the pool without end, for a student on the server."""
-        return (self.loaded(ctx, pool, index, draws) for index in shuffled(len(pool), batch_size, draws))
+        return (self.pool_inputs(ctx, pool, index, draws) for index in endless_batches(len(pool), batch_size, draws))
 
     # client -----------------------------------------------------------------------------------
-    def beside(self, ctx: Context, pool: Tensor, step: int, batch_size: int, an_epoch: int) -> Tensor:
+    def pool_batch_of_step(
+        self, ctx: Context, pool: Tensor, step: int, batch_size: int, batches_per_epoch: int
+    ) -> Tensor:
         """The pool's batch that goes with a local step: `an_epoch` of them, then in another order."""
-        epoch, place = divmod(step, an_epoch)
+        epoch, place = divmod(step, batches_per_epoch)
         order = ctx.rng("pool", epoch).permutation(len(pool))
         index = order[place * batch_size : (place + 1) * batch_size]
-        return self.loaded(ctx, pool, index, ctx.rng("pool augment", step))
+        return self.pool_inputs(ctx, pool, index, ctx.rng("pool augment", step))
 
-    def local(self, ctx: Context, logits: Tensor, y: Tensor) -> Tensor:
+    def local_loss(self, ctx: Context, logits: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy among the new classes, and what LODE adds: C |new| / |old| of the loss of new against old."""
         value = cross_entropy(logits, y, ctx.classes)
         if not self.lode or ctx.classes is None or not len(ctx.classes.old):
             return value
         new, old = ctx.classes.new, ctx.classes.old
-        return value + self.lode * len(new) / len(old) * new_against_old(logits, new, old)
+        return value + self.lode * len(new) / len(old) * inter_task_loss(logits, new, old)

@@ -14,7 +14,7 @@ from flray.algorithms.fedavg import SGDState
 from flray.algorithms.fedsam import FedSAM
 from flray.core.protocol.context import Context
 from flray.core.schema.hp import hp
-from flray.ops.perturb import ascend, magnitude, part, scratch_point
+from flray.ops.perturb import ascend, magnitude, parameter_subset, scratch_parameters
 
 
 class FedASAM(FedSAM, frozen=True):
@@ -29,5 +29,8 @@ class FedASAM(FedSAM, frozen=True):
         scale = magnitude(
             local.w, objective.layout.entries, self.eta, self.scaled, objective.scratch("magnitude", local.w)
         )
-        spans, out = part(objective, self.perturb).spans, scratch_point(objective, local.w, self.perturb)
+        spans, out = (
+            parameter_subset(objective, self.perturb).spans,
+            scratch_parameters(objective, local.w, self.perturb),
+        )
         return ascend(local.w, g.mul_(scale), self.rho, spans, scale, self.eps, out=out)

@@ -107,7 +107,7 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         return self.own_statistics(ctx.objective.initial()[1]) if self.buffers == "local" else ()  # type: ignore[return-value]
 
     def begin(self, ctx: ClientContext, broadcast: Down, client: Stored, data: ClientData) -> Local:
-        return self.start(ctx, broadcast.w, self.statistics_before(broadcast, client))
+        return self.local_state(ctx, broadcast.w, self.statistics_before(broadcast, client))
 
     def statistics_before(self, broadcast: HasModel, client: Stored) -> Tensor:
         """The batch-norm statistics `[Q]` with which a client begins: its own under `buffers: local`, else the global
@@ -119,7 +119,7 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
         nothing."""
         return LocalStatistics(b.clone() if self.buffers == "local" else None)
 
-    def start(self, ctx: Context, w: Tensor, b: Tensor) -> Local:
+    def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> Local:
         """A client in training at copies of `(w, b)`, with a new optimiser."""
         ctx.objective.reached()  # from here on: what other gradients reached is nothing to its weight decay
         w = ctx.objective.scratch("w", w).copy_(w)
@@ -189,7 +189,7 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
     def finetune(self, ctx: ClientContext, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         """Scratch `(w [P], b [Q])` after plain cross-entropy steps from a point with a new optimiser, whatever the
         algorithm's own client does (FedSOL section 4.4)."""
-        local = self.start(ctx, w, b)
+        local = self.local_state(ctx, w, b)
         for batch in batches:
             _, g = self.local_gradient(ctx, local, batch)
             local.w.add_(self.optimizer_direction(ctx, local, g), alpha=-self.learning_rate(ctx))
@@ -199,7 +199,7 @@ class FedAvg(Algorithm[State, Down, Sent, Stored, Local, Received], frozen=True)
     def continued(self, ctx: ClientContext, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         """Scratch `(w [P], b [Q])` after the algorithm's own local steps from a point, for one whose network has no
         cross-entropy to be fine-tuned with."""
-        local = self.start(ctx, w, b)
+        local = self.local_state(ctx, w, b)
         for batch in batches:
             local = self.step(ctx, None, (), local, batch)  # type: ignore[arg-type]  # its step reads neither
         return local.w, local.b

@@ -40,13 +40,13 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
     def aggregate(
         self, ctx: Context, state: ServerState, updates: BodyMessage, cohort: Cohort
     ) -> tuple[ServerState, Metrics]:
-        return state.replace(w=self.whole(ctx, updates.body), b=self.statistics(state, updates.b)), {}
+        return state.replace(w=self.with_initial_head(ctx, updates.body), b=self.statistics(state, updates.b)), {}
 
     # client -----------------------------------------------------------------------------------
-    def whole(self, ctx: Context, body: Tensor) -> Tensor:
+    def with_initial_head(self, ctx: Context, body: Tensor) -> Tensor:
         """All parameters `[P]`: `body [P - P_head]` with the initial head, which every process has."""
         w, _ = ctx.objective.initial()
-        places = parts(ctx.objective, head=False)
+        places = entries_of(ctx.objective, head=False)
         for place, part in zip(places, torch.split(body, [p.numel for p in places]), strict=True):
             w.narrow(0, place.offset, place.numel).copy_(part)
         return w
@@ -54,14 +54,14 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
     def model_of(self, ctx: Context, message: object) -> tuple[Tensor, Tensor] | None:
         if not isinstance(message, BodyMessage):
             return super().model_of(ctx, message)
-        return self.whole(ctx, message.body), message.b
+        return self.with_initial_head(ctx, message.body), message.b
 
     def begin(self, ctx: ClientContext, broadcast: BodyMessage, client: OwnStatistics, data: ClientData) -> SGDState:
-        return super().begin(ctx, Broadcast(self.whole(ctx, broadcast.body), broadcast.b), client, data)
+        return super().begin(ctx, Broadcast(self.with_initial_head(ctx, broadcast.body), broadcast.b), client, data)
 
     def direction(self, ctx: ClientContext, broadcast: BodyMessage, local: SGDState, g: Tensor) -> Tensor:
         v = super().direction(ctx, broadcast, local, g)
-        for place in parts(ctx.objective, head=True):
+        for place in entries_of(ctx.objective, head=True):
             v.narrow(0, place.offset, place.numel).zero_()
         return v
 
@@ -76,14 +76,16 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
         self, ctx: ClientContext, broadcast: BodyMessage, client: OwnStatistics, batches: FineTuning
     ) -> Predictor:
         # finetune moves the head as well
-        return super().personalize(ctx, Broadcast(self.whole(ctx, broadcast.body), broadcast.b), client, batches)
+        return super().personalize(
+            ctx, Broadcast(self.with_initial_head(ctx, broadcast.body), broadcast.b), client, batches
+        )
 
 
-def parts(objective: Objective, head: bool) -> list[Entry]:
+def entries_of(objective: Objective, head: bool) -> list[Entry]:
     """Places of the tensors in the head, or of all others, in the order of `w`."""
     return [entry for entry, inside in zip(objective.layout.entries, objective.in_head, strict=True) if inside is head]
 
 
 def body_of(objective: Objective, w: Tensor) -> Tensor:
     """A new vector `[P - P_head]` of the parameters of `w [P]` outside the head, tensor after tensor."""
-    return torch.cat([w.narrow(0, place.offset, place.numel) for place in parts(objective, head=False)])
+    return torch.cat([w.narrow(0, place.offset, place.numel) for place in entries_of(objective, head=False)])

@@ -19,7 +19,7 @@ from flray.core.network.parts import ModuleMode
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
-from flray.ops.distill import Ensemble, Teacher, distill, ensemble, proxy_logits
+from flray.ops.distill import Ensemble, TeacherForm, distill, ensemble, proxy_logits
 from flray.ops.losses import Direction, kl
 from flray.ops.pooling import mean_of_each
 
@@ -78,7 +78,7 @@ class ServerDistillation(FedAvg[State, Down, EachUpdate, OwnStatistics, Local, M
 
 
 class FedDF(ServerDistillation[State, Down, Local], frozen=True):
-    teacher: Teacher = hp(
+    teacher: TeacherForm = hp(
         "avg_logits", doc="mean of logits, of probabilities at T = 1, or of the clients' KL terms at T"
     )
     temperature: float = hp(3.0, linear=(1.0, 5.0), gt=0, doc="distillation temperature (T)")

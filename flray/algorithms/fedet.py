@@ -21,7 +21,7 @@ from flray.algorithms.feddf import ServerDistillation
 from flray.core.messages import Broadcast, Metrics, Models, Record, ServerState, Update
 from flray.core.protocol.context import Context
 from flray.core.schema.hp import hp
-from flray.ops.distill import blocks, fit
+from flray.ops.distill import fit, index_batches
 from flray.ops.losses import cross_entropy, kl
 
 FORMS = {"takfl": (0.1, 3.0), "paper": (0.05, 1.0)}  # lambda, T
@@ -49,7 +49,7 @@ class FedET(ServerDistillation[ServerState, Broadcast, SGDState], frozen=True):
         """The consensus over the proxy data, block by block: K B C logits at a time."""
         proxy, parts = ctx.require_proxy(), []
         with torch.no_grad():
-            for index in blocks(np.arange(proxy.size), self.distill_batch_size):
+            for index in index_batches(np.arange(proxy.size), self.distill_batch_size):
                 x = proxy.inputs(index)
                 models = (ctx.objective.at(w, b) for w, b in zip(updates.w, updates.b, strict=True))
                 parts.append(self.consensus(torch.stack([ctx.seen(model(x)) for model in models])))

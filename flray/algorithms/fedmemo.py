@@ -30,7 +30,7 @@ from flray.core.protocol.inputs import Inputs
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError, DataError
 from flray.core.schema.hp import hp
-from flray.ops.detect import Detection, Detector, Episode, Rule, episode_after, mitigates
+from flray.ops.detect import Detection, Detector, Episode, Trigger, episode_after, mitigates
 from flray.ops.proxy_step import mixing_weight, two_step
 
 RENAMED = {  # keys of options before the parts had sections of their own
@@ -91,7 +91,7 @@ class FedMemo(FedAvg[MemoState], frozen=True):
     mode: Literal["server", "client"] = hp(
         "server", choice=("server", "client"), doc="who trains on proxy data: the server, or the cohort's clients"
     )
-    trigger: Rule = hp(
+    trigger: Trigger = hp(
         "while_alarm",
         doc="when step 2 is taken: during an alarm, from the first one on, after a delay, "
         "or in the rounds r0 to r1, whatever the detector says",
@@ -122,7 +122,7 @@ class FedMemo(FedAvg[MemoState], frozen=True):
                 raise ConfigError(
                     "proxy: fedmemo reads labels of the held-out data; set proxy.labelled: true"
                 ) from None
-        start, generators = self.detector.nothing_seen(), Generators.untrained(ctx.device)
+        start, generators = self.detector.initial_state(), Generators.untrained(ctx.device)
         return MemoState(w, b, start, Episode(-1, False), False, 0.0, generators)
 
     def next_exchange(self, ctx: Context, state: MemoState) -> Exchange | None:
@@ -144,7 +144,7 @@ class FedMemo(FedAvg[MemoState], frozen=True):
 
     def aggregate(self, ctx: Context, state: MemoState, updates: Update, cohort: Cohort) -> tuple[MemoState, Metrics]:
         wv = self.detector.measure(ctx.objective, state.w, updates.w, self.privacy.noise_variance(cohort))
-        reading = self.detector.read(state.detection, wv)
+        reading = self.detector.compare(state.detection, wv)
         detection, alarm = self.detector.detect(state.detection, wv)
         episode = episode_after(state.episode, alarm, ctx.clock.done)
         active = self.mitigating(ctx, episode)
@@ -168,7 +168,7 @@ class FedMemo(FedAvg[MemoState], frozen=True):
         if self.proxy.data == "gan" and not len(after.generators.w):
             after = after.replace(generators=self.proxy.fit_gans(ctx))
         proxy = self.proxy.server_samples(ctx, after.generators)
-        w, b = self.proxy.trained(ctx, after.w, after.b, proxy)
+        w, b = self.proxy.train(ctx, after.w, after.b, proxy)
         metrics["proxy_examples"] = float(proxy.size * (1 if self.proxy.one_step else self.proxy.epochs))
         return self.mixed(after, w, b, proxy.size, metrics)
 
@@ -190,7 +190,7 @@ class FedMemo(FedAvg[MemoState], frozen=True):
     ) -> tuple[Update, OwnStatistics]:
         update, client = super().end(ctx, broadcast, client, local, data)
         if self.privacy.clip is not None:
-            update = Update(self.privacy.private(ctx, broadcast.w, local.w, "real"), broadcast.b)
+            update = Update(self.privacy.privatise(ctx, broadcast.w, local.w, "real"), broadcast.b)
         if not isinstance(broadcast, MemoDown):
             return update, client
         w, b = self.train_on_generated(ctx, broadcast, data)
@@ -204,8 +204,8 @@ class FedMemo(FedAvg[MemoState], frozen=True):
     def train_on_generated(self, ctx: Context, broadcast: MemoDown, data: ClientData) -> tuple[Tensor, Tensor]:
         """What a client sends of its training on as many generated samples as it has real ones, with noise as well."""
         proxy = self.proxy.client_samples(ctx, broadcast.generators, data.num_examples)
-        w, b = self.proxy.trained(ctx, broadcast.w, broadcast.b, proxy)
-        return self.privacy.private(ctx, broadcast.w, w, "proxy"), b
+        w, b = self.proxy.train(ctx, broadcast.w, broadcast.b, proxy)
+        return self.privacy.privatise(ctx, broadcast.w, w, "proxy"), b
 
     def repaired(self, ctx: Context, state: MemoState, updates: Update, cohort: Cohort) -> tuple[MemoState, Metrics]:
         return self.mixed(state, updates.w, updates.b, float(cohort.num_examples.sum()), {})

@@ -23,7 +23,7 @@ from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
-from flray.ops.control import accumulation
+from flray.ops.control import effective_steps
 from flray.ops.proximal import ProximalTerm
 
 
@@ -150,7 +150,7 @@ class FedNova(FedAvg[NovaState, NovaBroadcast, NovaUpdate, NovaClient | OwnStati
         """a_k of a client that made `steps` local steps."""
         sgd = self.optimizer == "sgd"
         shrink = self.mu * self.learning_rate(ctx) if sgd or self.nova_compat else 0.0
-        return accumulation(steps, self.momentum if sgd else 0.0, shrink)
+        return effective_steps(steps, self.momentum if sgd else 0.0, shrink)
 
     def end(
         self,

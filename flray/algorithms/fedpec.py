@@ -68,9 +68,9 @@ class FedPEC(FedAvg[ServerState, Broadcast, PECUpdate, OwnStatistics, PECLocalSt
         return state.replace(w=students.index_copy(0, mine, mean).flatten()), {}
 
     # client -----------------------------------------------------------------------------------
-    def start(self, ctx: Context, w: Tensor, b: Tensor) -> PECLocalState:
+    def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> PECLocalState:
         classes = len(ctx.inputs.classes)
-        base = super().start(ctx, w, b)
+        base = super().local_state(ctx, w, b)
         return PECLocalState.of(base, steps=torch.zeros(classes, dtype=torch.int64), read=torch.zeros(classes))
 
     def gradient(

@@ -25,9 +25,16 @@ from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.ops.distill import Ensemble, proxy_logits, pull
-from flray.ops.memory import Buffer, Kind, Tally, batch_of, labelled, memory_gradient
+from flray.ops.memory import (
+    MemoryBuffer,
+    MemoryLoss,
+    MemorySums,
+    memory_batch_places,
+    memory_gradient,
+    with_seen_labels,
+)
 from flray.ops.pooling import mean_of_each
-from flray.ops.project import Rule, project
+from flray.ops.project import ProjectionRule, project
 
 
 class FedProjState(ServerState):
@@ -52,21 +59,23 @@ class FedProjLocalState(SGDState):
     memory_grad: Tensor
     order: np.ndarray
     draws: np.ndarray
-    tally: Tally
+    tally: MemorySums
 
 
 class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=True):
     projection_rate: float = hp(
         1.0, linear=(0.0, 1.0), ge=0, le=1, doc="share of local steps that project (r); 0: FedDF's client"
     )
-    rule: Rule = hp("threshold", doc="threshold: exact, skipped where ||g_mem||^2 <= delta; epsilon, always: preprint")
+    rule: ProjectionRule = hp(
+        "threshold", doc="threshold: exact, skipped where ||g_mem||^2 <= delta; epsilon, always: preprint"
+    )
     delta: float = hp(1e-12, log=(1e-14, 1e-2), ge=0, doc="smallest ||g_mem||^2 that projects (rule threshold, A.4)")
     eps: float = hp(1e-8, log=(1e-12, 1e-2), ge=0, doc="added to ||g_mem||^2 (rules epsilon and always)")
     scope: Literal["global", "tensor"] = hp("global", doc="one inner product over all parameters, or one per tensor")
     project_stage: Literal["gradient", "update"] = hp(
         "gradient", doc="project the gradient before the optimiser, or its direction after"
     )
-    memory_loss: Kind = hp("kl", doc="KL to the ensemble, or cross-entropy with the memory's labels")
+    memory_loss: MemoryLoss = hp("kl", doc="KL to the ensemble, or cross-entropy with the memory's labels")
     round0: Literal["auto", "skip", "ce_labels", "kl_init"] = hp("auto", doc="memory loss before there is an ensemble")
     memory_size: int | None = hp(
         None, ge=1, doc="size of the buffer M, resampled every round; none: the whole public set"
@@ -130,10 +139,10 @@ class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=T
             ctx.require_proxy().size if broadcast.memory is None else len(broadcast.memory)
         )
         if self._loss_kind(ctx, broadcast) == "ce_labels":
-            order = labelled(ctx, broadcast.memory, order)
+            order = with_seen_labels(ctx, broadcast.memory, order)
         draws, tally = (
             ctx.rng("projection").random(ctx.num_steps),
-            Tally(*torch.zeros(5, device=base.w.device).unbind()),
+            MemorySums(*torch.zeros(5, device=base.w.device).unbind()),
         )
         memory_grad = ctx.objective.scratch("memory gradient", base.w)
         return FedProjLocalState.of(base, memory_grad=memory_grad, order=order, draws=draws, tally=tally)
@@ -189,9 +198,9 @@ class FedProj(FedDF[FedProjState, FedProjBroadcast, FedProjLocalState], frozen=T
     ) -> Tensor:
         """`v [P]` after the projection with this step's memory gradient, which is tallied."""
         size, full = self.memory_batch_size or self.batch_size, self.memory_batch == "full"
-        chosen = local.order if full else batch_of(local.order, local.moments.steps, size)
+        chosen = local.order if full else memory_batch_places(local.order, local.moments.steps, size)
         where, how = (
-            (local.w, local.b, Buffer(broadcast.memory, broadcast.logits)),
+            (local.w, local.b, MemoryBuffer(broadcast.memory, broadcast.logits)),
             (self._loss_kind(ctx, broadcast), self.memory_bn),
         )
         loss, g_mem = memory_gradient(

@@ -43,7 +43,7 @@ class Directions(Record):
     space: Tensor = each()
 
 
-class Extracted(Record):
+class DirectionsReceived(Record):
     """How a type checker sees `Directions` at the server: each client's."""
 
     layers: tuple[dict[str, Tensor], ...]
@@ -90,8 +90,8 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     def broadcast(self, ctx: Context, state: PredictingState) -> ProTIPDown:
         return ProTIPDown(state.w, state.b, state.blocks, state.spaces)
 
-    def start(self, ctx: Context, w: Tensor, b: Tensor) -> ProTIPLocalState:
-        return ProTIPLocalState.of(super().start(ctx, w, b), moves=None)
+    def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> ProTIPLocalState:
+        return ProTIPLocalState.of(super().local_state(ctx, w, b), moves=None)
 
     def begin(
         self, ctx: ClientContext, broadcast: ProTIPDown, client: PredictingClient, data: ClientData
@@ -99,7 +99,7 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         local = super().begin(ctx, broadcast, client, data)
         if not broadcast.blocks:
             return local
-        based, moves = self.based(ctx, broadcast.blocks), None
+        based, moves = self.layers_with_bases(ctx, broadcast.blocks), None
         if self.norm_affine != "train":
             moves = ctx.objective.scratch("moves", local.w).fill_(1.0)
             protected = {layer.entry for layer, _ in based}
@@ -134,8 +134,10 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
     def next_exchange(self, ctx: Context, state: PredictingState) -> Exchange | None:
         if ctx.clock.phase != "task_end" or ctx.classes is None:
             return super().next_exchange(ctx, state)
-        extraction = Exchange("extract", self.broadcast, self.appended, self.extract, who="task", order=self.merge)
-        return [extraction, self.relating, None][ctx.clock.exchange]
+        extraction = Exchange(
+            "extract", self.broadcast, self.merge_directions, self.extract, who="task", order=self.merge
+        )
+        return [extraction, self.relevance_exchange, None][ctx.clock.exchange]
 
     def extract(
         self, ctx: ClientContext, broadcast: ProTIPDown, client: PredictingClient, data: ClientData
@@ -168,8 +170,8 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         basis, draws = self.basis(blocks, key, a), ctx.rng("svd", key)
         return extract(a, basis, eps, self.criterion, self.count_rule, self.svd, rank, draws).float().contiguous()
 
-    def appended(
-        self, ctx: Context, state: PredictingState, updates: Extracted, cohort: Cohort
+    def merge_directions(
+        self, ctx: Context, state: PredictingState, updates: DirectionsReceived, cohort: Cohort
     ) -> tuple[PredictingState, Metrics]:
         """Append the clients' directions in the order of their numbers (Eq. 9)."""
         blocks, spaces = state.blocks, tuple({SPACE: block} for block in state.spaces)

@@ -25,13 +25,13 @@ from flray.core.network.objective import BoundModel
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
-from flray.ops.contrast import Form, cosine_matrices, divergence_penalty, relaxed_contrast
+from flray.ops.contrast import RCLForm, cosine_matrices, divergence_penalty, relaxed_contrast
 from flray.ops.losses import cross_entropy
 from flray.ops.optim import clip_
 
 
 class FedRCL(FedAvg, frozen=True):
-    rcl: Form = hp("code", doc="code: hardest pairs only; paper: sums over all pairs")
+    rcl: RCLForm = hp("code", doc="code: hardest pairs only; paper: sums over all pairs")
     tau: float = hp(0.05, log=(0.01, 1.0), gt=0, doc="temperature of the similarities")
     threshold: float = hp(
         0.7, linear=(0.0, 1.0), ge=-1, le=1, doc="similarity from which a pair of one class is penalised (lambda)"

@@ -14,13 +14,13 @@ from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, ServerState
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.schema.hp import hp
-from flray.ops.perturb import PartName, ascend, check_head, part, scratch_point, scratch_statistics
+from flray.ops.perturb import SubsetName, ascend, check_head, parameter_subset, scratch_copy, scratch_parameters
 
 
 class FedSAM(FedAvg, frozen=True):
     rho: float = hp(0.1, log=(0.01, 2.0), ge=0, doc="perturbation radius (rho)")
     eps: float = hp(1e-16, ge=0, doc="added to the norm of the gradient")
-    perturb: PartName = hp("all", doc="what is perturbed; the norm of g is that of this part")
+    perturb: SubsetName = hp("all", doc="what is perturbed; the norm of g is that of this part")
     bn_passes: Literal["first", "both"] = hp("both", doc="passes of a step that move the batch-norm statistics")
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
@@ -35,11 +35,14 @@ class FedSAM(FedAvg, frozen=True):
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         loss, g = super().gradient(ctx, broadcast, client, local, batch)
-        b = local.b if self.bn_passes == "both" else scratch_statistics(ctx.objective, local.b)
+        b = local.b if self.bn_passes == "both" else scratch_copy(ctx.objective, local.b)
         there = local.replace(w=self.perturbed(ctx, local, g), b=b)
         return loss, super().gradient(ctx, broadcast, client, there, batch)[1]
 
     def perturbed(self, ctx: Context, local: SGDState, g: Tensor) -> Tensor:
         """w + e `[P]` in scratch; may overwrite `g`."""
-        spans, out = part(ctx.objective, self.perturb).spans, scratch_point(ctx.objective, local.w, self.perturb)
+        spans, out = (
+            parameter_subset(ctx.objective, self.perturb).spans,
+            scratch_parameters(ctx.objective, local.w, self.perturb),
+        )
         return ascend(local.w, g, self.rho, spans, eps=self.eps, out=out)

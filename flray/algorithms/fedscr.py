@@ -78,15 +78,15 @@ class FedSCR(NearestMeans[SCRClient, SCRLocalState], frozen=True):
     def num_exemplars(self, client: SCRClient) -> int:
         return len(client.numbers)
 
-    def remembered(self, client: SCRClient, data: ClientData) -> ClientData:
+    def memory_data(self, client: SCRClient, data: ClientData) -> ClientData:
         return data.only(client.numbers.cpu().numpy())
 
     def begin(self, ctx: ClientContext, broadcast: Broadcast, client: SCRClient, data: ClientData) -> SCRLocalState:
-        client = self.passed(ctx, client, data)
-        x, y = samples(self.remembered(client, data))
+        client = self.update_reservoir(ctx, client, data)
+        x, y = samples(self.memory_data(client, data))
         return SCRLocalState.of(super().begin(ctx, broadcast, client, data), client=client, x=x, y=y)
 
-    def passed(self, ctx: Context, client: SCRClient, data: ClientData) -> SCRClient:
+    def update_reservoir(self, ctx: Context, client: SCRClient, data: ClientData) -> SCRClient:
         """The client after its samples passed its reservoir by, in a drawn order, the first time that it trains in a
         task."""
         if client.task == ctx.clock.task:

@@ -37,14 +37,14 @@ from flray.core.schema.hp import hp
 from flray.ops.losses import cross_entropy, kl
 from flray.ops.perturb import (
     Adaptive,
-    PartName,
+    SubsetName,
+    adaptive_scale,
     ascend,
     check_head,
-    distance,
-    part,
-    part_gradient,
-    scratch_point,
-    scratch_statistics,
+    parameter_subset,
+    scratch_copy,
+    scratch_parameters,
+    subset_gradient,
 )
 from flray.ops.project import project
 
@@ -88,7 +88,7 @@ class Losses(ABC):
         return self.state.replace(w=w, b=b)  # type: ignore[no-any-return]
 
     def copied_statistics(self) -> Tensor:
-        return scratch_statistics(self.ctx.objective, self.state.b)
+        return scratch_copy(self.ctx.objective, self.state.b)
 
     def gradient_of_proximal(self) -> Tensor:
         """Scratch `[P]` for the gradient of L_p."""
@@ -96,7 +96,7 @@ class Losses(ABC):
 
     def point(self) -> Tensor:
         """Scratch `[P]` for w + e: it holds w outside of the perturbed part."""
-        return scratch_point(self.ctx.objective, self.state.w, self.sol.perturb)
+        return scratch_parameters(self.ctx.objective, self.state.w, self.sol.perturb)
 
     @classmethod
     def contained(cls, client: Any, state: Any, weight: float) -> tuple[Any, Any]:
@@ -148,7 +148,7 @@ class ContrastLosses(Losses):
 
     def proximal(self, w: Tensor) -> tuple[Tensor, Tensor]:
         state = self.state.replace(w=w, b=self.copied_statistics())
-        return self.sol.base.contrastive(self.ctx, self.broadcast, self.client, state, self.batch)  # type: ignore[attr-defined, no-any-return]
+        return self.sol.base.contrastive_loss(self.ctx, self.broadcast, self.client, state, self.batch)  # type: ignore[attr-defined, no-any-return]
 
 
 class KLLosses(Losses):
@@ -190,7 +190,7 @@ class HeadLosses(KLLosses):
         self.here = objective.at(w, self.state.b, "train", grad=True)
         self.z = self.here.features(self.batch.x)
         value = self.divergence(self.here.head(self.z.detach()))
-        return value.detach(), part_gradient(value, self.here, part(objective, "head"), self.state.grad)
+        return value.detach(), subset_gradient(value, self.here, parameter_subset(objective, "head"), self.state.grad)
 
     def point(self) -> Tensor:
         return self.ctx.objective.scratch("perturbed", self.state.w)  # only its head is read
@@ -224,7 +224,7 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
     adaptive: Adaptive = hp(
         "columnwise", doc="Lambda (Eq. 7): |w - w_g| normalised per column (code), tensor or layer, or 1"
     )
-    perturb: PartName = hp("head", doc="what is perturbed; the norm of g_p is that of this part")
+    perturb: SubsetName = hp("head", doc="what is perturbed; the norm of g_p is that of this part")
     temperature: float = hp(3.0, linear=(1.0, 5.0), gt=0, doc="temperature of the KL (T)")
     proximal: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = hp(
         "kl", doc="L_p, with the server of its method (Table 4)"
@@ -311,8 +311,8 @@ class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
 
     def perturbed(self, ctx: Context, broadcast: Broadcast, local: SGDState, g_p: Tensor, out: Tensor) -> Tensor:
         """w + e_p `[P]` (Eq. 8) in `out`, which is written in the perturbed part alone."""
-        chosen = part(ctx.objective, self.perturb)
-        scale = None if self.adaptive == "none" else distance(local.w, broadcast.w, chosen, self.adaptive, out)
+        chosen = parameter_subset(ctx.objective, self.perturb)
+        scale = None if self.adaptive == "none" else adaptive_scale(local.w, broadcast.w, chosen, self.adaptive, out)
         return ascend(local.w, g_p, self.rho, chosen.spans, scale, min_norm=self.min_gp_norm, out=out)
 
     # server and state: those of the method that L_p is taken from --------------------------------

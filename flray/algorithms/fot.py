@@ -37,7 +37,7 @@ class Sketches(Record):
     images: Tensor = sum()
 
 
-class Sketch:
+class SketchSum:
     """A layer's sketch in the making: `z [d, s]`, and the energies of what was seen and of its residual."""
 
     def __init__(self, d: int, basis: Tensor, size: int, rng: np.random.Generator) -> None:
@@ -78,7 +78,7 @@ class FOT(Protected, frozen=True):
     ) -> tuple[ProtectedState, Metrics]:
         averaged, metrics = super().aggregate(ctx, state, updates, cohort)
         w = averaged.w.clone()
-        for layer, basis in self.based(ctx, state.blocks):
+        for layer, basis in self.layers_with_bases(ctx, state.blocks):
             if basis.shape[-1]:
                 rows, old = layer.stored(w), layer.stored(state.w)
                 rows.copy_(old - project(old - rows, basis))
@@ -88,15 +88,15 @@ class FOT(Protected, frozen=True):
     def next_exchange(self, ctx: Context, state: ProtectedState) -> Exchange | None:
         if ctx.clock.phase != "task_end" or ctx.classes is None:
             return super().next_exchange(ctx, state)
-        sketching = Exchange("sketch", self.broadcast, self.appended, self.sketched, who="task")
+        sketching = Exchange("sketch", self.broadcast, self.append_directions, self.sketch_layers, who="task")
         return sketching if ctx.clock.exchange == 0 else None
 
-    def sketched(
+    def sketch_layers(
         self, ctx: Context, broadcast: ProtectedDown, client: OwnStatistics, data: ClientData
     ) -> tuple[Sketches, OwnStatistics, Metrics]:
         """A client's sketches of what entered its layers, all columns, in parts."""
         layers, images = self.layers(ctx), 0
-        made: dict[str, Sketch] = {}
+        made: dict[str, SketchSum] = {}
         for batch, inputs in self.activations(ctx, broadcast, data):
             images += len(batch.y)
             for name, given in inputs.items():
@@ -105,19 +105,19 @@ class FOT(Protected, frozen=True):
                     for key, a in zip(layers[name].keys, columns, strict=True):
                         if key not in made:
                             size, basis = self.sketch or 5 * len(a), self.basis(broadcast.blocks, key, a)
-                            made[key] = Sketch(len(a), basis, size, ctx.rng("sketch", key))
+                            made[key] = SketchSum(len(a), basis, size, ctx.rng("sketch", key))
                         made[key].add(a)
-        ratios = {key: images * self.share_left(sketch) for key, sketch in made.items()}
+        ratios = {key: images * self.residual_ratio(sketch) for key, sketch in made.items()}
         found = {key: sketch.z.float() for key, sketch in made.items()}
         seen = torch.tensor([float(images)], device=broadcast.w.device)
         return Sketches(found, {key: seen.new_tensor([share]) for key, share in ratios.items()}, seen), client, {}
 
-    def share_left(self, sketch: Sketch) -> float:
+    def residual_ratio(self, sketch: SketchSum) -> float:
         """rho of one client and layer: the share outside of the basis."""
         share = sketch.left / sketch.seen if sketch.seen else 0.0
         return share if self.ratio == "squared" else share**0.5
 
-    def appended(
+    def append_directions(
         self, ctx: Context, state: ProtectedState, updates: Sketches, cohort: Cohort
     ) -> tuple[ProtectedState, Metrics]:
         """Append what the mean sketches of each layer need to reach eps."""
@@ -129,4 +129,4 @@ class FOT(Protected, frozen=True):
         blocks = self.grown(ctx, state.blocks, new)
         sent = len(cohort.client_ids) * nbytes(updates.z)
         metrics = {"comm/sketches_up_bytes": sent, "comm/block_bytes": nbytes(blocks[-1])}
-        return state.replace(blocks=blocks), {**metrics, **self.shares(ctx, blocks)}
+        return state.replace(blocks=blocks), {**metrics, **self.occupied_shares(ctx, blocks)}

@@ -21,14 +21,16 @@ from torch.nn import functional as F
 
 from flray.algorithms.fedavg import SGDState
 from flray.algorithms.herded_exemplars import ExemplarClient, HerdedExemplars
-from flray.algorithms.prototype_monitor import Monitored, OldModel, PrototypeMonitor
+from flray.algorithms.prototype_monitor import MonitoredStateT, OldModel, PrototypeMonitor
 from flray.core.messages import Batch, Broadcast, Cohort, Metrics, Record, Update, fields
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
 from flray.ops.compensation import distillation_target, glfc_weights, mean_entropy, weighted_bce
 
-Old = tuple[Tensor, Tensor] | None  # an old model's logits [B, C_old], and its classes' places among those seen [C_old]
+OldLogits = (
+    tuple[Tensor, Tensor] | None
+)  # an old model's logits [B, C_old], and its classes' places among those seen [C_old]
 
 
 class GLFCDown(Broadcast):
@@ -67,8 +69,8 @@ class GLFCLocalState(SGDState):
 
 
 class GLFC(
-    HerdedExemplars[Monitored, GLFCDown, GLFCUpdate, GLFCClient, GLFCLocalState, GLFCReceived],
-    PrototypeMonitor[Monitored, GLFCDown, GLFCUpdate, GLFCClient, GLFCLocalState, GLFCReceived],
+    HerdedExemplars[MonitoredStateT, GLFCDown, GLFCUpdate, GLFCClient, GLFCLocalState, GLFCReceived],
+    PrototypeMonitor[MonitoredStateT, GLFCDown, GLFCUpdate, GLFCClient, GLFCLocalState, GLFCReceived],
     frozen=True,
 ):
     needs_new_classes: ClassVar[bool] = True
@@ -78,7 +80,7 @@ class GLFC(
     entropy_rise: float = hp(1.2, linear=(0.1, 3.0), gt=0, doc="rise of the entropy that tells a new task (r_h)")
 
     # server -----------------------------------------------------------------------------------
-    def broadcast(self, ctx: Context, state: Monitored) -> GLFCDown:
+    def broadcast(self, ctx: Context, state: MonitoredStateT) -> GLFCDown:
         none, is_first = OldModel(state.w[:0], state.b[:0], -1), ctx.clock.round == 0
         first, second = state.best_1, state.best_2
         if self.transition == "known":  # which of them is read is known as well
@@ -86,11 +88,11 @@ class GLFC(
         return GLFCDown(state.w, state.b, first, second)
 
     def aggregate(
-        self, ctx: Context, state: Monitored, updates: GLFCReceived, cohort: Cohort
-    ) -> tuple[Monitored, Metrics]:
+        self, ctx: Context, state: MonitoredStateT, updates: GLFCReceived, cohort: Cohort
+    ) -> tuple[MonitoredStateT, Metrics]:
         state, metrics = super().aggregate(ctx, state, updates, cohort)
-        state, monitored = self.monitored(ctx, state, updates.gradients)
-        return state, {**metrics, **monitored}
+        state, monitor_metrics = self.update_best_model(ctx, state, updates.gradients)
+        return state, {**metrics, **monitor_metrics}
 
     # client -----------------------------------------------------------------------------------
     def step_cost(self) -> float:
@@ -124,7 +126,7 @@ class GLFC(
             lambda f: self.loss(ctx, seen.narrow(f(batch.x)), y, old), local.w, local.b, out=local.grad
         )
 
-    def loss(self, ctx: Context, logits: Tensor, y: Tensor, old: Old) -> Tensor:
+    def loss(self, ctx: Context, logits: Tensor, y: Tensor, old: OldLogits) -> Tensor:
         """L of logits `[B, C]` and places `y [B]` among the classes seen."""
         w, target = self.compensation(ctx, logits, y), F.one_hot(y, logits.shape[1]).to(logits)
         current = weighted_bce(logits, target, w)

@@ -18,7 +18,7 @@ from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
-from flray.ops.exemplars import herding, quota, represented
+from flray.ops.exemplars import exemplars_per_class, extract_features, herding
 
 
 class ExemplarClient(LocalStatistics):
@@ -27,16 +27,16 @@ class ExemplarClient(LocalStatistics):
     exemplars: dict[str, Tensor]
 
 
-class Kept(Record):
+class ExemplarCount(Record):
     """Number of exemplars."""
 
     exemplars: Tensor = fields.sum()
 
 
-Owner = TypeVar("Owner", bound=ExemplarClient, default=ExemplarClient)
+ExemplarClientT = TypeVar("ExemplarClientT", bound=ExemplarClient, default=ExemplarClient)
 
 
-class HerdedExemplars(FedAvg[State, Down, Sent, Owner, Local, Received], frozen=True):
+class HerdedExemplars(FedAvg[State, Down, Sent, ExemplarClientT, Local, Received], frozen=True):
     keeps_exemplars: ClassVar[bool] = True
 
     memory_size: int = hp(2000, choice=(200, 1000, 2000), ge=0, doc="exemplars of a client, over all classes (M)")
@@ -49,39 +49,45 @@ class HerdedExemplars(FedAvg[State, Down, Sent, Owner, Local, Received], frozen=
     def next_exchange(self, ctx: Context, state: State) -> Exchange | None:
         """When a task ends every client with samples of it chooses exemplars, by features of the new model."""
         if (ctx.clock.phase, ctx.clock.exchange) == ("task_end", 0):
-            choosing = Exchange("exemplars", self.model_alone, self.kept, self.keep, who="task")
+            choosing = Exchange(
+                "exemplars", self.broadcast_model, self.count_exemplars, self.choose_exemplars, who="task"
+            )
             return choosing
         return super().next_exchange(ctx, state)
 
     # server -----------------------------------------------------------------------------------
-    def model_alone(self, ctx: Context, state: State) -> Broadcast:
+    def broadcast_model(self, ctx: Context, state: State) -> Broadcast:
         return Broadcast(state.w, state.b)
 
-    def kept(self, ctx: Context, state: State, updates: Kept, cohort: Cohort) -> tuple[State, Metrics]:
+    def count_exemplars(
+        self, ctx: Context, state: State, updates: ExemplarCount, cohort: Cohort
+    ) -> tuple[State, Metrics]:
         return state, {"exemplars/kept": updates.exemplars}
 
     # client -----------------------------------------------------------------------------------
-    def num_exemplars(self, client: Owner) -> int:
+    def num_exemplars(self, client: ExemplarClientT) -> int:
         return sum(map(len, client.exemplars.values()))
 
     def batches(
-        self, ctx: ClientContext, broadcast: Down, client: Owner, local: Local, data: ClientData
+        self, ctx: ClientContext, broadcast: Down, client: ExemplarClientT, local: Local, data: ClientData
     ) -> Iterable[Batch]:
         # a client without samples of the last task had no reason to choose again, and still keeps more of each class
-        most = quota(self.memory_size, len(ctx.in_use.old))
+        most = exemplars_per_class(self.memory_size, len(ctx.in_use.old))
         kept = [numbers[:most].cpu().numpy() for numbers in client.exemplars.values()]
         if self.replay == "first_round" and ctx.clock.round > 0:
             kept = []
         mixed = data.with_samples(np.concatenate(kept)) if kept else data
         return mixed.batches(self.batch_size, epochs=self.local_epochs)
 
-    def keep(self, ctx: Context, broadcast: Broadcast, client: Owner, data: ClientData) -> tuple[Kept, Owner, Metrics]:
+    def choose_exemplars(
+        self, ctx: Context, broadcast: Broadcast, client: ExemplarClientT, data: ClientData
+    ) -> tuple[ExemplarCount, ExemplarClientT, Metrics]:
         """The client with exemplars of the classes that it holds, and of the older ones what fits beside them."""
-        most = quota(self.memory_size, len(ctx.in_use.seen))
+        most = exemplars_per_class(self.memory_size, len(ctx.in_use.seen))
         chosen = {c: numbers[:most] for c, numbers in client.exemplars.items()}
-        z, y = represented(ctx.objective.at(broadcast.w, broadcast.b), data.plain)
+        z, y = extract_features(ctx.objective.at(broadcast.w, broadcast.b), data.plain)
         numbers = torch.from_numpy(data.numbers.astype(np.int64)).to(z.device)
         for c in torch.unique(y):
             chosen[str(int(c))] = numbers[y == c][herding(z[y == c], most)]
         after = client.replace(exemplars=chosen)
-        return Kept(torch.tensor(float(self.num_exemplars(after)))), after, {}
+        return ExemplarCount(torch.tensor(float(self.num_exemplars(after)))), after, {}

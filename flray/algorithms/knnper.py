@@ -22,7 +22,7 @@ from flray.core.protocol.algorithm import Predictor
 from flray.core.protocol.context import ClientContext
 from flray.core.protocol.samples import FineTuning
 from flray.core.schema.hp import hp
-from flray.ops.exemplars import represented
+from flray.ops.exemplars import extract_features
 
 
 class KNNPer(FedAvg, frozen=True):
@@ -57,7 +57,7 @@ class KNNPer(FedAvg, frozen=True):
         """(features `[n, F]`, labels `[n]`) of at most `capacity` training samples of the client."""
         epoch = int(self.epoch_batches(np.array(ctx.num_examples)))
         source = itertools.islice(batches, epoch) if self.store_augment and len(batches) else batches.plain
-        keys, labels = represented(model, source)
+        keys, labels = extract_features(model, source)
         if len(keys) > self.capacity:
             kept = torch.from_numpy(ctx.rng("store").choice(len(keys), self.capacity, replace=False)).to(keys.device)
             keys, labels = keys[kept], labels[kept]

@@ -33,9 +33,16 @@ from flray.core.schema.hp import hp
 from flray.models.base import linear_head
 from flray.models.generators import NoisyLabelGenerator
 from flray.models.label_embeddings import label_embeddings
-from flray.ops.generate import Moved, balanced_labels, eight_bit, outside, reinitialised, renew_noisy_layers_
+from flray.ops.generate import (
+    AveragedStatistics,
+    balanced_labels,
+    bounding_loss,
+    eight_bit,
+    reinitialised,
+    renew_noisy_layers_,
+)
 from flray.ops.losses import soft_cross_entropy
-from flray.ops.synthesis import InversionWeights, Student, Teacher, attached, invert
+from flray.ops.synthesis import InversionWeights, Student, Teacher, invert, logits_and_embedding
 
 ATT = "att"  # the layer that reads the features beside the head
 LR_COLOUR = 0.01
@@ -88,13 +95,13 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
     def broadcast(self, ctx: Context, state: LanderState) -> LanderDown:
         return LanderDown(**vars(state))
 
-    def remember(self, ctx: Context, state: LanderState, old: Teacher) -> tuple[LanderState, Metrics]:
-        generator, old = ctx.net["generator"], old._replace(attached=ATT)
+    def synthesize(self, ctx: Context, state: LanderState, old: Teacher) -> tuple[LanderState, Metrics]:
+        generator, old = ctx.net["generator"], old._replace(embedding_layer=ATT)
         g, _ = generator.initial()
         w, b = reinitialised(ctx.objective, ctx.rng("student"))
         free = [torch.full((ctx.inputs.shape[0],), value, device=g.device) for value in COLOUR if ctx.inputs.is_image]
         embeddings = state.lte if old.classes is None else state.lte[old.classes.index]
-        average: Moved = ()
+        average: AveragedStatistics = ()
         made, metrics = list[Tensor](), dict[str, float | Tensor]()
         progress, last = ctx.progress("LANDER makes inputs"), self.warmup + self.syn_round
         for number in range(1, last + 1):
@@ -107,7 +114,7 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
                 generator,
                 g,
                 free,
-                partial(self.make, ctx, draws, embeddings[y]),
+                partial(self.generate, ctx, draws, embeddings[y]),
                 y,
                 student=Student.of(w, b) if number >= self.warmup + 3 else None,
                 average=average,
@@ -120,11 +127,11 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
             if number >= self.warmup:
                 made.append(eight_bit(found.best))
                 pool = torch.cat(made)[: self.pool_size]
-                _, loss = self.taught(ctx, old, Student.of(w, b), pool, draws, self.student_lr, self.lambda_ltc)
+                _, loss = self.teach_student(ctx, old, Student.of(w, b), pool, draws, self.student_lr, self.lambda_ltc)
                 metrics = {"generate/loss": found.losses[-1], "generate/student_loss": loss}
         return state.replace(pool=pool), {**metrics, "generate/inputs": float(len(pool))}
 
-    def make(
+    def generate(
         self, ctx: Context, draws: np.random.Generator, e: Tensor, model: BoundModel, *colour: Tensor
     ) -> tuple[Tensor, Tensor]:
         made = model(e)
@@ -138,21 +145,21 @@ class Lander(DataFreePool[LanderState, LanderDown], frozen=True):
         e = broadcast.lte[batch.y]
 
         def of_the_real(model: BoundModel) -> Tensor:
-            logits, att = attached(model, batch.x, ATT)
-            return self.local(ctx, logits, batch.y) + self.lambda_ltc * outside(att, e, self.radius)
+            logits, att = logits_and_embedding(model, batch.x, ATT)
+            return self.local_loss(ctx, logits, batch.y) + self.lambda_ltc * bounding_loss(att, e, self.radius)
 
         if not len(broadcast.pool) or ctx.classes is None:
             return ctx.objective.value_and_grad(of_the_real, local.w, local.b, out=local.grad)
         old, size = ctx.classes.old, self.syn_bs * self.batch_size
         seen = sum(len(ctx.classes.task(t)) for t in range(ctx.clock.task + 1))
         alpha, beta = log2(seen / 2 + 1), sqrt((seen - len(ctx.classes.new)) / seen)
-        x = self.beside(ctx, broadcast.pool, local.moments.steps, size, ceil(len(broadcast.pool) / size))
+        x = self.pool_batch_of_step(ctx, broadcast.pool, local.moments.steps, size, ceil(len(broadcast.pool) / size))
         with torch.no_grad():
-            told, towards = attached(ctx.objective.at(broadcast.old_w, broadcast.old_b), x, ATT)
+            told, towards = logits_and_embedding(ctx.objective.at(broadcast.old_w, broadcast.old_b), x, ATT)
 
         def loss(model: BoundModel) -> Tensor:
             new = of_the_real(model)
-            logits, att = attached(model, x, ATT)
+            logits, att = logits_and_embedding(model, x, ATT)
             kept = soft_cross_entropy(old.narrow(told), old.narrow(logits), self.kd_temperature) + F.mse_loss(
                 att, towards
             )

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flray.algorithms.glfc import GLFC, GLFCClient, Old
-from flray.algorithms.herded_exemplars import Kept
+from flray.algorithms.glfc import GLFC, GLFCClient, OldLogits
+from flray.algorithms.herded_exemplars import ExemplarCount
 from flray.algorithms.prototype_monitor import MonitoredState, accuracy
 from flray.core.messages import Broadcast, Cohort, Metrics, fields
 from flray.core.protocol.context import Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
-from flray.ops.augmented_features import Deviation, augmented, feature_radius, scatter_sums
+from flray.ops.augmented_features import Deviation, feature_radius, noisy_copies, scatter_sums
 from flray.ops.compensation import Activation, Groups, distillation_target, lga_weights, weighted_bce
-from flray.ops.exemplars import represented
+from flray.ops.exemplars import extract_features
 
 
 class LGAState(MonitoredState):
@@ -35,7 +35,7 @@ class LGAState(MonitoredState):
     rho: float
 
 
-class Scattered(Kept):
+class FeatureSums(ExemplarCount):
     """GLFC's number of exemplars; of the first task's features, by class, what rho is made of (None later)."""
 
     counts: Tensor | None = fields.sum()
@@ -63,19 +63,21 @@ class LGA(GLFC[LGAState], frozen=True):
             return super().score(ctx, state)
         model = ctx.objective.at(state.w, state.b)
         with torch.no_grad():
-            z, y = augmented(model.features(state.x), state.y, state.rho, ctx.rng("monitor"), self.augmentation)
+            z, y = noisy_copies(model.features(state.x), state.y, state.rho, ctx.rng("monitor"), self.augmentation)
             return accuracy(ctx, model.head(z), y) if len(y) else 0.0
 
-    def kept(self, ctx: Context, state: LGAState, updates: Kept, cohort: Cohort) -> tuple[LGAState, Metrics]:
-        assert isinstance(updates, Scattered)
-        state, metrics = super().kept(ctx, state, updates, cohort)
+    def count_exemplars(
+        self, ctx: Context, state: LGAState, updates: ExemplarCount, cohort: Cohort
+    ) -> tuple[LGAState, Metrics]:
+        assert isinstance(updates, FeatureSums)
+        state, metrics = super().count_exemplars(ctx, state, updates, cohort)
         if updates.counts is not None and updates.sums is not None and updates.squares is not None:
             rho = feature_radius(updates.counts, updates.sums, updates.squares)
             state = state.replace(rho=rho, best=0.0)
         return state, {**metrics, "lga/radius": state.rho}
 
     # client -----------------------------------------------------------------------------------
-    def loss(self, ctx: Context, logits: Tensor, y: Tensor, old: Old) -> Tensor:
+    def loss(self, ctx: Context, logits: Tensor, y: Tensor, old: OldLogits) -> Tensor:
         w, target = self.compensation(ctx, logits, y), F.one_hot(y, logits.shape[1]).to(logits)
         current = weighted_bce(logits, target, w)
         if old is None:
@@ -90,12 +92,12 @@ class LGA(GLFC[LGAState], frozen=True):
             tasks[classes.seen.local(classes.task(t).index)] = t
         return lga_weights(logits, y, tasks, task, self.lga_groups, self.activation)
 
-    def keep(
+    def choose_exemplars(
         self, ctx: Context, broadcast: Broadcast, client: GLFCClient, data: ClientData
-    ) -> tuple[Scattered, GLFCClient, Metrics]:
-        kept, client, metrics = super().keep(ctx, broadcast, client, data)
+    ) -> tuple[FeatureSums, GLFCClient, Metrics]:
+        kept, client, metrics = super().choose_exemplars(ctx, broadcast, client, data)
         if ctx.clock.task > 0 or self.radius is not None:
-            return Scattered.of(kept, counts=None, sums=None, squares=None), client, metrics
-        z, y = represented(ctx.objective.at(broadcast.w, broadcast.b), data.plain)
+            return FeatureSums.of(kept, counts=None, sums=None, squares=None), client, metrics
+        z, y = extract_features(ctx.objective.at(broadcast.w, broadcast.b), data.plain)
         counts, sums, squares = scatter_sums(z, y, len(ctx.inputs.classes))
-        return Scattered.of(kept, counts=counts, sums=sums, squares=squares), client, metrics
+        return FeatureSums.of(kept, counts=counts, sums=sums, squares=squares), client, metrics

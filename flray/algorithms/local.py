@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flray.algorithms.lasting import Lasting, Trained
+from flray.algorithms.persistent_optimizer import ModelWithOptimizer, PersistentOptimizer
 from flray.core.messages import Cohort, Metrics
 from flray.core.protocol.algorithm import Predictor
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import FineTuning
 
 
-class Local(Lasting, frozen=True):
+class Local(PersistentOptimizer, frozen=True):
     global_model: ClassVar[bool] = False
 
     # server -----------------------------------------------------------------------------------
@@ -32,9 +32,11 @@ class Local(Lasting, frozen=True):
         raise RuntimeError("algorithm local has no global model to predict with: each client has its own (personalize)")
 
     # client -----------------------------------------------------------------------------------
-    def init_client(self, ctx: Context) -> Trained:
-        return self.untrained(ctx)
+    def init_client(self, ctx: Context) -> ModelWithOptimizer:
+        return self.initial_model(ctx)
 
     # personalised evaluation ------------------------------------------------------------------
-    def personalize(self, ctx: ClientContext, broadcast: object, client: Trained, batches: FineTuning) -> Predictor:
+    def personalize(
+        self, ctx: ClientContext, broadcast: object, client: ModelWithOptimizer, batches: FineTuning
+    ) -> Predictor:
         return ctx.objective.at(*self.finetune(ctx, client.w, client.b, batches))

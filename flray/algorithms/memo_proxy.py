@@ -26,8 +26,8 @@ from flray.core.schema.hp import hp
 from flray.core.schema.section import Section
 from flray.models.gan import ProxyDiscriminator, ProxyGenerator
 from flray.models.generators import MFCLGenerator
-from flray.ops.acgan import balanced, fit_gan, make, wrong_labels
-from flray.ops.distill import blocks
+from flray.ops.acgan import cyclic_labels, fit_gan, generate_samples, wrong_labels
+from flray.ops.distill import index_batches
 from flray.ops.generate import balanced_by_rejection
 from flray.ops.proxy_step import full_gradient, train_on_proxy
 from flray.ops.synthesis import Teacher, fit_mfcl_generator
@@ -99,7 +99,7 @@ class ProxySource(Section, frozen=True):
         ctx = replace(ctx, clock=Clock())
         proxy, untrained = ctx.require_proxy(), Generators.untrained(ctx.device)
         everything = np.arange(proxy.size)
-        x, y = pixels(ctx, proxy.inputs(everything)), proxy.labels(everything)
+        x, y = to_gan_scale(ctx, proxy.inputs(everything)), proxy.labels(everything)
         C = len(ctx.inputs.classes)
         how: dict[str, Any] = {"epochs": self.gan_epochs, "batch_size": self.gan_batch_size, "lr": self.gan_lr}
         how["progress"] = ctx.progress("FedMemo trains its GAN")
@@ -117,7 +117,7 @@ class ProxySource(Section, frozen=True):
         w, b, _ = fit_gan(*nets, x, y if self.labels == "acgan" else None, C, ctx.rng("gan"), **how)
         if self.labels == "acgan":
             return untrained.replace(w=w[None], b=b[None])
-        order = self.order(ctx, proxy.size, self.labeller_epochs, "labeller", "train")
+        order = self.batch_order(ctx, proxy.size, self.labeller_epochs, "labeller", "train")
         labeller = train_on_proxy(ctx.objective, *ctx.objective.initial(), proxy, order, lr=self.lr, mode="train")
         return Generators(w[None], b[None], *labeller)
 
@@ -130,15 +130,17 @@ class ProxySource(Section, frozen=True):
             index = at.rng("proxy").permutation(known.size)[: self.size]
             x, y = known.inputs(index), known.labels(index)
         else:
-            y = balanced(self.size, C).to(ctx.device)
+            y = cyclic_labels(self.size, C).to(ctx.device)
             images = torch.zeros(self.size, *ctx.inputs.shape, device=ctx.device)
             for g, (w, b) in enumerate(zip(generators.w, generators.b, strict=True)):
                 chosen = y == g if len(generators.w) > 1 else torch.ones_like(y, dtype=torch.bool)
                 asked = y if self.labels == "acgan" else None
-                images[chosen] = make(ctx.net["generator"], w, b, int(chosen.sum()), asked, C, at.rng("proxy", g))
-            x = normalised(ctx, images)
+                images[chosen] = generate_samples(
+                    ctx.net["generator"], w, b, int(chosen.sum()), asked, C, at.rng("proxy", g)
+                )
+            x = from_gan_scale(ctx, images)
             if len(generators.labeller_w):
-                y = labelled(ctx, generators, x)
+                y = pseudo_labels(ctx, generators, x)
         return self.of_seen_classes(at, x, y)
 
     # at the clients: without data -----------------------------------------------------------------
@@ -166,24 +168,24 @@ class ProxySource(Section, frozen=True):
 
         def batch(attempt: int) -> tuple[Tensor, Tensor]:
             z = ctx.rng("made", attempt)
-            x = make(ctx.net["generator"], generators.w[0], generators.b[0], max(size, 32), None, C, z)
-            return x, labelled(ctx, generators, x)
+            x = generate_samples(ctx.net["generator"], generators.w[0], generators.b[0], max(size, 32), None, C, z)
+            return x, pseudo_labels(ctx, generators, x)
 
         asked = C if ctx.classes is None else len(ctx.classes.seen)
         return self.of_seen_classes(ctx, *balanced_by_rejection(map(batch, range(tries)), size, asked, C))
 
     # training on them -----------------------------------------------------------------------------
-    def trained(self, ctx: Context, w: Tensor, b: Tensor, proxy: Proxy) -> tuple[Tensor, Tensor]:
+    def train(self, ctx: Context, w: Tensor, b: Tensor, proxy: Proxy) -> tuple[Tensor, Tensor]:
         """`(w_p [P], b_p [Q])`: the model `(w, b)` after training on the proxy data."""
         mode: ModuleMode = "eval" if self.bn == "freeze" else "train"
         how: dict[str, Any] = {"mode": mode, "classes": None if ctx.classes is None else ctx.classes.seen}
         if self.one_step:
             _, g = full_gradient(ctx.objective, w, b, proxy, np.arange(proxy.size), **how)
             return w - self.lr * g, b
-        order = self.order(ctx, proxy.size, self.epochs, "proxy order", mode)
+        order = self.batch_order(ctx, proxy.size, self.epochs, "proxy order", mode)
         return train_on_proxy(ctx.objective, w, b, proxy, order, lr=self.lr, **how)
 
-    def order(self, ctx: Context, size: int, epochs: int, purpose: str, mode: ModuleMode) -> list[np.ndarray]:
+    def batch_order(self, ctx: Context, size: int, epochs: int, purpose: str, mode: ModuleMode) -> list[np.ndarray]:
         """The batches of so many epochs over `size` samples, as their numbers. In the mode `train` a last batch of one
         sample, on which batch norm cannot train, joins the one before."""
         joins = mode == "train" and size % self.batch_size == 1
@@ -201,21 +203,21 @@ class ProxySource(Section, frozen=True):
         return TensorProxy(x, y)
 
 
-def pixels(ctx: Context, x: Tensor) -> Tensor:
+def to_gan_scale(ctx: Context, x: Tensor) -> Tensor:
     """The GAN's scale, -1..1, of normalised images; features as they are."""
     return 2 * ctx.inputs.pixels(x) - 1 if ctx.inputs.is_image else x
 
 
-def normalised(ctx: Context, images: Tensor) -> Tensor:
-    """The model's scale of the GAN's images: the inverse of :func:`pixels`."""
+def from_gan_scale(ctx: Context, images: Tensor) -> Tensor:
+    """The model's scale of the GAN's images: the inverse of :func:`to_gan_scale`."""
     return ctx.inputs.normalised((images + 1) / 2) if ctx.inputs.is_image else images
 
 
-def labelled(ctx: Context, generators: Generators, x: Tensor) -> Tensor:
+def pseudo_labels(ctx: Context, generators: Generators, x: Tensor) -> Tensor:
     """Labels `[n]` of samples: the labeller's likeliest class of those seen so far."""
     model, parts = ctx.objective.at(generators.labeller_w, generators.labeller_b), []
     with torch.no_grad():
-        for index in blocks(np.arange(len(x)), 500):
+        for index in index_batches(np.arange(len(x)), 500):
             logits = model(x[torch.from_numpy(index).to(x.device)])
             known = ctx.seen(logits).argmax(1)
             parts.append(known if ctx.classes is None else ctx.classes.seen.index[known])

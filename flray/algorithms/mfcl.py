@@ -86,9 +86,9 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> MFCLState:
         return MFCLState(w, b, w[:0], b[:0], *ctx.net["generator"].initial())
 
-    def due(self, ctx: Context) -> bool:
+    def synthesis_due(self, ctx: Context) -> bool:
         if self.from_round is None:
-            return super().due(ctx)
+            return super().synthesis_due(ctx)
         since = ctx.clock.done + 1 - self.from_round
         now = since == 0 or (self.refresh is not None and since % self.refresh == 0)
         return ctx.clock.phase == "round" and self.dropped(ctx) and now
@@ -98,10 +98,10 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
         number = ctx.clock.done + 1
         return self.from_round is not None and self.from_round <= number < (self.to_round or number + 1)
 
-    def learned(self, ctx: Context) -> ClassSet:
+    def learned_classes(self, ctx: Context) -> ClassSet:
         return self.sets(ctx)[2]
 
-    def remember(self, ctx: Context, state: MFCLState, old: Teacher) -> tuple[MFCLState, Metrics]:
+    def synthesize(self, ctx: Context, state: MFCLState, old: Teacher) -> tuple[MFCLState, Metrics]:
         w, b, losses = fit_mfcl_generator(
             ctx.net["generator"],
             state.generator_w,
@@ -137,13 +137,13 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
     ) -> tuple[Tensor, Tensor]:
         if not len(broadcast.old_w):
             return super().gradient(ctx, broadcast, client, local, batch)
-        new, seen, learned = self.sets(ctx)
+        new, seen, learned_classes = self.sets(ctx)
         old = ctx.objective.at(broadcast.old_w, broadcast.old_b)
         with torch.no_grad():
             z = noise(ctx.rng("made", local.moments.steps), self.syn_size, self.noise_dim, device=ctx.device)
             x = torch.cat([batch.x, ctx.net["generator"].at(broadcast.generator_w, broadcast.generator_b)(z)])
-            said = learned.narrow(old(x))
-        y = torch.cat([batch.y, learned.index[said[len(batch.y) :].argmax(1)]])
+            said = learned_classes.narrow(old(x))
+        y = torch.cat([batch.y, learned_classes.index[said[len(batch.y) :].argmax(1)]])
         fresh = new.has(batch.y)
 
         def loss(model: BoundModel) -> Tensor:
@@ -155,6 +155,6 @@ class MFCL(DataFree[MFCLState, MFCLDown], frozen=True):
             value = self.w_ft * cross_entropy(model.head(still), y, seen)
             if fresh.any():
                 value = value + cross_entropy(model.head(h[: len(batch.y)][fresh]), batch.y[fresh], new)
-            return value + self.w_kd * F.mse_loss(learned.narrow(old.head(h)), said)
+            return value + self.w_kd * F.mse_loss(learned_classes.narrow(old.head(h)), said)
 
         return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)

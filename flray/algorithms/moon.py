@@ -57,7 +57,7 @@ class Moon(FedAvg[ServerState, Broadcast, Update, MoonClient], frozen=True):
 
         return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)
 
-    def contrastive(
+    def contrastive_loss(
         self, ctx: Context, broadcast: Broadcast, client: MoonClient, local: SGDState, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """(l_con, its gradient `[P]`, scratch) at the client's weights, without cross-entropy and mu."""

@@ -23,7 +23,7 @@ from flray.core.protocol.algorithm import Predictor
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange, Who
 from flray.core.protocol.samples import ClientData, FineTuning
-from flray.ops.exemplars import class_means, nearest_mean, represented
+from flray.ops.exemplars import class_means, extract_features, nearest_mean
 
 
 class MeansState(ServerState):
@@ -47,19 +47,19 @@ class Means(Record):
 
 class NearestMeans(FedAvg[MeansState, Broadcast, Update, Stored, Local], frozen=True):
     @abstractmethod
-    def remembered(self, client: Stored, data: ClientData) -> ClientData:
+    def memory_data(self, client: Stored, data: ClientData) -> ClientData:
         """The samples that a client keeps, whose means it sends."""
 
     # when -------------------------------------------------------------------------------------
     def next_exchange(self, ctx: Context, state: MeansState) -> Exchange | None:
         """After training the cohort sends means of the new model; at a task's end every client that keeps samples."""
         if ctx.clock.phase == "round":
-            return (self.training, self.means_of("cohort"), None)[min(ctx.clock.exchange, 2)]
-        return self.means_of("stateful") if (ctx.clock.phase, ctx.clock.exchange) == ("task_end", 0) else None
+            return (self.training, self.means_exchange("cohort"), None)[min(ctx.clock.exchange, 2)]
+        return self.means_exchange("stateful") if (ctx.clock.phase, ctx.clock.exchange) == ("task_end", 0) else None
 
-    def means_of(self, who: Who) -> Exchange[MeansState, Broadcast, Means, Stored, Means]:
+    def means_exchange(self, who: Who) -> Exchange[MeansState, Broadcast, Means, Stored, Means]:
         """The exchange in which clients send the means of what they keep."""
-        return Exchange("means", self.broadcast, self.finish_means, self.own_means, who)
+        return Exchange("means", self.broadcast, self.finish_means, self.client_means, who)
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> MeansState:
@@ -80,16 +80,16 @@ class NearestMeans(FedAvg[MeansState, Broadcast, Update, Stored, Local], frozen=
         return nearest_mean(ctx.objective.at(published.w, published.b).features(x), published.means, published.known)
 
     # client -----------------------------------------------------------------------------------
-    def own_means(
+    def client_means(
         self, ctx: ClientContext, broadcast: Broadcast, client: Stored, data: ClientData
     ) -> tuple[Means, Stored, Metrics]:
         """The means of what the client keeps, of the global model."""
         model = ctx.objective.at(broadcast.w, broadcast.b)
-        return Means(*self.means(ctx, model, self.remembered(client, data).plain)), client, {}
+        return Means(*self.means(ctx, model, self.memory_data(client, data).plain)), client, {}
 
     def means(self, ctx: Context, model: BoundModel, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         """Class means `[C, F]` of a model, and 1 for the classes that have one, `[C]`."""
-        return class_means(*represented(model, batches), len(ctx.inputs.classes))
+        return class_means(*extract_features(model, batches), len(ctx.inputs.classes))
 
     # personalised evaluation ------------------------------------------------------------------
     def finetune(self, ctx: ClientContext, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:

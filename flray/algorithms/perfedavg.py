@@ -25,7 +25,7 @@ class MetaLocalState(SGDState):
     """FedAvg's local state, whose `moments.steps` counts batches, the adapted point `ahead [P]` (w') and the batch
     that led there (B1)."""
 
-    ahead: Tensor
+    adapted: Tensor
     first: Batch | None
 
 
@@ -46,9 +46,9 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
         return self.batch_size, 2 * self.local_epochs  # more than any client needs: local_steps ends it
 
     def local_steps(self, num_examples: np.ndarray) -> np.ndarray:
-        return 2 * self.pairs(self.epoch_batches(num_examples), self.local_epochs)
+        return 2 * self.batch_pairs(self.epoch_batches(num_examples), self.local_epochs)
 
-    def pairs(self, per_epoch: np.ndarray, epochs: int) -> np.ndarray:
+    def batch_pairs(self, per_epoch: np.ndarray, epochs: int) -> np.ndarray:
         """Pairs of batches `[K]` in `epochs` epochs of clients with `per_epoch [K]` batches."""
         return np.asarray(
             epochs * -(-per_epoch // self.local_epochs) if self.form == "code" else -(-per_epoch * epochs // 2)
@@ -58,27 +58,27 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
         return 2.0 if self.hf else 1.0  # two more gradients at every other batch
 
     # client -----------------------------------------------------------------------------------
-    def start(self, ctx: Context, w: Tensor, b: Tensor) -> MetaLocalState:
-        local = super().start(ctx, w, b)
-        return MetaLocalState.of(local, ahead=ctx.objective.scratch("ahead", w), first=None)
+    def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> MetaLocalState:
+        local = super().local_state(ctx, w, b)
+        return MetaLocalState.of(local, adapted=ctx.objective.scratch("ahead", w), first=None)
 
     def step(
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: MetaLocalState, batch: Batch
     ) -> MetaLocalState:
         steps = local.moments.steps
         inner = steps % 2 == 0
-        loss, g = self.gradient(ctx, broadcast, client, local if inner else local.replace(w=local.ahead), batch)
+        loss, g = self.gradient(ctx, broadcast, client, local if inner else local.replace(w=local.adapted), batch)
         local.loss.add_(loss)
         if inner:
             if self.form == "code":
                 torch.add(
-                    local.w, self.direction(ctx, broadcast, local, g), alpha=-self.learning_rate(ctx), out=local.ahead
+                    local.w, self.direction(ctx, broadcast, local, g), alpha=-self.learning_rate(ctx), out=local.adapted
                 )
             else:
                 self.adapt(ctx, local, g)
         else:
             if self.hf:
-                self.curve_(ctx, broadcast, client, local, g)
+                self.subtract_curvature_(ctx, broadcast, client, local, g)
             seen = steps if self.form == "code" else steps // 2
             optimizer = local.replace(moments=local.moments.replace(steps=seen))
             local.w.add_(self.direction(ctx, broadcast, optimizer, g), alpha=-self.beta)
@@ -87,9 +87,9 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
     def adapt(self, ctx: ClientContext, local: MetaLocalState, g: Tensor) -> Tensor:
         """w' `[P]`, in `local.ahead`: a plain gradient step from w along `g`, which it consumes."""
         v = sgd_direction_(local.w, g, local.moments, 0, self.weight_decay, ctx.objective.reached())
-        return torch.add(local.w, v, alpha=-self.learning_rate(ctx), out=local.ahead)
+        return torch.add(local.w, v, alpha=-self.learning_rate(ctx), out=local.adapted)
 
-    def curve_(
+    def subtract_curvature_(
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, local: MetaLocalState, v: Tensor
     ) -> None:
         """v <- v - gamma H(w; B1) v, by a central difference of gradients (HF); batch-norm statistics stay."""
@@ -112,7 +112,7 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
     def personalize(
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, batches: FineTuning
     ) -> Predictor:
-        local = self.start(ctx, broadcast.w, self.statistics_before(broadcast, client))
+        local = self.local_state(ctx, broadcast.w, self.statistics_before(broadcast, client))
         if (self.adaptation or ("meta" if self.form == "code" else "step")) == "step":
             first = next(iter(batches), None)
             w = (
@@ -122,7 +122,7 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
             )
             return ctx.objective.at(w, local.b)
         per_epoch = max(int(self.epoch_batches(np.array(ctx.num_examples))), 1)
-        steps = 2 * int(self.pairs(np.array(per_epoch), len(batches) // per_epoch))
+        steps = 2 * int(self.batch_pairs(np.array(per_epoch), len(batches) // per_epoch))
         for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(batches)), steps):
             local = self.step(ctx, broadcast, client, local, batch)
         return ctx.objective.at(local.w, local.b)

@@ -11,7 +11,7 @@ from flray.core.protocol.context import Context
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.core.schema.section import Section
-from flray.ops.privacy import accountant, aggregate_noise, amplified, gaussian_multiplier, privatised, spent
+from flray.ops.privacy import aggregate_noise, amplified, gaussian_multiplier, opacus_rdp, privatised, spent_epsilon
 
 
 class PrivateUpdates(Section, frozen=True):
@@ -36,14 +36,14 @@ class PrivateUpdates(Section, frozen=True):
         statistics, which have no noise."""
         if self.clip is None:
             return
-        accountant()
+        opacus_rdp()
         if ctx.objective.buffer_layout.count and buffers != "keep":
             raise ConfigError(
                 f"algorithm.privacy.clip: batch-norm statistics are not made private and buffers is {buffers}; set "
                 "algorithm.buffers: keep, or a model without batch norm"
             )
 
-    def private(self, ctx: Context, before: Tensor, after: Tensor, purpose: str) -> Tensor:
+    def privatise(self, ctx: Context, before: Tensor, after: Tensor, purpose: str) -> Tensor:
         """The parameters `[P]` that a client sends instead of `after`; itself without privacy."""
         if self.clip is None:
             return after
@@ -64,7 +64,7 @@ class PrivateUpdates(Section, frozen=True):
         rate = ctx.cohort_size / ctx.population
         one: Any = amplified(self.epsilon, self.delta, rate)
         found = {
-            "dp/epsilon": spent(self.multiplier, rate, ctx.clock.done + 1, self.delta),
+            "dp/epsilon": spent_epsilon(self.multiplier, rate, ctx.clock.done + 1, self.delta),
             "dp/delta": self.delta,
         }
         return found if self.noise is not None else {**found, "dp/epsilon_round": one[0], "dp/delta_round": one[1]}

@@ -47,17 +47,17 @@ class ProtectedLocalState(SGDState):
     protected: tuple[tuple[Tensor, Tensor], ...]
 
 
-Kept = TypeVar("Kept", bound=ProtectedState, default=ProtectedState)
-Bases = TypeVar("Bases", bound=ProtectedDown, default=ProtectedDown)
-Projected = TypeVar("Projected", bound=ProtectedLocalState, default=ProtectedLocalState)
+ProtectedStateT = TypeVar("ProtectedStateT", bound=ProtectedState, default=ProtectedState)
+ProtectedDownT = TypeVar("ProtectedDownT", bound=ProtectedDown, default=ProtectedDown)
+ProtectedLocalT = TypeVar("ProtectedLocalT", bound=ProtectedLocalState, default=ProtectedLocalState)
 
 
-class Protected(FedAvg[Kept, Bases, Update, Stored, Projected], frozen=True):
+class Protected(FedAvg[ProtectedStateT, ProtectedDownT, Update, Stored, ProtectedLocalT], frozen=True):
     n_batches: int = hp(20, ge=1, doc="training batches of a client whose inputs of layers are collected (ViT: 10)")
     basis_dtype: Literal["float64", "float32"] = hp("float64", doc="arithmetic of bases; they are stored as float32")
 
-    def start(self, ctx: Context, w: Tensor, b: Tensor) -> Projected:
-        return ProtectedLocalState.of(super().start(ctx, w, b), protected=())  # type: ignore[return-value]
+    def local_state(self, ctx: Context, w: Tensor, b: Tensor) -> ProtectedLocalT:
+        return ProtectedLocalState.of(super().local_state(ctx, w, b), protected=())  # type: ignore[return-value]
 
     def project_(self, local: ProtectedLocalState) -> None:
         """Take what lies in the old subspaces out of the gradient, in its place (FedProTIP, Eqs. 4 and 5)."""
@@ -76,7 +76,7 @@ class Protected(FedAvg[Kept, Bases, Update, Stored, Projected], frozen=True):
                 found[name] = Layer(name, entries[weight], getattr(module, "groups", 1))
         return found
 
-    def based(self, ctx: Context, blocks: Blocks) -> list[tuple[Layer, Tensor]]:
+    def layers_with_bases(self, ctx: Context, blocks: Blocks) -> list[tuple[Layer, Tensor]]:
         """The layers that have a basis, and it, as their weights are stored."""
         layers = self.layers(ctx).values() if blocks else ()
         return [(layer, layer.basis(blocks)) for layer in layers if any(layer.keys[0] in block for block in blocks)]
@@ -126,7 +126,7 @@ class Protected(FedAvg[Kept, Bases, Update, Stored, Projected], frozen=True):
                 warnings.warn(f"{full}: {what}", stacklevel=3)
         return (*old, present)
 
-    def shares(self, ctx: Context, blocks: Blocks) -> Metrics:
+    def occupied_shares(self, ctx: Context, blocks: Blocks) -> Metrics:
         """q / d of every layer: 1 means that it cannot learn any more."""
         found: dict[str, float] = {}
         if not blocks:

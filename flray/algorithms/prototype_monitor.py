@@ -27,8 +27,8 @@ from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.models.lenet import LeNet
 from flray.ops.compensation import weighted_bce
-from flray.ops.exemplars import nearest_to_mean, represented
-from flray.ops.gradient_inversion import decoded, encoder_gradient, perturbed
+from flray.ops.exemplars import extract_features, nearest_to_mean
+from flray.ops.gradient_inversion import encoder_gradient, invert_gradients, perturb_inputs
 
 
 class OldModel(Record):
@@ -50,10 +50,10 @@ class MonitoredState(ServerState):
     best: float
 
 
-Monitored = TypeVar("Monitored", bound=MonitoredState, default=MonitoredState)
+MonitoredStateT = TypeVar("MonitoredStateT", bound=MonitoredState, default=MonitoredState)
 
 
-class PrototypeMonitor(FedAvg[Monitored, Down, Sent, Stored, Local, Received], frozen=True):
+class PrototypeMonitor(FedAvg[MonitoredStateT, Down, Sent, Stored, Local, Received], frozen=True):
     proto_lr: float = hp(0.2, log=(0.01, 1.0), gt=0, doc="rate of the perturbation of a prototype")
     proto_steps: int = hp(50, choice=(0, 10, 50, 100), ge=0, doc="its steps")
     inversion_lr: float = hp(0.1, log=(0.01, 1.0), gt=0, doc="rate of L-BFGS in a reconstruction")
@@ -69,12 +69,14 @@ class PrototypeMonitor(FedAvg[Monitored, Down, Sent, Stored, Local, Received], f
         return {"encoder": LeNet(inputs.shape, len(inputs.classes))}
 
     # server -----------------------------------------------------------------------------------
-    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> Monitored:
+    def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> MonitoredStateT:
         none, x = OldModel(w[:0], b[:0], -1), torch.zeros(0, *ctx.inputs.shape, device=w.device)
         y = torch.zeros(0, dtype=torch.int64, device=w.device)
         return MonitoredState(w, b, none, none, x, y, 0.0)  # type: ignore[return-value]
 
-    def monitored(self, ctx: Context, state: Monitored, sent: Sequence[Tensor | None]) -> tuple[Monitored, Metrics]:
+    def update_best_model(
+        self, ctx: Context, state: MonitoredStateT, sent: Sequence[Tensor | None]
+    ) -> tuple[MonitoredStateT, Metrics]:
         """The state of a round with the new global model, after what the clients `sent`: gradients `[classes, P of the
         encoder]`, of a client that finds the task to be new."""
         pool = [gradient for mine in sent if mine is not None for gradient in mine]
@@ -82,7 +84,9 @@ class PrototypeMonitor(FedAvg[Monitored, Down, Sent, Stored, Local, Received], f
             noise = ctx.rng("reconstruction").standard_normal((len(pool), *ctx.inputs.shape), dtype=np.float32)
             start, search = torch.from_numpy(noise).to(ctx.device), (self.inversion_lr, self.inversion_steps)
             progress = ctx.progress(f"{type(self).__name__} finds images of gradients")
-            x, y = decoded(ctx.net["encoder"], torch.stack(pool), start, *search, self.inversion_images, progress)
+            x, y = invert_gradients(
+                ctx.net["encoder"], torch.stack(pool), start, *search, self.inversion_images, progress
+            )
             x = ctx.inputs.normalised(ctx.inputs.pixels(x).clamp(0, 1))
             state = state.replace(x=x, y=y, best_1=state.best_2, best=0.0 if self.reset_best else state.best)
         if not len(state.y):
@@ -92,7 +96,7 @@ class PrototypeMonitor(FedAvg[Monitored, Down, Sent, Stored, Local, Received], f
             state = state.replace(best=score, best_2=OldModel(state.w, state.b, ctx.clock.task))
         return state, {"glfc/monitor_acc": score}
 
-    def score(self, ctx: Context, state: Monitored) -> float:
+    def score(self, ctx: Context, state: MonitoredStateT) -> float:
         """The accuracy of the global model on the reconstructed images, among the classes seen."""
         with torch.no_grad():
             return accuracy(ctx, ctx.objective.at(state.w, state.b)(state.x), state.y)
@@ -101,7 +105,7 @@ class PrototypeMonitor(FedAvg[Monitored, Down, Sent, Stored, Local, Received], f
     def prototype_gradients(self, ctx: Context, model: BoundModel, data: ClientData) -> Tensor:
         """The encoder's gradient `[classes held, P of the encoder]` at a perturbed prototype of each class."""
         seen, sent = ctx.in_use.seen, []
-        z, y = represented(model, data.plain)
+        z, y = extract_features(model, data.plain)
         for c in torch.unique(y):
             mine, label = (y == c).cpu().numpy(), c[None]
             (batch,) = data.only(data.numbers[mine][[nearest_to_mean(z[y == c])]]).plain
@@ -110,7 +114,7 @@ class PrototypeMonitor(FedAvg[Monitored, Down, Sent, Stored, Local, Received], f
             def loss(x: Tensor, target: Tensor = target) -> Tensor:
                 return weighted_bce(seen.narrow(model(x)), target)
 
-            image = perturbed(loss, batch.x, self.proto_lr, self.proto_steps)
+            image = perturb_inputs(loss, batch.x, self.proto_lr, self.proto_steps)
             sent.append(encoder_gradient(ctx.net["encoder"], image, label))
         return torch.stack(sent)
 

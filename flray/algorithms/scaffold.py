@@ -20,7 +20,7 @@ from flray.core.protocol.batching import edges
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
-from flray.ops.control import accumulation
+from flray.ops.control import effective_steps
 from flray.ops.losses import cross_entropy
 from flray.ops.proximal import ProximalTerm
 
@@ -131,7 +131,7 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
         if self.option == "I":
             return self.full_gradient(ctx, broadcast, data)
         momentum = self.momentum if self.optimizer == "sgd" and self.divisor == "momentum" else 0.0
-        c = torch.sub(broadcast.w, local.w).div_(accumulation(steps, momentum) * self.learning_rate(ctx))
+        c = torch.sub(broadcast.w, local.w).div_(effective_steps(steps, momentum) * self.learning_rate(ctx))
         return c.sub_(local.correction)
 
     def full_gradient(self, ctx: Context, broadcast: ScaffoldState, data: ClientData) -> Tensor:

@@ -28,7 +28,7 @@ from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
 from flray.models.generators import TargetGenerator
-from flray.ops.generate import Moved, eight_bit, noise, reinitialised
+from flray.ops.generate import AveragedStatistics, eight_bit, noise, reinitialised
 from flray.ops.losses import soft_cross_entropy
 from flray.ops.optim import Moments, adam_direction_
 from flray.ops.synthesis import BETAS, InversionWeights, Student, Teacher, invert
@@ -37,7 +37,7 @@ REPTILE = 67.0
 ETA_MIN, PERIOD = 2e-4, 200  # of the student's cosine schedule, in rounds
 
 
-def kept(rounds: int, batch: int, size: int, official: bool) -> Tensor:
+def pool_indices(rounds: int, batch: int, size: int, official: bool) -> Tensor:
     """Which of `rounds * batch` made inputs are the pool, `[n]`, n at most `size`: the first ones; official: the first
     by the names ROUND-NUMBER.png, as text."""
     if not official:
@@ -61,19 +61,19 @@ class Target(DataFreePool, frozen=True):
     def generator(self, shape: tuple[int, ...]) -> nn.Module:
         return TargetGenerator(shape, self.noise_dim)
 
-    def remember(self, ctx: Context, state: PoolState, old: Teacher) -> tuple[PoolState, Metrics]:
+    def synthesize(self, ctx: Context, state: PoolState, old: Teacher) -> tuple[PoolState, Metrics]:
         generator, classes = ctx.net["generator"], len(ctx.inputs.classes) if old.classes is None else len(old.classes)
         g, _ = generator.initial()
         meta = Moments(torch.zeros_like(g), torch.zeros_like(g), 0)
         student = Student.of(*reinitialised(ctx.objective, ctx.rng("student")))
-        average: Moved = ()
+        average: AveragedStatistics = ()
         made, pool, metrics = list[Tensor](), state.pool[:0], dict[str, float | Tensor]()
         progress, last = ctx.progress("TARGET makes inputs"), self.warmup + self.syn_round
         for number in range(1, last + 1):
             progress(number, last)
             draws, after = ctx.rng("synthesis", number), number - self.warmup
             if after == self.reset_round:
-                self.reset(ctx, g, draws)
+                self.reset_first_layers(ctx, g, draws)
             z = noise(draws, self.syn_batch, self.noise_dim, device=g.device)
             y = torch.from_numpy(draws.integers(0, classes, self.syn_batch)).to(g.device)
             found, average = invert(
@@ -81,7 +81,7 @@ class Target(DataFreePool, frozen=True):
                 generator,
                 g,
                 [z],
-                partial(self.make, ctx, draws),
+                partial(self.generate, ctx, draws),
                 y,
                 student=student if after > 0 or (self.official_adv and after == 0) else None,
                 average=average,
@@ -95,18 +95,18 @@ class Target(DataFreePool, frozen=True):
             if after > 0 or self.official_pool:
                 made.append(eight_bit(found.best))
             if after > 0:
-                index = kept(len(made), self.syn_batch, self.pool_size, self.official_pool)
+                index = pool_indices(len(made), self.syn_batch, self.pool_size, self.official_pool)
                 pool = torch.cat(made)[index.to(g.device)]
                 rate = ETA_MIN + (self.student_lr - ETA_MIN) * (1 + cos(pi * (after - 1) / PERIOD)) / 2
-                student, loss = self.taught(ctx, old, student, pool, draws, rate)
+                student, loss = self.teach_student(ctx, old, student, pool, draws, rate)
                 metrics = {"generate/loss": found.losses[-1], "generate/student_loss": loss}
         return state.replace(pool=pool), {**metrics, "generate/inputs": float(len(pool))}
 
-    def make(self, ctx: Context, draws: np.random.Generator, model: BoundModel, z: Tensor) -> tuple[Tensor, Tensor]:
+    def generate(self, ctx: Context, draws: np.random.Generator, model: BoundModel, z: Tensor) -> tuple[Tensor, Tensor]:
         made = model(z)
         return made, ctx.inputs.normalised(self.augmented(ctx, made, draws))
 
-    def reset(self, ctx: Context, g: Tensor, draws: np.random.Generator) -> None:
+    def reset_first_layers(self, ctx: Context, g: Tensor, draws: np.random.Generator) -> None:
         """The generator's first linear layer and norm, in place: weights N(0, 0.02), biases 0."""
         views = ctx.net["generator"].views(g)
         for name in ("first", "blocks.0"):
@@ -115,7 +115,7 @@ class Target(DataFreePool, frozen=True):
             views[f"{name}.bias"].zero_()
 
     # client -----------------------------------------------------------------------------------
-    def an_epoch(self, ctx: ClientContext, pool: Tensor) -> int:
+    def batches_per_epoch(self, ctx: ClientContext, pool: Tensor) -> int:
         """Steps of a local epoch: it ends with the shorter of the client's samples and the pool."""
         own = int(self.epoch_batches(np.array([ctx.num_examples]))[0])
         return min(own, ceil(len(pool) / self.syn_bs))
@@ -126,7 +126,10 @@ class Target(DataFreePool, frozen=True):
         batches = super().batches(ctx, broadcast, client, local, data)
         if not len(broadcast.pool):
             return batches
-        own, short = int(self.epoch_batches(np.array([ctx.num_examples]))[0]), self.an_epoch(ctx, broadcast.pool)
+        own, short = (
+            int(self.epoch_batches(np.array([ctx.num_examples]))[0]),
+            self.batches_per_epoch(ctx, broadcast.pool),
+        )
         return (batch for i, batch in enumerate(batches) if i % own < short)
 
     def gradient(
@@ -136,15 +139,17 @@ class Target(DataFreePool, frozen=True):
             return super().gradient(ctx, broadcast, client, local, batch)
         if not self.lambda_kd:
             return ctx.objective.value_and_grad(
-                lambda f: self.local(ctx, f(batch.x), batch.y), local.w, local.b, out=local.grad
+                lambda f: self.local_loss(ctx, f(batch.x), batch.y), local.w, local.b, out=local.grad
             )
         old = ctx.classes.old
-        x = self.beside(ctx, broadcast.pool, local.moments.steps, self.syn_bs, self.an_epoch(ctx, broadcast.pool))
+        x = self.pool_batch_of_step(
+            ctx, broadcast.pool, local.moments.steps, self.syn_bs, self.batches_per_epoch(ctx, broadcast.pool)
+        )
         with torch.no_grad():
             said = old.narrow(ctx.objective.at(broadcast.old_w, broadcast.old_b)(x))
 
         def loss(model: BoundModel) -> Tensor:
-            value = self.local(ctx, model(batch.x), batch.y)
+            value = self.local_loss(ctx, model(batch.x), batch.y)
             return value + self.lambda_kd * soft_cross_entropy(said, old.narrow(model(x)), self.kd_temperature)
 
         return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flray.algorithms.fedavg import LocalStatistics
-from flray.algorithms.protected import Bases, Projected, Protected, ProtectedState
+from flray.algorithms.protected import Protected, ProtectedDownT, ProtectedLocalT, ProtectedState
 from flray.core.messages import Cohort, Metrics, Published, Record, Update, nbytes
 from flray.core.messages.fields import each, shared
 from flray.core.protocol.clock import task_name
@@ -25,7 +25,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.modes import SAMPLE, Mode, Prediction, Reading, batch, window
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
-from flray.ops.task_vote import batch_relevance, relevance, route, window_relevance
+from flray.ops.task_vote import batch_relevance, predict_tasks, relevance, window_relevance
 
 
 class PredictingState(ProtectedState):
@@ -36,7 +36,7 @@ class PredictingState(ProtectedState):
     references: dict[str, Tensor]
 
 
-class Spaces(Record):
+class FinalLayerBlocks(Record):
     """The final layer's blocks alone."""
 
     spaces: tuple[Tensor, ...] = shared()
@@ -48,7 +48,7 @@ class References(Record):
     references: dict[str, Tensor] = each()
 
 
-class Related(Record):
+class ReferencesReceived(Record):
     """How a type checker sees `References` at the server: each client's."""
 
     references: tuple[dict[str, Tensor], ...]
@@ -67,7 +67,7 @@ class PredictingPublished(Published):
     references: dict[str, Tensor]
 
 
-class TaskPrediction(Protected[PredictingState, Bases, PredictingClient, Projected], frozen=True):
+class TaskPrediction(Protected[PredictingState, ProtectedDownT, PredictingClient, ProtectedLocalT], frozen=True):
     block_set: Literal["all", "skip_first"] = hp("all", doc="blocks of a relevance: all, or not the first (official)")
     reference_update: Literal["recompute", "frozen_prefix"] = hp(
         "recompute", doc="features are kept and references made anew each task, or dropped: 0 for later blocks"
@@ -81,32 +81,40 @@ class TaskPrediction(Protected[PredictingState, Bases, PredictingClient, Project
         return PredictingClient.of(self.own_statistics(ctx.objective.initial()[1]), features={})
 
     def end(
-        self, ctx: ClientContext, broadcast: Bases, client: PredictingClient, local: Projected, data: ClientData
+        self,
+        ctx: ClientContext,
+        broadcast: ProtectedDownT,
+        client: PredictingClient,
+        local: ProtectedLocalT,
+        data: ClientData,
     ) -> tuple[Update, PredictingClient]:
         update, _ = super().end(ctx, broadcast, client, local, data)
         return update, PredictingClient.of(self.own_statistics(local.b), features=client.features)
 
     @property
-    def relating(self) -> Exchange[PredictingState, Spaces, References, PredictingClient, Related]:
+    def relevance_exchange(
+        self,
+    ) -> Exchange[PredictingState, FinalLayerBlocks, References, PredictingClient, ReferencesReceived]:
         """Every client that keeps features relates them to all blocks, when a task's own block is there."""
-        return Exchange("relate", self.blocks, self.related, self.relate, who="stateful")
+        return Exchange("relate", self.broadcast_blocks, self.store_references, self.compute_references, who="stateful")
 
-    def blocks(self, ctx: Context, state: PredictingState) -> Spaces:
-        return Spaces(state.spaces)
+    def broadcast_blocks(self, ctx: Context, state: PredictingState) -> FinalLayerBlocks:
+        return FinalLayerBlocks(state.spaces)
 
-    def relate(
-        self, ctx: Context, broadcast: Spaces, client: PredictingClient, data: ClientData
+    def compute_references(
+        self, ctx: Context, broadcast: FinalLayerBlocks, client: PredictingClient, data: ClientData
     ) -> tuple[References, PredictingClient, Metrics]:
         """A client's relevances to the blocks, for the features that it keeps (Eq. 10)."""
         present = {
-            task: relevance(kept[:, None], self.in_use(broadcast.spaces)) for task, kept in client.features.items()
+            task: relevance(kept[:, None], self.relevance_blocks(broadcast.spaces))
+            for task, kept in client.features.items()
         }
         if self.reference_update == "frozen_prefix":
             client = client.replace(features={})
         return References(present), client, {}
 
-    def related(
-        self, ctx: Context, state: PredictingState, updates: Related, cohort: Cohort
+    def store_references(
+        self, ctx: Context, state: PredictingState, updates: ReferencesReceived, cohort: Cohort
     ) -> tuple[PredictingState, Metrics]:
         if len(state.spaces) > ctx.clock.task and not state.spaces[-1].shape[1]:
             width, way = len(state.spaces[-1]), "take a wider model, or a smaller algorithm.space_first"
@@ -117,10 +125,10 @@ class TaskPrediction(Protected[PredictingState, Bases, PredictingClient, Project
             found |= {f"{task}/{client}": omega for task, omega in own.items()}
         new = state.blocks[ctx.clock.task :], state.spaces[ctx.clock.task :]  # none where nobody held a sample
         sent = {"comm/references_up_bytes": nbytes(updates), "comm/block_bytes": nbytes(new)}
-        return state.replace(references=found), {**sent, **self.shares(ctx, state.blocks)}
+        return state.replace(references=found), {**sent, **self.occupied_shares(ctx, state.blocks)}
 
     # prediction -----------------------------------------------------------------------------------
-    def in_use(self, spaces: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def relevance_blocks(self, spaces: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The blocks that relevances are measured on."""
         return spaces[1:] if self.block_set == "skip_first" else spaces
 
@@ -136,15 +144,18 @@ class TaskPrediction(Protected[PredictingState, Bases, PredictingClient, Project
         reads = {"tip_sample": SAMPLE, "tip_batch": batch(self.batch_size)}
         if self.tip_window is not None:
             reads["tip_window"] = window(self.tip_window)
-        return found | {n: Mode(partial(self.routed, reading), reading, self.embedded) for n, reading in reads.items()}
+        return found | {
+            n: Mode(partial(self.predict_by_vote, reading), reading, self.features_and_logits)
+            for n, reading in reads.items()
+        }
 
-    def embedded(self, ctx: Context, published: Published, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features_and_logits(self, ctx: Context, published: Published, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features `[B, d_L]` and logits `[B, C]`."""
         model = ctx.objective.at(published.w, published.b)
         z = model.features(x)
         return z, model.head(z)
 
-    def routed(
+    def predict_by_vote(
         self, reads: Reading, ctx: Context, published: PredictingPublished, z: tuple[Tensor, Tensor]
     ) -> Prediction:
         """The logits of the head of the task that the clients vote for (FedProTIP); of all tasks where none has a
@@ -153,22 +164,24 @@ class TaskPrediction(Protected[PredictingState, Bases, PredictingClient, Project
         features, logits = z
         if not published.references:
             return self.of_seen(ctx, published, logits)
-        omega = self.units(reads, relevance(features[:, None], self.in_use(published.spaces)))
-        tasks = route(omega, self.by_client(reads, published), self.vote_ties).expand(len(logits))
+        omega = self.relevances_of_units(reads, relevance(features[:, None], self.relevance_blocks(published.spaces)))
+        tasks = predict_tasks(omega, self.references_by_client(reads, published), self.vote_ties).expand(len(logits))
         heads = torch.zeros(len(published.spaces), logits.shape[1], dtype=torch.bool, device=logits.device)
         for task, head in enumerate(heads):
             head[ctx.classes.task(task).index] = True
         return Prediction(logits.masked_fill(~heads[tasks], -torch.inf), task=tasks)
 
-    def units(self, reads: Reading, omega: Tensor) -> Tensor:
+    def relevances_of_units(self, reads: Reading, omega: Tensor) -> Tensor:
         """Relevances of what one prediction reads, from those of the samples `[m, B]`."""
         omega, mean = omega.double(), self.magnitude == "mean"
         if reads.kind == "window":
             return window_relevance(omega, reads.size, mean)
         return batch_relevance(omega, reads.size, mean)
 
-    def by_client(self, reads: Reading, published: PredictingPublished) -> list[list[Tensor | None]]:
+    def references_by_client(self, reads: Reading, published: PredictingPublished) -> list[list[Tensor | None]]:
         """The references of every client to every task, in units of the same kind and size as what is predicted."""
-        found = {key: self.units(reads, omega) for key, omega in published.references.items() if len(omega)}
+        found = {
+            key: self.relevances_of_units(reads, omega) for key, omega in published.references.items() if len(omega)
+        }
         clients = sorted({int(key.partition("/")[2]) for key in found})
         return [[found.get(f"{task}/{k}") for task in range(len(published.spaces))] for k in clients]

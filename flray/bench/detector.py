@@ -17,7 +17,7 @@ def share(repeats: int, network: dict[str, Any] | None = None, side: int = 32) -
     with threads(1):
         half = Half("fedavg", "none", network or NETWORK, side)
         before, detector = half.state.w, Detector()
-        after, state = before * 1.001, detector.nothing_seen()
+        after, state = before * 1.001, detector.initial_state()
         for _ in range(40):
             state, _ = detector.detect(state, 1.0)
         watched = []

@@ -101,7 +101,7 @@ class Half:
         updates = sent.replace(layers=(sent.layers,), space=(sent.space,))
         one = torch.ones(1)
         cohort = Cohort(torch.zeros(1, dtype=torch.int64), one, one, one)
-        after: PredictingState = algorithm.appended(at, self.state, updates, cohort)[0]
+        after: PredictingState = algorithm.merge_directions(at, self.state, updates, cohort)[0]
         merged = time.process_time()
         forward, extraction, merging = collected - began, extracted - collected, merged - extracted
         client = f"{extraction:.1f} s for a client's bases, {forward:.1f} of them for {BATCHES} batches"

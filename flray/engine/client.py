@@ -46,7 +46,7 @@ from flray.engine.health import client_problem, reported
 from flray.engine.local_loop import Trained, train
 from flray.engine.trace import is_profiled, profiled, trace_name
 from flray.engine.workbench import Workbench
-from flray.ops.pooling import Collector, Sent
+from flray.ops.pooling import Collector, PartialUpdates
 from flray.scenario import Shares
 from flray.scenario.local_test import local_test
 
@@ -75,7 +75,7 @@ class Delivery(NamedTuple):
     """What a chunk sends up: its updates, pooled as far as possible; each client's new state (None: it was left out)
     and steps; and the rows of the head that gradients of any client reached, bool `[C]` (None: no row is frozen)."""
 
-    sent: Sent
+    sent: PartialUpdates
     states: list[Message]
     steps: list[int]
     rows: np.ndarray | None = None

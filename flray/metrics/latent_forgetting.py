@@ -47,8 +47,8 @@ class LatentForgetting(Probe, Detector, frozen=True):
         before, after = view.model_of(view.before), average(view) or view.model_of(view.after)
         if ctx.clock.phase != "round" or ctx.clock.exchange or before is None or after is None:
             return [], memory
-        state = self.nothing_seen() if memory is None else memory
-        reading = self.read(state, self.measure(ctx.objective, before[0], after[0]))
+        state = self.initial_state() if memory is None else memory
+        reading = self.compare(state, self.measure(ctx.objective, before[0], after[0]))
         state, alarm = self.detect(state, reading.wv)
         row: dict[str, Any] = {**reading.row, "alarm": alarm}
         if self.gradients_every and due(ctx, self.gradients_every):

@@ -13,7 +13,7 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.context import Context
 from flray.core.protocol.probe import ClientView, Place, Probe, Row
 from flray.metrics.reading import due
-from flray.ops.perturb import Adaptive, distance, groups, part
+from flray.ops.perturb import Adaptive, adaptive_scale, norm_groups, parameter_subset
 
 
 class LayerDistance(Probe, frozen=True):
@@ -43,13 +43,13 @@ class LayerDistance(Probe, frozen=True):
 def by_layer(objective: Objective, w: Tensor, anchor: Tensor, adaptive: Adaptive) -> list[dict[str, Any]]:
     """`layer`, `distance`, `relative`, `lambda_mean` of every layer between two points `[P]`; under `none` Lambda
     is 1."""
-    everything = part(objective, "all")
+    everything = parameter_subset(objective, "all")
     if adaptive == "none":
         scale = torch.ones_like(w)
     else:
-        scale = distance(w, anchor, everything, adaptive, torch.zeros_like(w))
+        scale = adaptive_scale(w, anchor, everything, adaptive, torch.zeros_like(w))
     moved, rows = (w - anchor).double(), []
-    for numbers in groups(everything.entries, "layer"):
+    for numbers in norm_groups(everything.entries, "layer"):
         entries = [everything.entries[i] for i in numbers]
         places = torch.cat([torch.arange(e.offset, e.offset + e.numel, device=w.device) for e in entries])
         far, size = float(moved[places].norm()), float(anchor[places].double().norm())

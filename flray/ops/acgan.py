@@ -16,14 +16,14 @@ from torch.nn import functional as F
 
 from flray.core.network.objective import Objective
 from flray.core.protocol.progress import StepProgress, no_step_progress
-from flray.ops.distill import blocks
+from flray.ops.distill import index_batches
 from flray.ops.generate import noise
 from flray.ops.optim import Moments, adam_direction_
 
 BETAS = (0.5, 0.999)
 
 
-def conditioned(z: Tensor, y: Tensor | None, classes: int) -> Tensor:
+def with_one_hot(z: Tensor, y: Tensor | None, classes: int) -> Tensor:
     """Noise `z [B, noise]` whose first `classes` entries are the one-hot label `y [B]`; z itself without labels."""
     if y is None:
         return z
@@ -31,22 +31,22 @@ def conditioned(z: Tensor, y: Tensor | None, classes: int) -> Tensor:
 
 
 def discriminator_loss(
-    real: tuple[Tensor, Tensor], made: tuple[Tensor, Tensor], y: Tensor | None, made_y: Tensor | None
+    real: tuple[Tensor, Tensor], fake: tuple[Tensor, Tensor], y: Tensor | None, fake_y: Tensor | None
 ) -> Tensor:
     """BCE(real, 1) + BCE(made, 0), plus NLL of the labels of both where they are given (0-dim).
 
     `real` and `made` are what the discriminator says: logits `[B]` of being real, logits `[B, C]` of the class.
     """
-    value = F.softplus(-real[0]).mean() + F.softplus(made[0]).mean()
-    if y is None or made_y is None:
+    value = F.softplus(-real[0]).mean() + F.softplus(fake[0]).mean()
+    if y is None or fake_y is None:
         return value
-    return value + F.cross_entropy(real[1], y) + F.cross_entropy(made[1], made_y)
+    return value + F.cross_entropy(real[1], y) + F.cross_entropy(fake[1], fake_y)
 
 
-def generator_loss(made: tuple[Tensor, Tensor], made_y: Tensor | None) -> Tensor:
+def generator_loss(fake: tuple[Tensor, Tensor], fake_y: Tensor | None) -> Tensor:
     """BCE(made, 1), which does not saturate, plus NLL of the label that was asked for (0-dim)."""
-    value = F.softplus(-made[0]).mean()
-    return value if made_y is None else value + F.cross_entropy(made[1], made_y)
+    value = F.softplus(-fake[0]).mean()
+    return value if fake_y is None else value + F.cross_entropy(fake[1], fake_y)
 
 
 def fit_gan(
@@ -74,24 +74,26 @@ def fit_gan(
     for epoch in range(epochs):
         progress(epoch, epochs)
         total, count = torch.zeros(2, device=w.device), 0
-        for index in blocks(draws.permutation(len(x)), batch_size):
+        for index in index_batches(draws.permutation(len(x)), batch_size):
             if len(index) < 2:
                 continue
             chosen = torch.from_numpy(index).to(x.device)
             real, labels = x[chosen], None if y is None else y[chosen]
-            asked = None if y is None else torch.from_numpy(draws.integers(0, classes, len(index))).to(x.device)
-            z = conditioned(noise(draws, len(index), generator.module.noise, device=w.device), asked, classes)  # type: ignore[arg-type]
-            maker = generator.at(w, b, "train", grad=True)
-            made = maker(z)
+            fake_y = None if y is None else torch.from_numpy(draws.integers(0, classes, len(index))).to(x.device)
+            z = with_one_hot(noise(draws, len(index), generator.module.noise, device=w.device), fake_y, classes)  # type: ignore[arg-type]
+            fake_model = generator.at(w, b, "train", grad=True)
+            fake = fake_model(z)
 
-            def judged(f: Any, real: Tensor = real, fake: Tensor = made, y: Any = labels, asked: Any = asked) -> Tensor:
-                return discriminator_loss(f(real), f(fake.detach()), y, asked)
+            def critic_loss(
+                f: Any, real: Tensor = real, fake: Tensor = fake, y: Any = labels, fake_y: Any = fake_y
+            ) -> Tensor:
+                return discriminator_loss(f(real), f(fake.detach()), y, fake_y)
 
-            loss_v, g_v = discriminator.value_and_grad(judged, v, c, "train", g_v)
+            loss_v, g_v = discriminator.value_and_grad(critic_loss, v, c, "train", g_v)
             v.add_(adam_direction_(v, g_v, adam_v, 0.0, betas=BETAS), alpha=-lr)
-            answer: Any = discriminator.at(v, c, "train")(made)
-            loss_w = generator_loss(answer, asked)
-            g_w = generator.gradient(loss_w, maker.leaves, g_w)
+            answer: Any = discriminator.at(v, c, "train")(fake)
+            loss_w = generator_loss(answer, fake_y)
+            g_w = generator.gradient(loss_w, fake_model.leaves, g_w)
             w.add_(adam_direction_(w, g_w, adam_w, 0.0, betas=BETAS), alpha=-lr)
             adam_w, adam_v = (m.replace(steps=m.steps + 1) for m in (adam_w, adam_v))
             total += torch.stack([loss_v, loss_w.detach()])
@@ -100,7 +102,7 @@ def fit_gan(
     return w, b, torch.stack(losses) if losses else torch.zeros(0, 2)
 
 
-def make(
+def generate_samples(
     generator: Objective,
     w: Tensor,
     b: Tensor,
@@ -108,19 +110,19 @@ def make(
     y: Tensor | None,
     classes: int,
     draws: np.random.Generator,
-    block: int = 500,
+    batch_size: int = 500,
 ) -> Tensor:
     """`size` samples of a generator in eval mode, of the labels `y [size]` where it is conditional."""
-    maker, parts = generator.at(w, b), []
+    fake_model, parts = generator.at(w, b), []
     with torch.no_grad():
-        for index in blocks(np.arange(size), block):
+        for index in index_batches(np.arange(size), batch_size):
             z = noise(draws, len(index), generator.module.noise, device=w.device)  # type: ignore[arg-type]
             labels = None if y is None else y[torch.from_numpy(index).to(y.device)]
-            parts.append(maker(conditioned(z, labels, classes)))
+            parts.append(fake_model(with_one_hot(z, labels, classes)))
     return torch.cat(parts)
 
 
-def balanced(size: int, classes: int) -> Tensor:
+def cyclic_labels(size: int, classes: int) -> Tensor:
     """Labels `[size]` (int64): 0, 1, ..., classes - 1, again and again."""
     return torch.arange(size) % classes
 

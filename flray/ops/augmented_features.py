@@ -46,7 +46,7 @@ def deviations(features: Tensor, kind: Deviation = "std") -> Tensor:
     return variance.sqrt() if kind == "std" else variance.square()
 
 
-def augmented(
+def noisy_copies(
     features: Tensor,
     y: Tensor,
     rho: float,

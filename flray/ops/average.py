@@ -21,7 +21,7 @@ from flray.core.schema.errors import AlgorithmError
 Weight = float | None | dict[str, float | None]
 
 
-class Node(NamedTuple):
+class PartialSum(NamedTuple):
     """Partial sum of the whole subtree `place` at `level`; `value` is None when every client in it was skipped.
 
     `weight` is what the value still has to be multiplied with (None: nothing): a right leaf waits for its sibling, and
@@ -40,25 +40,25 @@ class TreeSum:
     """Sums messages by position; positions of one run must come in order."""
 
     def __init__(self, spare: list[Any] | None = None) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[PartialSum] = []
         self.spare = [] if spare is None else spare  # tensors that are free again: fresh memory costs page faults
 
     def add(self, position: int, message: Any, weight: Weight) -> None:
         """Add `weight * message`, a copy, at a position; `message=None` marks a client that was skipped."""
         if message is None:
-            self.push(Node(0, position, None))
+            self.push(PartialSum(0, position, None))
             return
         left = self.nodes[-1] if self.nodes else None
         if position % 2 and left is not None and (left.level, left.place) == (0, position - 1):
-            self.push(Node(0, position, message, weight, owned=False))  # merged at once, not kept
+            self.push(PartialSum(0, position, message, weight, owned=False))  # merged at once, not kept
             return
         spare = self.spare.pop() if self.spare else None
         if position % 2:  # its sibling is in another run
-            self.push(Node(0, position, scale(message, None, spare), weight))
+            self.push(PartialSum(0, position, scale(message, None, spare), weight))
         else:
-            self.push(Node(0, position, scale(message, weight, spare)))
+            self.push(PartialSum(0, position, scale(message, weight, spare)))
 
-    def push(self, node: Node) -> None:
+    def push(self, node: PartialSum) -> None:
         """Append a subtree right of all before it and merge finished siblings, in the left one's tensors."""
         self.nodes.append(node)
         while len(self.nodes) > 1:
@@ -74,7 +74,7 @@ class TreeSum:
                 value, owned = _merge(left.value, right.value, right.weight, left.value if left.owned else spare), True
                 if right.owned and right.level:
                     self.spare.append(right.value)
-            self.nodes[-2:] = [Node(left.level + 1, left.place // 2, value, None, owned)]
+            self.nodes[-2:] = [PartialSum(left.level + 1, left.place // 2, value, None, owned)]
 
     def total(self) -> Any:
         """The root's value once every position is there; None when all were skipped."""
@@ -88,7 +88,7 @@ class TreeSum:
         return self.nodes[0].value if self.nodes else None
 
 
-def combine(nodes: Iterable[Node], spare: list[Any] | None = None) -> Any:
+def combine(nodes: Iterable[PartialSum], spare: list[Any] | None = None) -> Any:
     """The root of the tree from subtrees in order of position; owned tensors are overwritten.
 
     `spare`: free ones, used and refilled.

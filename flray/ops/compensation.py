@@ -20,7 +20,7 @@ def gradient_sizes(logits: Tensor, y: Tensor, activation: Activation = "sigmoid"
     return (p.gather(1, y[:, None])[:, 0] - 1).abs()
 
 
-def balanced(g: Tensor, groups: Iterable[Tensor]) -> Tensor:
+def balancing_weights(g: Tensor, groups: Iterable[Tensor]) -> Tensor:
     """Weights `[B]` of samples with gradient sizes `g [B]`: over the groups (bool `[B]` each) that it is in, the sum of
     g_i / (mean of g over the group). 0 where a whole group has no gradient."""
     w = torch.zeros_like(g)
@@ -36,7 +36,7 @@ def glfc_weights(logits: Tensor, y: Tensor, old: Tensor) -> Tensor:
     """
     if not old.any():
         return torch.ones_like(logits[:, 0])
-    return balanced(gradient_sizes(logits, y), (old[y], ~old[y]))
+    return balancing_weights(gradient_sizes(logits, y), (old[y], ~old[y]))
 
 
 def lga_weights(
@@ -58,7 +58,7 @@ def lga_weights(
         return torch.ones_like(logits[:, 0])
     g, mine = gradient_sizes(logits, y, activation) ** (task / (task + 1)), tasks[y]
     older = [mine <= j if groups == "cumulative" else mine == j for j in range(task)]
-    return balanced(g, (mine == task, *older)).clamp(*bounds)
+    return balancing_weights(g, (mine == task, *older)).clamp(*bounds)
 
 
 def weighted_bce(logits: Tensor, target: Tensor, w: Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Form = Literal["code", "paper"]
+RCLForm = Literal["code", "paper"]
 
 HARDEST = 2  # negatives per sample (FedRCL's code: topk_neg)
 ABSENT = -1e9  # a similarity that takes no part: its exponential is 0; finite, so that a row of nothing else has no NaN
@@ -39,7 +39,7 @@ def cosine_matrices(levels: Sequence[Tensor]) -> Tensor:
     return torch.stack([u @ u.T for u in units])
 
 
-def relaxed_contrast(s: Tensor, y: Tensor, tau: float, form: Form = "code") -> Tensor:
+def relaxed_contrast(s: Tensor, y: Tensor, tau: float, form: RCLForm = "code") -> Tensor:
     """FedRCL's supervised contrastive loss of similarities `s [L, B, B]` and labels `y [B]`: mean over levels and
     samples.
 
@@ -56,7 +56,7 @@ def relaxed_contrast(s: Tensor, y: Tensor, tau: float, form: Form = "code") -> T
     return (each * _others(same)).sum(2).mean()
 
 
-def divergence_penalty(s: Tensor, y: Tensor, tau: float, threshold: float, form: Form = "code") -> Tensor:
+def divergence_penalty(s: Tensor, y: Tensor, tau: float, threshold: float, form: RCLForm = "code") -> Tensor:
     """FedRCL's penalty on pairs of a class that are too similar, of `s [L, B, B]`, `y [B]`: mean over levels and
     samples.
 

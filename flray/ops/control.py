@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def accumulation(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> float:
+def effective_steps(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> float:
     """a = norm_1 of the vector with w_g - w_k = lr sum_t a_t g_t over `steps` local steps of SGD (FedNova, section 4).
 
     * plain: `steps`; momentum m: sum_j (1 - m^j) / (1 - m) = [steps - m (1 - m^steps) / (1 - m)] / (1 - m);

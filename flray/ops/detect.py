@@ -21,7 +21,7 @@ from flray.core.schema.section import Section
 from flray.ops import tranad
 
 Layers = Literal["all", "last", "head"]
-Rule = Literal["while_alarm", "latched", "scheduled", "delayed"]
+Trigger = Literal["while_alarm", "latched", "scheduled", "delayed"]
 
 REFERENCE = 5  # values that the reference holds before anything is judged
 
@@ -140,15 +140,15 @@ class Detector(Section, frozen=True):
         names = measured_layers(shapes, self.layers, self.last, head)
         return weight_variance(objective.views(before), objective.views(after), names, noise)
 
-    def nothing_seen(self) -> Detection:
+    def initial_state(self) -> Detection:
         """The state before the first value."""
         empty = torch.zeros(0, dtype=torch.float64)
         return Detection(0, False, 0, empty, empty, empty)
 
-    def read(self, state: Detection, value: float) -> DetectorValues:
+    def compare(self, state: Detection, value: float) -> DetectorValues:
         """What `value` is compared with, and whether it is a hit."""
         if self.method == "tranad":
-            return self._read_by_tranad(state, value)
+            return self._compare_by_tranad(state, value)
         s = fmean([*state.recent.tolist(), value][-self.m :])
         reference = state.reference.tolist()
         mu = fmean(reference) if reference else float("nan")
@@ -157,7 +157,7 @@ class Detector(Section, frozen=True):
         threshold = (1 - rho) * mu if judged else float("nan")
         return DetectorValues(value, s, mu, threshold, s < threshold)
 
-    def _read_by_tranad(self, state: Detection, value: float) -> DetectorValues:
+    def _compare_by_tranad(self, state: Detection, value: float) -> DetectorValues:
         train, nan = state.reference.tolist(), float("nan")
         mean = fmean(train) if train else nan
         if len(train) < max(self.warmup, REFERENCE):
@@ -172,7 +172,7 @@ class Detector(Section, frozen=True):
         A hit that is not yet confirmed leaves the alarm off, and its value goes the way of all others; one round
         without a hit switches the alarm off.
         """
-        hits = state.hits + 1 if self.read(state, value).hit else 0
+        hits = state.hits + 1 if self.compare(state, value).hit else 0
         on = hits > 0 and (state.on or hits >= self.confirm)
         pending, reference, kept = [*state.pending.tolist(), value], state.reference.tolist(), self.m
         if on:
@@ -188,7 +188,7 @@ class Detector(Section, frozen=True):
 
     def alarms(self, values: Iterable[float]) -> list[bool]:
         """The alarm of every round of a whole series."""
-        state, found = self.nothing_seen(), []
+        state, found = self.initial_state(), []
         for value in values:
             state, alarm = self.detect(state, float(value))
             found.append(alarm)
@@ -221,7 +221,7 @@ def episode_after(episode: Episode, alarm: bool, now: int) -> Episode:
 
 
 def mitigates(
-    rule: Rule, episode: Episode, now: int, *, min_on: int = 10, d: int = 8, r0: int = 0, r1: int | None = None
+    rule: Trigger, episode: Episode, now: int, *, min_on: int = 10, d: int = 8, r0: int = 0, r1: int | None = None
 ) -> bool:
     """Whether round `now` mitigates, `episode` being the one after it.
 

@@ -19,14 +19,14 @@ from flray.core.protocol.samples import Proxy
 from flray.ops.losses import Direction, kl
 from flray.ops.optim import Moments, adam_direction_, clip_
 
-Teacher = Literal["avg_logits", "avg_probs", "avg_losses"]
+TeacherForm = Literal["avg_logits", "avg_probs", "avg_losses"]
 
 
 def proxy_logits(objective: Objective, w: Tensor, b: Tensor, proxy: Proxy, batch_size: int) -> Tensor:
     """Logits `[n, C]` of one model on the whole proxy set, eval mode."""
     model = objective.at(w, b)
     with torch.no_grad():
-        return torch.cat([model(proxy.inputs(index)) for index in blocks(np.arange(proxy.size), batch_size)])
+        return torch.cat([model(proxy.inputs(index)) for index in index_batches(np.arange(proxy.size), batch_size)])
 
 
 class Ensemble(Record):
@@ -42,7 +42,7 @@ def ensemble(
     w: Sequence[Tensor],
     b: Sequence[Tensor],
     batch_size: int,
-    teacher: Teacher = "avg_logits",
+    teacher: TeacherForm = "avg_logits",
     temperature: float = 1.0,
     direction: Direction = "forward",
 ) -> Ensemble:
@@ -141,7 +141,7 @@ def pull(anchor: Tensor, strength: float) -> Callable[[Tensor], Tensor]:
     return lambda w: (w - anchor).mul_(2 * strength)
 
 
-def blocks(index: np.ndarray, size: int) -> Iterator[np.ndarray]:
+def index_batches(index: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """Consecutive pieces of at most `size`, the short last one kept."""
     for start in range(0, len(index), size):
         yield index[start : start + size]
@@ -149,4 +149,4 @@ def blocks(index: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 def _epochs(ctx: Context, size: int, batch_size: int, epochs: int) -> Iterator[np.ndarray]:
     for epoch in range(epochs):
-        yield from blocks(ctx.rng("distill", epoch).permutation(size), batch_size)
+        yield from index_batches(ctx.rng("distill", epoch).permutation(size), batch_size)

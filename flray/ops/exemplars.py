@@ -13,12 +13,12 @@ from flray.core.messages import Batch
 from flray.core.network.objective import BoundModel
 
 
-def quota(memory_size: int, learned: int) -> int:
+def exemplars_per_class(memory_size: int, learned: int) -> int:
     """Exemplars of a class, m = floor(M / learned): `memory_size` M of a client over the classes `learned` so far."""
     return memory_size // max(learned, 1)
 
 
-def represented(model: BoundModel, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+def extract_features(model: BoundModel, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
     """Features `[n, F]` that a model gives the samples of some batches, at least one, in their order, without a
     gradient; and their labels `[n]`."""
     with torch.no_grad():
@@ -50,20 +50,19 @@ def nearest_to_mean(features: Tensor) -> int:
     return int(herding(features, 1)[0])
 
 
-def reservoir(kept: np.ndarray, arriving: np.ndarray, seen: int, size: int, draws: np.random.Generator) -> np.ndarray:
-    """The numbers `[m]`, m <= `size`, that a reservoir holds after those `arriving [n]` passed by, one after the other.
+def reservoir(stored: np.ndarray, arriving: np.ndarray, seen: int, size: int, draws: np.random.Generator) -> np.ndarray:
+    """The sample numbers `[m]`, m <= `size`, in a reservoir after the samples `arriving [n]` (Vitter 1985, algorithm R).
 
-    `kept [m]` are those that it holds of the `seen` before them. The t-th of all replaces a place drawn from the t
-    first, if that is one of the reservoir's, so that each of those that passed is in it with the same probability
-    (Vitter 1985, algorithm R).
+    `stored [m]` is the reservoir after the first `seen` samples. The t-th sample of all replaces a place drawn
+    uniformly from t, if that place is one of the reservoir's: every sample so far is stored with the same probability.
     """
-    held = list(kept.tolist())
-    for passed, number in enumerate(arriving.tolist(), seen + 1):
-        if len(held) < size:
-            held.append(number)
-        elif (place := int(draws.integers(passed))) < size:
-            held[place] = number
-    return np.array(held, np.int64)
+    numbers = list(stored.tolist())
+    for t, number in enumerate(arriving.tolist(), seen + 1):
+        if len(numbers) < size:
+            numbers.append(number)
+        elif (place := int(draws.integers(t))) < size:
+            numbers[place] = number
+    return np.array(numbers, np.int64)
 
 
 def class_means(features: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

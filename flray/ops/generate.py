@@ -21,7 +21,7 @@ from flray.core.network.objective import Objective
 
 
 # statistics at the batch norms ------------------------------------------------------------------
-class Statistics(NamedTuple):
+class NormStatistics(NamedTuple):
     """Of what entered one batch norm, by channel: `mean`, biased `var`, with their gradient, and those it has learned,
     all `[channels]`."""
 
@@ -32,17 +32,17 @@ class Statistics(NamedTuple):
 
 
 @contextmanager
-def batch_norms(network: nn.Module) -> Iterator[list[Statistics]]:
+def batch_norms(network: nn.Module) -> Iterator[list[NormStatistics]]:
     """While the block runs, collects what enters every batch norm of a network, in the order in which they run.
 
     Norms without running statistics are left out: nothing is known that inputs could match.
     """
-    seen: list[Statistics] = []
+    seen: list[NormStatistics] = []
 
     def note(norm: nn.Module, given: tuple[Tensor, ...]) -> None:
         channels = given[0].transpose(0, 1).flatten(1)
         mean, var = channels.mean(1), channels.var(1, unbiased=False)
-        seen.append(Statistics(mean, var, norm.running_mean, norm.running_var))  # type: ignore[arg-type]
+        seen.append(NormStatistics(mean, var, norm.running_mean, norm.running_var))  # type: ignore[arg-type]
 
     with ExitStack() as hooks:
         for norm in network.modules():
@@ -51,10 +51,14 @@ def batch_norms(network: nn.Module) -> Iterator[list[Statistics]]:
         yield seen
 
 
-Moved = tuple[tuple[Tensor, Tensor], ...]  # of each norm: averages of `mean` and `var` over the batches so far
+AveragedStatistics = tuple[
+    tuple[Tensor, Tensor], ...
+]  # of each norm: averages of `mean` and `var` over the batches so far
 
 
-def statistics_distance(seen: Sequence[Statistics], average: Moved = (), momentum: float = 0.9) -> Tensor:
+def statistics_distance(
+    seen: Sequence[NormStatistics], average: AveragedStatistics = (), momentum: float = 0.9
+) -> Tensor:
     """sum over the norms of ||v' - v||_2 + ||mu' - mu||_2 (0-dim; 0 without a norm): TARGET's and NAYER's term.
 
     mu, v are the learned statistics; mu', v' those of the batch, mixed with the `average` of earlier batches where
@@ -71,7 +75,9 @@ def statistics_distance(seen: Sequence[Statistics], average: Moved = (), momentu
     return total
 
 
-def moved(seen: Sequence[Statistics], average: Moved = (), momentum: float = 0.9) -> Moved:
+def average_statistics(
+    seen: Sequence[NormStatistics], average: AveragedStatistics = (), momentum: float = 0.9
+) -> AveragedStatistics:
     """The average after one more batch: momentum average + (1 - momentum) batch; the first one is the batch itself."""
     now = tuple((norm.mean.detach(), norm.var.detach()) for norm in seen)
     if not average:
@@ -82,7 +88,7 @@ def moved(seen: Sequence[Statistics], average: Moved = (), momentum: float = 0.9
     )
 
 
-def statistics_kl(seen: Sequence[Statistics]) -> Tensor:
+def statistics_kl(seen: Sequence[NormStatistics]) -> Tensor:
     """mean over the norms of mean over channels of ln(v'/v)/2 - (1 - (v + (mu - mu')^2) / v')/2 (0-dim): MFCL's term.
 
     It is the KL divergence of N(mu, v), the learned statistics, from N(mu', v'), those of the batch; 1e-8 is added to
@@ -99,7 +105,7 @@ def statistics_kl(seen: Sequence[Statistics]) -> Tensor:
 
 
 # terms on logits --------------------------------------------------------------------------------
-def adversarial(teacher: Tensor, student: Tensor) -> Tensor:
+def adversarial_loss(teacher: Tensor, student: Tensor) -> Tensor:
     """-mean over the batch of [argmax s = argmax t] KL(softmax t || softmax s), of logits `[B, C]`: L_adv of TARGET.
 
     What is made is to be what the student does not know yet, where both decide alike. Gradients go through both.
@@ -109,7 +115,7 @@ def adversarial(teacher: Tensor, student: Tensor) -> Tensor:
     return -(apart * agree).mean()
 
 
-def own_class(logits: Tensor, temperature: float = 1000.0) -> Tensor:
+def pseudo_label_loss(logits: Tensor, temperature: float = 1000.0) -> Tensor:
     """CE(o / temperature, argmax o) of logits `o [B, q]`: MFCL's first term."""
     return F.cross_entropy(logits / temperature, logits.argmax(1))
 
@@ -138,7 +144,7 @@ def smoothing_kernel(size: int = 5, sigma: float = 1.0) -> Tensor:
     return (kernel / kernel.sum()).float()
 
 
-def roughness(x: Tensor, sigma: float = 1.0) -> Tensor:
+def smoothness_loss(x: Tensor, sigma: float = 1.0) -> Tensor:
     """MSE(x, Gauss(x)) of images `x [B, C, H, W]` with the 5x5 kernel by channel, reflected at the border (0-dim).
 
     0 for what is no image. MFCL's image prior.
@@ -149,7 +155,7 @@ def roughness(x: Tensor, sigma: float = 1.0) -> Tensor:
     return F.mse_loss(x, F.conv2d(F.pad(x, (2, 2, 2, 2), mode="reflect"), kernel, groups=x.shape[1]))
 
 
-def outside(u: Tensor, v: Tensor, radius: float) -> Tensor:
+def bounding_loss(u: Tensor, v: Tensor, radius: float) -> Tensor:
     """B(u, v) = max(0, MSE(u, v) - r): features `u [B, E]` within the radius of their class's embedding cost nothing.
 
     One hinge on the mean over the whole batch; `v [B, E]` gets no gradient. LANDER (Tran et al. 2024), Eq. of L_LTC.
@@ -169,15 +175,15 @@ class MFCLWeights(NamedTuple):
 PUBLISHED = MFCLWeights()
 
 
-def mfcl_loss(x: Tensor, logits: Tensor, seen: Sequence[Statistics], weights: MFCLWeights = PUBLISHED) -> Tensor:
+def mfcl_loss(x: Tensor, logits: Tensor, seen: Sequence[NormStatistics], weights: MFCLWeights = PUBLISHED) -> Tensor:
     """What MFCL's generator minimises: own class + w_ie entropy + w_bn statistics + w_noise roughness (0-dim).
 
     `x` is what it made, `logits [B, q]` what the teacher says of it over the learned classes, `seen` what entered the
     teacher's batch norms.
     """
-    value = own_class(logits, weights.temperature) + weights.ie * information_entropy(logits)
+    value = pseudo_label_loss(logits, weights.temperature) + weights.ie * information_entropy(logits)
     value = value + weights.bn * statistics_kl(seen).to(value.device)
-    return value + weights.noise * roughness(x)
+    return value + weights.noise * smoothness_loss(x)
 
 
 # labels, noise and keeping ----------------------------------------------------------------------
@@ -240,16 +246,14 @@ def balanced_labels(size: int, classes: int, draws: np.random.Generator) -> Tens
 
 
 def eight_bit(x: Tensor) -> Tensor:
-    """Images on the 0..1 scale as they are kept and sent, uint8: clamped, times 255, cut off as the codes do.
-
-    Features `[B, d]` have no such scale and stay what they are.
-    """
+    """Images on the 0..1 scale as uint8: clamped, times 255, truncated, as both codes store them. Features `[B, d]`
+    are returned as they are."""
     return (x.clamp(0, 1) * 255).to(torch.uint8) if x.dim() == 4 else x
 
 
-def pixels(kept: Tensor) -> Tensor:
-    """What :func:`eight_bit` kept, on the 0..1 scale, float32; features as they are."""
-    return kept.float() / 255 if kept.dtype == torch.uint8 else kept
+def pixels(stored: Tensor) -> Tensor:
+    """The inverse of :func:`eight_bit`: float32 on the 0..1 scale; features as they are."""
+    return stored.float() / 255 if stored.dtype == torch.uint8 else stored
 
 
 def reinitialised(objective: Objective, draws: np.random.Generator) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from flray.ops.lbfgs import BatchedLBFGS
 AT_ONCE = 128  # inputs that are searched for together: each has the encoder's gradients in memory
 
 
-def perturbed(loss: Callable[[Tensor], Tensor], x: Tensor, lr: float, steps: int) -> Tensor:
+def perturb_inputs(loss: Callable[[Tensor], Tensor], x: Tensor, lr: float, steps: int) -> Tensor:
     """The inputs `x [B, ...]` after `steps` of plain gradient descent of `loss(x)`, 0-dim, with the rate `lr`."""
     x = x.detach().clone()
     for _ in range(steps):
@@ -28,7 +28,7 @@ def perturbed(loss: Callable[[Tensor], Tensor], x: Tensor, lr: float, steps: int
     return x.detach()
 
 
-def label_of(gradient: Tensor) -> Tensor:
+def infer_label(gradient: Tensor) -> Tensor:
     """The label `[...]` of the one sample whose cross-entropy gave the last layer's weight the `gradient [..., C, F]`.
 
     Row c is (p_c - 1{c = y}) h: with activations h >= 0 that of the label alone is not positive, so its sum is least.
@@ -36,7 +36,7 @@ def label_of(gradient: Tensor) -> Tensor:
     return gradient.sum(dim=-1).argmin(dim=-1)
 
 
-def reconstructed(
+def reconstruct_inputs(
     gradients: Callable[[Tensor], Sequence[Tensor]],
     target: Sequence[Tensor],
     x: Tensor,
@@ -78,7 +78,7 @@ def encoder_gradient(encoder: Objective, x: Tensor, y: Tensor) -> Tensor:
     return encoder.value_and_grad(lambda f: cross_entropy(f(x), y), *encoder.initial())[1]
 
 
-def decoded(
+def invert_gradients(
     encoder: Objective,
     pool: Tensor,
     start: Tensor,
@@ -95,7 +95,7 @@ def decoded(
     """
     target = [torch.stack([entry.view(gradient) for gradient in pool]) for entry in encoder.layout.entries]
     names = [entry.name for entry in encoder.layout.entries]
-    labels = label_of(target[names.index("head.weight")])
+    labels = infer_label(target[names.index("head.weight")])
     weights = {name: view.contiguous() for name, view in encoder.views(encoder.initial()[0]).items()}
 
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -110,6 +110,6 @@ def decoded(
 
         wanted = [part[rows] for part in target]
         with threads(1):
-            found.append(reconstructed(gradients, wanted, start[rows], lr, iterations, keep, progress))
+            found.append(reconstruct_inputs(gradients, wanted, start[rows], lr, iterations, keep, progress))
     images = torch.cat(found, dim=1)
     return images.flatten(0, 1), labels.repeat(len(images))

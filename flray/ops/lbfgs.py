@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 INNER, EVALUATIONS, HISTORY = 20, 25, 100  # torch's defaults: max_iter, max_eval, history_size
-FLAT, STILL = 1e-7, 1e-9  # tolerance_grad, tolerance_change
-CURVED = 1e-10  # the least y s of a pair that is remembered
+TOLERANCE_GRAD, TOLERANCE_CHANGE = 1e-7, 1e-9  # tolerance_grad, tolerance_change
+MIN_CURVATURE = 1e-10  # the least y s of a pair that is remembered
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -31,29 +31,29 @@ class BatchedLBFGS:
     def step(self) -> None:
         """One call of `torch.optim.LBFGS.step` for every row: at most 20 moves, fewer where it stands still."""
         value, g = self.evaluate(self.x)
-        active = g.abs().amax(dim=1) > FLAT
+        active = g.abs().amax(dim=1) > TOLERANCE_GRAD
         for inner in range(1, INNER + 1):
             if not active.any():
                 return
-            self._turn(g, active)
+            self._update_direction(g, active)
             first = (1 / g.abs().sum(dim=1)).clamp(max=1) * self.lr
             t = torch.where(self._fresh, first, self.lr)
             self._t, self._fresh = torch.where(active, t, self._t), self._fresh & ~active
             self._g, self._value = _where(active, g, self._g), torch.where(active, value, self._value)
-            active = active & ((g * self._d).sum(dim=1) <= -STILL)
+            active = active & ((g * self._d).sum(dim=1) <= -TOLERANCE_CHANGE)
             move = self._t[:, None] * self._d
             self.x = _where(active, self.x + move, self.x)
             if inner == INNER:
                 return
             value, g = self.evaluate(self.x)
-            active = active & (g.abs().amax(dim=1) > FLAT) & (move.abs().amax(dim=1) > STILL)
-            active = active & ((value - self._value).abs() >= STILL)
+            active = active & (g.abs().amax(dim=1) > TOLERANCE_GRAD) & (move.abs().amax(dim=1) > TOLERANCE_CHANGE)
+            active = active & ((value - self._value).abs() >= TOLERANCE_CHANGE)
 
-    def _turn(self, g: Tensor, active: Tensor) -> None:
+    def _update_direction(self, g: Tensor, active: Tensor) -> None:
         """The next direction d of the active rows, from their gradients `g [n, d]`."""
         y, s = g - self._g, self._t[:, None] * self._d
         ys = (y * s).sum(dim=1)
-        good = active & ~self._fresh & (ys > CURVED)
+        good = active & ~self._fresh & (ys > MIN_CURVATURE)
         if good.any():
             rho = torch.where(good, 1 / ys, 0.0)
             self._pairs = [*self._pairs[-HISTORY + 1 :], (_where(good, y, 0 * y), _where(good, s, 0 * s), rho)]

@@ -52,7 +52,7 @@ def soft_cross_entropy(teacher: Tensor, student: Tensor, temperature: float = 2.
     return -(p * torch.log_softmax(student / temperature, dim=1)).sum() / len(student)
 
 
-def new_against_old(logits: Tensor, new: ClassSet, old: ClassSet) -> Tensor:
+def inter_task_loss(logits: Tensor, new: ClassSet, old: ClassSet) -> Tensor:
     """-log(e^b / (e^a + e^b)), mean over the batch, a = logsumexp of the old classes' logits, b of the new ones'.
 
     The inter-task part of LODE (Liang and Li, NeurIPS 2023): a sample of the new task belongs to it. Logits `[B, C]`.

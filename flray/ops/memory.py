@@ -12,21 +12,21 @@ from torch import Tensor
 from flray.core.messages import Record
 from flray.core.network.parts import ModuleMode
 from flray.core.protocol.context import Context
-from flray.ops.distill import blocks
+from flray.ops.distill import index_batches
 from flray.ops.losses import cross_entropy, kl
 from flray.ops.project import Conflict
 
-Kind = Literal["kl", "ce_labels"]
+MemoryLoss = Literal["kl", "ce_labels"]
 
 
-class Buffer(Record):
+class MemoryBuffer(Record):
     """The `memory [M]` as numbers of public samples (None: all of them) and the teacher's `logits [M, C]` on it."""
 
     memory: Tensor | None
     logits: Tensor
 
 
-def labelled(ctx: Context, memory: Tensor | None, order: np.ndarray) -> np.ndarray:
+def with_seen_labels(ctx: Context, memory: Tensor | None, order: np.ndarray) -> np.ndarray:
     """Those of the buffer's places `order [M]` whose public sample has a label among the classes seen so far."""
     if ctx.classes is None:
         return order
@@ -35,7 +35,7 @@ def labelled(ctx: Context, memory: Tensor | None, order: np.ndarray) -> np.ndarr
     return np.asarray(order[known])
 
 
-def batch_of(order: np.ndarray, step: int, size: int) -> np.ndarray:
+def memory_batch_places(order: np.ndarray, step: int, size: int) -> np.ndarray:
     """The places `[size]` in the buffer that local step `step` reads: consecutive pieces of `order [M]`, round and
     round."""
     size = min(size, len(order))
@@ -46,9 +46,9 @@ def memory_gradient(
     ctx: Context,
     w: Tensor,
     b: Tensor,
-    buffer: Buffer,
+    buffer: MemoryBuffer,
     chosen: np.ndarray,
-    kind: Kind,
+    kind: MemoryLoss,
     mode: ModuleMode,
     block: int,
     out: Tensor,
@@ -58,7 +58,7 @@ def memory_gradient(
     if len(chosen) <= block:
         return _one_pass(ctx, w, b, buffer, chosen, kind, mode, out)
     total, g_mem = torch.zeros((), device=w.device), torch.zeros_like(w)
-    for piece in blocks(chosen, block):
+    for piece in index_batches(chosen, block):
         loss, g = _one_pass(ctx, w, b, buffer, piece, kind, mode, out)
         total.add_(loss, alpha=len(piece) / len(chosen))
         g_mem.add_(g, alpha=len(piece) / len(chosen))
@@ -66,7 +66,14 @@ def memory_gradient(
 
 
 def _one_pass(
-    ctx: Context, w: Tensor, b: Tensor, buffer: Buffer, chosen: np.ndarray, kind: Kind, mode: ModuleMode, out: Tensor
+    ctx: Context,
+    w: Tensor,
+    b: Tensor,
+    buffer: MemoryBuffer,
+    chosen: np.ndarray,
+    kind: MemoryLoss,
+    mode: ModuleMode,
+    out: Tensor,
 ) -> tuple[Tensor, Tensor]:
     proxy = ctx.require_proxy()
     index = (
@@ -83,7 +90,7 @@ def _one_pass(
     return ctx.objective.value_and_grad(lambda f: kl(target, ctx.seen(f(x))), w, b, mode, out)
 
 
-class Tally(Record):
+class MemorySums(Record):
     """Sums over the local steps that read the memory, all 0-dim; `first` and `last` are the memory loss at the first
     and last of them."""
 

@@ -14,12 +14,12 @@ from flray.core.network.objective import BoundModel, Objective
 from flray.core.schema.errors import ConfigError
 
 Adaptive = Literal["columnwise", "tensor", "layer", "none"]
-PartName = Literal["head", "body", "all"]
+SubsetName = Literal["head", "body", "all"]
 
-WHOLE = (slice(None),)
+ALL = (slice(None),)
 
 
-class Part(NamedTuple):
+class ParameterSubset(NamedTuple):
     """Tensors of a flat vector: their `numbers` in order, their `entries`, and the `spans` that they and the gaps after
     them fill."""
 
@@ -28,7 +28,7 @@ class Part(NamedTuple):
     spans: tuple[slice, ...]
 
 
-def part(objective: Objective, name: PartName) -> Part:
+def parameter_subset(objective: Objective, name: SubsetName) -> ParameterSubset:
     """The network's head, all but its head, or all of it."""
     layout, spans = objective.layout, list[slice]()
     numbers = tuple(i for i, in_head in enumerate(objective.in_head) if name == "all" or in_head == (name == "head"))
@@ -38,16 +38,16 @@ def part(objective: Objective, name: PartName) -> Part:
         if spans and spans[-1].stop == start:
             start = spans.pop().start
         spans.append(slice(start, stops[i]))
-    return Part(numbers, tuple(layout.entries[i] for i in numbers), tuple(spans))
+    return ParameterSubset(numbers, tuple(layout.entries[i] for i in numbers), tuple(spans))
 
 
-def part_gradient(value: Tensor, model: BoundModel, part: Part, out: Tensor) -> Tensor:
+def subset_gradient(value: Tensor, model: BoundModel, subset: ParameterSubset, out: Tensor) -> Tensor:
     """Gradient of the scalar `value` with respect to a model's tensors of a part, in the flat `out [P]`; the rest of it
     stays."""
-    pairs = zip(part.entries, (model.leaves[i] for i in part.numbers), strict=True)
+    pairs = zip(subset.entries, (model.leaves[i] for i in subset.numbers), strict=True)
     wanted = [(entry, leaf) for entry, leaf in pairs if leaf.requires_grad]  # the others are frozen
     gradients = torch.autograd.grad(value, [leaf for _, leaf in wanted], materialize_grads=True)
-    for span in part.spans:
+    for span in subset.spans:
         out[span].zero_()  # the gaps between tensors
     for (entry, _), gradient in zip(wanted, gradients, strict=True):
         entry.view(out).copy_(gradient)
@@ -72,7 +72,7 @@ def ascend(
     w: Tensor,
     g: Tensor,
     rho: float,
-    spans: Sequence[slice] = WHOLE,
+    spans: Sequence[slice] = ALL,
     scale: Tensor | None = None,
     eps: float = 1e-12,
     min_norm: float = 0.0,
@@ -94,38 +94,38 @@ def ascend(
     return out
 
 
-def scratch_point(objective: Objective, w: Tensor, name: PartName) -> Tensor:
+def scratch_parameters(objective: Objective, w: Tensor, name: SubsetName) -> Tensor:
     """Scratch `[P]` for a point that differs from `w` in a part: it holds `w` outside of it, and anything inside."""
     out = objective.scratch("perturbed", w)
     return out if name == "all" else out.copy_(w)
 
 
-def distance(w: Tensor, anchor: Tensor, part: Part, how: Adaptive, out: Tensor) -> Tensor:
+def adaptive_scale(w: Tensor, anchor: Tensor, subset: ParameterSubset, how: Adaptive, out: Tensor) -> Tensor:
     """Lambda `[P]` in `out`: |w - anchor| on a part, divided by max(its norm, 1e-12) over each column, tensor or layer.
 
     `columnwise` (FedSOL's code): along dimension 0 of each tensor. `tensor` (FedSOL Eq. 7). `layer`: one norm for the
     tensors of a module, such as weight and bias. Computed as the root of d^2 / sum d^2: a sum over rows is 15 times as
     fast as a norm over them.
     """
-    for s in part.spans:
+    for s in subset.spans:
         torch.sub(w[s], anchor[s], out=out[s]).square_()
-    places = [slice(entry.offset, entry.offset + entry.numel) for entry in part.entries]
+    places = [slice(entry.offset, entry.offset + entry.numel) for entry in subset.entries]
     if how == "columnwise":
-        for entry, place in zip(part.entries, places, strict=True):
+        for entry, place in zip(subset.entries, places, strict=True):
             # a kernel's memory is [out, kh, kw, in]
             columns = out[place].view(entry.shape[0] if entry.shape else 1, -1)
             columns.div_(columns.sum(0).clamp_min_(1e-24))
     else:
-        for group in groups(part.entries, how):
+        for group in norm_groups(subset.entries, how):
             total = torch.stack([out[places[i]].sum() for i in group]).sum().clamp_min_(1e-24)
             for i in group:
                 out[places[i]].div_(total)
-    for s in part.spans:
+    for s in subset.spans:
         out[s].sqrt_()
     return out
 
 
-def groups(entries: Iterable[Entry], how: Adaptive) -> list[list[int]]:
+def norm_groups(entries: Iterable[Entry], how: Adaptive) -> list[list[int]]:
     """Numbers of the tensors that share a norm: each alone, or those of one layer (a tensor of the network itself is
     none)."""
     owners = [(how == "layer" and entry.name.rpartition(".")[0]) or entry.name for entry in entries]
@@ -145,6 +145,6 @@ def magnitude(
     return out
 
 
-def scratch_statistics(objective: Objective, b: Tensor) -> Tensor:
+def scratch_copy(objective: Objective, b: Tensor) -> Tensor:
     """A scratch copy of the statistics `b [Q]`, for a pass in train mode that must leave them alone."""
     return objective.scratch("copied statistics", b).copy_(b)

@@ -17,17 +17,17 @@ import torch
 from flray.core.messages import Record, as_tensors, leaves, map_tensors, nbytes_by_field, to_numpy
 from flray.core.messages.fields import pools
 from flray.core.schema.errors import AlgorithmError
-from flray.ops.average import Node, TreeSum, Weight, combine, scale, tree_mean
+from flray.ops.average import PartialSum, TreeSum, Weight, combine, scale, tree_mean
 
 
-class Sent(NamedTuple):
+class PartialUpdates(NamedTuple):
     """What a run of the cohort sends up, all of it NumPy arrays.
 
     `nodes`: partial sums, in which the fields declared `each()` are `()`; `each`: (position, those fields) of every
     client that delivered; `nbytes`: of the clients' own updates, by field.
     """
 
-    nodes: list[Node]
+    nodes: list[PartialSum]
     each: list[tuple[int, dict[str, Any]]]
     nbytes: dict[str, int]
 
@@ -61,9 +61,9 @@ class Collector:
         _check(update, how)
         self._tree.add(position, update, _weights(how, weight))
 
-    def sent(self) -> Sent:
+    def sent(self) -> PartialUpdates:
         nodes = [node if node.value is None else node._replace(value=to_numpy(node.value)) for node in self._tree.nodes]
-        return Sent(nodes, self._each, dict(self._nbytes))
+        return PartialUpdates(nodes, self._each, dict(self._nbytes))
 
 
 def _weights(how: dict[str, Any], weight: float) -> Weight:
@@ -88,7 +88,10 @@ def _check(update: Any, how: dict[str, Any]) -> None:
 
 
 def pooled(
-    runs: Sequence[Sent], share: float | None = None, device: torch.device | str = "cpu", spare: list[Any] | None = None
+    runs: Sequence[PartialUpdates],
+    share: float | None = None,
+    device: torch.device | str = "cpu",
+    spare: list[Any] | None = None,
 ) -> Any:
     """What the server half gets of all runs of an exchange, as tensors that it may keep; None when no client delivered.
 

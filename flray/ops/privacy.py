@@ -49,21 +49,21 @@ def amplified(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon)), rate * delta  # e^epsilon may be too large
 
 
-def spent(sigma: float, rate: float, rounds: int, delta: float) -> float:
+def spent_epsilon(sigma: float, rate: float, rounds: int, delta: float) -> float:
     """Epsilon after `rounds` rounds of the Poisson-subsampled Gaussian mechanism, at this `delta`.
 
     By Renyi differential privacy (Mironov, Talwar and Zhang 2019), converted as in Canonne, Kamath and Steinke 2020.
     `sigma` is a client's own multiplier; where only the uniform mean of m updates is revealed it is sigma sqrt(m).
     Raises `ConfigError` where opacus is not installed.
     """
-    analysis = accountant()
+    analysis = opacus_rdp()
     if not rounds or not rate:
         return 0.0
     renyi = analysis.compute_rdp(q=rate, noise_multiplier=sigma, steps=rounds, orders=ORDERS)
     return max(float(analysis.get_privacy_spent(orders=ORDERS, rdp=renyi, delta=delta)[0]), 0.0)
 
 
-def accountant() -> Any:
+def opacus_rdp() -> Any:
     """The accountant's formulas. Raises `ConfigError` where opacus is not installed."""
     try:
         from opacus.accountants.analysis import rdp

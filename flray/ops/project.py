@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flray.core.network.layout import Entry
 
-Rule = Literal["threshold", "epsilon", "always"]
+ProjectionRule = Literal["threshold", "epsilon", "always"]
 
 
 class Conflict(NamedTuple):
@@ -30,7 +30,7 @@ def dot(left: Tensor, right: Tensor) -> Tensor:
 def project(
     g: Tensor,
     g_mem: Tensor,
-    rule: Rule = "threshold",
+    rule: ProjectionRule = "threshold",
     delta: float = 1e-12,
     eps: float = 1e-8,
     out: Tensor | None = None,

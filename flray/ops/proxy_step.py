@@ -12,7 +12,7 @@ from flray.core.network.objective import Objective
 from flray.core.network.parts import ModuleMode
 from flray.core.protocol.classes import ClassSet
 from flray.core.protocol.samples import Proxy
-from flray.ops.distill import blocks
+from flray.ops.distill import index_batches
 from flray.ops.losses import cross_entropy
 
 
@@ -67,7 +67,7 @@ def full_gradient(
     """
     total, g, loss = torch.zeros_like(w), torch.zeros_like(w), torch.zeros((), device=w.device)
     b = b.clone()
-    for part in blocks(index, batch_size):
+    for part in index_batches(index, batch_size):
         value, g = _gradient(objective, w, b, proxy, part, mode, classes, g)
         total.add_(g, alpha=len(part) / len(index))
         loss += value * (len(part) / len(index))

@@ -20,15 +20,15 @@ from flray.core.protocol.classes import ClassSet
 from flray.core.protocol.progress import StepProgress, no_step_progress
 from flray.ops.generate import (
     PUBLISHED,
+    AveragedStatistics,
     MFCLWeights,
-    Moved,
-    Statistics,
-    adversarial,
+    NormStatistics,
+    adversarial_loss,
+    average_statistics,
     batch_norms,
+    bounding_loss,
     mfcl_loss,
-    moved,
     noise,
-    outside,
     statistics_distance,
 )
 from flray.ops.losses import cross_entropy, kl
@@ -37,43 +37,44 @@ from flray.ops.optim import Moments, adam_direction_, sgd_direction_
 BETAS = (0.5, 0.999)  # of Adam in the codes of TARGET and NAYER
 
 
-class Answer(NamedTuple):
-    """What a classifier says of inputs: `logits [B, q]` of the classes that it has learned, the representation
-    `attached [B, E]` that another layer makes of its features, where it has one, and what entered its batch norms."""
+class TeacherOutput(NamedTuple):
+    """A classifier's output on a batch: `logits [B, q]` of the classes that it has learned, LANDER's `embedding [B, E]`
+    (None: the network has no such layer), and the `statistics` of what entered its batch norms."""
 
     logits: Tensor
-    attached: Tensor | None
-    seen: list[Statistics]
+    embedding: Tensor | None
+    statistics: list[NormStatistics]
 
 
 class Teacher(NamedTuple):
-    """A classifier at the point `(w [P], b [Q])`, asked in eval mode about the classes that it has learned; None: all.
+    """A frozen classifier `(w [P], b [Q])` in eval mode, and the classes that it has learned; None: all.
 
-    `attached` names a layer of it that reads the features beside the head.
+    `embedding_layer` names a layer that reads the features beside the head.
     """
 
     objective: Objective
     w: Tensor
     b: Tensor
     classes: ClassSet | None = None
-    attached: str | None = None
+    embedding_layer: str | None = None
 
     def narrow(self, logits: Tensor) -> Tensor:
+        """The learned classes' logits `[B, q]` of all `[B, C]`."""
         return logits if self.classes is None else self.classes.narrow(logits)
 
-    def ask(self, x: Tensor, watch: bool = True) -> Answer:
-        """What it says of inputs `x [B, ...]`, with the gradient that leads to them; `watch`: and its batch norms."""
-        with batch_norms(self.objective.module if watch else nn.Identity()) as seen:
-            model, other = self.objective.at(self.w, self.b), None
-            if self.attached is None:
+    def output(self, x: Tensor, with_statistics: bool = True) -> TeacherOutput:
+        """The output on inputs `x [B, ...]`, differentiable in `x`; without statistics their list is empty."""
+        with batch_norms(self.objective.module if with_statistics else nn.Identity()) as statistics:
+            model, embedding = self.objective.at(self.w, self.b), None
+            if self.embedding_layer is None:
                 logits = model(x)
             else:
-                logits, other = attached(model, x, self.attached)
-        return Answer(self.narrow(logits), other, seen)
+                logits, embedding = logits_and_embedding(model, x, self.embedding_layer)
+        return TeacherOutput(self.narrow(logits), embedding, statistics)
 
 
-def attached(model: BoundModel, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """(all logits `[B, C]`, what another layer makes of the features, `[B, E]`), from one forward pass."""
+def logits_and_embedding(model: BoundModel, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    """(logits `[B, C]` of all classes, output `[B, E]` of `layer` on the features), from one forward pass."""
     z = model.features(x)
     return model.head(z), model.run(layer, z)
 
@@ -103,12 +104,12 @@ def fit_mfcl_generator(
         progress(step, steps)
         z = noise(draws, batch_size, generator.module.noise, device=w.device)  # type: ignore[arg-type]
 
-        def value_of(made_by: BoundModel, z: Tensor = z) -> Tensor:
-            x = made_by(z)
-            said = teacher.ask(x)
-            return mfcl_loss(x, said.logits, said.seen, weights)
+        def loss(model: BoundModel, z: Tensor = z) -> Tensor:
+            x = model(z)
+            output = teacher.output(x)
+            return mfcl_loss(x, output.logits, output.statistics, weights)
 
-        value, g = generator.value_and_grad(value_of, w, b, "train", gradient)
+        value, g = generator.value_and_grad(loss, w, b, "train", gradient)
         w.add_(adam_direction_(w, g, moments.replace(steps=step), 0.0), alpha=-lr)
         losses.append(value)
     return w, b, torch.stack(losses) if losses else torch.zeros(0)
@@ -126,11 +127,11 @@ class InversionWeights(NamedTuple):
 
 
 def inversion_loss(
-    said: Answer,
+    output: TeacherOutput,
     y: Tensor,
     student: Tensor | None,
     weights: InversionWeights,
-    average: Moved = (),
+    average: AveragedStatistics = (),
     momentum: float = 0.9,
     embeddings: Tensor | None = None,
 ) -> Tensor:
@@ -139,15 +140,17 @@ def inversion_loss(
     `y [B]` are places among the learned classes, `student [B, q]` its logits; None: without L_adv, as in the warm-up.
     `average` and `momentum` mix the statistics of earlier batches in; `embeddings [B, E]` are those of the labels.
     """
-    value = weights.bn * statistics_distance(said.seen, average, momentum) + weights.oh * cross_entropy(said.logits, y)
+    value = weights.bn * statistics_distance(output.statistics, average, momentum) + weights.oh * cross_entropy(
+        output.logits, y
+    )
     if student is not None:
-        value = value + weights.adv * adversarial(said.logits, student)
-    if said.attached is not None and embeddings is not None:
-        value = value + weights.ltc * outside(said.attached, embeddings, weights.radius)
+        value = value + weights.adv * adversarial_loss(output.logits, student)
+    if output.embedding is not None and embeddings is not None:
+        value = value + weights.ltc * bounding_loss(output.embedding, embeddings, weights.radius)
     return value
 
 
-class Found(NamedTuple):
+class InversionResult(NamedTuple):
     """What a search left: the generator's `w [G]`, the `free` tensors, the inputs `best [B, ...]` of the step with the
     lowest loss, the sum of the generator's gradients `[G]`, and the `losses [steps]`."""
 
@@ -158,7 +161,7 @@ class Found(NamedTuple):
     losses: Tensor
 
 
-def search(
+def adam_search(
     generator: Objective,
     w: Tensor,
     b: Tensor,
@@ -168,7 +171,7 @@ def search(
     steps: int,
     lr: float,
     lr_free: float,
-) -> Found:
+) -> InversionResult:
     """`steps` steps of Adam with betas 0.5 and 0.999, new, on a generator and on `free` tensors beside it.
 
     `loss(model, *free)` gives (a scalar, the inputs that were made), with the generator in train mode; its statistics
@@ -200,7 +203,7 @@ def search(
         ):
             v = adam_direction_(target, g.clone(), moment.replace(steps=step), 0.0, betas=BETAS)
             target.add_(v, alpha=-rate)
-    return Found(w, free, best, total, torch.stack(losses))
+    return InversionResult(w, free, best, total, torch.stack(losses))
 
 
 def invert(
@@ -212,33 +215,33 @@ def invert(
     y: Tensor,
     *,
     student: Student | None,
-    average: Moved,
+    average: AveragedStatistics,
     weights: InversionWeights,
     steps: int,
     lr: float,
     lr_free: float,
     momentum: float = 0.9,
     embeddings: Tensor | None = None,
-) -> tuple[Found, Moved]:
+) -> tuple[InversionResult, AveragedStatistics]:
     """One round of synthesis: inputs that the old model takes for the classes `y [B]`, and the next `average`.
 
     `make(model, *free)` gives (inputs as they are kept, the same as the classifier reads them). `student`: whom L_adv
     asks; None: without it. The average of statistics takes those of the last step; momentum 0: there is none.
     """
-    seen: list[Statistics] = []
+    statistics: list[NormStatistics] = []
 
     def loss(model: BoundModel, *parts: Tensor) -> tuple[Tensor, Tensor]:
         made, x = make(model, *parts)
-        said = old.ask(x)
-        seen[:] = said.seen
-        other = None if student is None else old.narrow(old.objective.at(student.w, student.b)(x))
-        return inversion_loss(said, y, other, weights, average, momentum, embeddings), made
+        output = old.output(x)
+        statistics[:] = output.statistics
+        student_logits = None if student is None else old.narrow(old.objective.at(student.w, student.b)(x))
+        return inversion_loss(output, y, student_logits, weights, average, momentum, embeddings), made
 
-    found = search(generator, g, generator.initial()[1], free, loss, steps=steps, lr=lr, lr_free=lr_free)
-    return found, moved(seen, average, momentum) if momentum else ()
+    found = adam_search(generator, g, generator.initial()[1], free, loss, steps=steps, lr=lr, lr_free=lr_free)
+    return found, average_statistics(statistics, average, momentum) if momentum else ()
 
 
-def shuffled(size: int, batch_size: int, draws: np.random.Generator) -> Iterator[np.ndarray]:
+def endless_batches(size: int, batch_size: int, draws: np.random.Generator) -> Iterator[np.ndarray]:
     """Numbers of `size` samples in batches, epoch after epoch in another order, without end; the short last batch of an
     epoch is kept."""
     while True:
@@ -260,7 +263,7 @@ class Student(NamedTuple):
         return cls(w, b, Moments(torch.zeros_like(w), w[:0], 0))
 
 
-def teach(
+def train_student(
     old: Teacher,
     student: Student,
     inputs: Iterator[Tensor],
@@ -282,13 +285,12 @@ def teach(
 
     def loss(x: Tensor, model: BoundModel) -> Tensor:
         with torch.no_grad():
-            told = old.ask(x, watch=False)
-        if told.attached is None or old.attached is None:
-            return temperature**2 * kl(told.logits, old.narrow(model(x)), temperature)
-        logits, other = attached(model, x, old.attached)
-        return temperature**2 * kl(told.logits, old.narrow(logits), temperature) + ltc * F.mse_loss(
-            other, told.attached
-        )
+            target = old.output(x, with_statistics=False)
+        if target.embedding is None or old.embedding_layer is None:
+            return temperature**2 * kl(target.logits, old.narrow(model(x)), temperature)
+        logits, embedding = logits_and_embedding(model, x, old.embedding_layer)
+        distillation = temperature**2 * kl(target.logits, old.narrow(logits), temperature)
+        return distillation + ltc * F.mse_loss(embedding, target.embedding)
 
     for _, x in zip(range(steps), inputs, strict=False):
         value, g = objective.value_and_grad(partial(loss, x), student.w, student.b, "train", gradient)

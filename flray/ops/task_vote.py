@@ -85,7 +85,7 @@ def vote_by_length(omega: Tensor, means: tuple[float, float]) -> Tensor:
     return torch.where(omega < first, False, (omega > second) | nearer).long()
 
 
-def route(
+def predict_tasks(
     omega: Tensor, references: Sequence[Sequence[Tensor | None]], ties: Literal["similarity", "lowest"] = "similarity"
 ) -> Tensor:
     """The task `[n]` of units with relevances `omega [n, B]`, as the clients vote (Eq. 11).

@@ -37,7 +37,7 @@ def positions(size: int, width: int) -> Tensor:
     return angle.sin() + angle.cos()
 
 
-class Block(nn.Module):
+class TransformerLayer(nn.Module):
     """Self-attention, attention to a memory where there is one, a feed-forward layer of 16; each with a residual."""
 
     def __init__(self, width: int, heads: int, decoder: bool, hidden: int = 16, dropout: float = 0.1) -> None:
@@ -65,8 +65,8 @@ class TranAD(nn.Module):
         self.features, width = features, 2 * features
         self.register_buffer("encoding", positions(size, width)[:, None], persistent=False)
         self.dropout = nn.Dropout(0.1)
-        self.encoder = Block(width, features, decoder=False)
-        self.decoders = nn.ModuleList(Block(width, features, decoder=True) for _ in range(2))
+        self.encoder = TransformerLayer(width, features, decoder=False)
+        self.decoders = nn.ModuleList(TransformerLayer(width, features, decoder=True) for _ in range(2))
         self.last = nn.Sequential(nn.Linear(width, features), nn.Sigmoid())
 
     def forward(self, window: Tensor) -> tuple[Tensor, Tensor]:

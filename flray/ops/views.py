@@ -43,7 +43,7 @@ def random_views(
     y = (mean + (y - mean) * uniform(1 - contrast, 1 + contrast)).clamp(0, 1)
     factor, turn, grey = uniform(1 - saturation, 1 + saturation), uniform(-hue, hue), uniform(0, 1) < grey_share
     if channels == 3:
-        y = turned((_grey(y) + (y - _grey(y)) * factor).clamp(0, 1), turn[:, :, 0])
+        y = rotate_hue((_grey(y) + (y - _grey(y)) * factor).clamp(0, 1), turn[:, :, 0])
     x = torch.where(changed, y, x)
     return torch.where(grey, _grey(x), x) if channels == 3 else x
 
@@ -65,7 +65,7 @@ def _grey(x: Tensor) -> Tensor:
     return (x * torch.tensor(LUMA, dtype=x.dtype, device=x.device)[:, None, None]).sum(dim=1, keepdim=True)
 
 
-def turned(x: Tensor, turn: Tensor) -> Tensor:
+def rotate_hue(x: Tensor, turn: Tensor) -> Tensor:
     """Images `[B, 3, H, W]` on the 0..1 scale with their hue turned by `turn [B, 1, 1]` of the circle (HSV)."""
     value, low = x.amax(dim=1), x.amin(dim=1)
     spread = value - low

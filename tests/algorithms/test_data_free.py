@@ -15,7 +15,7 @@ import flray
 from flray.algorithms.data_free_pool import PoolDown
 from flray.algorithms.lander import Lander, LanderDown
 from flray.algorithms.mfcl import MFCL, MFCLDown
-from flray.algorithms.target import Target, kept
+from flray.algorithms.target import Target, pool_indices
 from flray.core.messages import Batch, Broadcast
 from flray.core.network.objective import Objective
 from flray.core.protocol.classes import Classes
@@ -94,7 +94,7 @@ def test_the_pool_is_read_through_parts_stretched_to_the_side():
     ctx, *_ = world(Target())
     pool = (255 * torch.rand(6, *SHAPE)).to(torch.uint8)
     index = np.array([4, 0, 5])
-    found = Target(pool_crop="resized").loaded(ctx, pool, index, np.random.default_rng(7))
+    found = Target(pool_crop="resized").pool_inputs(ctx, pool, index, np.random.default_rng(7))
     drawn = boxes(np.random.default_rng(7), 3, 8, 8, (0.08, 1.0))
     assert len(np.unique(drawn, axis=0)) == 3 and (drawn[:, 2:] < 8).any()
     mirrored = []
@@ -155,10 +155,10 @@ def test_an_epoch_ends_with_the_shorter_of_samples_and_pool():
 
 def test_which_made_inputs_are_the_pool():
     """By name as text: 0-0, 0-1, 1-0, 1-1, 10-0, 10-1, 2-0, ...; else the first ones."""
-    assert kept(3, 2, 5, False).tolist() == [0, 1, 2, 3, 4]
+    assert pool_indices(3, 2, 5, False).tolist() == [0, 1, 2, 3, 4]
     names = sorted(f"{i}-{j}.png" for i in range(12) for j in range(2))
     expected = [2 * int(n.split("-")[0]) + int(n.split("-")[1][0]) for n in names]
-    assert kept(12, 2, 9, True).tolist() == expected[:9] and expected[4:6] == [20, 21]
+    assert pool_indices(12, 2, 9, True).tolist() == expected[:9] and expected[4:6] == [20, 21]
 
 
 def test_landers_client_in_its_first_task():

@@ -42,7 +42,7 @@ def test_the_perturbation_does_not_see_the_scale_of_the_weights():
     g = w.roll(3) * objective.mask("all")
     e = {}
     for c in (1.0, 4.0):
-        local = asam.start(ctx, w, b)
+        local = asam.local_state(ctx, w, b)
         local.w.mul_(c)
         e[c] = (asam.perturbed(ctx, local, g / c) - local.w).clone()
     assert float(e[1.0].norm()) > 0.01

@@ -91,8 +91,8 @@ def test_proxy_data_that_end_in_one_sample_train_batch_norm(tmp_path, options):
     local = played(tmp_path, 1, {**options, **sizes}, proxy=proxy, **features, **network)
     assert local.rows[0]["memo/proxy"] == 9
     algorithm, ctx = local.experiment.algorithm, local.server.bench.context(Clock())
-    assert [len(part) for part in algorithm.proxy.order(ctx, 17, 2, "any", "train")] == [8, 9] * 2
-    assert [len(part) for part in algorithm.proxy.order(ctx, 17, 1, "any", "eval")] == [8, 8, 1]
+    assert [len(part) for part in algorithm.proxy.batch_order(ctx, 17, 2, "any", "train")] == [8, 9] * 2
+    assert [len(part) for part in algorithm.proxy.batch_order(ctx, 17, 1, "any", "eval")] == [8, 8, 1]
 
 
 @pytest.mark.parametrize("options", [{"mode": "client"}, {"proxy.labels": "teacher"}], ids=str)

@@ -89,7 +89,7 @@ def test_gradient_of_softmax_regression():
     algorithm, ctx = FedNTD(beta=0.6, tau=2.0), context(objective)
     x = np.array([0.5, -1.5])
     batch = Batch(torch.tensor([[0.5, -1.5]]), torch.tensor([1]))
-    _, g = algorithm.gradient(ctx, broadcast, (), algorithm.start(ctx, here, b), batch)
+    _, g = algorithm.gradient(ctx, broadcast, (), algorithm.local_state(ctx, here, b), batch)
 
     def logits(point):
         views = {n: t.double().numpy() for n, t in objective.views(point).items()}
@@ -115,7 +115,7 @@ def test_in_a_later_task_the_loss_reads_its_classes_and_the_distillation_all_see
     broadcast, here = Broadcast(torch.linspace(-1, 1, len(w)), b), torch.linspace(1, -0.5, len(w)) ** 2
     ctx, algorithm = context(objective, classes=Classes([[3], [0, 1]], 4)), FedNTD(beta=0.6, tau=2.0)
     batch = Batch(torch.tensor([[0.5, -1.5]]), torch.tensor([1]))
-    _, g = algorithm.gradient(ctx, broadcast, (), algorithm.start(ctx, here, b), batch)
+    _, g = algorithm.gradient(ctx, broadcast, (), algorithm.local_state(ctx, here, b), batch)
 
     z, z_g = (objective.at(point, b)(batch.x)[0].double().numpy() for point in (here, broadcast.w))
 

@@ -48,7 +48,7 @@ def test_local_steps_are_those_of_the_code(optimizer):
     objective = Objective(students())
     ctx = context(objective, inputs=INPUTS, num_steps=len(data))
     algorithm = FedPEC(lr=0.01, optimizer=optimizer, local_epochs=1)
-    local = algorithm.start(ctx, *objective.initial())
+    local = algorithm.local_state(ctx, *objective.initial())
     for x, y in data:
         local = algorithm.step(ctx, None, (), local, Batch(x, y))
     expected = trained(optimizer, data, len(data))
@@ -58,7 +58,7 @@ def test_local_steps_are_those_of_the_code(optimizer):
         torch.testing.assert_close(view, expected.get_parameter(name).detach(), rtol=1e-4, atol=1e-6)
     assert local.read.tolist() == [9, 0, 9] and local.steps.tolist() == [2, 0, 2]
     errors = [(algorithm_error(x, y, students())).mean() for x, y in data[:1]]
-    first = algorithm.start(ctx, *objective.initial())
+    first = algorithm.local_state(ctx, *objective.initial())
     assert algorithm.step(ctx, None, (), first, Batch(*data[0])).loss.item() == pytest.approx(
         float(errors[0]), rel=1e-5
     )
@@ -77,7 +77,7 @@ def test_each_student_is_the_mean_of_its_own_samples():
     rows = w.view(3, -1)
     sent, held = [], [torch.tensor([6.0, 0, 2]), torch.tensor([2.0, 0, 8])]
     for scale, counts in zip((2.0, 3.0), held, strict=True):
-        local = algorithm.start(ctx, w, b)
+        local = algorithm.local_state(ctx, w, b)
         local.w.mul_(scale)
         local.read.copy_(5 * counts)  # in five epochs
         sent.append(algorithm.end(ctx, None, (), local, None)[0])

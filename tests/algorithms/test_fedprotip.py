@@ -150,8 +150,8 @@ def test_references_are_units_of_the_kind_that_is_predicted():
     """Five samples: five windows of three, or two batches."""
     omega = torch.tensor([[1.0], [2.0], [2.0], [4.0], [0.0]])
     published = PredictingPublished(torch.zeros(0), torch.zeros(0), (torch.zeros(1, 1),), {"0/3": omega})
-    ((windows,),) = FedProTIP(magnitude="raw").by_client(window(3), published)
-    ((batches,),) = FedProTIP(magnitude="raw").by_client(batch(3), published)
+    ((windows,),) = FedProTIP(magnitude="raw").references_by_client(window(3), published)
+    ((batches,),) = FedProTIP(magnitude="raw").references_by_client(batch(3), published)
     assert windows is not None and batches is not None
     torch.testing.assert_close(windows.square()[:, 0], torch.tensor([1.0, 5.0, 9.0, 24.0, 20.0]).double())
     torch.testing.assert_close(batches.square()[:, 0], torch.tensor([9.0, 16.0]).double())

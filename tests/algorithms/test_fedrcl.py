@@ -111,11 +111,11 @@ def test_levels_that_the_model_does_not_have_are_named(levels):
     objective, data = world()
     algorithm, ctx = FedRCL(**LOCAL, levels=levels), context(objective)
     with pytest.raises(ConfigError, match="at least one of the 2 levels"):
-        algorithm.gradient(ctx, None, (), algorithm.start(ctx, *objective.initial()), Batch(*data[0]))
+        algorithm.gradient(ctx, None, (), algorithm.local_state(ctx, *objective.initial()), Batch(*data[0]))
 
 
 def test_a_model_without_levels_is_named():
     objective = Objective(build(Mlp))
     algorithm, ctx = FedRCL(**LOCAL), context(objective)
     with pytest.raises(ConfigError, match="Mlp declares no levels"):
-        algorithm.gradient(ctx, None, (), algorithm.start(ctx, *objective.initial()), Batch(*inputs(Mlp, 4)))
+        algorithm.gradient(ctx, None, (), algorithm.local_state(ctx, *objective.initial()), Batch(*inputs(Mlp, 4)))

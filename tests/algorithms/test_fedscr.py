@@ -80,7 +80,7 @@ def test_the_gradient_is_that_of_both_views():
     x, y = IMAGES.normalised(normal(5, 1, 4, 4).sigmoid()), torch.tensor([0, 1, 0, 2, 1])
     view = algorithm.view(ctx, x, ctx.rng("views", 0))
     assert view.shape == x.shape and not torch.allclose(view, x)
-    loss, _ = algorithm.gradient(ctx, None, (), algorithm.start(ctx, *objective.initial()), Batch(x, y))
+    loss, _ = algorithm.gradient(ctx, None, (), algorithm.local_state(ctx, *objective.initial()), Batch(x, y))
     z = model.get_submodule(PROJECTION)(model.features(torch.cat([x, view])))
     expected = supervised_contrast(F.normalize(z, dim=1), torch.cat([y, y]), 0.3)
     assert float(loss) == pytest.approx(expected.item(), rel=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.algorithms.fot import FOT, Sketch
+from flray.algorithms.fot import FOT, SketchSum
 from tests.support.bases import matrix, orthonormal
 from tests.support.lines import LINES, lines, local, to_the_end
 
@@ -54,7 +54,7 @@ def test_the_servers_half_against_numpy(tmp_path):
 
 def test_a_client_sends_the_sketch_of_all_columns_and_its_ratio():
     a, phi = matrix(10, 40, rank=6), orthonormal(10, 3, seed=1)
-    made = Sketch(10, phi, 8, np.random.default_rng(5))
+    made = SketchSum(10, phi, 8, np.random.default_rng(5))
     for part in a.split(15, dim=1):
         made.add(part)
     draws = np.random.default_rng(5)
@@ -62,6 +62,6 @@ def test_a_client_sends_the_sketch_of_all_columns_and_its_ratio():
     expected = sum(part @ torch.from_numpy(draws.standard_normal((part.shape[1], 8))) for part in rest.split(15, dim=1))
     torch.testing.assert_close(made.z, expected)
     share = float(rest.square().sum() / a.square().sum())
-    assert FOT().share_left(made) == pytest.approx(share)
-    assert FOT(ratio="norm").share_left(made) == pytest.approx(share**0.5)
-    assert FOT().share_left(Sketch(3, torch.zeros(3, 0), 2, np.random.default_rng(0))) == 0.0
+    assert FOT().residual_ratio(made) == pytest.approx(share)
+    assert FOT(ratio="norm").residual_ratio(made) == pytest.approx(share**0.5)
+    assert FOT().residual_ratio(SketchSum(3, torch.zeros(3, 0), 2, np.random.default_rng(0))) == 0.0

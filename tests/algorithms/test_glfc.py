@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from flray.algorithms.glfc import GLFC, GLFCDown, GLFCLocalState
-from flray.algorithms.lga import LGA, Scattered
+from flray.algorithms.lga import LGA, FeatureSums
 from flray.algorithms.prototype_monitor import OldModel
 from flray.core.messages import Batch
 from flray.core.network.objective import Objective
@@ -52,7 +52,7 @@ def test_the_loss_over_the_classes_seen(kind, task_of_old):
     x, y = normal(7, 1, 4, 4), torch.tensor([4, 0, 5, 1, 0, 4, 5])
     algorithm = kind()
     broadcast = GLFCDown(w, b, old, OldModel(w[:0], b[:0], -1))
-    base = algorithm.start(ctx, w, b)
+    base = algorithm.local_state(ctx, w, b)
     local = GLFCLocalState.of(base, old=broadcast.best_1, signal=False, entropy=0.0)
     found, _ = algorithm.gradient(ctx, broadcast, None, local, Batch(x, y))
 
@@ -218,10 +218,12 @@ def test_the_best_score_starts_again_when_lga_has_its_radius():
     algorithm, (w, b) = LGA(reset_best=False), ctx.objective.initial()
     state = algorithm.init_server(ctx, w, b).replace(best=0.7)
     counts, sums, squares = scatter_sums(torch.tensor([[0.0, 0.0], [2.0, 2.0]]), torch.tensor([4, 4]), 6)
-    updates = Scattered(torch.tensor(2.0), counts, sums, squares)
-    after, _ = algorithm.kept(ctx, state, updates, None)
+    updates = FeatureSums(torch.tensor(2.0), counts, sums, squares)
+    after, _ = algorithm.count_exemplars(ctx, state, updates, None)
     assert (after.rho, after.best) == (pytest.approx(2**0.5), 0.0)
-    later, _ = algorithm.kept(ctx, after.replace(best=0.6), Scattered(torch.tensor(2.0), None, None, None), None)
+    later, _ = algorithm.count_exemplars(
+        ctx, after.replace(best=0.6), FeatureSums(torch.tensor(2.0), None, None, None), None
+    )
     assert (later.rho, later.best) == (after.rho, 0.6)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.algorithms.memo_proxy import labelled, normalised, pixels
+from flray.algorithms.memo_proxy import from_gan_scale, pseudo_labels, to_gan_scale
 from flray.core.protocol.clock import Clock
 from tests.contracts.inprocess import Local
 from tests.contracts.table import experiment
@@ -25,9 +25,9 @@ def parts(tmp_path, options=None, **sections):
 def test_images_reach_the_gan_in_minus_one_to_one_and_come_back(tmp_path):
     _, ctx, _ = parts(tmp_path)
     x = ctx.require_proxy().inputs(np.arange(60))
-    seen = pixels(ctx, x)
+    seen = to_gan_scale(ctx, x)
     assert seen.min() == -1 and seen.max() == 1
-    torch.testing.assert_close(normalised(ctx, seen), x, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(from_gan_scale(ctx, seen), x, rtol=1e-5, atol=1e-6)
 
 
 def test_the_servers_samples_are_balanced_the_same_every_round_and_noisy_by_request(tmp_path):
@@ -62,7 +62,7 @@ def test_each_way_to_labels(tmp_path, labels, networks):
     proxy = source.server_samples(ctx, generators)
     assert proxy.x.shape == (40, 1, 8, 8)
     if labels == "teacher":
-        assert torch.equal(proxy.y, labelled(ctx, generators, proxy.x))
+        assert torch.equal(proxy.y, pseudo_labels(ctx, generators, proxy.x))
     else:
         assert torch.bincount(proxy.y).tolist() == [4] * 10
 
@@ -73,7 +73,7 @@ def test_a_clients_samples_are_labelled_by_the_model_at_the_alarm_and_balanced_b
     generators = source.fit_without_data(ctx, local.state.w, local.state.b)
     two, three = (local.executor.client.context(ctx.clock, k, 1.0, np.zeros(0, int)) for k in (2, 3))
     proxy = source.client_samples(two, generators, 30)
-    assert proxy.size == 30 and torch.equal(proxy.y, labelled(ctx, generators, proxy.x))
+    assert proxy.size == 30 and torch.equal(proxy.y, pseudo_labels(ctx, generators, proxy.x))
     plain = source.client_samples(two, generators, 30, tries=1)
     assert torch.bincount(proxy.y, minlength=10).max() <= torch.bincount(plain.y, minlength=10).max()
     assert not torch.equal(source.client_samples(three, generators, 30).x, proxy.x)

@@ -97,7 +97,7 @@ def test_the_proximal_gradient_of_round_1_is_exactly_0():
     client = algorithm.init_client(ctx)
     local = algorithm.begin(ctx, broadcast, client, None)
     local.w.add_(0.1)
-    value, g = algorithm.contrastive(ctx, broadcast, client, local, Batch(*data[0]))
+    value, g = algorithm.contrastive_loss(ctx, broadcast, client, local, Batch(*data[0]))
     assert float(value) == pytest.approx(math.log(2)) and not g.any()
 
 
@@ -134,7 +134,7 @@ def test_gradient_in_two_weights():
     ctx, mu, tau = context(objective), 2.0, 0.4
     broadcast, client = Broadcast(*point([1.0, 0.5])), MoonClient(*point([-0.3, 1.0]))
     algorithm = Moon(mu=mu, tau=tau)
-    local = algorithm.start(ctx, *point([0.8, 0.9]))
+    local = algorithm.local_state(ctx, *point([0.8, 0.9]))
     batch = Batch(torch.ones(1, 2), torch.tensor([1]))
     z, z_g, z_p = np.array([0.8, 0.9]), np.array([1.0, 0.5]), np.array([-0.3, 1.0])
 
@@ -149,7 +149,7 @@ def test_gradient_in_two_weights():
     loss, g = algorithm.gradient(ctx, broadcast, client, local, batch)
     np.testing.assert_allclose(objective.views(g)["scale"].numpy(), mu * expected, rtol=1e-5)
     assert float(loss) == pytest.approx(np.log(3) + mu * term, rel=1e-6)
-    loss, g = algorithm.contrastive(ctx, broadcast, client, local, batch)
+    loss, g = algorithm.contrastive_loss(ctx, broadcast, client, local, batch)
     np.testing.assert_allclose(objective.views(g)["scale"].numpy(), expected, rtol=1e-5)
     assert float(loss) == pytest.approx(term, rel=1e-6)
 
@@ -167,8 +167,8 @@ def test_the_proximal_term_is_the_loss_without_cross_entropy():
     moon = Moon(**LOCAL, mu=0.7)
     away = w + 0.2 * torch.randn(w.shape, generator=torch.Generator().manual_seed(2))
     gradients, statistics = [], []
-    for method in (moon.gradient, FedAvg(**LOCAL).gradient, moon.contrastive):
-        local = moon.start(ctx, away, b)
+    for method in (moon.gradient, FedAvg(**LOCAL).gradient, moon.contrastive_loss):
+        local = moon.local_state(ctx, away, b)
         _, g = method(ctx, broadcast, client, local, batch)
         assert torch.equal(local.w, away)
         gradients.append(g.clone())
@@ -185,7 +185,7 @@ def test_a_client_keeps_its_own_last_model_in_tensors_of_its_own():
     objective, algorithm = Objective(build(Norm)), Moon(**LOCAL)
     ctx = context(objective)
     assert equal(algorithm.init_client(ctx), MoonClient(*objective.initial()))
-    local = algorithm.start(ctx, *objective.initial())
+    local = algorithm.local_state(ctx, *objective.initial())
     update, state = algorithm.end(ctx, None, algorithm.init_client(ctx), local, None)
     kept = state.w.clone(), state.b.clone()
     local.w.add_(1)

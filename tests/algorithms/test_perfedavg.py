@@ -26,13 +26,13 @@ def loss_at(module, batch):
     loss.backward()
 
 
-def code_pairs(module, batches, pairs, lr, beta, momentum, weight_decay):
+def code_pairs(module, batches, batch_pairs, lr, beta, momentum, weight_decay):
     """FedSOL's `train`: one SGD object, its rate switched; the parameters are put back before the second step, buffers
     are not."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0, momentum=momentum, weight_decay=weight_decay)
     endless = itertools.cycle(batches)
     module.train()
-    for _ in range(pairs):
+    for _ in range(batch_pairs):
         kept = copy.deepcopy(list(module.parameters()))
         optimizer.param_groups[0]["lr"] = lr
         loss_at(module, next(endless))
@@ -45,13 +45,13 @@ def code_pairs(module, batches, pairs, lr, beta, momentum, weight_decay):
     return module
 
 
-def clean_pairs(module, batches, pairs, lr, outer, weight_decay):
+def clean_pairs(module, batches, batch_pairs, lr, outer, weight_decay):
     """Two optimisers: plain SGD leads to w', `outer` never sees that step."""
     inner = torch.optim.SGD(module.parameters(), lr=lr, weight_decay=weight_decay)
     optimizer = outer(module.parameters())
     endless = itertools.cycle(batches)
     module.train()
-    for _ in range(pairs):
+    for _ in range(batch_pairs):
         kept = [p.detach().clone() for p in module.parameters()]
         loss_at(module, next(endless))
         inner.step()
@@ -95,8 +95,8 @@ def test_form_code_is_the_loop_of_fedsol(epochs):
         local = []
         for x, y in data:
             batches = batches_of(x, y, 4, 1)
-            pairs = epochs * math.ceil(len(batches) / epochs)
-            local.append(code_pairs(copy.deepcopy(server), batches, pairs, 0.05 * 0.5**round, 0.02, 0.9, 0.01))
+            batch_pairs = epochs * math.ceil(len(batches) / epochs)
+            local.append(code_pairs(copy.deepcopy(server), batches, batch_pairs, 0.05 * 0.5**round, 0.02, 0.9, 0.01))
         server = averaged(server, local, [7 / 18, 11 / 18])
     assert_same(objective, states[-1], server)
 
@@ -117,8 +117,8 @@ def test_form_clean_keeps_the_inner_step_out_of_the_optimiser(options, outer):
     server = build(Norm)
     for _ in range(2):
         local = [
-            clean_pairs(copy.deepcopy(server), batches_of(x, y, 4, 1), pairs, 0.1, outer, 0.01)
-            for (x, y), pairs in zip(data, (3, 5), strict=True)
+            clean_pairs(copy.deepcopy(server), batches_of(x, y, 4, 1), batch_pairs, 0.1, outer, 0.01)
+            for (x, y), batch_pairs in zip(data, (3, 5), strict=True)
         ]
         server = averaged(server, local, [7 / 18, 11 / 18])
     assert_same(objective, states[-1], server, rtol=1e-4, atol=1e-5)
@@ -195,15 +195,15 @@ def test_every_client_gets_whole_pairs_and_the_engine_can_cut_them(form):
         algorithm = PerFedAvg(form=form, local_epochs=epochs, batch_size=4)
         steps = algorithm.local_steps(sizes)
         for n, found in zip(sizes, steps, strict=True):
-            batches, pairs = math.ceil(n / 4), 0
+            batches, batch_pairs = math.ceil(n / 4), 0
             if form == "code":
                 for _ in range(epochs):
                     for _ in range(math.ceil(batches / epochs)):
-                        pairs += 1
+                        batch_pairs += 1
             else:
-                while 2 * pairs < epochs * batches:
-                    pairs += 1
-            assert found == 2 * pairs
+                while 2 * batch_pairs < epochs * batches:
+                    batch_pairs += 1
+            assert found == 2 * batch_pairs
             assert found <= batches * algorithm.local_batches[1], "more than the engine's epochs hold"
 
 

@@ -11,7 +11,15 @@ from torch.nn import functional as F
 
 from flray.core.network.objective import Objective
 from flray.models.gan import ProxyDiscriminator, ProxyGenerator
-from flray.ops.acgan import balanced, conditioned, discriminator_loss, fit_gan, generator_loss, make, wrong_labels
+from flray.ops.acgan import (
+    cyclic_labels,
+    discriminator_loss,
+    fit_gan,
+    generate_samples,
+    generator_loss,
+    with_one_hot,
+    wrong_labels,
+)
 from tests.ops.support import normal
 
 
@@ -21,15 +29,15 @@ def networks(shape=(1, 8, 8), classes=3):
 
 
 def test_losses_are_the_printed_sigmoid_and_binary_cross_entropy():
-    real, made, y, asked = (normal(6), normal(6, 3)), (normal(6, seed=1), normal(6, 3, seed=1)), None, None
-    y, asked = torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([2, 2, 1, 1, 0, 0])
+    real, fake, y, fake_y = (normal(6), normal(6, 3)), (normal(6, seed=1), normal(6, 3, seed=1)), None, None
+    y, fake_y = torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([2, 2, 1, 1, 0, 0])
     ones, zeros = torch.ones(6), torch.zeros(6)
-    plain = F.binary_cross_entropy(real[0].sigmoid(), ones) + F.binary_cross_entropy(made[0].sigmoid(), zeros)
-    classes = F.nll_loss(real[1].log_softmax(1), y) + F.nll_loss(made[1].log_softmax(1), asked)
-    torch.testing.assert_close(discriminator_loss(real, made, None, None), plain)
-    torch.testing.assert_close(discriminator_loss(real, made, y, asked), plain + classes)
+    plain = F.binary_cross_entropy(real[0].sigmoid(), ones) + F.binary_cross_entropy(fake[0].sigmoid(), zeros)
+    classes = F.nll_loss(real[1].log_softmax(1), y) + F.nll_loss(fake[1].log_softmax(1), fake_y)
+    torch.testing.assert_close(discriminator_loss(real, fake, None, None), plain)
+    torch.testing.assert_close(discriminator_loss(real, fake, y, fake_y), plain + classes)
     torch.testing.assert_close(
-        generator_loss(made, asked), F.binary_cross_entropy(made[0].sigmoid(), ones) + F.cross_entropy(made[1], asked)
+        generator_loss(fake, fake_y), F.binary_cross_entropy(fake[0].sigmoid(), ones) + F.cross_entropy(fake[1], fake_y)
     )
 
 
@@ -45,16 +53,16 @@ def test_training_is_a_plain_loop_with_torch_optim(labels):
     steps = [torch.optim.Adam(m.parameters(), 1e-3, betas=(0.5, 0.999)) for m in (g, d)]
     draws, seen = np.random.default_rng(5), []
     for index in np.split(draws.permutation(20), [8, 16]):
-        asked = torch.from_numpy(draws.integers(0, 3, len(index))) if labels else None
+        fake_y = torch.from_numpy(draws.integers(0, 3, len(index))) if labels else None
         z = torch.from_numpy(draws.standard_normal((len(index), 100), dtype=np.float32))
         if labels:
-            z[:, :3] = F.one_hot(asked, 3)
-        made = g(z)
-        loss_d = discriminator_loss(d(x[index]), d(made.detach()), y[index] if labels else None, asked)
+            z[:, :3] = F.one_hot(fake_y, 3)
+        fake = g(z)
+        loss_d = discriminator_loss(d(x[index]), d(fake.detach()), y[index] if labels else None, fake_y)
         steps[1].zero_grad()
         loss_d.backward()
         steps[1].step()
-        loss_g = generator_loss(d(made), asked)
+        loss_g = generator_loss(d(fake), fake_y)
         steps[0].zero_grad()
         loss_g.backward()
         steps[0].step()
@@ -68,10 +76,10 @@ def test_training_is_a_plain_loop_with_torch_optim(labels):
 
 def test_labels_condition_the_noise_and_noise_changes_them():
     z = normal(4, 10)
-    assert conditioned(z, None, 3) is z
-    out = conditioned(z, torch.tensor([0, 2, 1, 0]), 3)
+    assert with_one_hot(z, None, 3) is z
+    out = with_one_hot(z, torch.tensor([0, 2, 1, 0]), 3)
     assert out[:, :3].argmax(1).tolist() == [0, 2, 1, 0] and out[:, :3].sum() == 4 and torch.equal(out[:, 3:], z[:, 3:])
-    y = balanced(50, 5)
+    y = cyclic_labels(50, 5)
     assert torch.bincount(y).tolist() == [10] * 5
     wrong = wrong_labels(y, 0.2, 5, np.random.default_rng(0))
     assert int((wrong != y).sum()) == 10 and wrong.min() >= 0 and wrong.max() < 5
@@ -81,6 +89,6 @@ def test_labels_condition_the_noise_and_noise_changes_them():
 def test_samples_do_not_depend_on_how_they_are_cut():
     generator, _ = networks()
     w, b = generator.initial()
-    one = make(generator, w, b, 7, balanced(7, 3), 3, np.random.default_rng(1), block=7)
-    two = make(generator, w, b, 7, balanced(7, 3), 3, np.random.default_rng(1), block=3)
+    one = generate_samples(generator, w, b, 7, cyclic_labels(7, 3), 3, np.random.default_rng(1), batch_size=7)
+    two = generate_samples(generator, w, b, 7, cyclic_labels(7, 3), 3, np.random.default_rng(1), batch_size=3)
     torch.testing.assert_close(one, two)

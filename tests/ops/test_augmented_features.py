@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.ops.augmented_features import augmented, deviations, feature_radius, scatter_sums
+from flray.ops.augmented_features import deviations, feature_radius, noisy_copies, scatter_sums
 from tests.ops.support import normal
 
 Y = torch.tensor([0, 2, 0, 2, 2, 0, 3])
@@ -33,7 +33,7 @@ def test_the_deviations_are_of_the_unbiased_variance():
 def test_each_feature_has_its_copies_within_the_bound(kind):
     """The transcription draws from the same generator, rejects, and counts what it rejected by class."""
     z, rho = 0.7 * normal(7, 5), 0.2
-    found, labels = augmented(z, Y, rho, np.random.default_rng(0), kind)
+    found, labels = noisy_copies(z, Y, rho, np.random.default_rng(0), kind)
     draws, expected, tries = np.random.default_rng(0), [], {0: 0, 2: 0, 3: 0}
     for f, c in zip(z, Y.tolist(), strict=True):
         made = 0
@@ -49,5 +49,5 @@ def test_each_feature_has_its_copies_within_the_bound(kind):
 
 
 def test_a_noise_that_is_always_too_large_ends():
-    found, labels = augmented(normal(4, 5), torch.zeros(4, dtype=torch.int64), 1e3, np.random.default_rng(0))
+    found, labels = noisy_copies(normal(4, 5), torch.zeros(4, dtype=torch.int64), 1e3, np.random.default_rng(0))
     assert found.shape == (0, 5) and labels.shape == (0,)

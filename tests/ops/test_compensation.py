@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flray.ops.compensation import (
-    balanced,
+    balancing_weights,
     distillation_target,
     glfc_weights,
     gradient_sizes,
@@ -93,7 +93,7 @@ def test_lga_weights_by_task():
 def test_weights_have_no_gradient_and_no_nan():
     logits = LOGITS.clone().requires_grad_()
     assert not glfc_weights(logits, Y, torch.arange(6) < 2).requires_grad
-    assert balanced(torch.zeros(3), [torch.tensor([True, True, False])]).tolist() == [0, 0, 0]
+    assert balancing_weights(torch.zeros(3), [torch.tensor([True, True, False])]).tolist() == [0, 0, 0]
     sure = torch.full((2, 6), -1000.0).scatter(1, torch.tensor([[0], [5]]), 1000.0)
     assert torch.isfinite(glfc_weights(sure, torch.tensor([0, 5]), torch.arange(6) < 2)).all()
 

@@ -115,9 +115,9 @@ def test_literal_rule_traced_by_hand():
 def test_robust_rule_traced_by_hand():
     """m 2, guard 1, W 6, rho .5, warm-up 6: the newest value waits, and one that waited when an alarm came is lost."""
     detector = Detector(W=6, m=2, rho=0.5, guard=1, warmup=6)
-    state, trace = detector.nothing_seen(), []
+    state, trace = detector.initial_state(), []
     for value in [10, 10, 10, 10, 10, 10, 4, 1, 1, 9, 9]:
-        reading = detector.read(state, value)
+        reading = detector.compare(state, value)
         state, on = detector.detect(state, value)
         trace.append((reading.smoothed, reading.threshold, on, state.pending.tolist(), len(state.reference)))
     nan = pytest.approx(float("nan"), nan_ok=True)

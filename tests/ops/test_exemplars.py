@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.ops.exemplars import class_means, herding, nearest_mean, nearest_to_mean, quota, reservoir
+from flray.ops.exemplars import class_means, exemplars_per_class, herding, nearest_mean, nearest_to_mean, reservoir
 from tests.ops.support import normal
 
 
@@ -44,7 +44,7 @@ def test_the_prototype_is_nearest_the_mean_of_unit_vectors():
 
 
 def test_the_quota_is_rounded_down():
-    assert [quota(2000, learned) for learned in (0, 1, 3, 20, 3000)] == [2000, 2000, 666, 100, 0]
+    assert [exemplars_per_class(2000, learned) for learned in (0, 1, 3, 20, 3000)] == [2000, 2000, 666, 100, 0]
 
 
 def test_every_number_that_passed_is_kept_with_the_same_probability():

@@ -27,7 +27,7 @@ def statistics(norms=2, channels=3, seed=0):
     for i in range(norms):
         mean, running = drawn(channels, seed=seed + 4 * i), drawn(channels, seed=seed + 4 * i + 1)
         var, known = (drawn(channels, seed=seed + 4 * i + 2 + j).abs() + 0.1 for j in range(2))
-        found.append(g.Statistics(mean, var, running, known))
+        found.append(g.NormStatistics(mean, var, running, known))
     return found
 
 
@@ -68,7 +68,7 @@ def test_distance_of_statistics():
     seen, before = statistics(), statistics(seed=50)
     plain = sum(np.linalg.norm(s.running_var - s.var) + np.linalg.norm(s.running_mean - s.mean) for s in seen)
     np.testing.assert_allclose(g.statistics_distance(seen), plain, rtol=1e-6)
-    average = g.moved(before)
+    average = g.average_statistics(before)
     assert all(
         torch.equal(mean, s.mean) and torch.equal(var, s.var) for (mean, var), s in zip(average, before, strict=True)
     )
@@ -77,7 +77,7 @@ def test_distance_of_statistics():
         mixed += np.linalg.norm(s.running_var - (0.1 * s.var + 0.9 * t.var))
         mixed += np.linalg.norm(s.running_mean - (0.1 * s.mean + 0.9 * t.mean))
     np.testing.assert_allclose(g.statistics_distance(seen, average), mixed, rtol=1e-5)
-    after = g.moved(seen, average)
+    after = g.average_statistics(seen, average)
     np.testing.assert_allclose(after[1][0], 0.9 * before[1].mean + 0.1 * seen[1].mean, rtol=1e-5)
     np.testing.assert_allclose(after[1][1], 0.9 * before[1].var + 0.1 * seen[1].var, rtol=1e-5)
     assert g.statistics_distance([]) == 0
@@ -103,9 +103,9 @@ def test_adversarial_counts_samples_on_which_both_agree():
     agree = t.numpy().argmax(1) == s.numpy().argmax(1)
     assert 0 < agree.sum() < 6
     expected = -((p * np.log(p / q)).sum(1) * agree).mean()
-    np.testing.assert_allclose(g.adversarial(t, s), expected, rtol=1e-5)
+    np.testing.assert_allclose(g.adversarial_loss(t, s), expected, rtol=1e-5)
     t.requires_grad_()
-    g.adversarial(t, s).backward()
+    g.adversarial_loss(t, s).backward()
     assert (t.grad[~torch.from_numpy(agree)] == 0).all() and (t.grad != 0).any()
 
 
@@ -113,7 +113,7 @@ def test_own_class_and_entropy():
     """-mean_i ln softmax(o / 1000)_{argmax o}; 1 + sum_c p_c ln p_c / ln q with p the batch's mean softmax."""
     o = 300 * drawn(5, 7)
     expected = -np.log(softmax(o.numpy().astype(np.float64) / 1000))[np.arange(5), o.numpy().argmax(1)].mean()
-    np.testing.assert_allclose(g.own_class(o), expected, rtol=1e-6)
+    np.testing.assert_allclose(g.pseudo_label_loss(o), expected, rtol=1e-6)
     p = softmax(drawn(5, 7).numpy()).mean(0)
     np.testing.assert_allclose(g.information_entropy(drawn(5, 7)), 1 + (p * np.log(p)).sum() / np.log(7), rtol=1e-5)
     assert abs(float(g.information_entropy(100 * torch.eye(4)))) < 1e-6, "all classes alike"
@@ -132,8 +132,8 @@ def test_smoothing_is_the_codes_own():
     x = drawn(2, 3, 6, 5)
     padded = np.pad(x.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)), mode="reflect")
     smooth = sum(taps[i, j] * padded[:, :, i : i + 6, j : j + 5] for i in range(5) for j in range(5))
-    np.testing.assert_allclose(g.roughness(x), ((x.numpy() - smooth) ** 2).mean(), rtol=1e-5)
-    assert g.roughness(drawn(4, 9)) == 0 and float(g.roughness(torch.ones(1, 1, 4, 4))) < 1e-12
+    np.testing.assert_allclose(g.smoothness_loss(x), ((x.numpy() - smooth) ** 2).mean(), rtol=1e-5)
+    assert g.smoothness_loss(drawn(4, 9)) == 0 and float(g.smoothness_loss(torch.ones(1, 1, 4, 4))) < 1e-12
 
 
 def test_mfcl_loss_is_the_sum_of_its_terms():
@@ -143,7 +143,7 @@ def test_mfcl_loss_is_the_sum_of_its_terms():
         F.cross_entropy(o / 10, o.argmax(1)),
         2 * g.information_entropy(o),
         3 * g.statistics_kl(seen),
-        5 * g.roughness(x),
+        5 * g.smoothness_loss(x),
     ]
     torch.testing.assert_close(g.mfcl_loss(x, o, seen, weights), sum(parts))
     assert g.PUBLISHED == (1.0, 50.0, 1e-3, 1000.0)
@@ -152,7 +152,7 @@ def test_mfcl_loss_is_the_sum_of_its_terms():
 @pytest.mark.parametrize(("radius", "left"), [(0.0, 4.0), (1.5, 2.5), (5.0, 0.0)])
 def test_outside_is_one_hinge_for_the_whole_batch(radius, left):
     """MSE of 0 and 2 everywhere is 4."""
-    assert g.outside(torch.zeros(3, 5), torch.full((3, 5), 2.0), radius) == left
+    assert g.bounding_loss(torch.zeros(3, 5), torch.full((3, 5), 2.0), radius) == left
 
 
 def test_balanced_labels():

@@ -11,17 +11,23 @@ from flray.core.network.threads import threads
 from flray.models.base import count_parameters
 from flray.models.lenet import LeNet
 from flray.ops import gradient_inversion
-from flray.ops.gradient_inversion import decoded, encoder_gradient, label_of, perturbed, reconstructed
+from flray.ops.gradient_inversion import (
+    encoder_gradient,
+    infer_label,
+    invert_gradients,
+    perturb_inputs,
+    reconstruct_inputs,
+)
 from tests.ops.support import normal
 
 
 def test_perturbing_a_quadratic():
     """loss |x - a|^2 / 2: x_n = a + (1 - lr)^n (x_0 - a)."""
     x, a = normal(1, 3), normal(1, 3, seed=1)
-    found = perturbed(lambda z: 0.5 * (z - a).square().sum(), x, 0.2, 7)
+    found = perturb_inputs(lambda z: 0.5 * (z - a).square().sum(), x, 0.2, 7)
     torch.testing.assert_close(found, a + 0.8**7 * (x - a))
     assert torch.equal(x, normal(1, 3)) and not found.requires_grad
-    assert torch.equal(perturbed(lambda z: z.sum(), x, 0.2, 0), x)
+    assert torch.equal(perturb_inputs(lambda z: z.sum(), x, 0.2, 0), x)
 
 
 def linear(weight, bias, y):
@@ -40,10 +46,10 @@ def test_the_gradient_of_a_linear_encoder_gives_its_input_back():
     x = normal(2, 6, seed=2)
     gradients = linear(weight, bias, y)
     target = [part.detach() for part in gradients(x)]
-    found = reconstructed(gradients, target, normal(2, 6, seed=3), lr=0.5, iterations=60, keep=4)
+    found = reconstruct_inputs(gradients, target, normal(2, 6, seed=3), lr=0.5, iterations=60, keep=4)
     assert found.shape == (4, 2, 6)
     torch.testing.assert_close(found[-1], x, rtol=0, atol=2e-3)
-    short = reconstructed(gradients, target, normal(2, 6, seed=3), lr=0.5, iterations=3)
+    short = reconstruct_inputs(gradients, target, normal(2, 6, seed=3), lr=0.5, iterations=3)
     assert short.shape == (3, 2, 6)
 
 
@@ -51,7 +57,7 @@ def test_an_iterate_that_is_not_finite_is_not_kept():
     def gradients(x):
         return (torch.where(x > 0.5, x * torch.inf, 10 * x),)
 
-    found = reconstructed(gradients, [torch.full((1, 2), 100.0)], torch.zeros(1, 2), lr=1.0, iterations=5, keep=3)
+    found = reconstruct_inputs(gradients, [torch.full((1, 2), 100.0)], torch.zeros(1, 2), lr=1.0, iterations=5, keep=3)
     assert found.shape == (3, 1, 2) and torch.isfinite(found).all()
 
 
@@ -62,8 +68,8 @@ def test_the_label_is_in_the_gradient_of_the_encoders_last_weight(shape):
     for y in range(7):
         loss = F.cross_entropy(encoder(normal(1, *shape, seed=y)), torch.tensor([y]))
         (g,) = torch.autograd.grad(loss, encoder.head.weight)
-        assert int(label_of(g)) == y
-    assert label_of(torch.stack([g, -g])).shape == (2,)
+        assert int(infer_label(g)) == y
+    assert infer_label(torch.stack([g, -g])).shape == (2,)
 
 
 def test_lenet_is_that_of_the_code():
@@ -80,7 +86,7 @@ def test_images_come_back_from_lenets_gradients():
     encoder, x = Objective(LeNet((2, 8, 8), 4), trains=False), normal(2, 2, 8, 8)
     start, labels = normal(2, 2, 8, 8, seed=1), torch.tensor([2, 0])
     pool = torch.stack([encoder_gradient(encoder, x[i : i + 1], labels[i : i + 1]) for i in range(2)])
-    found, y = decoded(encoder, pool, start, lr=0.1, iterations=4, keep=3)
+    found, y = invert_gradients(encoder, pool, start, lr=0.1, iterations=4, keep=3)
     assert found.shape == (6, 2, 8, 8) and y.tolist() == [2, 0] * 3
     model = encoder.at(*encoder.initial(), grad=True)
     for i in range(2):
@@ -103,16 +109,16 @@ def test_images_come_back_from_lenets_gradients():
 
 def test_one_thread_searches_for_images(monkeypatch):
     """With two, on a machine with other work, a round of GLFC took fifty times as long."""
-    computed, search = [], gradient_inversion.reconstructed
+    computed, search = [], gradient_inversion.reconstruct_inputs
 
     def watched(*args):
         computed.append(torch.get_num_threads())
         return search(*args)
 
-    monkeypatch.setattr(gradient_inversion, "reconstructed", watched)
+    monkeypatch.setattr(gradient_inversion, "reconstruct_inputs", watched)
     encoder, x = Objective(LeNet((1, 8, 8), 2), trains=False), normal(1, 1, 8, 8)
     gradient = encoder_gradient(encoder, x, torch.tensor([1]))
     with threads(2):
-        decoded(encoder, gradient[None], x, 0.1, 1, 1)
+        invert_gradients(encoder, gradient[None], x, 0.1, 1, 1)
         assert torch.get_num_threads() == 2
     assert computed == [1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flray.core.protocol.classes import Classes
-from flray.ops.losses import cross_entropy, kl, new_against_old, not_true_kl, soft_cross_entropy
+from flray.ops.losses import cross_entropy, inter_task_loss, kl, not_true_kl, soft_cross_entropy
 from tests.ops.support import normal
 
 
@@ -111,5 +111,5 @@ def test_new_against_old_is_a_softmax_over_two_sums():
     logits, classes = 2 * normal(6, 4), Classes([[0, 2], [1, 3]], 4)
     e = np.exp(logits.double().numpy())
     old, new = e[:, [0, 2]].sum(1), e[:, [1, 3]].sum(1)
-    value = new_against_old(logits, classes.new, classes.old)
+    value = inter_task_loss(logits, classes.new, classes.old)
     assert value.item() == pytest.approx(-np.log(new / (old + new)).mean(), rel=1e-5)

@@ -10,7 +10,15 @@ from torch.nn.functional import normalize
 
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
-from flray.ops.perturb import ascend, check_head, distance, magnitude, part, part_gradient, scratch_statistics
+from flray.ops.perturb import (
+    adaptive_scale,
+    ascend,
+    check_head,
+    magnitude,
+    parameter_subset,
+    scratch_copy,
+    subset_gradient,
+)
 from tests.ops.support import normal
 from tests.support.networks import Conv, Mlp, Norm, Tied, build, inputs
 
@@ -47,7 +55,7 @@ def test_ascend_against_numpy(name, scaled):
     objective = Objective(Odd())
     w, g, scale = (vector(objective, seed) for seed in (0, 1, 2))
     mask = objective.mask(name).numpy().astype(np.float64)
-    chosen = part(objective, name)
+    chosen = parameter_subset(objective, name)
     marker = torch.full_like(w, 7.0)
     found = ascend(w, g, 0.5, chosen.spans, scale if scaled else None, eps=0.25, out=marker)
     g64 = g.double().numpy() * mask
@@ -78,7 +86,9 @@ def test_ascend_stays_at_w_without_a_gradient_with_rho_0_and_below_the_smallest_
 def test_columnwise_is_torch_normalize_along_dimension_0(kind):
     objective = Objective(build(kind))
     w, anchor = vector(objective, 0), vector(objective, 1)
-    found = objective.views(distance(w, anchor, part(objective, "all"), "columnwise", torch.empty_like(w)))
+    found = objective.views(
+        adaptive_scale(w, anchor, parameter_subset(objective, "all"), "columnwise", torch.empty_like(w))
+    )
     for name, difference in objective.views((w - anchor).abs()).items():
         torch.testing.assert_close(found[name], normalize(difference, dim=0), rtol=2e-6, atol=0)
 
@@ -88,7 +98,9 @@ def test_columns_have_norm_1(kind):
     """sum Lambda^2 = number of columns of a tensor: the product of all dimensions but the first."""
     objective = Objective(build(kind))
     w = vector(objective, 0)
-    found = distance(w, torch.zeros_like(w), part(objective, "all"), "columnwise", torch.empty_like(w))
+    found = adaptive_scale(
+        w, torch.zeros_like(w), parameter_subset(objective, "all"), "columnwise", torch.empty_like(w)
+    )
     for entry in objective.layout.entries:
         assert float(entry.view(found).double().square().sum()) == pytest.approx(np.prod(entry.shape[1:]), rel=1e-5)
 
@@ -96,7 +108,9 @@ def test_columns_have_norm_1(kind):
 def test_a_first_dimension_of_1_is_not_scaled():
     objective = Objective(Odd())
     w = vector(objective, 0)
-    found = objective.views(distance(w, torch.zeros_like(w), part(objective, "all"), "columnwise", torch.empty_like(w)))
+    found = objective.views(
+        adaptive_scale(w, torch.zeros_like(w), parameter_subset(objective, "all"), "columnwise", torch.empty_like(w))
+    )
     assert (found["token"] == 1).all() and float(found["scale"]) == 1
 
 
@@ -106,9 +120,9 @@ def test_tensor_and_layer_divide_by_one_norm_each(name):
     objective = Objective(build(Conv))
     w, anchor = vector(objective, 0), vector(objective, 1)
     d = {n: v.double().numpy() for n, v in objective.views((w - anchor).abs()).items()}
-    chosen = part(objective, name)
+    chosen = parameter_subset(objective, name)
     for how in ("tensor", "layer"):
-        found = objective.views(distance(w, anchor, chosen, how, torch.full_like(w, 7.0)))
+        found = objective.views(adaptive_scale(w, anchor, chosen, how, torch.full_like(w, 7.0)))
         for entry in objective.layout.entries:
             if entry not in chosen.entries:
                 assert (found[entry.name] == 7).all()
@@ -127,10 +141,10 @@ def test_no_distance_is_lambda_0_and_a_tiny_one_is_divided_by_the_smallest_divis
     """max(norm, 1e-12): differences of 1e-14 give 1e-14 / 1e-12."""
     objective = Objective(build(Mlp))
     w = vector(objective, 0)
-    whole = part(objective, "all")
-    assert (distance(w, w, whole, how, torch.empty_like(w)) == 0).all()
+    whole = parameter_subset(objective, "all")
+    assert (adaptive_scale(w, w, whole, how, torch.empty_like(w)) == 0).all()
     tiny = 1e-14 * objective.mask("all")
-    found = distance(tiny, torch.zeros_like(tiny), whole, how, torch.empty_like(w))
+    found = adaptive_scale(tiny, torch.zeros_like(tiny), whole, how, torch.empty_like(w))
     torch.testing.assert_close(found, 0.01 * objective.mask("all"), rtol=1e-4, atol=0)
 
 
@@ -152,7 +166,7 @@ def test_magnitude_of_the_weights():
 @pytest.mark.parametrize(("name", "count"), [("head", 1), ("body", 2), ("all", 1)])
 def test_a_part_is_as_few_spans_as_it_can_be(name, count):
     objective = Objective(Odd())
-    chosen = part(objective, name)
+    chosen = parameter_subset(objective, name)
     assert len(chosen.spans) == count
     covered = torch.zeros(objective.layout.size)
     for span in chosen.spans:
@@ -168,10 +182,10 @@ def test_gradient_of_a_part_is_that_slice_of_the_whole_gradient():
     for name in ("head", "body"):
         model = objective.at(w, b, "eval", grad=True)
         out = torch.full_like(w, float("nan"))
-        found = part_gradient(model(x).square().sum(), model, part(objective, name), out)
+        found = subset_gradient(model(x).square().sum(), model, parameter_subset(objective, name), out)
         inside = objective.mask(name) == 1
         assert torch.equal(found[inside], whole[inside])
-        for span in part(objective, name).spans:
+        for span in parameter_subset(objective, name).spans:
             assert torch.isfinite(found[span]).all(), "gaps hold zeros"
         assert torch.isnan(found[objective.mask(name) + 1 - objective.mask("all") == 0]).all()
 
@@ -189,7 +203,7 @@ def test_a_head_must_exist_and_be_its_own():
 def test_still_is_a_copy():
     objective = Objective(build(Norm))
     _, b = objective.initial()
-    copy = scratch_statistics(objective, b)
+    copy = scratch_copy(objective, b)
     assert torch.equal(copy, b)
     copy.add_(1)
     assert not torch.equal(copy, b)

@@ -10,17 +10,17 @@ from torch.nn import functional as F
 from flray.core.network.objective import Objective
 from flray.core.protocol.classes import ClassSet
 from flray.models.generators import MFCLGenerator
-from flray.ops.generate import adversarial, batch_norms, mfcl_loss, outside, statistics_distance
+from flray.ops.generate import adversarial_loss, batch_norms, bounding_loss, mfcl_loss, statistics_distance
 from flray.ops.synthesis import (
-    Answer,
     InversionWeights,
     Student,
     Teacher,
+    TeacherOutput,
+    adam_search,
+    endless_batches,
     fit_mfcl_generator,
     inversion_loss,
-    search,
-    shuffled,
-    teach,
+    train_student,
 )
 
 
@@ -62,9 +62,9 @@ def test_mfcls_generator_learns_as_with_torchs_adam():
     bound = frozen.objective.at(frozen.w, frozen.b)
     for _ in range(3):
         x = other(torch.from_numpy(draws.standard_normal((10, 6), dtype=np.float32)))
-        with batch_norms(net) as seen:
+        with batch_norms(net) as statistics:
             o = bound(x)[:, [0, 2, 3]]
-        loss = mfcl_loss(x, o, seen)
+        loss = mfcl_loss(x, o, statistics)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -109,7 +109,7 @@ def test_a_search_is_adam_on_the_generator_and_what_is_free_and_keeps_the_best_s
         made = model(z)
         return value_of(made), made
 
-    found = search(generator, w, b, [z], loss, steps=4, lr=0.2, lr_free=0.3)
+    found = adam_search(generator, w, b, [z], loss, steps=4, lr=0.2, lr_free=0.3)
     torch.testing.assert_close(found.losses, torch.stack(losses))
     named = generator.views(found.w)
     torch.testing.assert_close(named["weight"], copy.weight.detach())
@@ -124,12 +124,19 @@ def test_inversion_loss_is_the_sum_of_its_terms():
     s, u, e = torch.randn(4, 3), torch.randn(4, 6), torch.randn(4, 6)
     _, old = teacher()
     x = torch.randn(4, 1, 8, 8)
-    seen = old.ask(x).seen
+    statistics = old.output(x).statistics
     weights = InversionWeights(bn=2.0, oh=3.0, adv=5.0, ltc=7.0, radius=0.1)
-    parts = [2 * statistics_distance(seen), 3 * F.cross_entropy(o, y), 5 * adversarial(o, s), 7 * outside(u, e, 0.1)]
-    found = inversion_loss(Answer(o, u, seen), y, s, weights, embeddings=e)
+    parts = [
+        2 * statistics_distance(statistics),
+        3 * F.cross_entropy(o, y),
+        5 * adversarial_loss(o, s),
+        7 * bounding_loss(u, e, 0.1),
+    ]
+    found = inversion_loss(TeacherOutput(o, u, statistics), y, s, weights, embeddings=e)
     torch.testing.assert_close(found, sum(parts))
-    torch.testing.assert_close(inversion_loss(Answer(o, None, seen), y, None, weights), parts[0] + parts[1])
+    torch.testing.assert_close(
+        inversion_loss(TeacherOutput(o, None, statistics), y, None, weights), parts[0] + parts[1]
+    )
 
 
 def test_a_student_learns_as_with_torchs_sgd():
@@ -143,9 +150,9 @@ def test_a_student_learns_as_with_torchs_sgd():
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9, weight_decay=2e-4)
     student, start = Student.of(w.clone(), b.clone()), w.clone()
     for rows in (slice(0, 2), slice(2, 4)):
-        student, loss = teach(old, student, iter(xs[rows]), steps=2, lr=0.1, temperature=4.0)
+        student, loss = train_student(old, student, iter(xs[rows]), steps=2, lr=0.1, temperature=4.0)
     with torch.no_grad():
-        told = [old.ask(x).logits for x in xs]
+        told = [old.output(x).logits for x in xs]
     losses = []
     for x, t in zip(xs, told, strict=True):
         q = (other(x)[:, [0, 2, 3]] / 4).log_softmax(1)
@@ -163,7 +170,7 @@ def test_a_student_learns_as_with_torchs_sgd():
 
 
 def test_shuffled_batches_go_on_for_ever():
-    batches = shuffled(5, 2, np.random.default_rng(0))
+    batches = endless_batches(5, 2, np.random.default_rng(0))
     epochs = [[next(batches) for _ in range(3)] for _ in range(2)]
     for epoch in epochs:
         assert [len(batch) for batch in epoch] == [2, 2, 1] and sorted(np.concatenate(epoch)) == list(range(5))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from flray.ops.task_vote import (
     batch_relevance,
+    predict_tasks,
     relevance,
-    route,
     similarity,
     vote,
     vote_by_length,
@@ -100,17 +100,17 @@ def test_routes():
     one, two = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0], [0.0, 1.0]])
     own = [[one, two], [None, torch.tensor([[1.0]])]]
     omega = torch.tensor([[3.0, 0.1], [0.1, 3.0]])
-    assert route(omega, own).tolist() == [1, 1]  # one vote each; -inf in the sum of task 0
-    assert route(omega, own[:1]).tolist() == [0, 1]
-    assert route(omega, []).tolist() == [0, 0] and route(omega, [[one]]).tolist() == [0, 0]
+    assert predict_tasks(omega, own).tolist() == [1, 1]  # one vote each; -inf in the sum of task 0
+    assert predict_tasks(omega, own[:1]).tolist() == [0, 1]
+    assert predict_tasks(omega, []).tolist() == [0, 0] and predict_tasks(omega, [[one]]).tolist() == [0, 0]
     lengths = [[torch.tensor([[1.0], [3.0]]), torch.tensor([[8.0]])], [torch.tensor([[4.0]]), None]]  # means 3 and 8
-    assert route(torch.tensor([[2.0], [5.0], [6.0], [9.0]]), lengths).tolist() == [0, 0, 1, 1]
+    assert predict_tasks(torch.tensor([[2.0], [5.0], [6.0], [9.0]]), lengths).tolist() == [0, 0, 1, 1]
 
 
 def test_the_rule_for_two_tasks_where_the_first_references_end_before_the_block():
     """Task 0's references were made when it had no block to be measured on: they are 0, and 3.5 is the middle."""
     own = [[torch.zeros(3, 0), torch.tensor([[8.0], [6.0]])]]
-    assert route(torch.tensor([[2.0], [3.4], [3.6], [9.0]]), own).tolist() == [0, 0, 1, 1]
+    assert predict_tasks(torch.tensor([[2.0], [3.4], [3.6], [9.0]]), own).tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("mean", [False, True])

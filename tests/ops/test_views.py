@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.ops.views import random_views, turned
+from flray.ops.views import random_views, rotate_hue
 
 NOTHING = {"scale": (1.0, 1.0), "jitter_share": 0.0, "grey_share": 0.0}
 
@@ -57,7 +57,7 @@ def test_the_hue_is_turned_as_colorsys_does():
     x = images(2, side=3)
     x[0, :, 0, 0] = 0.4  # grey has no hue
     turn = torch.tensor([0.1, -0.35])
-    found = turned(x, turn[:, None, None])
+    found = rotate_hue(x, turn[:, None, None])
     for i, row, column in np.ndindex(2, 3, 3):
         h, s, v = colorsys.rgb_to_hsv(*x[i, :, row, column].tolist())
         expected = colorsys.hsv_to_rgb((h + float(turn[i])) % 1, s, v)

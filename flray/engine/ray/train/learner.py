@@ -24,7 +24,7 @@ from flray.data import Batches
 from flray.data.cache import Array
 from flray.engine.counts import Tally, merged
 from flray.engine.workbench import Workbench
-from flray.ops.average import Node, TreeSum, combine
+from flray.ops.average import PartialSum, TreeSum, combine
 
 # every worker's tensor, all of one shape, in order of rank; valid until the next call
 Gather = Callable[[Tensor], list[Tensor]]
@@ -61,7 +61,7 @@ class Learner:
         self._sizes = [objective.layout.size, objective.buffer_layout.size, 1]  # of a Slope's fields
         self._sent = torch.zeros(0)
         self._spare: list[PartGradient] = []
-        self._plans: dict[int, list[list[Node]]] = {}
+        self._plans: dict[int, list[list[PartialSum]]] = {}
 
     def context(self, clock: Clock, num_steps: int = 0) -> ClientContext:
         """The one trainer's, whose draws are addressed as the server's."""
@@ -127,7 +127,7 @@ class Learner:
 
     def _sums(
         self, ctx: ClientContext, state: Message, local: Message, batch: Batch, step: int, count: int
-    ) -> list[Node]:
+    ) -> list[PartialSum]:
         """This worker's parts, reduced to whole subtrees; the parameters stay as they are."""
         tree, first, b = TreeSum(self._spare), 0, ctx.objective.scratch("part's statistics", local.b)
         for part in self._mine(self.rank):
@@ -143,7 +143,7 @@ class Learner:
             first += size
         return tree.nodes
 
-    def _exchange(self, own: list[Node], count: int) -> list[Node]:
+    def _exchange(self, own: list[PartialSum], count: int) -> list[PartialSum]:
         """The subtrees of all workers, in order of position."""
         assert self._gather is not None
         plan = self._plan(count)
@@ -161,7 +161,7 @@ class Learner:
             for node, row in zip(nodes, rows, strict=False)
         ]
 
-    def _plan(self, count: int) -> list[list[Node]]:
+    def _plan(self, count: int) -> list[list[PartialSum]]:
         """The subtrees that each worker sends for a batch of `count`, numbers in the values' place; None: no
         samples."""
         if count not in self._plans:
