@@ -14,7 +14,7 @@ from flray.config.experiment import Experiment, algorithm_name
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import AlgorithmError, ResourceError
 from flray.data import Dataset
-from flray.engine.prepare import build_data, build_scenario, drifted
+from flray.engine.prepare import build_data, build_scenario, drift_effects
 from flray.engine.progress import size
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.folder import default_folder
@@ -42,7 +42,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> tuple[list[di
     objective, algorithm = bench.objective, experiment.algorithm
     cohort = max(experiment.cohort.count(len(scenario.members(task))) for task in range(len(scenario.stages)))
     dropout = f", each drops out with probability {experiment.cohort.dropout:g}" if experiment.cohort.dropout else ""
-    table = drifted(experiment, scenario)
+    table = drift_effects(experiment, scenario)
     ctx = bench.context(Clock())
     state = algorithm.init_server(ctx, *objective.initial())
     broadcast = algorithm.broadcast(ctx, state)
@@ -212,7 +212,7 @@ def _update(bench: Workbench, broadcast: Any, scenario: Scenario) -> tuple[dict[
     """
     from flray.core.messages import Record, equal, map_tensors, nbytes_by_field, to_numpy
     from flray.core.messages.fields import pools
-    from flray.engine.blame import Note, writer, wrote
+    from flray.engine.blame import Note, find_writer, write_error
 
     algorithm, clock = bench.algorithm, Clock()
     if algorithm.centralized:
@@ -234,8 +234,8 @@ def _update(bench: Workbench, broadcast: Any, scenario: Scenario) -> tuple[dict[
         note(algorithm.end)
         updates.append(algorithm.end(ctx, broadcast, client, local, data)[0])
 
-    if who := writer(run, lambda: equal(sent, to_numpy(broadcast))):
-        raise AlgorithmError(wrote(who))
+    if who := find_writer(run, lambda: equal(sent, to_numpy(broadcast))):
+        raise AlgorithmError(write_error(who))
     (update,) = updates
     how = pools(type(update)) if isinstance(update, Record) else {}
     return nbytes_by_field(update), [name for name, pool in how.items() if pool == "each"]

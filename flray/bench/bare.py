@@ -180,10 +180,10 @@ class BarePool:
     """
 
     def __init__(self, experiment: Experiment, scenario: Scenario, way: Way, addressed: bool = False) -> None:
-        from flray.engine.cohort import sample
+        from flray.engine.cohort import sample_cohort
 
         self.way = way
-        self.experiment, self.scenario, self._sample = experiment, scenario, sample
+        self.experiment, self.scenario, self._sample = experiment, scenario, sample_cohort
         dataset = load_dataset(experiment.data)
         seed = seeding.torch_seed(experiment.seed, "model")
         model = build_model(experiment.model, dataset.input_shape, dataset.num_classes, seed)
@@ -262,7 +262,7 @@ class Measured(NamedTuple):
 def measure(experiment: Experiment, scenario: Scenario, folder: Path) -> Measured:
     """A real run through Ray, from one round's end to the next's; the first rounds and the last one are left out."""
     from flray.api import play
-    from flray.engine.cohort import runs
+    from flray.engine.cohort import chunk_ranges
     from flray.rundir.reader import load
 
     ends = [time.perf_counter() for _ in play(experiment, folder, scenario=scenario, overwrite=True)]
@@ -274,6 +274,8 @@ def measure(experiment: Experiment, scenario: Scenario, folder: Path) -> Measure
         clients = run.clients[run.clients["done"] == done].sort_values("position")
         trained = clients["time/client_s"].to_numpy()
         # the engine's own split of the cohort: a contiguous run an actor
-        slowest = max(trained[r.start : r.stop].sum() for r in runs(clients["num_steps"].to_numpy() + 1.0, actors))
+        slowest = max(
+            trained[r.start : r.stop].sum() for r in chunk_ranges(clients["num_steps"].to_numpy() + 1.0, actors)
+        )
         shares.append((round_s - slowest) / round_s)
     return Measured(median(seconds.tolist()), int(rows["client_steps"].iloc[0]), median(shares))

@@ -37,7 +37,7 @@ def measure(workload: Workload, rounds: int) -> dict[str, float]:
 
     for round in range(rounds):
         clock = Clock(0, round, done=round)
-        _, drawn = cohorts.draw(experiment, clock, scenario.members(0))
+        _, drawn = cohorts.draw_cohort(experiment, clock, scenario.members(0))
         (turn,), _ = cohorts.turns(scenario, algorithm, drawn, clock, algorithm.training)
         took("flray", lambda turn=turn: client.work(turn.chunks[0], algorithm.training, broadcast, None))  # type: ignore[misc]
         at = round, drawn.tolist()

@@ -108,7 +108,7 @@ def _round(chosen: Experiment, home: Path) -> tuple[float, str]:
 
 def _cohort(chosen: Experiment, scenario: Scenario, number: int) -> list[int]:
     clock = Clock(0, number, done=number)
-    drawn: list[int] = cohorts.sample(chosen.cohort, chosen.seed, clock, scenario.members(0)).tolist()
+    drawn: list[int] = cohorts.sample_cohort(chosen.cohort, chosen.seed, clock, scenario.members(0)).tolist()
     return drawn
 
 
@@ -153,7 +153,7 @@ def _serve(pipe: Any, chosen: Experiment, shared: bool) -> None:
     state = algorithm.init_server(client.bench.context(clock), *client.bench.objective.initial())
     broadcast = to_numpy(algorithm.training.broadcast(client.bench.context(clock), state))
     scenario = build(client.bench.dataset, chosen.partition, seed=chosen.seed)
-    _, drawn = cohorts.draw(chosen, clock, scenario.members(0))
+    _, drawn = cohorts.draw_cohort(chosen, clock, scenario.members(0))
     (turn,), _ = cohorts.turns(scenario, algorithm, drawn[:1], clock, algorithm.training)
     client.work(turn.chunks[0], algorithm.training, broadcast, None)
     pipe.send("ready")

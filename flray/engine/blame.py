@@ -24,7 +24,7 @@ Note = Callable[[Callable[..., Any]], None]  # hears of a method just before it 
 
 # errors of the server half ----------------------------------------------------------------------
 @contextlib.contextmanager
-def half(algorithm: Algorithm, method: str, clock: Clock | None = None) -> Iterator[None]:
+def errors_of(algorithm: Algorithm, method: str, clock: Clock | None = None) -> Iterator[None]:
     """Around the algorithm's `method` on the server: its error says where it happened and brings its traceback.
 
     Raises `AlgorithmError`; also for `sys.exit`, which would end the process without a word.
@@ -72,10 +72,10 @@ class Deaths:
         self.last = call
         pids = self._pids.setdefault((call.where, call.method), set())
         pids.add(call.pid)
-        return ended(call) if len(pids) > 1 else None
+        return process_ended(call) if len(pids) > 1 else None
 
 
-def ended(call: LastCall) -> TracedError:
+def process_ended(call: LastCall) -> TracedError:
     """The error of a method that ends its process."""
     how = call.signal or "without a signal that Python sees: os._exit, exit of native code, or SIGKILL"
     what = f"ended its process, twice ({how}); look for os._exit and for crashes of native code"
@@ -95,7 +95,7 @@ def versions(message: Message) -> tuple[int, ...]:
     )
 
 
-def work(
+def rehearse(
     algorithm: Algorithm,
     exchange: Exchange,
     ctx: ClientContext,
@@ -124,25 +124,25 @@ def work(
     algorithm.report(ctx, local)
 
 
-def writer(run: Callable[[Note], None], unchanged: Callable[[], bool]) -> str:
+def find_writer(run: Callable[[Note], None], unchanged: Callable[[], bool]) -> str:
     """The method after which `unchanged` no longer holds, where `run` calls one after the other; "": none of them."""
     last: Callable[..., Any] | None = None
 
     def look(method: Callable[..., Any] | None) -> None:
         nonlocal last
         if last is not None and not unchanged():
-            raise _FoundError(named(last))
+            raise _InputChangedError(named(last))
         last = method
 
     try:
         run(look)
         look(None)
-    except _FoundError as found:
+    except _InputChangedError as found:
         return str(found)
     return ""
 
 
-def wrote(who: str) -> str:
+def write_error(who: str) -> str:
     """The error of a method that wrote into the broadcast."""
     return (
         f"{who} wrote into `broadcast`, which the next client of this process reads as well; work on a copy: "
@@ -150,5 +150,5 @@ def wrote(who: str) -> str:
     )
 
 
-class _FoundError(Exception):
+class _InputChangedError(Exception):
     pass

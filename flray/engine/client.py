@@ -26,7 +26,7 @@ from flray.core.protocol.algorithm import Predictor
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import ClientContext
 from flray.core.protocol.exchange import Exchange
-from flray.core.protocol.probe import Looking
+from flray.core.protocol.probe import Observer
 from flray.core.protocol.returned import check, check_logits, label
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.errors import (
@@ -40,10 +40,9 @@ from flray.core.schema.errors import (
 )
 from flray.data import Batches
 from flray.data.cache import Array
-from flray.engine.blame import from_signal, half, versions, writer, wrote
-from flray.engine.blame import work as rehearse
+from flray.engine.blame import errors_of, find_writer, from_signal, rehearse, versions, write_error
 from flray.engine.health import client_problem, reported
-from flray.engine.local_loop import Trained, train
+from flray.engine.local_loop import ClientResult, train
 from flray.engine.trace import is_profiled, profiled, trace_name
 from flray.engine.workbench import Workbench
 from flray.ops.pooling import Collector, PartialUpdates
@@ -58,17 +57,17 @@ class Chunk(NamedTuple):
     clock: Clock
     first: int
     weights: tuple[float, ...]
-    held: Shares
+    shares: Shares
     previous: Shares | None = None
 
     @property
     def clients(self) -> list[int]:
         """Client ids."""
-        return self.held.clients.tolist()  # type: ignore[no-any-return]
+        return self.shares.clients.tolist()  # type: ignore[no-any-return]
 
     def samples(self, i: int) -> np.ndarray:
         """Sample numbers of the i-th client of the chunk."""
-        return self.held.of(i)
+        return self.shares.of(i)
 
 
 class Delivery(NamedTuple):
@@ -102,55 +101,55 @@ class Client:
         sent, broadcast = broadcast, to_torch(broadcast, self.bench.objective.device)
         untouched = versions(broadcast)
         updates, new_states, rows = Collector(), [], []
-        objective, reached = self.bench.objective_of(chunk.clock.task), None
+        objective, reached_head = self.bench.objective_of(chunk.clock.task), None
         for i, client in enumerate(chunk.clients):
             started = time.perf_counter()
             stored = states[i] if states else None
-            with last_call.at(failed(self.experiment, chunk.clock, client), client):
-                update, state, row = self.one(chunk, i, exchange, broadcast, stored)
+            with last_call.at(failure_place(self.experiment, chunk.clock, client), client):
+                update, state, row = self.run_client(chunk, i, exchange, broadcast, stored)
             # of every client what torch counts of writes; of the first in an exchange of this name every value
             if versions(broadcast) != untouched or (
                 exchange.name not in self._compared and not equal(sent, to_numpy(broadcast))
             ):
-                raise AlgorithmError(self._who_wrote(chunk, i, exchange, sent, stored))
+                raise AlgorithmError(self._write_error(chunk, i, exchange, sent, stored))
             self._compared.add(exchange.name)
             position = chunk.first + i
             if update is not None:
-                found = reached_rows(objective)
-                reached = found if reached is None or found is None else reached | found
+                head_rows = reached_rows(objective)
+                reached_head = head_rows if reached_head is None or head_rows is None else reached_head | head_rows
             updates.add(position, update, 1.0 if exchange.order == "sequential" else chunk.weights[i])
             new_states.append(None if update is None else () if state is None else to_numpy(state))
             place = {"client": client, "exchange": chunk.clock.exchange, "position": position}
             rows.append({**place, **row, "time/client_s": time.perf_counter() - started})
-        return Delivery(updates.sent(), new_states, [row["num_steps"] for row in rows], reached), rows
+        return Delivery(updates.sent(), new_states, [row["num_steps"] for row in rows], reached_head), rows
 
-    def one(
+    def run_client(
         self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Message, stored: Message
     ) -> tuple[Message, Message, dict[str, Any]]:
         """The exchange of the chunk's i-th client: (update or None when left out, its state, its row of metrics).
 
         `broadcast` is a message of tensors, `stored` the client's state as the store keeps it.
         """
-        clock, client, numbers = chunk.clock, int(chunk.held.clients[i]), chunk.samples(i)
-        ctx, state, data = self._begins(chunk, i, stored)
+        clock, client, numbers = chunk.clock, int(chunk.shares.clients[i]), chunk.samples(i)
+        ctx, state, data = self._prepare(chunk, i, stored)
         row: dict[str, Any] = {"num_examples": len(numbers)}
         before = self.algorithm.model_of(ctx, broadcast) if self.experiment.evaluate.clients else None
         try:
             if before is not None:
                 row["client/acc_before"] = self.accuracy(*before, numbers)
-            looking = Looking(self.bench.probes, self.bench.reveal) if self.bench.probes else None
+            observer = Observer(self.bench.probes, self.bench.reveal) if self.bench.probes else None
             with profiled(is_profiled(self.experiment.profile, clock, client, chunk.first + i)) as trace:
-                done = self.exchange(ctx, exchange, broadcast, state, data, looking)
+                result = self.exchange(ctx, exchange, broadcast, state, data, observer)
             ended = exchange.client or self.algorithm.end
-            done = done._replace(
-                update=sendable(done.update, ended, "update"), client=sendable(done.client, ended, "client state")
+            result = result._replace(
+                update=sendable(result.update, ended, "update"), state=sendable(result.state, ended, "client state")
             )
-            metrics = reported(done.metrics, exchange.client or self.algorithm.report)
-            row.update(num_steps=done.steps, examples_read=done.examples, **metrics)
-            problem = client_problem(done.update, done.client, row)
+            metrics = reported(result.metrics, exchange.client or self.algorithm.report)
+            row.update(num_steps=result.steps, examples_read=result.examples, **metrics)
+            problem = client_problem(result.update, result.state, row)
             if problem and self.experiment.on_nonfinite != "skip":
                 raise NonFiniteError(f"{problem}; lower algorithm.lr, or set on_nonfinite: skip")
-            after = None if problem or before is None else self.algorithm.model_of(ctx, done.update)
+            after = None if problem or before is None else self.algorithm.model_of(ctx, result.update)
             if after is not None:
                 row["client/acc_after"] = self.accuracy(*after, numbers)
         except (AlgorithmError, ConfigError):  # one line that says what to do; where it happened does not matter
@@ -159,11 +158,11 @@ class Client:
             self.check_batch_norm(error, client, numbers)
             raise client_error(error, self.experiment, clock, client) from None
         row["skipped"] = bool(problem)
-        if looking is not None and looking.rows:
-            row["probes"] = looking.rows
+        if observer is not None and observer.rows:
+            row["probes"] = observer.rows
         if trace:
             row["traces"] = [(trace_name(clock, client), *trace)]
-        return None if problem else done.update, done.client, row
+        return None if problem else result.update, result.state, row
 
     def exchange(
         self,
@@ -172,35 +171,35 @@ class Client:
         broadcast: Message,
         state: Message,
         data: ClientData,
-        looking: Looking | None,
-    ) -> Trained:
+        observer: Observer | None,
+    ) -> ClientResult:
         """Local training, into which probes look, or the exchange's own work, which takes no local steps."""
         begin(ctx.objective)
         if exchange.client is None:
-            done = train(self.bench.at(ctx.clock), ctx, broadcast, state, data, looking)
-            check((done.update, done.client), ("update", "client state"), self.algorithm.end)
-            return done
+            result = train(self.bench.algorithm_at(ctx.clock), ctx, broadcast, state, data, observer)
+            check((result.update, result.state), ("update", "client state"), self.algorithm.end)
+            return result
         with last_call.within(last_call.label(named(exchange.client))):
-            found = exchange.client(ctx, broadcast, state, data)
-        check(found, ("update", "client state", "metrics"), exchange.client)
-        update, client, metrics = found
-        return Trained(update, client, metrics, steps=0, examples=0)
+            returned = exchange.client(ctx, broadcast, state, data)
+        check(returned, ("update", "client state", "metrics"), exchange.client)
+        update, client, metrics = returned
+        return ClientResult(update, client, metrics, steps=0, examples=0)
 
-    def _begins(self, chunk: Chunk, i: int, stored: Message) -> tuple[ClientContext, Message, ClientData]:
+    def _prepare(self, chunk: Chunk, i: int, stored: Message) -> tuple[ClientContext, Message, ClientData]:
         """(context, state, data) with which the chunk's i-th client begins, the generator of its modules seeded."""
         numbers = chunk.samples(i)
-        ctx = self.context(chunk.clock, int(chunk.held.clients[i]), chunk.weights[i], numbers)
+        ctx = self.context(chunk.clock, int(chunk.shares.clients[i]), chunk.weights[i], numbers)
         data = self.bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(i))
         state = self.state(ctx, stored)
         self.bench.seed_modules(ctx)
         return ctx, state, data
 
-    def _who_wrote(self, chunk: Chunk, i: int, exchange: Exchange, sent: Message, stored: Message) -> str:
+    def _write_error(self, chunk: Chunk, i: int, exchange: Exchange, sent: Message, stored: Message) -> str:
         """The error of a client that wrote into the broadcast: its work is done once more to find the method."""
-        broadcast, (ctx, state, data) = to_torch(sent, self.bench.objective.device), self._begins(chunk, i, stored)
-        run = functools.partial(rehearse, self.bench.at(chunk.clock), exchange, ctx, broadcast, state, data)
-        who = writer(run, lambda: equal(sent, to_numpy(broadcast))) or f"exchange {exchange.name!r}"
-        return wrote(who)
+        broadcast, (ctx, state, data) = to_torch(sent, self.bench.objective.device), self._prepare(chunk, i, stored)
+        run = functools.partial(rehearse, self.bench.algorithm_at(chunk.clock), exchange, ctx, broadcast, state, data)
+        method = find_writer(run, lambda: equal(sent, to_numpy(broadcast))) or f"exchange {exchange.name!r}"
+        return write_error(method)
 
     def context(self, clock: Clock, client: int, weight: float, numbers: np.ndarray) -> ClientContext:
         """The client's context, with the local steps that are planned for it."""
@@ -215,7 +214,7 @@ class Client:
         first one."""
         if stored is not None:
             return to_torch(stored, self.bench.objective.device)
-        with half(self.algorithm, "init_client", ctx.clock):
+        with errors_of(self.algorithm, "init_client", ctx.clock):
             return self.algorithm.init_client(ctx)
 
     def check_batch_norm(self, error: BaseException, client: int, numbers: np.ndarray) -> None:
@@ -254,12 +253,12 @@ class Client:
             )
             for epochs in finetune_epochs:
                 try:
-                    where = failed(self.experiment, chunk.clock, client)
+                    where = failure_place(self.experiment, chunk.clock, client)
                     with last_call.at(where, client), last_call.within(label(type(self.algorithm), "personalize")):
                         predictor = self.predictor(
                             chunk.clock, client, chunk.weights[i], numbers, broadcast, state, epochs
                         )
-                        right = self.right(
+                        right = self.count_right(
                             predictor, dataset.test.x, dataset.test.y, share, method=self.algorithm.personalize
                         )
                 except (AlgorithmError, ConfigError):
@@ -292,14 +291,14 @@ class Client:
         ctx = replace(ctx, num_steps=len(batches))
         self.bench.seed_modules(ctx)
         begin(ctx.objective)
-        return self.bench.at(clock).personalize(ctx, broadcast, state, batches)
+        return self.bench.algorithm_at(clock).personalize(ctx, broadcast, state, batches)
 
     def accuracy(self, w: Tensor, b: Tensor, numbers: np.ndarray) -> float:
         """Share of right predictions on training samples `numbers`, without augmentation."""
         train = self.bench.dataset.train
-        return self.right(self.bench.objective.at(w, b), train.x, train.y, numbers) / max(len(numbers), 1)
+        return self.count_right(self.bench.objective.at(w, b), train.x, train.y, numbers) / max(len(numbers), 1)
 
-    def right(
+    def count_right(
         self,
         predictor: Predictor,
         x: Array,
@@ -314,17 +313,17 @@ class Client:
         """
         size, normalizer = self.bench.evaluation_batch, self.bench.normalizer
         batches = Batches(x, y, numbers, batch_size=size, epochs=1, rng=None, normalizer=normalizer)
-        found = 0.0
+        right = 0.0
         with torch.no_grad():
             for batch in batches:
                 logits = predictor(batch.x)
                 if method is not None:
                     check_logits(logits, len(batch.y), self.bench.dataset.num_classes, method)
-                found += float((logits.argmax(dim=1) == batch.y).sum())
-        return found
+                right += float((logits.argmax(dim=1) == batch.y).sum())
+        return right
 
 
-def failed(experiment: Experiment, clock: Clock, client: int) -> str:
+def failure_place(experiment: Experiment, clock: Clock, client: int) -> str:
     """Which client failed, and where."""
     return f"client {client} failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}"
 
@@ -339,7 +338,7 @@ def client_error(error: BaseException, experiment: Experiment, clock: Clock, cli
     kind = NonFiniteError if isinstance(error, NonFiniteError) else ClientError
     text = str(error) if isinstance(error, NonFiniteError) else f"{described(error)}\n{traceback.format_exc()}".rstrip()
     return kind(
-        f"{failed(experiment, clock, client)}: {text}\n"
+        f"{failure_place(experiment, clock, client)}: {text}\n"
         f"repeat just this client: flray replay RUN_FOLDER --client {client}"
     )
 

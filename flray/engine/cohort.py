@@ -15,12 +15,12 @@ from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.seeding import rng
-from flray.engine.blame import half
+from flray.engine.blame import errors_of
 from flray.engine.client import Chunk
 from flray.scenario import Scenario, clients_at
 
 
-def sample(config: CohortConfig, seed: int, clock: Clock, members: range | np.ndarray) -> np.ndarray:
+def sample_cohort(config: CohortConfig, seed: int, clock: Clock, members: range | np.ndarray) -> np.ndarray:
     """Client ids `[K]` of a round, drawn from the `members` of the stage without replacement, in cohort order.
 
     Cost does not grow with the population. `numpy_round_seed` gives the sets of FedSOL's code:
@@ -34,13 +34,13 @@ def sample(config: CohortConfig, seed: int, clock: Clock, members: range | np.nd
     return clients_at(members, places.astype(np.int64))
 
 
-def draw(experiment: Experiment, clock: Clock, members: range | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def draw_cohort(experiment: Experiment, clock: Clock, members: range | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(client ids of a round's sample `[K]`, those of them that deliver), in cohort order."""
-    sampled = sample(experiment.cohort, experiment.seed, clock, members)
-    return sampled, delivering(experiment.cohort, experiment.seed, clock, sampled)
+    sampled = sample_cohort(experiment.cohort, experiment.seed, clock, members)
+    return sampled, without_dropouts(experiment.cohort, experiment.seed, clock, sampled)
 
 
-def delivering(config: CohortConfig, seed: int, clock: Clock, clients: np.ndarray) -> np.ndarray:
+def without_dropouts(config: CohortConfig, seed: int, clock: Clock, clients: np.ndarray) -> np.ndarray:
     """Those of a round's sampled clients that deliver (`cohort.dropout`), in their order; each draw is addressed by its
     client."""
     if not config.dropout:
@@ -49,14 +49,14 @@ def delivering(config: CohortConfig, seed: int, clock: Clock, clients: np.ndarra
     return clients[np.array(draws) >= config.dropout]
 
 
-def runs(costs: Sequence[float] | np.ndarray, num_chunks: int) -> list[range]:
+def chunk_ranges(costs: Sequence[float] | np.ndarray, num_chunks: int) -> list[range]:
     """Positions cut into at most `pieces` contiguous runs whose costs are as even as the order allows."""
     count = len(costs)
     ends = np.cumsum(np.asarray(costs, dtype=np.float64))
     middles = ends - np.asarray(costs) / 2
     # a position belongs to the piece in which the middle of its cost lies
-    piece = np.minimum((middles / max(ends[-1], 1e-12) * num_chunks).astype(np.int64), num_chunks - 1)
-    cuts = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), count]
+    chunk_of = np.minimum((middles / max(ends[-1], 1e-12) * num_chunks).astype(np.int64), num_chunks - 1)
+    cuts = [0, *(np.flatnonzero(np.diff(chunk_of)) + 1).tolist(), count]
     return [range(a, b) for a, b in itertools.pairwise(cuts)]
 
 
@@ -86,13 +86,13 @@ def turns(
     if not len(shares.clients):
         return [], shares.empty
     previous = None if before is None else scenario.shares(before, shares.clients, everyone=True)
-    with half(algorithm, "local_steps", clock):
+    with errors_of(algorithm, "local_steps", clock):
         steps = np.asarray(algorithm.local_steps(shares.sizes))
         if steps.shape != shares.sizes.shape:
             raise TypeError(f"it returned an array {list(steps.shape)}; it must return steps [{len(shares.sizes)}]")
-    with half(algorithm, "weights", clock):
+    with errors_of(algorithm, "weights", clock):
         weights = _weights(algorithm, shares.sizes)
-    found = []
+    result = []
     for turn, part in enumerate([slice(i, i + 1) for i in range(len(shares.clients))] if sequential else [slice(None)]):
         now, first = clock._replace(turn=turn), part.start or 0
         cohort = Cohort(
@@ -102,22 +102,22 @@ def turns(
             weights=weights[part],
         )
         chunks = []
-        for run in runs(steps[part] + 1.0, num_chunks):
+        for run in chunk_ranges(steps[part] + 1.0, num_chunks):
             a, b = first + run.start, first + run.stop
-            held = None if previous is None else previous.cut(a, b)
-            chunks.append(Chunk(now, run.start, tuple(weights[a:b].tolist()), shares.cut(a, b), held))
-        found.append(Turn(now, cohort, chunks))
-    return found, shares.empty
+            previous_shares = None if previous is None else previous.cut(a, b)
+            chunks.append(Chunk(now, run.start, tuple(weights[a:b].tolist()), shares.cut(a, b), previous_shares))
+        result.append(Turn(now, cohort, chunks))
+    return result, shares.empty
 
 
 def _weights(algorithm: Algorithm, sizes: np.ndarray) -> torch.Tensor:
     """Aggregation weights `[K]` over those who hold samples; 0 for the others, and equal ones where nobody holds
     any."""
-    there = sizes > 0
+    nonempty = sizes > 0
     weights = torch.zeros(len(sizes), dtype=torch.float64)
-    if not there.any():
+    if not nonempty.any():
         return weights + 1.0 / len(sizes)
-    weights[torch.from_numpy(there)] = algorithm.weights(torch.from_numpy(sizes[there]))
+    weights[torch.from_numpy(nonempty)] = algorithm.weights(torch.from_numpy(sizes[nonempty]))
     return weights
 
 

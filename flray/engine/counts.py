@@ -26,14 +26,14 @@ from flray.core.schema.errors import AlgorithmError, named
 from flray.data import Normalizer
 from flray.data.cache import Array
 from flray.data.dataset import Dataset
-from flray.engine.blame import half
+from flray.engine.blame import errors_of
 from flray.metrics.classification import Counts
 from flray.scenario.stage import TestSet
 
-Tally = dict[tuple[str, str], Counts]  # (test set, mode) -> what was counted
+TestCounts = dict[tuple[str, str], Counts]  # (test set, mode) -> what was counted
 
 
-class Pass(NamedTuple):
+class ModeGroup(NamedTuple):
     """Modes that read a block together: what they read, the forward pass that they share, and their names."""
 
     reads: Reading
@@ -41,12 +41,12 @@ class Pass(NamedTuple):
     modes: Mapping[str, Mode]
 
 
-class Block(NamedTuple):
+class TestBlock(NamedTuple):
     """Samples `start ... stop - 1` of a test set in one pass: in its own order where each is read alone, else in a
     random one."""
 
-    tested: str
-    read: Pass
+    test_set: str
+    group: ModeGroup
     start: int
     stop: int
 
@@ -63,39 +63,39 @@ class Evaluator:
         meanings: Array | None = None,
     ) -> None:
         """`block`: samples read at once by modes for which that makes no difference; `meanings`: see
-        :func:`counted`."""
+        :func:`count_predictions`."""
         self.algorithm, self.dataset, self.normalizer, self.block = algorithm, dataset, normalizer, block
         self.meanings = meanings
 
     def count(
         self, ctx: Context, published: Message, tests: Mapping[str, TestSet], part: int = 0, parts: int = 1
-    ) -> Tally:
+    ) -> TestCounts:
         """The counts of one of `parts` contiguous parts of all blocks; a test set without a block in it has none.
 
         `published`: what `Algorithm.published` gives, as tensors on the device.
         """
-        found: Tally = {}
+        result: TestCounts = {}
         orders = {name: self._order(ctx, name, tested) for name, tested in tests.items()}
         with torch.no_grad():
-            for block in share(list(self.blocks(ctx, tests)), part, parts):
-                tested = tests[block.tested]
+            for block in blocks_of_part(list(self.blocks(ctx, tests)), part, parts):
+                tested = tests[block.test_set]
                 for mode, counts in self._count(
-                    replace(ctx, tested=tested.task), published, tested, block, orders[block.tested]
+                    replace(ctx, tested=tested.task), published, tested, block, orders[block.test_set]
                 ):
-                    before = found.get((block.tested, mode))
-                    found[block.tested, mode] = counts if before is None else before + counts
-        return found
+                    earlier = result.get((block.test_set, mode))
+                    result[block.test_set, mode] = counts if earlier is None else earlier + counts
+        return result
 
-    def blocks(self, ctx: Context, tests: Mapping[str, TestSet]) -> Iterator[Block]:
+    def blocks(self, ctx: Context, tests: Mapping[str, TestSet]) -> Iterator[TestBlock]:
         """All blocks in their order: test set by test set, pass by pass."""
-        with half(self.algorithm, "modes", ctx.clock):
-            together = passes(self.algorithm.modes(ctx))
+        with errors_of(self.algorithm, "modes", ctx.clock):
+            groups = group_modes(self.algorithm.modes(ctx))
         for name, tested in tests.items():
             size = self._size(tested)
-            for read in together:
-                step = read.reads.size if read.reads.kind == "batch" else self.block
+            for group in groups:
+                step = group.reads.size if group.reads.kind == "batch" else self.block
                 for start in range(0, size, step):
-                    yield Block(name, read, start, min(start + step, size))
+                    yield TestBlock(name, group, start, min(start + step, size))
 
     def _size(self, tested: TestSet) -> int:
         return len(getattr(self.dataset, tested.split).y) if tested.samples is None else len(tested.samples)
@@ -105,63 +105,63 @@ class Evaluator:
         return rng(ctx.seed, "test order", name).permutation(self._size(tested))
 
     def _count(
-        self, ctx: Context, published: Message, tested: TestSet, block: Block, order: Array
+        self, ctx: Context, published: Message, tested: TestSet, block: TestBlock, order: Array
     ) -> Iterator[tuple[str, Counts]]:
-        before = min(block.start, block.read.reads.size - 1) if block.read.reads.kind == "window" else 0
+        before = min(block.start, block.group.reads.size - 1) if block.group.reads.kind == "window" else 0
         split, rows = getattr(self.dataset, tested.split), slice(block.start - before, block.stop)
-        numbers: Any = rows if block.read.reads.kind == "sample" else order[rows]
+        numbers: Any = rows if block.group.reads.kind == "sample" else order[rows]
         numbers = numbers if tested.samples is None else tested.samples[numbers]
         # np.array copies: a view of a read-only map must not become a writable tensor
         x, y = self.normalizer(np.array(split.x[numbers])), np.array(split.y[numbers])[before:]
-        forward = block.read.forward
+        forward = block.group.forward
         z, classes = x if forward is None else forward(ctx, published, x), self.dataset.num_classes
         if forward == self.algorithm.predict:
             check_logits(z, len(x), classes, forward)
-        for name, mode in block.read.modes.items():
-            with half(self.algorithm, getattr(mode.answer, "__name__", f"modes[{name!r}].answer"), ctx.clock):
-                prediction = checked(mode.answer(ctx, published, z), len(x), classes, mode.answer)
-            yield name, counted(prediction.behind(before), y, self.dataset.num_classes, self.meanings)
+        for name, mode in block.group.modes.items():
+            with errors_of(self.algorithm, getattr(mode.answer, "__name__", f"modes[{name!r}].answer"), ctx.clock):
+                prediction = check_prediction(mode.answer(ctx, published, z), len(x), classes, mode.answer)
+            yield name, count_predictions(prediction.behind(before), y, self.dataset.num_classes, self.meanings)
 
 
-def passes(modes: Mapping[str, Mode]) -> list[Pass]:
+def group_modes(modes: Mapping[str, Mode]) -> list[ModeGroup]:
     """Which modes read together. Those that read samples join the first pass of the same `forward` that reads more."""
     wide = {(mode.forward, mode.reads) for mode in modes.values() if mode.forward is not None and mode.reads != SAMPLE}
-    found: dict[Any, dict[str, Mode]] = {}
+    groups: dict[Any, dict[str, Mode]] = {}
     for name, mode in modes.items():
         joined = [reads for forward, reads in sorted(wide, key=lambda pair: pair[1]) if forward == mode.forward]
         reads = joined[0] if mode.reads == SAMPLE and joined else mode.reads
         key = (reads, name if mode.forward is None else mode.forward)
-        found.setdefault(key, {})[name] = mode
-    return [Pass(reads, next(iter(members.values())).forward, members) for (reads, _), members in found.items()]
+        groups.setdefault(key, {})[name] = mode
+    return [ModeGroup(reads, next(iter(members.values())).forward, members) for (reads, _), members in groups.items()]
 
 
-def share(blocks: Sequence[Block], part: int, parts: int) -> Sequence[Block]:
+def blocks_of_part(blocks: Sequence[TestBlock], part: int, parts: int) -> Sequence[TestBlock]:
     """The `part`-th of `parts` contiguous runs of blocks, with about the same number of samples in each."""
     ends = np.cumsum([0, *(block.stop - block.start for block in blocks)])
     cuts = np.searchsorted(ends, ends[-1] * np.arange(parts + 1) / parts - 1e-9)
     return blocks[cuts[part] : cuts[part + 1]]
 
 
-def merged(tallies: Iterable[Tally]) -> Tally:
+def merge_counts(parts: Iterable[TestCounts]) -> TestCounts:
     """The counts of all parts, in the order of the parts."""
-    found: Tally = {}
-    for key, counts in itertools.chain.from_iterable(tally.items() for tally in tallies):
-        found[key] = found[key] + counts if key in found else counts
-    return found
+    total: TestCounts = {}
+    for key, counts in itertools.chain.from_iterable(part.items() for part in parts):
+        total[key] = total[key] + counts if key in total else counts
+    return total
 
 
-def with_sums(tests: Mapping[str, TestSet], tally: Tally) -> Tally:
+def add_test_sums(tests: Mapping[str, TestSet], counts: TestCounts) -> TestCounts:
     """The counts of these test sets in their order, where there are any; what is made of parts has their sums."""
-    found: Tally = {}
+    result: TestCounts = {}
     for name, tested in tests.items():
         for part in tested.parts or (name,):
-            for (_, mode), counts in ((key, counts) for key, counts in tally.items() if key[0] == part):
+            for (_, mode), count in ((key, count) for key, count in counts.items() if key[0] == part):
                 key = name, mode
-                found[key] = found[key] + counts if key in found else counts
-    return found
+                result[key] = result[key] + count if key in result else count
+    return result
 
 
-def checked(answer: Any, samples: int, classes: int, method: Callable[..., Any]) -> Prediction:
+def check_prediction(answer: Any, samples: int, classes: int, method: Callable[..., Any]) -> Prediction:
     """What an inference mode answered for so many samples, as a prediction.
 
     Raises `AlgorithmError`, which names the mode's `method`, for an answer of another form.
@@ -172,14 +172,14 @@ def checked(answer: Any, samples: int, classes: int, method: Callable[..., Any])
     logits, among, label, task = answer
     wrong = ""
     if logits is not None and not (isinstance(logits, Tensor) and logits.dim() == 2 and len(logits) == samples):
-        wrong = f"logits {_form(logits)}; give [{samples}, H], a row for each sample"
+        wrong = f"logits {_shape(logits)}; give [{samples}, H], a row for each sample"
     elif logits is not None and among is None and logits.shape[1] > classes:
-        wrong = f"logits {_form(logits)} of {classes} classes; narrow them, or name their classes"
+        wrong = f"logits {_shape(logits)} of {classes} classes; narrow them, or name their classes"
     elif logits is not None and among is not None and tuple(among.shape) not in (logits.shape[1:], logits.shape):
-        wrong = f"classes {_form(among)} of logits {_form(logits)}; give [{logits.shape[1]}], one for each logit"
+        wrong = f"classes {_shape(among)} of logits {_shape(logits)}; give [{logits.shape[1]}], one for each logit"
     for name, part in (("label", label), ("task", task)):
         if not wrong and part is not None and not _is_index(part, samples):
-            wrong = f"{name} {_form(part)}; give integers [{samples}], one for each sample"
+            wrong = f"{name} {_shape(part)}; give integers [{samples}], one for each sample"
     if wrong:
         raise AlgorithmError(f"{named(method)} returned a Prediction with {wrong}")
     return answer
@@ -189,13 +189,13 @@ def _is_index(part: Any, samples: int) -> bool:
     return isinstance(part, Tensor) and tuple(part.shape) == (samples,) and part.dtype in (torch.int64, torch.int32)
 
 
-def _form(part: Any) -> str:
+def _shape(part: Any) -> str:
     if not isinstance(part, Tensor):
         return f"of type {type(part).__name__}"
     return f"{list(part.shape)}" + (f" of {part.dtype}".replace("torch.", "") if part.dtype != torch.float32 else "")
 
 
-def counted(prediction: Prediction, y: Array, num_classes: int, meanings: Array | None = None) -> Counts:
+def count_predictions(prediction: Prediction, y: Array, num_classes: int, meanings: Array | None = None) -> Counts:
     """The counts of one block: what was predicted for samples with labels `y [B]` (int64, below `num_classes`).
 
     `meanings [C]`: what each label stands for, where a prediction that stands for the same as the label is right as
@@ -212,10 +212,10 @@ def counted(prediction: Prediction, y: Array, num_classes: int, meanings: Array 
         raise AlgorithmError(
             "an inference mode returned a Prediction without logits and without label; give one of them"
         )
-    found = label.cpu().numpy()
-    same = found == y
+    predicted = label.cpu().numpy()
+    same = predicted == y
     if meanings is not None:
-        same |= (found >= 0) & (meanings[found] == meanings[y])
+        same |= (predicted >= 0) & (meanings[predicted] == meanings[y])
     right = y[same]
     tasks = None if task is None else np.bincount(task.cpu().numpy())
     return Counts(

@@ -14,7 +14,7 @@ from flray.engine.rounds import Executor
 from flray.metrics import fairness
 from flray.scenario import Scenario
 
-PIECES = 4  # of the personalised evaluation per actor: unequal clients even out
+CHUNKS_PER_ACTOR = 4  # of the personalised evaluation per actor: unequal clients even out
 
 
 def personal_epochs(experiment: Experiment) -> tuple[int, ...]:
@@ -29,7 +29,11 @@ def evaluate_personal(
     (FedSOL section 4.4, Table 9)."""
     members = scenario.members(clock.task)
     clients = np.asarray(members[: experiment.evaluate.personal_clients], dtype=np.int64)
-    algorithm, now, num_chunks = experiment.algorithm, clock._replace(phase="personal"), PIECES * executor.num_chunks
+    algorithm, now, num_chunks = (
+        experiment.algorithm,
+        clock._replace(phase="personal"),
+        CHUNKS_PER_ACTOR * executor.num_chunks,
+    )
     return [
         row
         for turn in cohorts.turns(scenario, algorithm, clients, now, algorithm.training, num_chunks)[0]
@@ -37,14 +41,14 @@ def evaluate_personal(
     ]
 
 
-def spread(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+def personal_columns(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """`personal/ftE/acc_mean`, `acc_std` (over clients, ddof 0), `acc_p10`, `acc_worst` and `gini` for every E; a
     client without test samples does not count."""
-    found: dict[str, float] = {}
+    columns: dict[str, float] = {}
     for epochs in dict.fromkeys(row["finetune_epochs"] for row in rows):
         values = [row["test/acc"] for row in rows if row["finetune_epochs"] == epochs and row["num_test"]]
         if values:
-            over = fairness.spread(values)
-            names = {"acc_mean": over.mean, "acc_std": over.std, "acc_p10": over.p10, "acc_worst": over.worst}
-            found |= {f"personal/ft{epochs}/{name}": value for name, value in (names | {"gini": over.gini}).items()}
-    return found
+            spread = fairness.spread(values)
+            names = {"acc_mean": spread.mean, "acc_std": spread.std, "acc_p10": spread.p10, "acc_worst": spread.worst}
+            columns |= {f"personal/ft{epochs}/{name}": value for name, value in (names | {"gini": spread.gini}).items()}
+    return columns

@@ -18,12 +18,12 @@ import torch
 from flray.core.messages import Message
 from flray.core.protocol import last_call
 from flray.core.protocol.returned import label
-from flray.engine.client import Chunk, Client, failed
+from flray.engine.client import Chunk, Client, failure_place
 
 if TYPE_CHECKING:
-    from flray.engine.server import Plan
+    from flray.engine.server import ExchangePlan
 
-FEW = 8  # samples of a counted step: FLOPs are linear in the samples of a batch, up to what a loss does between them
+SAMPLES = 8  # of a counted step: FLOPs are linear in them, except those of a loss between the samples of a batch
 
 
 class StepFlops(NamedTuple):
@@ -37,46 +37,47 @@ class StepFlops(NamedTuple):
         return float(sum(self.step * row["num_steps"] + self.example * row["examples_read"] for row in rows))
 
 
-def kind(plan: Plan) -> tuple[Any, ...]:
+def step_kind(plan: ExchangePlan) -> tuple[Any, ...]:
     """Steps of one kind cost the same: those of an exchange in the first round of a task, or in its later ones, that
     begin with as much in each field of the broadcast (MFCL's teacher comes when classes vanish)."""
     clock, sizes = plan.clock, tuple(sorted(plan.down_bytes.items()))
     return plan.exchange.name, clock.phase, clock.task, clock.round == 0, sizes, len(plan.shared)
 
 
-def largest(chunks: Iterable[Chunk]) -> Chunk:
+def largest_client(chunks: Iterable[Chunk]) -> Chunk:
     """The client with most samples in an exchange, alone."""
-    found = max(
+    candidates = max(
         ((chunk, i) for chunk in chunks for i in range(len(chunk.clients))), key=lambda at: len(at[0].samples(at[1]))
     )
-    chunk, i = found
-    held, previous = chunk.held.cut(i, i + 1), None if chunk.previous is None else chunk.previous.cut(i, i + 1)
-    return chunk._replace(first=chunk.first + i, weights=(chunk.weights[i],), held=held, previous=previous)
+    chunk, i = candidates
+    shares, previous = chunk.shares.cut(i, i + 1), None if chunk.previous is None else chunk.previous.cut(i, i + 1)
+    return chunk._replace(first=chunk.first + i, weights=(chunk.weights[i],), shares=shares, previous=previous)
 
 
-def counted(client: Client, chunk: Chunk, broadcast: Message, stored: Message) -> StepFlops:
+def count_step_flops(client: Client, chunk: Chunk, broadcast: Message, stored: Message) -> StepFlops:
     """The FLOPs of a step of the one client of `chunk`, from two steps over a few of its samples and over half of them.
 
     `broadcast` is the exchange's broadcast as tensors, `stored` the client's state as the store keeps it.
     """
-    size = min(FEW, client.algorithm.local_batches[0], len(chunk.samples(0)))
+    size = min(SAMPLES, client.algorithm.local_batches[0], len(chunk.samples(0)))
     sizes = dict.fromkeys((size, max(size // 2, min(size, 2))))  # batch norm needs 2
-    found = [_step(client, chunk, broadcast, stored, n) for n in sizes]
-    (most, read), (less, fewer) = found[0], found[-1]
+    counts = [_count_step(client, chunk, broadcast, stored, n) for n in sizes]
+    (most, read), (less, fewer) = counts[0], counts[-1]
     if read == fewer:
         return StepFlops(0.0, most / read) if read else StepFlops(0.0, 0.0)
     example = (most - less) / (read - fewer)
     return StepFlops(most - example * read, example)
 
 
-def _step(client: Client, chunk: Chunk, broadcast: Message, stored: Message, size: int) -> tuple[int, int]:
+def _count_step(client: Client, chunk: Chunk, broadcast: Message, stored: Message, size: int) -> tuple[int, int]:
     """(FLOPs, samples) of the first step of a client that holds only the first `size` of its samples."""
     from torch.utils.flop_counter import FlopCounterMode
 
     algorithm, bench, numbers = client.algorithm, client.bench, np.asarray(chunk.samples(0)[:size])
     ctx = client.context(chunk.clock, chunk.clients[0], chunk.weights[0], numbers)
     data = bench.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(0))
-    where = f"{failed(client.experiment, chunk.clock, chunk.clients[0])}, as the server counted the FLOPs of its step"
+    where = failure_place(client.experiment, chunk.clock, chunk.clients[0])
+    where += ", as the server counted the FLOPs of its step"
     begin, batches, step = (label(type(algorithm), name) for name in ("begin", "batches", "step"))
     with torch.random.fork_rng(devices=[]), last_call.at(where, chunk.clients[0]):
         bench.seed_modules(ctx)

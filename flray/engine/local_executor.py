@@ -19,9 +19,9 @@ from flray.core.protocol.clock import PHASES, Clock, Phase, Position
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk, Client
 from flray.engine.cohort import Turn
-from flray.engine.counts import Tally
-from flray.engine.rounds import P, Ran, T
-from flray.engine.server import Plan, Server
+from flray.engine.counts import TestCounts
+from flray.engine.rounds import P, T, TurnResult
+from flray.engine.server import ExchangePlan, Server
 from flray.engine.threads import cores
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.run_store import RunStore
@@ -50,17 +50,17 @@ class LocalExecutor:
         self.facts = server.facts()
         self._broadcast: tuple[Clock, Any] | None = None
 
-    def plan(self, clock: Clock) -> Plan | None:
+    def plan(self, clock: Clock) -> ExchangePlan | None:
         broadcast, plan = self.server.plan(clock)
         self._broadcast = (clock, join(broadcast, self.server.parts()))
         return plan
 
-    def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
+    def broadcast(self, clock: Clock, exchange: Exchange) -> ExchangePlan:
         broadcast, plan = self.server.broadcast(clock, exchange)
         self._broadcast = (clock, join(broadcast, self.server.parts()))
         return plan
 
-    def run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock] = ()) -> Ran:
+    def run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock] = ()) -> TurnResult:
         assert self._broadcast is not None and self._broadcast[0] == plan.clock
         deliveries, rows = [], []
         with threads(self.client_threads):
@@ -73,9 +73,9 @@ class LocalExecutor:
         began = time.perf_counter()
         with threads(self.server_threads):
             metrics = self.server.finish(plan, to_numpy(turn.cohort), *deliveries)
-        return Ran(rows, metrics, time.perf_counter() - began)
+        return TurnResult(rows, metrics, time.perf_counter() - began)
 
-    def test(self, clock: Clock) -> Tally:
+    def test(self, clock: Clock) -> TestCounts:
         with threads(self.client_threads):
             return self.server.evaluate(clock)
 
@@ -88,7 +88,7 @@ class LocalExecutor:
                 self.client.personal(chunk, broadcast, self.server.states(chunk.clients), finetune_epochs)
                 for chunk in chunks
             ]
-        return [row for found in rows for row in found]
+        return [row for client_rows in rows for row in client_rows]
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:
         return method(self.server, *args, **options)

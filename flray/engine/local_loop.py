@@ -13,16 +13,16 @@ from flray.core.network.frozen import FrozenCopies
 from flray.core.protocol import last_call
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.context import ClientContext
-from flray.core.protocol.probe import ClientView, Looking, Place
+from flray.core.protocol.probe import ClientView, Observer, Place
 from flray.core.protocol.returned import label
 from flray.core.protocol.samples import ClientData
 
 
-class Trained(NamedTuple):
+class ClientResult(NamedTuple):
     """What local training gives; `steps` and `examples` were really taken and read, whatever was planned."""
 
     update: Message
-    client: Message
+    state: Message
     metrics: Metrics
     steps: int
     examples: int
@@ -34,31 +34,31 @@ def train(
     broadcast: Message,
     client: Message,
     data: ClientData,
-    looking: Looking | None = None,
-) -> Trained:
-    """One client's local training from `broadcast` and its state `client`; `looking`: the probes that look in.
+    observer: Observer | None = None,
+) -> ClientResult:
+    """One client's local training from `broadcast` and its state `client`; `observer`: the probes that look in.
 
     The update may hold scratch tensors of the objective, which the next client overwrites.
     """
 
     def look(place: Place, local: Message, **seen: Any) -> None:
-        if looking is not None and looking.wants(place):
-            point = functools.partial(algorithm.model_of, ctx)
-            looking.look(ctx, ClientView(place, point, broadcast, client, local, data, steps, **seen))
+        if observer is not None and observer.wants(place):
+            model_of = functools.partial(algorithm.model_of, ctx)
+            observer.observe(ctx, ClientView(place, model_of, broadcast, client, local, data, steps, **seen))
 
     methods = ("begin", "batches", "step", "end", "report")
     begin, batches, step, end, report = (label(type(algorithm), name) for name in methods)
     steps = examples = 0
     last_call.enter(begin)
     local = algorithm.begin(ctx, broadcast, client, data)
-    held = FrozenCopies(ctx.objective, algorithm.model_of(ctx, local))
+    frozen = FrozenCopies(ctx.objective, algorithm.model_of(ctx, local))
     look("start", local)
     last_call.enter(batches)
     for batch in algorithm.batches(ctx, broadcast, client, local, data):
         last_call.enter(step)
         local = algorithm.step(ctx, broadcast, client, local, batch)
-        if held:
-            held.put_back_(algorithm.model_of(ctx, local)[0])  # type: ignore[index]
+        if frozen:
+            frozen.put_back_(algorithm.model_of(ctx, local)[0])  # type: ignore[index]
         steps += 1
         examples += len(batch.y)
         look("step", local, batch=batch)
@@ -67,4 +67,4 @@ def train(
     update, after = algorithm.end(ctx, broadcast, client, local, data)
     look("end", local, update=update)
     last_call.enter(report)
-    return Trained(update, after, algorithm.report(ctx, local), steps, examples)
+    return ClientResult(update, after, algorithm.report(ctx, local), steps, examples)

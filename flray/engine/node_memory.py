@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from flray.data.cache import CacheEntry, cache_root, digest, fetch
 from flray.files import array_checksum
 
-LEAST = 16 * 2**20  # bytes: what is smaller is not worth a file
-ALIGNED = 64  # bytes, as a tensor of its own would lie
+MIN_BYTES = 16 * 2**20  # bytes: what is smaller is not worth a file
+ALIGNMENT = 64  # bytes, as a tensor of its own would lie
 
 
 def share_frozen(networks: Iterable[nn.Module]) -> int:
@@ -30,11 +30,11 @@ def share_frozen(networks: Iterable[nn.Module]) -> int:
     files = _mapped_files()
     frozen = {id(p): p for network in networks for p in network.parameters() if not p.requires_grad}
     private = [p for p in frozen.values() if p.device.type == "cpu" and p.is_contiguous() and not _inside(p, files)]
-    sizes = [-(-p.nbytes // ALIGNED) * ALIGNED for p in private]
+    sizes = [-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in private]
     starts = [0, *np.cumsum(sizes).tolist()]
-    if starts[-1] < LEAST:
+    if starts[-1] < MIN_BYTES:
         return 0
-    key = digest("frozen", ALIGNED, *(array_checksum(_bytes(p)) for p in private))  # where each lies follows from it
+    key = digest("frozen", ALIGNMENT, *(array_checksum(_bytes(p)) for p in private))  # where each lies follows from it
 
     def build() -> CacheEntry:
         flat = np.zeros(starts[-1], np.uint8)
@@ -53,14 +53,14 @@ def share_frozen(networks: Iterable[nn.Module]) -> int:
 
 def _mapped_files() -> list[tuple[int, int]]:
     """Where this process has files mapped: (first address, the one after the last), in order; none known: empty."""
-    found = []
+    ranges = []
     with suppress(FileNotFoundError), Path("/proc/self/maps").open() as lines:
         for line in lines:
             where, _, _, _, inode, *_ = line.split()
             if inode != "0":
                 first, last = where.split("-")
-                found.append((int(first, 16), int(last, 16)))
-    return found
+                ranges.append((int(first, 16), int(last, 16)))
+    return ranges
 
 
 def _inside(p: Tensor, ranges: list[tuple[int, int]]) -> bool:

@@ -28,14 +28,14 @@ def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]
     try:
         dataset = load_dataset(experiment.data)
         check_classes(dataset)
-        return dataset, *_public(experiment, dataset)
+        return dataset, *_load_proxy(experiment, dataset)
     except MemoryError as error:
         raise ResourceError(
             f"data set {experiment.data.source!r} does not fit into memory ({error}); take fewer samples"
         ) from error
 
 
-def _public(experiment: Experiment, dataset: Dataset) -> tuple[Any, np.ndarray | None]:
+def _load_proxy(experiment: Experiment, dataset: Dataset) -> tuple[Any, np.ndarray | None]:
     """(proxy or None, training samples that stay the clients')."""
     if experiment.proxy is None or not experiment.algorithm.needs_proxy:
         # a held-out part is held out for every algorithm, so that all see the same clients
@@ -62,7 +62,7 @@ def build_scenario(experiment: Experiment, dataset: Dataset, private: np.ndarray
     for stage in scenario.stages:
         experiment.cohort.count(len(scenario.members(stage.index)))
     scenario = with_drift(experiment, dataset, scenario)
-    _note_drift(experiment, scenario)
+    _warn_of_drift(experiment, scenario)
     return scenario
 
 
@@ -70,22 +70,22 @@ def with_drift(experiment: Experiment, dataset: Dataset, scenario: Scenario) -> 
     """The scenario under the drift that the configuration asks for. Raises `ConfigError` where it does not fit."""
     if experiment.drift is None:
         return scenario
-    draw = functools.partial(cohorts.sample, experiment.cohort, experiment.seed)
+    draw = functools.partial(cohorts.sample_cohort, experiment.cohort, experiment.seed)
     world = (dataset.train.y, dataset.num_classes, scenario.population, experiment.seed)
     return scenario.drifting(Drifting(experiment.drift, *world, draw, dataset.class_groups))
 
 
-def drifted(experiment: Experiment, scenario: Scenario) -> pandas.DataFrame:
+def drift_effects(experiment: Experiment, scenario: Scenario) -> pandas.DataFrame:
     """What the drift leaves of the cohort of every round (`flray.scenario.drift_table`); no row without a drift."""
     clocks = schedule(START, experiment.rounds, len(scenario.stages))
     return drift_table(scenario, (clock for clock in clocks if clock.phase == "round"))
 
 
-def _note_drift(experiment: Experiment, scenario: Scenario) -> None:
+def _warn_of_drift(experiment: Experiment, scenario: Scenario) -> None:
     """Warns, in one line each, of a drift that takes nothing away, and of rounds in which nobody holds a sample."""
     if scenario.drift is None:
         return
-    table, rounds = drifted(experiment, scenario), experiment.total_rounds
+    table, rounds = drift_effects(experiment, scenario), experiment.total_rounds
     if (table["kept"] == table["of"]).all():
         what = f"drift: no client loses a sample in rounds 1 to {rounds}; {scenario.drift.drift.about()}"
         warnings.warn(what, DriftWarning, stacklevel=3)
@@ -120,10 +120,10 @@ def stored_scenario(
     if scenario.drift is not None:
         about = {"drift": experiment.dump()["drift"], "seed": experiment.seed, "hash": scenario.drift.fingerprint}
         write_text(where / "drift.json", json.dumps(about, indent=1) + "\n")
-        table = drifted(experiment, scenario)
+        table = drift_effects(experiment, scenario)
         try:
-            with atomic_write(where / "drift.parquet") as aside:
-                table.to_parquet(aside, index=False)
+            with atomic_write(where / "drift.parquet") as temporary:
+                table.to_parquet(temporary, index=False)
         except OSError as error:
             why = error.strerror or error
             raise CheckpointError(f"cannot write {where / 'drift.parquet'}: {why}; free some space") from error

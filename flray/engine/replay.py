@@ -22,7 +22,7 @@ from flray.core.messages.shared import join
 from flray.core.network.threads import threads
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.protocol.exchange import Exchange
-from flray.core.protocol.probe import Looking, Probe, RoundView
+from flray.core.protocol.probe import Observer, Probe, RoundView
 from flray.core.schema.errors import ClientError, ConfigError
 from flray.data import load_dataset
 from flray.engine import cohort as cohorts
@@ -126,30 +126,30 @@ class Replay:
                         if only in (None, number):
                             stored = self.server.states([number])[0]
                             try:
-                                update, _, row = client.one(chunk, i, plan.exchange, broadcast, stored)
+                                update, _, row = client.run_client(chunk, i, plan.exchange, broadcast, stored)
                             except ClientError as error:
                                 raise in_folder(error, self.folder) from None
                             yield number, update, row
 
     def next_round(self) -> Clock:
         """The moment of the next round. Raises `ConfigError` after the last one."""
-        found = next((clock for clock in self._schedule() if clock.phase == "round"), None)
-        if found is None:
+        clock = next((clock for clock in self._schedule() if clock.phase == "round"), None)
+        if clock is None:
             raise ConfigError(f"round {self.round + 1}: the run has rounds 1 to {self.round}")
-        return found
+        return clock
 
     def observe(self, probe: Probe) -> list[dict[str, Any]]:
         """What a probe that looks at rounds (`at` has `round`) reports of the present state.
 
         There is no state before it and no memory. Raises `ConfigError` for a probe that looks elsewhere only.
         """
-        looking, ctx = Looking({"asked": probe}, self.bench.reveal), self.bench.context(self.here())
-        if not looking.wants("round"):
+        observer, ctx = Observer({"asked": probe}, self.bench.reveal), self.bench.context(self.here())
+        if not observer.wants("round"):
             where = ", ".join(sorted(probe.at))
             raise ConfigError(f"{type(probe).__name__} looks at {where} only; name it in diagnostics of a run")
-        point = functools.partial(self.bench.algorithm.model_of, ctx)
-        looking.look(ctx, RoundView("round", point, None, self.state))
-        return [row for _, row in looking.rows]
+        model_of = functools.partial(self.bench.algorithm.model_of, ctx)
+        observer.observe(ctx, RoundView("round", model_of, None, self.state))
+        return [row for _, row in observer.rows]
 
     def here(self) -> Clock:
         """The moment of the present state: its last round."""
@@ -159,7 +159,7 @@ class Replay:
         return schedule(self.position, self.experiment.rounds, len(self.scenario.stages))
 
     def _cohort(self, clock: Clock) -> np.ndarray:
-        return cohorts.draw(self.experiment, clock, self.scenario.members(clock.task))[1]
+        return cohorts.draw_cohort(self.experiment, clock, self.scenario.members(clock.task))[1]
 
     def _turns(self, exchange: Exchange, clock: Clock, cohort: np.ndarray) -> list[cohorts.Turn]:
         members, seed = self.scenario.members(clock.task), self.experiment.seed

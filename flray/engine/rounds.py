@@ -18,15 +18,15 @@ from flray.core.protocol.clock import PHASES, Clock, Phase, Position
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk
 from flray.engine.cohort import Turn
-from flray.engine.counts import Tally
-from flray.engine.server import Plan, Server
+from flray.engine.counts import TestCounts
+from flray.engine.server import ExchangePlan, Server
 from flray.engine.summary import summarise
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Ran(NamedTuple):
+class TurnResult(NamedTuple):
     """What one turn gave: a row of metrics by client, in order of position, the server half's metrics, and the seconds
     that it took."""
 
@@ -52,19 +52,19 @@ class Executor(Protocol):
     def retries(self) -> int:
         """How often work was repeated because a process died."""
 
-    def plan(self, clock: Clock) -> Plan | None:
+    def plan(self, clock: Clock) -> ExchangePlan | None:
         """The exchange of this moment; None: the transaction is over. :meth:`run` uses its broadcast."""
 
-    def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
+    def broadcast(self, clock: Clock, exchange: Exchange) -> ExchangePlan:
         """The same exchange's plan at a later turn, its broadcast asked anew."""
 
-    def run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Ran:
+    def run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]) -> TurnResult:
         """The clients' work and the server half.
 
         `ahead`: the moments that come next, to be planned on the way until one has a plan.
         """
 
-    def test(self, clock: Clock) -> Tally:
+    def test(self, clock: Clock) -> TestCounts:
         """The counts of every test set of the stage in every inference mode; blocks are added in
         their order, so the sum does not depend on the process that computed them."""
 
@@ -102,36 +102,36 @@ class Executor(Protocol):
         """A context around the run in `folder`. It re-raises failures caused by a dead Ray as `ResourceError`."""
 
 
-class Exchanged(NamedTuple):
+class FinishedExchange(NamedTuple):
     """One exchange that is finished: its plan, and by turn who worked, the bytes by field that each of them was sent,
     and what they gave."""
 
-    plan: Plan
+    plan: ExchangePlan
     turns: list[Turn]
     down_bytes: list[dict[str, int]]
-    ran: list[Ran]
-    probed: list[tuple[str, dict[str, Any]]]  # what probes reported, by their name
-    up: Counter[str]  # bytes by field that all of them sent
+    results: list[TurnResult]
+    probe_rows: list[tuple[str, dict[str, Any]]]  # what probes reported, by their name
+    up_bytes: Counter[str]  # bytes by field that all of them sent
     traces: list[tuple[str, bytes]]  # the profiler's: (name of the file, its bytes)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The clients' rows."""
-        return [row for ran in self.ran for row in ran.rows]
+        return [row for result in self.results for row in result.rows]
 
     @property
     def metrics(self) -> dict[str, Any]:
         """The server half's metrics; of a sequential exchange a list, one number a turn, but for sums and flags."""
-        found: dict[str, Any] = {}
-        for name in dict.fromkeys(name for ran in self.ran for name in ran.metrics):
-            values = [ran.metrics[name] for ran in self.ran if name in ran.metrics]
+        pooled: dict[str, Any] = {}
+        for name in dict.fromkeys(name for result in self.results for name in result.metrics):
+            values = [result.metrics[name] for result in self.results if name in result.metrics]
             if name in ("comm/up_bytes", "comm/shared_bytes", "clients_skipped"):
-                found[name] = sum(values)
+                pooled[name] = sum(values)
             elif name == "diverged":
-                found[name] = any(values)
+                pooled[name] = any(values)
             else:
-                found[name] = values if self.plan.exchange.order == "sequential" else values[0]
-        return found
+                pooled[name] = values if self.plan.exchange.order == "sequential" else values[0]
+        return pooled
 
     def add_to(self, row: dict[str, Any]) -> None:
         """Add bytes, steps and metrics to the row of the round, or of a task's beginning or end."""
@@ -143,8 +143,8 @@ class Exchanged(NamedTuple):
         down_bytes["shared"] += metrics.pop("comm/shared_bytes", 0)
         add_sent(row, "down", down_bytes)
         row["client_steps"] += sum(c["num_steps"] for c in rows)
-        row["time/server_s"] += sum(ran.server_s for ran in self.ran)
-        add_sent(row, "up", self.up)
+        row["time/server_s"] += sum(result.server_s for result in self.results)
+        add_sent(row, "up", self.up_bytes)
         row["clients_skipped"] = row.get("clients_skipped", 0) + metrics.pop("clients_skipped", 0)
         skipped = [str(c["client"]) for c in rows if c["skipped"]]
         if skipped:
@@ -167,8 +167,8 @@ def add_sent(row: dict[str, Any], way: str, sizes: Mapping[str, int]) -> None:
 
 
 def transact(
-    executor: Executor, clock: Clock, turns: Callable[[Plan, Clock], list[Turn]], ahead: Clock | None = None
-) -> Iterator[Exchanged]:
+    executor: Executor, clock: Clock, turns: Callable[[ExchangePlan, Clock], list[Turn]], ahead: Clock | None = None
+) -> Iterator[FinishedExchange]:
     """Every exchange of the transaction that begins at `clock`, as it is finished.
 
     `turns(plan, clock)`: who works in the exchange that is planned, in which order. `ahead`: the next transaction, if
@@ -176,16 +176,16 @@ def transact(
     """
     while (plan := executor.plan(clock)) is not None:
         after = clock._replace(exchange=clock.exchange + 1)
-        found = Exchanged(plan, turns(plan, clock), [], [], [], Counter(), [])
-        for turn in found.turns:
+        exchange = FinishedExchange(plan, turns(plan, clock), [], [], [], Counter(), [])
+        for turn in exchange.turns:
             now = plan if not turn.clock.turn else executor.broadcast(turn.clock, plan.exchange)
-            coming = [after, *([ahead] if ahead is not None else [])] if turn is found.turns[-1] else []
-            found.down_bytes.append(now.down_bytes)
-            ran = executor.run(now, turn, coming)
-            for reported in (*ran.rows, ran.metrics):
-                found.probed.extend(reported.pop("probes", []))
-                found.traces.extend(reported.pop("traces", []))
-            found.up.update(ran.metrics.pop("sent", {}))
-            found.ran.append(ran)
-        yield found
+            coming = [after, *([ahead] if ahead is not None else [])] if turn is exchange.turns[-1] else []
+            exchange.down_bytes.append(now.down_bytes)
+            result = executor.run(now, turn, coming)
+            for reported in (*result.rows, result.metrics):
+                exchange.probe_rows.extend(reported.pop("probes", []))
+                exchange.traces.extend(reported.pop("traces", []))
+            exchange.up_bytes.update(result.metrics.pop("sent", {}))
+            exchange.results.append(result)
+        yield exchange
         clock = after

@@ -33,13 +33,13 @@ from flray.core.protocol import last_call
 from flray.core.protocol.clock import PHASES, START, Clock, Position
 from flray.core.protocol.context import Context
 from flray.core.protocol.exchange import Exchange
-from flray.core.protocol.probe import FinishView, Looking, RoundView
+from flray.core.protocol.probe import FinishView, Observer, RoundView
 from flray.core.protocol.returned import check
 from flray.core.schema.errors import AlgorithmError, named
-from flray.engine.blame import half, versions
+from flray.engine.blame import errors_of, versions
 from flray.engine.client import Chunk, Client, Delivery
-from flray.engine.counts import Tally
-from flray.engine.flops import StepFlops, counted
+from flray.engine.counts import TestCounts
+from flray.engine.flops import StepFlops, count_step_flops
 from flray.engine.health import model_is_finite, reported
 from flray.engine.workbench import Workbench
 from flray.files import array_checksum
@@ -50,7 +50,7 @@ from flray.rundir.progress_file import ProgressFile
 from flray.rundir.run_store import FinalModel
 
 
-class Plan(NamedTuple):
+class ExchangePlan(NamedTuple):
     """One exchange as the driver needs it: when, what, and the bytes of its broadcast for one client, by field.
 
     `shared`: the hashes of the parts of the broadcast that travel by content; their bytes are counted by `finish`.
@@ -84,7 +84,7 @@ class Server:
         self.bench, self.algorithm = bench, bench.algorithm
         self.client_store = MemoryStore() if clients is None else clients
         self.progress = progress
-        with half(self.algorithm, "init_server"), last_call.at("the start of the run"):
+        with errors_of(self.algorithm, "init_server"), last_call.at("the start of the run"):
             first = self.algorithm.init_server(self.context(Clock()), *bench.objective.initial())
         self.state = sendable(first, self.algorithm.init_server, "server state")
         self.memory: dict[str, Any] = {}
@@ -101,7 +101,7 @@ class Server:
     def facts(self) -> dict[str, Any]:
         """What the driver prints and records about the model and the data."""
         layout, buffers = self.bench.objective.layout, self.bench.objective.buffer_layout
-        with half(self.algorithm, "init_client"):
+        with errors_of(self.algorithm, "init_client"):
             client = self.algorithm.init_client(self.context(Clock()))
         return {
             "parameters": layout.count,
@@ -116,11 +116,11 @@ class Server:
         }
 
     # one exchange -----------------------------------------------------------------------------
-    def plan(self, clock: Clock) -> tuple[Message, Plan | None]:
+    def plan(self, clock: Clock) -> tuple[Message, ExchangePlan | None]:
         """(broadcast as NumPy arrays, the exchange) of this moment; None for both when the transaction is over."""
         ctx = self.context(clock)
-        with self._half(self.algorithm.next_exchange, clock):
-            exchange = self.bench.at(clock).next_exchange(ctx, self.state)
+        with self._errors_of(self.algorithm.next_exchange, clock):
+            exchange = self.bench.algorithm_at(clock).next_exchange(ctx, self.state)
             if exchange is not None and not isinstance(exchange, Exchange):
                 raise TypeError(
                     f"it returned a {type(exchange).__name__}; it must return an Exchange, or None when the phase is "
@@ -128,17 +128,17 @@ class Server:
                 )
         return (None, None) if exchange is None else self.broadcast(clock, exchange)
 
-    def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Message, Plan]:
+    def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Message, ExchangePlan]:
         """(the exchange's broadcast as NumPy arrays, its plan): in a sequential exchange it is asked anew for every
         turn.
 
         Shared parts stay here, see :meth:`part`; the broadcast names them.
         """
-        with self._half(exchange.broadcast, clock):
+        with self._errors_of(exchange.broadcast, clock):
             broadcast = sendable(exchange.broadcast(self.context(clock), self.state), exchange.broadcast, "broadcast")
         rest, parts = split(to_numpy(broadcast))
         self._parts.setdefault(clock.transaction, {}).update(parts)
-        return rest, Plan(clock, exchange, nbytes_by_field(join(rest, dict.fromkeys(parts))), tuple(parts))
+        return rest, ExchangePlan(clock, exchange, nbytes_by_field(join(rest, dict.fromkeys(parts))), tuple(parts))
 
     def parts(self) -> dict[str, np.ndarray]:
         """The shared parts of the broadcasts of this transaction, and of the one that is planned ahead, by hash."""
@@ -157,12 +157,12 @@ class Server:
 
     def step_flops(self, exchange: Exchange, chunk: Chunk) -> StepFlops:
         """FLOPs of a local step of the one client of `chunk`, as things stand before the exchange; nothing changes."""
-        with self._half(self.algorithm.step, chunk.clock):
+        with self._errors_of(self.algorithm.step, chunk.clock):
             broadcast = exchange.broadcast(self.context(chunk.clock), self.state)
             broadcast = map_tensors(torch.clone, broadcast)  # a client that writes into it must not reach the state
-            return counted(Client(self.bench), chunk, broadcast, self.client_store.gather(chunk.clients)[0])
+            return count_step_flops(Client(self.bench), chunk, broadcast, self.client_store.gather(chunk.clients)[0])
 
-    def finish(self, plan: Plan, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
+    def finish(self, plan: ExchangePlan, cohort: Cohort, *deliveries: Delivery) -> dict[str, Any]:
         """Complete the tree, run the server half, then scatter the client states. Returns the metrics.
 
         `cohort` and the deliveries hold NumPy arrays. The state changes only when everything succeeded, and once: asked
@@ -176,7 +176,7 @@ class Server:
         """Whether this moment of the running transaction is finished."""
         return clock in self._finished
 
-    def _finish(self, plan: Plan, cohort: Cohort, deliveries: Sequence[Delivery]) -> dict[str, Any]:
+    def _finish(self, plan: ExchangePlan, cohort: Cohort, deliveries: Sequence[Delivery]) -> dict[str, Any]:
         clock, exchange = plan.clock, plan.exchange
         ctx = self.context(clock)
         self.bench.seed_modules(ctx)  # a student with dropout
@@ -205,7 +205,7 @@ class Server:
 
     def _complete(
         self,
-        plan: Plan,
+        plan: ExchangePlan,
         ctx: Context,
         updates: Message,
         cohort: Cohort,
@@ -218,36 +218,36 @@ class Server:
         `client_states` are the cohort's next states. Its gradients have `reached` these rows of the head.
         """
         exchange, clock = plan.exchange, plan.clock
-        with self._half(exchange.finish, clock):
+        with self._errors_of(exchange.finish, clock):
             begin(ctx.objective)
             work = exchange.server_work
-            found = work(ctx, self.state) if work else exchange.finish(ctx, self.state, updates, cohort)
-            check(found, ("state", "metrics"), exchange.finish)
-            state = sendable(found[0], exchange.finish, "server state")
+            returned = work(ctx, self.state) if work else exchange.finish(ctx, self.state, updates, cohort)
+            check(returned, ("state", "metrics"), exchange.finish)
+            state = sendable(returned[0], exchange.finish, "server state")
             own = reached_rows(ctx.objective)
             rows = None if own is None else torch.from_numpy(np.logical_or.reduce([own, *reached]))
             state = restore_frozen(ctx.objective, self.state, map_tensors(torch.Tensor.detach, state), rows)
-            metrics.update(reported(found[1], exchange.finish))
-        point = functools.partial(self.algorithm.model_of, ctx)
-        self._look(ctx, FinishView("finish", point, self.state, updates, state, cohort), metrics)
+            metrics.update(reported(returned[1], exchange.finish))
+        model_of = functools.partial(self.algorithm.model_of, ctx)
+        self._look(ctx, FinishView("finish", model_of, self.state, updates, state, cohort), metrics)
         self.client_store.scatter(cohort.client_ids.tolist(), client_states, clock.complete.order)
         self.state = state
 
     def _look(self, ctx: Context, view: FinishView | RoundView, metrics: dict[str, Any]) -> None:
         """What the server's probes see goes to `metrics["probes"]`; their memory is staged as the state is."""
-        looking = Looking(self.bench.probes, self.bench.reveal, self.memory)
-        if looking.wants(view.place):
-            with self._half("diagnostics", ctx.clock):
-                looking.look(ctx, view)
-            self.memory = looking.memory
-            metrics["probes"] = looking.rows
+        observer = Observer(self.bench.probes, self.bench.reveal, self.memory)
+        if observer.wants(view.place):
+            with self._errors_of("diagnostics", ctx.clock):
+                observer.observe(ctx, view)
+            self.memory = observer.memory
+            metrics["probes"] = observer.rows
 
     def observe(self, clock: Clock) -> list[tuple[str, dict[str, Any]]]:
         """(probe, row) of those that look at a whole transaction, before it is committed."""
-        ctx, found = self.context(clock), dict[str, Any]()
-        point = functools.partial(self.algorithm.model_of, ctx)
-        self._look(ctx, RoundView("round", point, self._committed.state, self.state), found)
-        rows: list[tuple[str, dict[str, Any]]] = found.get("probes", [])
+        ctx, metrics = self.context(clock), dict[str, Any]()
+        model_of = functools.partial(self.algorithm.model_of, ctx)
+        self._look(ctx, RoundView("round", model_of, self._committed.state, self.state), metrics)
+        rows: list[tuple[str, dict[str, Any]]] = metrics.get("probes", [])
         return rows
 
     # the transaction --------------------------------------------------------------------------
@@ -300,11 +300,11 @@ class Server:
 
         Raises `AlgorithmError` where `model_of` finds none in the server's state.
         """
-        objective, found = self.bench.objective, self.algorithm.model_of(self.context(Clock()), self.state)
-        if found is None:
+        objective, model = self.bench.objective, self.algorithm.model_of(self.context(Clock()), self.state)
+        if model is None:
             what = f"{type(self.algorithm).__name__}.model_of finds no model in its server state"
             raise AlgorithmError(f"{what}; override it, or set global_model = False")
-        return FinalModel(objective.state_dict(*found), objective.frozen, self.bench.experiment.model.sources)
+        return FinalModel(objective.state_dict(*model), objective.frozen, self.bench.experiment.model.sources)
 
     def stored_sizes(self) -> dict[str, int]:
         """The columns `kept/...` of an algorithm that says what it `keeps`: the bytes of the clients' states and of the
@@ -326,19 +326,19 @@ class Server:
     # testing ----------------------------------------------------------------------------------
     def published(self, clock: Clock) -> Message:
         """All that testing reads, as NumPy arrays, for the client actors."""
-        with self._half(self.algorithm.published, clock):
-            found = self.algorithm.published(self.context(clock), self.state)
-            return to_numpy(sendable(found, self.algorithm.published, "message"))
+        with self._errors_of(self.algorithm.published, clock):
+            message = self.algorithm.published(self.context(clock), self.state)
+            return to_numpy(sendable(message, self.algorithm.published, "message"))
 
-    def evaluate(self, clock: Clock) -> Tally:
+    def evaluate(self, clock: Clock) -> TestCounts:
         """All tests of the global model, on the server."""
         published = self.published(clock)
-        with self._half(self.algorithm.predict, clock):
+        with self._errors_of(self.algorithm.predict, clock):
             return self.bench.evaluate(published, self.context(clock))
 
     @contextlib.contextmanager
-    def _half(self, method: Callable[..., Any] | str, clock: Clock) -> Iterator[None]:
-        """Around a method of the algorithm's server half, see :func:`flray.engine.blame.half`.
+    def _errors_of(self, method: Callable[..., Any] | str, clock: Clock) -> Iterator[None]:
+        """Around a method of the algorithm's server half, see :func:`flray.engine.blame.errors_of`.
 
         Raises `AlgorithmError` where it wrote into the server's state, which a rollback and a resume go back to.
         """
@@ -346,7 +346,7 @@ class Server:
         try:
             name = method if isinstance(method, str) else method.__name__
             entered = last_call.label(method if isinstance(method, str) else named(method))
-            with half(self.algorithm, name, clock), last_call.at(str(clock)), last_call.within(entered):
+            with errors_of(self.algorithm, name, clock), last_call.at(str(clock)), last_call.within(entered):
                 yield
             if versions(state) != before:
                 who = method if isinstance(method, str) else named(method)

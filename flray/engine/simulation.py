@@ -35,14 +35,14 @@ from flray.data import Dataset
 from flray.engine import cohort as cohorts
 from flray.engine.blame import Deaths
 from flray.engine.client import in_folder
-from flray.engine.counts import Tally, with_sums
-from flray.engine.evaluate import evaluate_personal, personal_epochs, spread
-from flray.engine.flops import StepFlops, kind, largest
+from flray.engine.counts import TestCounts, add_test_sums
+from flray.engine.evaluate import evaluate_personal, personal_columns, personal_epochs
+from flray.engine.flops import StepFlops, largest_client, step_kind
 from flray.engine.prepare import stored_scenario
 from flray.engine.progress import Progress, line, stage
 from flray.engine.rounds import Executor, add_sent, transact
-from flray.engine.server import Plan, Server
-from flray.engine.summary import collapsed, judged, untrained
+from flray.engine.server import ExchangePlan, Server
+from flray.engine.summary import collapse_reason, final_tests, untrained_reason
 from flray.engine.trace import unprofiled
 from flray.models.weights import weights_fingerprint
 from flray.rundir import checkpoint, progress_file, tested
@@ -68,7 +68,7 @@ class ExchangeWarning(UserWarning):
 
 
 @dataclass
-class Started:
+class Attempt:
     """The parts of a run that exist once it is started; each restart of the server makes a new one.
 
     `position`: of the checkpoint that the run goes on from. `facts`: about model, data and processes, for
@@ -122,9 +122,9 @@ class Simulation:
         """The rows of all rounds; restarts from the last checkpoint when the server dies; saves on Ctrl-C and when
         closed."""
         reported = 0  # rounds
-        last: Started | None = None  # of the present attempt, or of the one before it
+        last: Attempt | None = None  # of the present attempt, or of the one before it
         for attempt in range(RESTARTS + 1):
-            run: Started | None = None  # the server has the state where the run goes on: it can be saved
+            run: Attempt | None = None  # the server has the state where the run goes on: it can be saved
             try:
                 run = self._start(attempt, progress, resume, last)
                 last = run
@@ -165,7 +165,7 @@ class Simulation:
                 self._fail(error, run, last)
                 raise
 
-    def _start(self, attempt: int, progress: bool, resume: bool, before: Started | None) -> Started:
+    def _start(self, attempt: int, progress: bool, resume: bool, before: Attempt | None) -> Attempt:
         """Start server and clients, and restore the run. `before`: the attempt whose server died."""
         with stage("starting server and clients", progress):
             executor, self.experiment = self._launch()
@@ -181,19 +181,19 @@ class Simulation:
         """(an executor, ready; the experiment with what decides its bits written out)."""
         return self.launch(self.experiment, self.folder, self.scenario, self.fingerprints, self.home.lock_id)
 
-    def _restore(self, executor: Executor, facts: dict[str, Any], wanted: bool, before: Started | None) -> Started:
+    def _restore(self, executor: Executor, facts: dict[str, Any], wanted: bool, before: Attempt | None) -> Attempt:
         """Go on from the last good checkpoint where there is one and it is `wanted`; the tables are cut to it."""
         rounds, after = self.experiment.rounds, PHASES
-        found = executor.load() if wanted else None
-        if found is not None and found.phase == "task_end" and found.round < rounds:
+        restored = executor.load() if wanted else None
+        if restored is not None and restored.phase == "task_end" and restored.round < rounds:
             # more rounds after the last task had ended: go on from before its end
             after = ("round",)
-            found = executor.load(None, after)
-            if found is None:
+            restored = executor.load(None, after)
+            if restored is None:
                 raise CheckpointError(
                     f"{self.folder} keeps no checkpoint from before its task ended; start again with more rounds"
                 )
-        position = found or START
+        position = restored or START
         stored = checkpoint.checkpoints(self.folder, after=after) if wanted else []
         damaged = [path.name for path in stored if checkpoint.order(path) > position.order]
         if damaged:  # the server actor's own warning stays in a log file
@@ -204,12 +204,12 @@ class Simulation:
         if before is not None:
             before.recorder.close()
         recorder = Recorder(self.folder, self.home.check, self.trackers)
-        if wanted and found is None:
+        if wanted and restored is None:
             # the configuration before this resume: `every` may have changed
             earlier, rows = Run(self.folder), max(recorder.rounds.stored_rounds, default=0)
             checkpoint.check_none_lost(self.folder, earlier.status, rows, earlier.experiment.checkpoint.every)
         recorder.keep_until(position)
-        run = Started(executor, recorder, position, facts, self._missing_rows(recorder, position))
+        run = Attempt(executor, recorder, position, facts, self._missing_rows(recorder, position))
         self._write_environment(run)  # before config.yaml: a folder with a config.yaml can be resumed
         write_text(self.folder / "config.yaml", self.experiment.yaml())
         return run
@@ -225,7 +225,7 @@ class Simulation:
             warnings.warn(what, RowsMissingWarning, stacklevel=2)
         return missing
 
-    def _write_environment(self, run: Started) -> None:
+    def _write_environment(self, run: Attempt) -> None:
         self.home.check()
         facts = {**run.facts, "repeated_work": run.executor.retries}
         rows = {"rows": run.recorder.counts(), "missing_rows": run.missing_rows}
@@ -237,14 +237,14 @@ class Simulation:
                 raise
             raise CheckpointError(f"{error}, and run: flray resume {self.folder}") from error
 
-    def _announce(self, run: Started) -> None:
+    def _announce(self, run: Attempt) -> None:
         """STATUS says `running`. From here on the folder holds a run, also after a failure."""
         run.recorder.status("running")
         self._resumable = True
         self.home.begin()  # not earlier: a full disk before this leaves nothing of a new run
         self._mirror(run)
 
-    def _rounds(self, run: Started, progress: bool) -> Generator[Row]:
+    def _rounds(self, run: Attempt, progress: bool) -> Generator[Row]:
         """The rows of the rounds from the run's position to its end."""
         label = f"{algorithm_name(self.experiment.algorithm)} on {self.dataset.name}"
         total = self.experiment.rounds * len(self.scenario.stages)
@@ -255,13 +255,13 @@ class Simulation:
         ):
             yield from self._schedule(run, show)
 
-    def _schedule(self, run: Started, show: Progress) -> Generator[Row]:
+    def _schedule(self, run: Attempt, show: Progress) -> Generator[Row]:
         """Every transaction from the run's position on; the rows of the rounds."""
         every, rounds, position = self.experiment.checkpoint.every, self.experiment.rounds, run.position
         evaluate = self.experiment.evaluate.every and self.experiment.algorithm.global_model
         if position == START and evaluate and 0 not in run.recorder.tests.stored_rounds:
             # the initial model: where learning curves begin
-            self._tested(run, run.executor.test(Clock(phase="task_begin")), START, {})
+            self._record_test(run, run.executor.test(Clock(phase="task_begin")), START, {})
         clocks = list(schedule(position, rounds, len(self.scenario.stages)))
         for clock, following in itertools.zip_longest(clocks, clocks[1:]):
             if clock.phase != "round":
@@ -278,12 +278,12 @@ class Simulation:
                     raise
                 row = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1, "diverged": True}
                 who, _, where = str(error).splitlines()[0].partition(" failed in ")
-                self._diverged(run, row, [], f"{who}: {where.partition(': ')[2]}")
+                self._finish_diverged(run, row, [], f"{who}: {where.partition(': ')[2]}")
                 yield row
                 return
             if row["diverged"] and self.experiment.on_nonfinite == "stop":
                 why = "the server's state is not finite after aggregation; lower algorithm.lr"
-                self._diverged(run, row, clients, why)
+                self._finish_diverged(run, row, clients, why)
                 yield row
                 return
             position = clock.complete
@@ -296,10 +296,10 @@ class Simulation:
                 self._save(run)
             yield row
         result, split = Run(self.folder), self.experiment.evaluate.split
-        last_test = judged(result.rounds, result.tests, self.scenario.stages[-1], self.dataset, split)
-        self._finish(run, untrained(result.rounds) or collapsed(*last_test, split) or "finished")
+        last_test = final_tests(result.rounds, result.tests, self.scenario.stages[-1], self.dataset, split)
+        self._finish(run, untrained_reason(result.rounds) or collapse_reason(*last_test, split) or "finished")
 
-    def _task_boundary(self, run: Started, clock: Clock, show: Progress) -> bool:
+    def _task_boundary(self, run: Attempt, clock: Clock, show: Progress) -> bool:
         """The beginning or the end of a task, committed and saved if it changed anything; False: the run diverged."""
         why = "the server's state is not finite; lower algorithm.lr"
         try:
@@ -318,10 +318,10 @@ class Simulation:
         return True
 
     # one transaction --------------------------------------------------------------------------
-    def _round(self, run: Started, clock: Clock, ahead: Clock | None) -> tuple[Row, list[Row]]:
+    def _round(self, run: Attempt, clock: Clock, ahead: Clock | None) -> tuple[Row, list[Row]]:
         """(the round's row, the rows of its clients). `ahead`: the next round, which the server plans in advance."""
         started = time.perf_counter()
-        sampled, clients = cohorts.draw(self.experiment, clock, self.scenario.members(clock.task))
+        sampled, clients = cohorts.draw_cohort(self.experiment, clock, self.scenario.members(clock.task))
         row = self._empty_row(clock, len(sampled))
         if self.experiment.cohort.dropout:
             row["clients_dropped"] = len(sampled) - len(clients)
@@ -335,7 +335,7 @@ class Simulation:
         row["time/round_s"] = time.perf_counter() - started
         return row, client_rows
 
-    def _task(self, run: Started, clock: Clock, show: Progress) -> Row:
+    def _task(self, run: Attempt, clock: Clock, show: Progress) -> Row:
         """The row of a task's beginning or end, with the personalised test at its end.
 
         A row without `exchanges` means that nothing has changed.
@@ -350,7 +350,7 @@ class Simulation:
             show.note("testing every client on its own data")
             began = time.perf_counter()
             people = evaluate_personal(run.executor, self.experiment, self.scenario, clock)
-            row.update(spread(people), **{"time/personal_s": time.perf_counter() - began})
+            row.update(personal_columns(people), **{"time/personal_s": time.perf_counter() - began})
             run.recorder.clients_tested(
                 [{"done": clock.done, "task": clock.task, "phase": clock.phase, **p} for p in people]
             )
@@ -363,7 +363,7 @@ class Simulation:
 
     def _transact(
         self,
-        run: Started,
+        run: Attempt,
         clock: Clock,
         cohort: np.ndarray | None,
         row: Row,
@@ -377,21 +377,21 @@ class Simulation:
         """
         members = self.scenario.members(clock.task)
 
-        def turns(plan: Plan, now: Clock) -> list[cohorts.Turn]:
+        def turns(plan: ExchangePlan, now: Clock) -> list[cohorts.Turn]:
             exchange = plan.exchange
             drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
             stateful = functools.partial(run.executor.call, Server.stateful)
             clients = cohorts.participants(exchange, now, drawn, members, stateful, self.experiment.seed)
-            found, empty = cohorts.turns(
+            result, empty = cohorts.turns(
                 self.scenario, self.experiment.algorithm, clients, now, exchange, run.executor.num_chunks
             )
             if empty:
                 row["clients_empty"] = row.get("clients_empty", 0) + empty
-            if not found:
-                self._skipped(plan, clients, row)
-            elif exchange.client is None and found[0].chunks:
-                self._count_flops(run, plan, found[0])
-            return found
+            if not result:
+                self._note_skipped(plan, clients, row)
+            elif exchange.client is None and result[0].chunks:
+                self._count_flops(run, plan, result[0])
+            return result
 
         client_rows: list[Row] = []
         for exchanged in transact(run.executor, clock, turns, ahead):
@@ -400,15 +400,15 @@ class Simulation:
                 dropped = 0
             exchanged.add_to(row)
             if exchanged.plan.exchange.client is None and exchanged.rows:
-                row["client_flops"] += self._flops[kind(exchanged.plan)].of(exchanged.rows)
+                row["client_flops"] += self._flops[step_kind(exchanged.plan)].of(exchanged.rows)
             client_rows += exchanged.rows
-            self._probed(run, clock, exchanged.probed)
+            self._record_probes(run, clock, exchanged.probe_rows)
             run.recorder.traced(exchanged.traces)
         if self._probes_rounds:
-            self._probed(run, clock, run.executor.call(Server.observe, clock))
+            self._record_probes(run, clock, run.executor.call(Server.observe, clock))
         return client_rows
 
-    def _skipped(self, plan: Plan, clients: np.ndarray, row: Row) -> None:
+    def _note_skipped(self, plan: ExchangePlan, clients: np.ndarray, row: Row) -> None:
         """The row names an exchange in which none of its `clients` can take part.
 
         A warning says so too, except for the cohort's exchange: the round's row counts clients that are empty or drop
@@ -420,18 +420,18 @@ class Simulation:
             why = "no client has a state yet" if who == "stateful" else f"none of {len(clients)} clients holds a sample"
             warnings.warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning, stacklevel=2)
 
-    def _count_flops(self, run: Started, plan: Plan, turn: cohorts.Turn) -> None:
+    def _count_flops(self, run: Attempt, plan: ExchangePlan, turn: cohorts.Turn) -> None:
         """Count the FLOPs of a local step of this kind once in each run or resume."""
-        which = kind(plan)
+        which = step_kind(plan)
         if which not in self._flops:
             try:
-                self._flops[which] = run.executor.call(Server.step_flops, plan.exchange, largest(turn.chunks))
+                self._flops[which] = run.executor.call(Server.step_flops, plan.exchange, largest_client(turn.chunks))
             except AlgorithmError as error:  # the run itself may well go on
                 self._flops[which] = StepFlops(math.nan, math.nan)
                 why = str(error).partition("\n")[0]
                 warnings.warn(f"client_flops of {turn.clock} are not counted: {why}", stacklevel=2)
 
-    def _probed(self, run: Started, clock: Clock, rows: Sequence[tuple[str, Row]]) -> None:
+    def _record_probes(self, run: Attempt, clock: Clock, rows: Sequence[tuple[str, Row]]) -> None:
         """Add rows of probes to their tables, below `diagnostics/`."""
         at = clock.complete
         when = {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase}
@@ -451,27 +451,27 @@ class Simulation:
         names = ("acc", "loss", *(["acc_sources"] if self.scenario.stages[0].by_source else []))
         return {f"{self.experiment.evaluate.split}/{name}": None for name in names}
 
-    def _test(self, run: Started, clock: Clock, row: Row) -> None:
+    def _test(self, run: Attempt, clock: Clock, row: Row) -> None:
         """Test the global model on the test set or the validation split, if the algorithm has a global model."""
         if self.experiment.algorithm.global_model:
             began = time.perf_counter()
-            self._tested(run, run.executor.test(clock), clock.complete, row)
+            self._record_test(run, run.executor.test(clock), clock.complete, row)
             row["time/evaluate_s"] = time.perf_counter() - began
 
-    def _tested(self, run: Started, tally: Tally, at: Position, row: Row) -> None:
+    def _record_test(self, run: Attempt, counts: TestCounts, at: Position, row: Row) -> None:
         """Add the counts of a test to `tests/`, and the accuracy of the first test set and mode to `row`."""
-        tally = with_sums(self.scenario.stages[at.task].tests, tally)
+        counts = add_test_sums(self.scenario.stages[at.task].tests, counts)
         run.recorder.tested(
-            tested.rows(tally, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase})
+            tested.rows(counts, {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase})
         )
-        (name, mode), first = next(iter(tally.items()))
+        (name, mode), first = next(iter(counts.items()))
         numbers, stage = [first.accuracy, first.loss], self.scenario.stages[at.task]
         if stage.by_source:
-            numbers.append(fmean(tally[part, mode].accuracy for part in stage.tests[name].parts))
+            numbers.append(fmean(counts[part, mode].accuracy for part in stage.tests[name].parts))
         row.update(zip(self._test_columns(), numbers, strict=True))
 
     # the end ----------------------------------------------------------------------------------
-    def _finish(self, run: Started, status: str) -> None:
+    def _finish(self, run: Attempt, status: str) -> None:
         self._replace_previous_run(run)
         if self.experiment.algorithm.global_model:
             run.executor.save_model()
@@ -480,14 +480,14 @@ class Simulation:
         run.recorder.status(status)
         self._mirror(run)
 
-    def _diverged(self, run: Started, row: Row, clients: list[Row], why: str) -> None:
+    def _finish_diverged(self, run: Attempt, row: Row, clients: list[Row], why: str) -> None:
         """Divergence is a result: its round is recorded, the checkpoint and the model are those of the last finite
         round."""
         self._save(run)
         run.recorder.round(row, clients)
         self._finish(run, f"diverged in round {row['round']}: {why}")
 
-    def _save(self, run: Started) -> Position:
+    def _save(self, run: Attempt) -> Position:
         """Write the rows, then a checkpoint of the last commit. Returns its position."""
         # rows first: a resume drops rows after the checkpoint's position, and cannot make up for missing ones
         run.recorder.flush()
@@ -495,7 +495,7 @@ class Simulation:
         self._mirror(run)
         return position
 
-    def _replace_previous_run(self, run: Started) -> None:
+    def _replace_previous_run(self, run: Attempt) -> None:
         """After the first round: the run takes the place of the run that it replaces, here and in the storage."""
         if self.home.replaces:
             self.home.replace_previous_run()
@@ -506,18 +506,18 @@ class Simulation:
         if self.storage is not None and self.storage.replaces:
             self.storage.clear()
 
-    def _mirror(self, run: Started) -> None:
+    def _mirror(self, run: Attempt) -> None:
         """Bring the storage up to date. The server actor uploads its own files from its own node."""
         if self.storage is not None and not self.storage.replaces and not self.home.replaces:
             self.storage.sync(lambda: self._push_server(run))
 
-    def _push_server(self, run: Started) -> str | None:
+    def _push_server(self, run: Attempt) -> str | None:
         try:
             return run.executor.push()
         except ServerLostError as error:  # the next call of the server raises it again
             return str(error)
 
-    def _stop(self, why: str, run: Started | None, last: Started | None) -> None:
+    def _stop(self, why: str, run: Attempt | None, last: Attempt | None) -> None:
         """Save complete rounds on Ctrl-C; an incomplete one leaves no trace. For `run` and `last` see :meth:`go`."""
         if self.home.replaces:
             self.home.give_up()
@@ -539,7 +539,7 @@ class Simulation:
         run.recorder.status(f"{why} after round {position.done}; {again}")
         self._mirror(run)
 
-    def _fail(self, error: BaseException, run: Started | None, last: Started | None) -> None:
+    def _fail(self, error: BaseException, run: Attempt | None, last: Attempt | None) -> None:
         """STATUS says why, and complete rounds are saved. For `run` and `last` see :meth:`go`."""
         if last is None:  # the run did not begin, or a resume left it as it was
             if isinstance(error, AlgorithmError) and not self.home.begun and not self.home.replaces:

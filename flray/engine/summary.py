@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from flray.data.cache import Array
     from flray.scenario import Stage
 
-ROW_FACTS = ("client", "exchange", "position", "num_examples", "num_steps", "examples_read", "skipped", "time/client_s")
+ROW_COLUMNS = (
+    "client",
+    "exchange",
+    "position",
+    "num_examples",
+    "num_steps",
+    "examples_read",
+    "skipped",
+    "time/client_s",
+)
 
 
 def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict[str, float | list[float]]:
@@ -28,16 +37,16 @@ def summarise(rows: Sequence[dict[str, Any]], weights: dict[int, float]) -> dict
     A client that has no number for a metric (None, NaN) or for an element of a vector does not report it; where nobody
     does it is NaN.
     """
-    kept = [row for row in rows if not row["skipped"]]
-    names = dict.fromkeys(name for row in kept for name in row if name not in ROW_FACTS)
-    found = {
-        name: _mean(name, [(weights[row["client"]], row[name]) for row in kept if row.get(name) is not None])
+    delivered = [row for row in rows if not row["skipped"]]
+    names = dict.fromkeys(name for row in delivered for name in row if name not in ROW_COLUMNS)
+    means = {
+        name: _mean(name, [(weights[row["client"]], row[name]) for row in delivered if row.get(name) is not None])
         for name in names
     }
-    own = [row["client/acc_after"] for row in kept if row.get("client/acc_after") is not None]
+    own = [row["client/acc_after"] for row in delivered if row.get("client/acc_after") is not None]
     if own:
-        found["client/acc_p10"] = float(np.percentile(own, 10))
-    return {name: value for name, value in found.items() if value is not None}
+        means["client/acc_p10"] = float(np.percentile(own, 10))
+    return {name: value for name, value in means.items() if value is not None}
 
 
 def _mean(name: str, pairs: Sequence[tuple[float, Any]]) -> float | list[float] | None:
@@ -60,7 +69,7 @@ def _mean(name: str, pairs: Sequence[tuple[float, Any]]) -> float | list[float] 
     return mean.tolist()  # type: ignore[no-any-return]
 
 
-def untrained(rounds: pandas.DataFrame) -> str | None:
+def untrained_reason(rounds: pandas.DataFrame) -> str | None:
     """Why a run of `on_nonfinite: skip` counts as diverged: every client was left out in every round, and the model is
     the initial one."""
     if "clients_skipped" not in rounds:
@@ -74,11 +83,12 @@ def untrained(rounds: pandas.DataFrame) -> str | None:
     )
 
 
-def judged(
+def final_tests(
     rounds: pandas.DataFrame, tests: pandas.DataFrame, stage: Stage, dataset: Dataset, split: str
 ) -> tuple[pandas.DataFrame, Array]:
-    """What :func:`collapsed` reads of a run whose last stage is given: rounds with accuracy and loss on the split, and
-    the labels that these are of.
+    """(rounds with accuracy and loss on the split, the labels of that split): the arguments of :func:`collapse_reason`.
+
+    `stage` is the run's last one.
 
     Over tasks both are the last task's own, among its own classes (`task_aware`) where there is such an inference mode:
     that earlier tasks are forgotten down to chance level, or that a new one begins below it, is what such a run
@@ -89,13 +99,13 @@ def judged(
         return rounds, next(iter(stage.tests.values())).labels(dataset)
     if not rounds.loc[rounds["task"] == stage.index, "client_steps"].sum():
         return rounds.iloc[:0], stage.tests[own].labels(dataset)
-    found = tests[(tests["set"] == own) & (tests["phase"] == "round") & (tests["task"] == stage.index)]
-    modes = found["mode"].tolist()
-    found = found[found["mode"] == ("task_aware" if "task_aware" in modes else modes[0])] if modes else found
-    return found.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"}), stage.tests[own].labels(dataset)
+    rows = tests[(tests["set"] == own) & (tests["phase"] == "round") & (tests["task"] == stage.index)]
+    modes = rows["mode"].tolist()
+    rows = rows[rows["mode"] == ("task_aware" if "task_aware" in modes else modes[0])] if modes else rows
+    return rows.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"}), stage.tests[own].labels(dataset)
 
 
-def collapsed(rounds: pandas.DataFrame, labels: np.ndarray, split: str) -> str | None:
+def collapse_reason(rounds: pandas.DataFrame, labels: np.ndarray, split: str) -> str | None:
     """Why a run whose numbers are all finite counts as diverged: the mean of its last tests is chance level (as
     10.00 in FedSOL's Table 2), and not for want of training: it had been well above before, or its loss is twice that
     of knowing nothing. `labels` are those of the split (val or test)."""

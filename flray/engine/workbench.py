@@ -32,8 +32,8 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.data import Normalizer, ProxyData, load_dataset, load_proxy
 from flray.data.cache import Array
 from flray.data.client_data import ClientSamples
-from flray.engine.blame import half
-from flray.engine.counts import Evaluator, Tally
+from flray.engine.blame import errors_of
+from flray.engine.counts import Evaluator, TestCounts
 from flray.engine.evaluation_batch import samples_at_once
 from flray.engine.node_memory import share_frozen
 from flray.models import build_model, starts_from
@@ -56,14 +56,14 @@ class TaskSummary(NamedTuple):
         samples = tuple(partition.indices for partition in scenario.partitions)
         return cls(scenario.stages, members, tuple(scenario.total_examples(task) for task in tasks), samples)
 
-    def asked(self, clock: Clock, cohort: CohortConfig) -> int:
+    def cohort_size(self, clock: Clock, cohort: CohortConfig) -> int:
         """The cohort size of a moment: the sampled clients in a round, everyone with samples at a task's beginning and
         end."""
         members = self.members[clock.task]
         return cohort.count(members) if clock.phase == "round" else members
 
 
-class Stored:
+class ArraySamples:
     """Samples that are read from their arrays and normalised batch by batch (`core.samples.Proxy`)."""
 
     def __init__(
@@ -148,7 +148,7 @@ class Workbench:
         trained = [Classes(outputs[:begun], size, device) for begun in tasks]
         return trained, [Classes(outputs[:begun], size, device, outputs[begun:]) for begun in tasks]
 
-    def _load_public_data(self, device: torch.device) -> Stored | None:
+    def _load_public_data(self, device: torch.device) -> ArraySamples | None:
         """The public data, if the algorithm or a probe reads them.
 
         Raises `ConfigError` where a probe reads labels of the private data's classes and they have none.
@@ -158,7 +158,7 @@ class Workbench:
             return None
         proxy = self.load_proxy()[0]
         labels = [name for name, probe in self.probes.items() if "proxy_labels" in probe.reads]
-        data = Stored(proxy.x, proxy.y, Normalizer(proxy.mean, proxy.std, device), proxy.same_labels)
+        data = ArraySamples(proxy.x, proxy.y, Normalizer(proxy.mean, proxy.std, device), proxy.same_labels)
         if labels and not data.same_labels:
             raise ConfigError(
                 f"diagnostics: {labels[0]} with these options reads labels of the public data, which have none of "
@@ -172,7 +172,7 @@ class Workbench:
         if config is None or "none" in config.freeze:
             return frozenset(), {}
         early = frozenset(self.objective.parts.early()) if "early" in config.freeze else frozenset[str]()
-        found = {}
+        frozen = {}
         for task in range(len(self.summary.stages)):
             rows = None
             if self._classes:
@@ -185,8 +185,8 @@ class Workbench:
                 rows = HeadRows(unreached, fixed & unreached) if unreached.any() else None
             if (early and task) or rows is not None:
                 part = "early" if early and task else None
-                found[task] = Frozen(self.objective, part, config.frozen_bn_stats == "freeze", rows)
-        return early, found
+                frozen[task] = Frozen(self.objective, part, config.frozen_bn_stats == "freeze", rows)
+        return early, frozen
 
     def objective_of(self, task: int) -> Objective:
         """The objective of a task: that of the network, of which `tasks.freeze` may have frozen a part."""
@@ -205,11 +205,11 @@ class Workbench:
         """
         with torch.random.fork_rng(devices=[]):  # what an algorithm adds draws its own initial values
             torch.manual_seed(seeding.torch_seed(self.experiment.seed, "networks"))
-            with half(self.algorithm, "module"):
+            with errors_of(self.algorithm, "module"):
                 trained = self.algorithm.module(module, self.inputs)
                 if not isinstance(trained, nn.Module):
                     raise TypeError(f"it returned a {type(trained).__name__}; it must return a torch.nn.Module")
-            with half(self.algorithm, "networks"):
+            with errors_of(self.algorithm, "networks"):
                 networks = self.algorithm.networks(module, self.inputs)
                 if not isinstance(networks, Mapping):
                     raise TypeError(
@@ -217,7 +217,7 @@ class Workbench:
                     )
         return trained, networks
 
-    def at(self, clock: Clock) -> Algorithm:
+    def algorithm_at(self, clock: Clock) -> Algorithm:
         """The algorithm with the hyper-parameters of this moment."""
         return in_force(self._versions, clock)
 
@@ -240,7 +240,7 @@ class Workbench:
             "seed": self.experiment.seed,
             "clock": clock,
             "population": self.summary.members[clock.task],
-            "cohort_size": self.summary.asked(clock, self.experiment.cohort),
+            "cohort_size": self.summary.cohort_size(clock, self.experiment.cohort),
             "total_examples": self.summary.examples[clock.task],
             "proxy": self.proxy,
             "classes": self._classes[clock.task] if self._classes else None,
@@ -275,15 +275,15 @@ class Workbench:
             ctx = replace(ctx, proxy=self._public_data)
         if "clients" in reads:
             train, rows = self.dataset.train, self.summary.samples[ctx.clock.task]
-            return replace(ctx, tests={"clients": Stored(train.x, train.y, self.normalizer, True, rows)})
+            return replace(ctx, tests={"clients": ArraySamples(train.x, train.y, self.normalizer, True, rows)})
         return replace(ctx, tests=self._tests(ctx.clock.task)) if "tests" in reads else ctx
 
-    def _tests(self, task: int) -> dict[str, Stored]:
-        found = {}
+    def _tests(self, task: int) -> dict[str, ArraySamples]:
+        tests = {}
         for name, test in self.summary.stages[task].tests.items():
             split = getattr(self.dataset, test.split)
-            found[name] = Stored(split.x, split.y, self.normalizer, True, test.samples)
-        return found
+            tests[name] = ArraySamples(split.x, split.y, self.normalizer, True, test.samples)
+        return tests
 
     def seed_modules(self, ctx: Context) -> None:
         """What a module itself draws (dropout) is addressed as well.
@@ -296,7 +296,7 @@ class Workbench:
             torch.cuda.manual_seed(seed)
 
     # testing ----------------------------------------------------------------------------------
-    def evaluate(self, published: Message, ctx: Context, part: int = 0, parts: int = 1) -> Tally:
+    def evaluate(self, published: Message, ctx: Context, part: int = 0, parts: int = 1) -> TestCounts:
         """What is counted in one of `parts` parts of all tests; `published` is a message of arrays or of tensors on any
         device.
 
@@ -307,5 +307,5 @@ class Workbench:
         if self._tested_classes:
             ctx = replace(ctx, classes=self._tested_classes[task])
         where, method = last_call.at(f"the test after {ctx.clock}"), label(type(self.algorithm), "predict")
-        with half(self.algorithm, "predict", ctx.clock), where, last_call.within(method):
+        with errors_of(self.algorithm, "predict", ctx.clock), where, last_call.within(method):
             return self.evaluator.count(ctx, to_torch(published, self.objective.device), tests, part, parts)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import pandas
 
 
-def rows(tally: Mapping[tuple[str, str], Counts], when: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rows(counts: Mapping[tuple[str, str], Counts], when: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of one test; `when` has its `done`, `task`, `round` and `phase`."""
-    return [{**when, "set": tested, "mode": mode, **_columns(counts)} for (tested, mode), counts in tally.items()]
+    return [{**when, "set": tested, "mode": mode, **_columns(count)} for (tested, mode), count in counts.items()]
 
 
 def _columns(counts: Counts) -> dict[str, Any]:

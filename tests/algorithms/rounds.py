@@ -31,9 +31,9 @@ from flray.engine import cohort as cohorts
 from flray.engine.client import Chunk, Client
 from flray.engine.counts import Evaluator
 from flray.engine.local_executor import LocalExecutor
-from flray.engine.local_loop import Trained
-from flray.engine.rounds import Exchanged, transact
-from flray.engine.server import Plan, Server
+from flray.engine.local_loop import ClientResult
+from flray.engine.rounds import FinishedExchange, transact
+from flray.engine.server import ExchangePlan, Server
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
@@ -81,14 +81,14 @@ class Watched(Client):
         super().__init__(bench)
         self.lost, self.updates, self.reports = lost, [], []
 
-    def exchange(self, *arguments: Any) -> Trained:
+    def exchange(self, *arguments: Any) -> ClientResult:
         done = super().exchange(*arguments)
         self.updates.append(map_tensors(torch.clone, done.update))
         self.reports.append({name: float(value) for name, value in done.metrics.items()})
         return done
 
-    def one(self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Any, stored: Any) -> Any:
-        update, state, row = super().one(chunk, i, exchange, broadcast, stored)
+    def run_client(self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Any, stored: Any) -> Any:
+        update, state, row = super().run_client(chunk, i, exchange, broadcast, stored)
         gone = (chunk.clock.round, chunk.clients[i]) in self.lost
         return (None, state, {**row, "skipped": True}) if gone else (update, state, row)
 
@@ -123,7 +123,7 @@ class Federation:
         self.states: list[Any] = [self.server.state]
         self.updates: list[list[Any]] = []
         self.reports: list[dict[str, float]] = []
-        self.exchanged: list[Exchanged] = []
+        self.exchanged: list[FinishedExchange] = []
 
     def round(self, clients: Sequence[int] | None = None) -> None:
         """The next round, of these clients in this order; None: of all."""
@@ -131,7 +131,7 @@ class Federation:
         drawn = np.arange(self.scenario.population) if clients is None else np.array(clients)
         clock, members = Clock(round=done, done=done), self.scenario.members(0)
 
-        def turns(plan: Plan, now: Clock) -> list[cohorts.Turn]:
+        def turns(plan: ExchangePlan, now: Clock) -> list[cohorts.Turn]:
             exchange = plan.exchange
             who = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
             return cohorts.turns(self.scenario, self.experiment.algorithm, who, now, exchange)[0]

@@ -17,10 +17,10 @@ from flray.core.protocol.clock import START, Clock, schedule
 from flray.engine import cohort as cohorts
 from flray.engine import local_executor as local
 from flray.engine.client import Client
-from flray.engine.local_loop import Trained
+from flray.engine.local_loop import ClientResult
 from flray.engine.prepare import build_data, build_scenario
-from flray.engine.rounds import Ran, transact
-from flray.engine.server import Plan, Server
+from flray.engine.rounds import TurnResult, transact
+from flray.engine.server import ExchangePlan, Server
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.run_store import RunStore
 from tests.support.flat import flatten
@@ -35,8 +35,8 @@ class Watched(Client):
         super().__init__(bench)
         self.watch, self.sent = watch, sent
 
-    def exchange(self, *arguments: Any) -> Trained:
-        done: Trained = self.watch("client", super().exchange, *arguments)
+    def exchange(self, *arguments: Any) -> ClientResult:
+        done: ClientResult = self.watch("client", super().exchange, *arguments)
         self.sent["up"] += size(done.update)
         return done
 
@@ -51,7 +51,7 @@ class Executor(local.LocalExecutor):
         self.named: tuple[Clock | None, set[str]] = (None, set())  # the transaction, and the parts that it named
         self.client = Watched(server.bench, watch, self.sent)
 
-    def run(self, plan: Plan, turn: cohorts.Turn, ahead: Sequence[Clock] = ()) -> Ran:
+    def run(self, plan: ExchangePlan, turn: cohorts.Turn, ahead: Sequence[Clock] = ()) -> TurnResult:
         assert self._broadcast is not None
         clients = turn.cohort.client_ids.tolist()
         self.sent["down"] += size(self._broadcast[1]) * len(clients) - self.known(plan, set(clients))
@@ -60,7 +60,7 @@ class Executor(local.LocalExecutor):
         exchange = plan.exchange._replace(finish=watched)
         return super().run(plan._replace(exchange=exchange), turn, ahead)
 
-    def known(self, plan: Plan, clients: set[int]) -> int:
+    def known(self, plan: ExchangePlan, clients: set[int]) -> int:
         """Bytes of shared parts that these clients have from before; they have them from now on. What a whole round
         does not name is dropped."""
         before, named = self.named
@@ -131,11 +131,11 @@ class Local:
         members = self.scenario.members(clock.task)
         drawn = np.asarray(members, dtype=np.int64)
         if clock.phase == "round":
-            drawn = cohorts.draw(self.experiment, clock, members)[1]
+            drawn = cohorts.draw_cohort(self.experiment, clock, members)[1]
         row: dict[str, Any] = {"down": 0, "up": 0}
         self.executor.sent.update(up=0, down=0)
 
-        def turns(plan: Plan, now: Clock) -> list[cohorts.Turn]:
+        def turns(plan: ExchangePlan, now: Clock) -> list[cohorts.Turn]:
             exchange = plan.exchange
             clients = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
             return cohorts.turns(self.scenario, self.experiment.algorithm, clients, now, exchange)[0]

@@ -13,7 +13,7 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
-from flray.engine.cohort import participants, runs, sample, turns
+from flray.engine.cohort import chunk_ranges, participants, sample_cohort, turns
 from flray.scenario import Partition, Scenario
 
 COSTS = st.lists(st.floats(0.1, 1000), min_size=1, max_size=60)
@@ -21,7 +21,7 @@ COSTS = st.lists(st.floats(0.1, 1000), min_size=1, max_size=60)
 
 @given(COSTS, st.integers(1, 12))
 def test_runs_are_contiguous_cover_everyone_once_and_are_balanced(costs, num_chunks):
-    found = runs(costs, num_chunks)
+    found = chunk_ranges(costs, num_chunks)
     assert [p for run in found for p in run] == list(range(len(costs)))
     assert 1 <= len(found) <= num_chunks and all(len(run) for run in found)
     # the cut cannot be finer than one position: half of the largest at each end
@@ -30,23 +30,23 @@ def test_runs_are_contiguous_cover_everyone_once_and_are_balanced(costs, num_chu
 
 
 def test_equal_costs_are_cut_equally():
-    assert [len(r) for r in runs(np.ones(12), 4)] == [3, 3, 3, 3]
-    assert sorted(len(r) for r in runs(np.ones(10), 3)) == [3, 3, 4]
+    assert [len(r) for r in chunk_ranges(np.ones(12), 4)] == [3, 3, 3, 3]
+    assert sorted(len(r) for r in chunk_ranges(np.ones(10), 3)) == [3, 3, 4]
 
 
 def test_more_pieces_than_clients_gives_everyone_a_piece():
-    assert [len(r) for r in runs(np.ones(3), 8)] == [1, 1, 1]
+    assert [len(r) for r in chunk_ranges(np.ones(3), 8)] == [1, 1, 1]
 
 
 def test_addressed_sampling_depends_on_its_address_alone():
     config = CohortConfig(size=4)
-    first = sample(config, 0, Clock(0, 5), range(20))
+    first = sample_cohort(config, 0, Clock(0, 5), range(20))
     np.random.seed(1)
-    assert sample(config, 0, Clock(0, 5), range(20)).tolist() == first.tolist()
+    assert sample_cohort(config, 0, Clock(0, 5), range(20)).tolist() == first.tolist()
     assert first.tolist() == rng(0, "cohort", 0, 5).choice(20, 4, replace=False).tolist()
     assert len(set(first.tolist())) == 4 and first.dtype == np.int64
     others = [
-        sample(config, seed, clock, range(20)).tolist()
+        sample_cohort(config, seed, clock, range(20)).tolist()
         for seed, clock in ((1, Clock(0, 5)), (0, Clock(1, 5)), (0, Clock(0, 6)))
     ]
     assert all(other != first.tolist() for other in others)
@@ -61,14 +61,14 @@ def test_numpy_round_seed_gives_the_sets_of_the_authors_code(round):
     np.random.set_state(state)
     config = CohortConfig(fraction=0.1, sampling="numpy_round_seed")
     for seed in (0, 7):
-        assert sample(config, seed, Clock(0, round, done=round), range(100)).tolist() == expected.tolist()
+        assert sample_cohort(config, seed, Clock(0, round, done=round), range(100)).tolist() == expected.tolist()
 
 
 def test_the_whole_population_is_the_default_and_too_many_is_an_error():
-    assert sorted(sample(CohortConfig(), 0, Clock(), range(6)).tolist()) == list(range(6))
+    assert sorted(sample_cohort(CohortConfig(), 0, Clock(), range(6)).tolist()) == list(range(6))
     with pytest.raises(ConfigError, match=r"cohort\.size: 7 clients per round, but 6 hold samples"):
-        sample(CohortConfig(size=7), 0, Clock(), range(6))
-    assert len(sample(CohortConfig(fraction=0.01), 0, Clock(), range(6))) == 1
+        sample_cohort(CohortConfig(size=7), 0, Clock(), range(6))
+    assert len(sample_cohort(CohortConfig(fraction=0.01), 0, Clock(), range(6))) == 1
 
 
 def test_a_fraction_of_the_population_is_rounded_down_as_a_decimal():

@@ -19,7 +19,7 @@ from flray.core.schema.errors import AlgorithmError
 from flray.data import Normalizer
 from flray.data.data_config import Augment
 from flray.data.dataset import Dataset, Split
-from flray.engine.counts import Evaluator, counted, merged, passes, share
+from flray.engine.counts import Evaluator, blocks_of_part, count_predictions, group_modes, merge_counts
 from flray.engine.evaluation_batch import samples_at_once
 from flray.scenario.stage import TestSet
 from tests.support.networks import Mlp, build
@@ -184,7 +184,7 @@ def test_a_batch_of_a_test_set_that_is_sorted_by_class_has_several_classes():
 def test_the_same_counts_and_bits_from_any_number_of_parts(evaluator, parts):
     whole = evaluator.count(ctx(), None, SETS)
     pieces = [evaluator.count(ctx(), None, SETS, part, parts) for part in range(parts)]
-    together = merged(pieces)
+    together = merge_counts(pieces)
     assert list(together) == list(whole)
     for key, counts in whole.items():
         other = together[key]
@@ -195,13 +195,13 @@ def test_the_same_counts_and_bits_from_any_number_of_parts(evaluator, parts):
         )
         assert other.loss_sum == counts.loss_sum and other.losses.tolist() == counts.losses.tolist()
     blocks = list(evaluator.blocks(ctx(), SETS))
-    sizes = [sum(block.stop - block.start for block in share(blocks, part, parts)) for part in range(parts)]
+    sizes = [sum(block.stop - block.start for block in blocks_of_part(blocks, part, parts)) for part in range(parts)]
     assert sum(sizes) == 2 * (N + 8 + 35) and max(sizes) - min(sizes) <= 2 * 16
 
 
 def test_modes_that_share_a_forward_pass_read_a_block_once(evaluator):
     """One pass in blocks of the batch's 10 samples for four modes, none for the window, which reads x itself."""
-    read = passes(evaluator.algorithm.modes(ctx()))
+    read = group_modes(evaluator.algorithm.modes(ctx()))
     assert sorted((one.reads, *one.modes) for one in read) == [
         (batch(10), "all", "aware", "guess", "batch"),
         (window(3), "window"),
@@ -213,24 +213,26 @@ def test_modes_that_share_a_forward_pass_read_a_block_once(evaluator):
 
 def test_a_class_of_logit_minus_infinity_is_outside_the_head():
     logits = torch.tensor([[1.0, 2.0, -torch.inf], [1.0, 2.0, -torch.inf], [0.0, float("nan"), 0.0]])
-    counts = counted(Prediction(logits[:2]), np.array([1, 2]), 3)
+    counts = count_predictions(Prediction(logits[:2]), np.array([1, 2]), 3)
     assert counts.covered == 1 and counts.loss == pytest.approx(math.log(1 + math.exp(-1)))
     assert counts.right.tolist() == [0, 1, 0] and counts.total.tolist() == [0, 1, 1]
-    assert math.isnan(counted(Prediction(logits), np.array([1, 2, 0]), 3).loss), "a model that diverged has its loss"
+    assert math.isnan(count_predictions(Prediction(logits), np.array([1, 2, 0]), 3).loss), (
+        "a model that diverged has its loss"
+    )
 
 
 def test_labels_without_logits_have_no_loss():
     """A nearest-mean classifier: predicted [2, -1, 0] for labels [2, 1, 1]; -1 is no class at all."""
-    counts = counted(Prediction(label=torch.tensor([2, -1, 0])), np.array([2, 1, 1]), 3)
+    counts = count_predictions(Prediction(label=torch.tensor([2, -1, 0])), np.array([2, 1, 1]), 3)
     assert counts.right.tolist() == [0, 0, 1] and counts.covered == 0 and math.isnan(counts.loss)
     with pytest.raises(AlgorithmError, match="without logits and without label"):
-        counted(Prediction(), np.array([0]), 3)
+        count_predictions(Prediction(), np.array([0]), 3)
 
 
 def test_the_loss_of_one_block_is_that_of_torch_to_the_bit():
     logits, y = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)), np.arange(50) % 7
     whole = torch.nn.functional.cross_entropy(logits.double(), torch.from_numpy(y), reduction="sum")
-    assert counted(Prediction(logits), y, 7).losses.tolist() == [float(whole)]
+    assert count_predictions(Prediction(logits), y, 7).losses.tolist() == [float(whole)]
 
 
 # the block ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from flray.config.experiment import CohortConfig
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
-from flray.engine.cohort import delivering, sample
+from flray.engine.cohort import sample_cohort, without_dropouts
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint
 from tests.contracts.faults import interrupted
@@ -34,12 +34,14 @@ def present(round, chance=CHANCE):
 # who ------------------------------------------------------------------------------------------
 def test_each_draw_is_addressed_by_task_round_and_client():
     half, everyone = CohortConfig(dropout=0.5), np.arange(4000)
-    found = delivering(half, 0, Clock(0, 7), everyone)
-    assert delivering(half, 0, Clock(0, 7), everyone[::-1]).tolist() == found[::-1].tolist(), "whoever else is there"
+    found = without_dropouts(half, 0, Clock(0, 7), everyone)
+    assert without_dropouts(half, 0, Clock(0, 7), everyone[::-1]).tolist() == found[::-1].tolist(), (
+        "whoever else is there"
+    )
     assert abs(len(found) - 2000) < 5 * np.sqrt(4000 * 0.25), "5 standard deviations of a binomial"
     for seed, clock in ((1, Clock(0, 7)), (0, Clock(1, 7)), (0, Clock(0, 8))):
-        assert delivering(half, seed, clock, everyone).tolist() != found.tolist()
-    assert delivering(CohortConfig(), 0, Clock(0, 7), everyone) is everyone
+        assert without_dropouts(half, seed, clock, everyone).tolist() != found.tolist()
+    assert without_dropouts(CohortConfig(), 0, Clock(0, 7), everyone) is everyone
 
 
 @pytest.mark.parametrize("chance", [-0.1, 1, 1.5, float("nan"), "often"])
@@ -90,7 +92,7 @@ def test_a_round_in_which_nobody_delivers_keeps_the_state(ray_cluster, tmp_path)
     cohort = {"size": 1, "dropout": 0.6}
     settings = config("scaffold", rounds=8, cohort=cohort, checkpoint={"every": 1, "keep": 0})
     run = flray.run(settings, out=tmp_path / "run")
-    clients = [int(sample(settings.cohort, 3, Clock(0, round, done=round), range(5))[0]) for round in range(8)]
+    clients = [int(sample_cohort(settings.cohort, 3, Clock(0, round, done=round), range(5))[0]) for round in range(8)]
     gone = [rng(3, "dropout", 0, round, client).random() < 0.6 for round, client in enumerate(clients)]
     assert any(gone[1:]) and not all(gone)
     saved = [checkpoint.read(path).server.message() for path in checkpoint.checkpoints(run.folder)]

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 import flray
 from flray.core.protocol.clock import Clock, Position
 from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, DataError, NonFiniteError
-from flray.engine.cohort import sample
+from flray.engine.cohort import sample_cohort
 from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
 from flray.files import with_checksum
@@ -128,7 +128,7 @@ def test_when_every_client_is_skipped_the_model_stays(ray_cluster, tmp_path):
         on_nonfinite="skip",
         cohort={"size": 1},
     )
-    client = sample(settings.cohort, 3, Clock(0, 1, done=1), range(5))[0]
+    client = sample_cohort(settings.cohort, 3, Clock(0, 1, done=1), range(5))[0]
     settings = config(
         {"name": "faulty", "kind": "nan loss", "at": f"1/0/{client}"}, rounds=2, on_nonfinite="skip", cohort={"size": 1}
     )

@@ -14,7 +14,7 @@ import flray
 from flray.core.messages import to_torch
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
-from flray.engine.flops import StepFlops, largest
+from flray.engine.flops import StepFlops, largest_client
 from tests.contracts.inprocess import Local
 from tests.contracts.table import experiment
 
@@ -34,7 +34,7 @@ def test_of_an_mlp_by_hand(tmp_path: Path) -> None:
     """d -> h -> C with n samples: two products of 2 n (d h + h C) FLOPs for outputs and weights, and one of 2 n h C for
     the hidden layer's gradient; the inputs need none."""
     simulated, exchange, turn = exchange_after("fedavg", 0, tmp_path)
-    found = simulated.server.step_flops(exchange, largest(turn.chunks))
+    found = simulated.server.step_flops(exchange, largest_client(turn.chunks))
     layers = [p.shape for p in simulated.server.bench.objective.module.parameters() if p.dim() == 2]
     inner = sum(out * into for out, into in layers[1:])
     assert found.step == 0
@@ -45,7 +45,7 @@ def test_of_an_mlp_by_hand(tmp_path: Path) -> None:
 def test_two_steps_tell_what_all_steps_of_all_clients_compute(name: str, rounds: int, tmp_path: Path) -> None:
     simulated, exchange, turn = exchange_after(name, rounds, tmp_path)
     before = torch.random.get_rng_state()
-    found, rows, counted = simulated.server.step_flops(exchange, largest(turn.chunks)), [], 0
+    found, rows, counted = simulated.server.step_flops(exchange, largest_client(turn.chunks)), [], 0
     assert torch.equal(torch.random.get_rng_state(), before)
     client, algorithm = simulated.executor.client, simulated.experiment.algorithm
     broadcast = exchange.broadcast(simulated.server.bench.context(turn.clock), simulated.state)

@@ -93,7 +93,7 @@ def test_begin_batches_a_step_for_each_and_end_read_the_same_data():
     broadcast = algorithm.broadcast(ctx, algorithm.init_server(ctx, *objective.initial()))
     steps = [("step", y[:4].tolist()), ("step", y[4:].tolist())]
     done = train(algorithm, ctx, broadcast, (), data)
-    assert done.client == [("begin", data), ("batches", data), *steps, *steps, ("end", data)]
+    assert done.state == [("begin", data), ("batches", data), *steps, *steps, ("end", data)]
     assert done.metrics["train/loss"] > 0
 
 

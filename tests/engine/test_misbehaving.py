@@ -18,7 +18,7 @@ from flray.core.protocol.modes import Prediction
 from flray.core.schema.errors import AlgorithmError, CheckpointError, ClientError, LastCall, ServerLostError
 from flray.doctor import examine
 from flray.engine import simulation
-from flray.engine.counts import checked
+from flray.engine.counts import check_prediction
 from flray.engine.health import reported
 from flray.engine.local_executor import LocalExecutor as LocalExecutor
 from flray.engine.server import Server
@@ -99,7 +99,7 @@ FORMS = {
 def test_a_prediction_of_another_form_is_refused(form):
     answer, words = FORMS[form]
     with pytest.raises(AlgorithmError) as error:
-        checked(answer, 5, 3, misbehaving.Modes(lr=0.1).odd)
+        check_prediction(answer, 5, 3, misbehaving.Modes(lr=0.1).odd)
     one_line(str(error.value), "Modes.odd", words)
 
 
@@ -114,7 +114,7 @@ def test_a_prediction_of_another_form_is_refused(form):
     ],
 )
 def test_a_prediction_of_any_form_that_is_documented_passes(answer):
-    found = checked(answer, 5, 3, misbehaving.Modes(lr=0.1).odd)
+    found = check_prediction(answer, 5, 3, misbehaving.Modes(lr=0.1).odd)
     assert found is answer or found.logits is answer
 
 

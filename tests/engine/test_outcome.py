@@ -15,9 +15,9 @@ import flray
 from flray.api import play, simulate
 from flray.core.messages import to_torch
 from flray.data import load_dataset
-from flray.engine.evaluate import spread
+from flray.engine.evaluate import personal_columns
 from flray.engine.replay import Replay
-from flray.engine.summary import collapsed, untrained
+from flray.engine.summary import collapse_reason, untrained_reason
 from flray.models import build_model
 from flray.rundir import checkpoint
 from flray.scenario import load_partition
@@ -74,7 +74,7 @@ def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
                 "test/loss": [x for _, x in rounds],
             }
         )
-        return collapsed(frame, labels, "test")
+        return collapse_reason(frame, labels, "test")
 
     assert outcome((0.25, 1.5), (0.6, 0.9)) is None
     assert outcome((0.25, 1.39), (0.26, 1.38)) is None, "it has not learned yet: ln 4 = 1.386"
@@ -83,7 +83,7 @@ def test_collapse_to_chance_counts_as_divergence_and_slow_learning_does_not():
     assert "the last 10 tests have an accuracy of 25.00%" in text and "best accuracy 60.00% in round 2" in text
     assert outcome((0.25, 900.0)).startswith("diverged: ")
     assert outcome((0.25, 900.0), (math.nan, math.nan), (0.5, 1.0)) is None
-    assert collapsed(pandas.DataFrame({"round": [1]}), labels, "test") is None
+    assert collapse_reason(pandas.DataFrame({"round": [1]}), labels, "test") is None
 
 
 def test_over_tasks_the_last_one_is_judged_by_its_own_test(tmp_path):
@@ -104,7 +104,7 @@ def test_over_tasks_the_last_one_is_judged_by_its_own_test(tmp_path):
 
 def test_a_test_of_one_class_tells_nothing_of_chance():
     rounds = pandas.DataFrame({"round": [1, 2], "test/acc": [1.0, 0.0], "test/loss": [0.1, 9.0]})
-    assert collapsed(rounds, np.zeros(5, np.int64), "test") is None
+    assert collapse_reason(rounds, np.zeros(5, np.int64), "test") is None
 
 
 def test_a_run_whose_clients_were_all_left_out_says_so(ray_cluster, tmp_path):
@@ -121,10 +121,12 @@ def test_a_run_whose_clients_were_all_left_out_says_so(ray_cluster, tmp_path):
 def test_who_was_left_out_of_some_rounds_is_no_such_run():
     frame = pandas.DataFrame({"cohort_size": [3, 3], "clients_skipped": [3.0, 2.0]})
     assert (
-        untrained(frame) is None and untrained(frame[:0]) is None and untrained(frame.assign(clients_skipped=0)) is None
+        untrained_reason(frame) is None
+        and untrained_reason(frame[:0]) is None
+        and untrained_reason(frame.assign(clients_skipped=0)) is None
     )
-    assert untrained(frame.drop(columns="clients_skipped")) is None
-    assert untrained(frame[:1]) is not None
+    assert untrained_reason(frame.drop(columns="clients_skipped")) is None
+    assert untrained_reason(frame[:1]) is not None
 
 
 # personalised test ----------------------------------------------------------------------------
@@ -179,9 +181,9 @@ def test_a_client_without_test_samples_does_not_count():
         {"finetune_epochs": 1, "num_test": 0, "test/acc": None},
         {"finetune_epochs": 1, "num_test": 2, "test/acc": 1.0},
     ]
-    found = {name.rpartition("/")[2]: value for name, value in spread(rows).items()}
+    found = {name.rpartition("/")[2]: value for name, value in personal_columns(rows).items()}
     assert found == pytest.approx({"acc_mean": 0.75, "acc_std": 0.25, "acc_p10": 0.55, "acc_worst": 0.5, "gini": 1 / 6})
-    assert all(name.startswith("personal/ft1/") for name in spread(rows))
+    assert all(name.startswith("personal/ft1/") for name in personal_columns(rows))
 
 
 # the validation split --------------------------------------------------------------------------

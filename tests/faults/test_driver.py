@@ -37,7 +37,7 @@ EMPTY = {
 }
 # rounds and calls count from 0; a checkpoint comes after rounds 2 and 4 of 5, before and after the task's end
 BEGUN = {
-    "before the initial test": Moment("before", f"{SIMULATION}._tested"),
+    "before the initial test": Moment("before", f"{SIMULATION}._record_test"),
     "before the first round": Moment("before", f"{SIMULATION}._round"),
     "in the first round": Moment("before", f"{SIMULATION}._count_flops"),
     "before the first row": Moment("before", f"{RECORDER}.round"),

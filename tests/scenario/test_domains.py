@@ -14,7 +14,7 @@ from flray.config.loader import load_config
 from flray.core.protocol.modes import Prediction
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import DataConfig, load_dataset
-from flray.engine.counts import counted
+from flray.engine.counts import count_predictions
 from flray.engine.replay import Replay
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.scenario import PartitionConfig, TasksConfig, ValidationConfig, build, meanings, relabelled
@@ -111,8 +111,8 @@ def test_a_head_for_each_domain_has_outputs_of_its_own(root):
 def test_the_right_class_of_another_domain_counts_where_only_classes_are_scored():
     """Outputs 0 to 2 and 3 to 5 for the same classes: 4 for the label 1 is right, -1 is none."""
     prediction, y = Prediction(label=torch.tensor([4, 1, 0, -1, 5])), np.array([1, 1, 1, 2, 5])
-    assert counted(prediction, y, 6).right.tolist() == [0, 1, 0, 0, 0, 1]
-    assert counted(prediction, y, 6, np.array([0, 1, 2, 0, 1, 2])).right.tolist() == [0, 2, 0, 0, 0, 1]
+    assert count_predictions(prediction, y, 6).right.tolist() == [0, 1, 0, 0, 0, 1]
+    assert count_predictions(prediction, y, 6, np.array([0, 1, 2, 0, 1, 2])).right.tolist() == [0, 2, 0, 0, 0, 1]
 
 
 BASE = {

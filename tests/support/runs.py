@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from flray.config.loader import load_config
 from flray.core.protocol.clock import Clock
-from flray.engine.cohort import sample
+from flray.engine.cohort import sample_cohort
 from flray.rundir import checkpoint
 from tests.support.flat import flatten
 
@@ -32,7 +32,7 @@ def config(algorithm="fedavg", rounds=4, **sections):
 
 
 def cohort(round):
-    return sample(config().cohort, 3, Clock(0, round, done=round), range(5)).tolist()
+    return sample_cohort(config().cohort, 3, Clock(0, round, done=round), range(5)).tolist()
 
 
 def model(folder):

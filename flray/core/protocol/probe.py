@@ -97,7 +97,7 @@ def preserve_rng(ctx: Context) -> Iterator[None]:
         yield
 
 
-class Looking:
+class Observer:
     """The probes of one client's training, or of one server half, with their memories and what they reported so far."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Looking:
         """Whether any probe looks here: what nobody looks at is not copied."""
         return any(place in probe.at for probe in self.probes.values())
 
-    def look(self, ctx: Context, view: Any) -> None:
+    def observe(self, ctx: Context, view: Any) -> None:
         """Show a view to the probes of its place, on copies of its tensors."""
         for name, probe in self.probes.items():
             if view.place not in probe.at:

@@ -22,10 +22,10 @@ from flray.core.messages.shared import join
 from flray.core.protocol.clock import PHASES, Clock, Phase, Position
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk, Client, Delivery
-from flray.engine.counts import Tally
+from flray.engine.counts import TestCounts
 from flray.engine.ray import last_calls
 from flray.engine.ray.nodes import ClientNodes, ServerNodes
-from flray.engine.server import Plan, Server
+from flray.engine.server import ExchangePlan, Server
 from flray.engine.workbench import TaskSummary, Workbench
 from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
@@ -107,13 +107,13 @@ class ClientActor(ClientNodes):
         return self._client
 
     def work(
-        self, chunk: Chunk, plan: Plan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
+        self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
     ) -> tuple[Delivery, list[dict[str, Any]]]:
         """The work of one chunk; `parts` are the broadcast's shared ones, in the order of `plan.shared`."""
         joined = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
         return self.client.work(chunk, plan.exchange, joined, states)
 
-    def evaluate(self, published: Message, clock: Clock, part: int, parts: int) -> tuple[None, Tally]:
+    def evaluate(self, published: Message, clock: Clock, part: int, parts: int) -> tuple[None, TestCounts]:
         """One of `parts` parts of all tests of what the server published, a message of NumPy arrays."""
         bench = self.client.bench
         return None, bench.evaluate(published, bench.context(clock), part, parts)
@@ -121,7 +121,7 @@ class ClientActor(ClientNodes):
     def personal(
         self,
         chunk: Chunk,
-        plan: Plan,
+        plan: ExchangePlan,
         broadcast: Message,
         states: Sequence[Message],
         finetune_epochs: Sequence[int],
@@ -167,10 +167,10 @@ class ServerActor(ServerNodes):
         return method(self.server, *args, **options)
 
     # the exchange -----------------------------------------------------------------------------
-    def plan(self, clock: Clock) -> tuple[Message, Plan | None]:
+    def plan(self, clock: Clock) -> tuple[Message, ExchangePlan | None]:
         return self.server.plan(clock)
 
-    def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Message, Plan]:
+    def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Message, ExchangePlan]:
         return self.server.broadcast(clock, exchange)
 
     def part(self, hash: str) -> np.ndarray:
@@ -180,8 +180,8 @@ class ServerActor(ServerNodes):
         return self.server.states(clients)
 
     def finish(
-        self, plan: Plan, cohort: Cohort, ahead: Sequence[Clock], tested: bool, *deliveries: Delivery
-    ) -> tuple[Message, Message, tuple[dict[str, Any], list[Plan | None]]]:
+        self, plan: ExchangePlan, cohort: Cohort, ahead: Sequence[Clock], tested: bool, *deliveries: Delivery
+    ) -> tuple[Message, Message, tuple[dict[str, Any], list[ExchangePlan | None]]]:
         """Finish the exchange, and plan the moments `ahead` in the same call, until one has a plan.
 
         Returns (its broadcast, what a test reads where the transaction is over and is `tested`, (metrics, plans)).

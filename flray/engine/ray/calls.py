@@ -19,12 +19,12 @@ from flray.core.protocol.clock import PHASES, Clock, Phase, Position
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk
 from flray.engine.cohort import Turn
-from flray.engine.counts import Tally, merged
+from flray.engine.counts import TestCounts, merge_counts
 from flray.engine.ray import alive
 from flray.engine.ray.actors import ServerActor
 from flray.engine.ray.pool import ActorCall, ActorPool
-from flray.engine.rounds import P, Ran
-from flray.engine.server import Plan, Server
+from flray.engine.rounds import P, TurnResult
+from flray.engine.server import ExchangePlan, Server
 
 LOST_RESULTS = 3  # times that one piece of work is computed
 
@@ -36,7 +36,7 @@ class CallsExecutor:
 
     def __init__(self, pool: ActorPool, experiment: Experiment, facts: dict[str, Any]) -> None:
         self.pool, self.experiment, self.facts = pool, experiment, facts
-        self._plans: dict[Clock, tuple[Any, Plan | None]] = {}  # references to broadcasts, and their plans
+        self._plans: dict[Clock, tuple[Any, ExchangePlan | None]] = {}  # references to broadcasts, and their plans
         self._parts: dict[str, Any] = {}  # references to the shared parts of the broadcasts, by hash
         self._published: dict[Clock, Any] = {}  # a reference to what the test after a transaction reads
 
@@ -48,33 +48,33 @@ class CallsExecutor:
     def retries(self) -> int:
         return self.pool.retries
 
-    def plan(self, clock: Clock) -> Plan | None:
+    def plan(self, clock: Clock) -> ExchangePlan | None:
         if clock not in self._plans:  # else it came with the exchange before
             broadcast, plan_ref = self._start(ServerActor.plan, clock, returns=2)
             self._set_plans({clock: (broadcast, self.pool.wait(plan_ref))})
         return self._plans[clock][1]
 
-    def _set_plans(self, broadcast: dict[Clock, tuple[Any, Plan | None]]) -> None:
+    def _set_plans(self, broadcast: dict[Clock, tuple[Any, ExchangePlan | None]]) -> None:
         """Keep these broadcasts, and references to the shared parts that they name: those known are not sent again."""
         self._plans = broadcast
         named = [hash for _, plan in broadcast.values() if plan is not None for hash in plan.shared]
         if named:  # those of a round whose second exchange names none stay for the next one
             self._parts = {hash: self._parts.get(hash) or self._start(ServerActor.part, hash) for hash in named}
 
-    def broadcast(self, clock: Clock, exchange: Exchange) -> Plan:
+    def broadcast(self, clock: Clock, exchange: Exchange) -> ExchangePlan:
         broadcast, plan_ref = self._start(ServerActor.broadcast, clock, exchange, returns=2)
-        plan: Plan = self.pool.wait(plan_ref)
+        plan: ExchangePlan = self.pool.wait(plan_ref)
         self._set_plans({clock: (broadcast, plan)})
         return plan
 
-    def run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Ran:
+    def run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]) -> TurnResult:
         return self._again(lambda: self._run(plan, turn, ahead), lambda: self._rebroadcast(plan))
 
-    def _rebroadcast(self, plan: Plan) -> None:
+    def _rebroadcast(self, plan: ExchangePlan) -> None:
         self._parts = {}
         self.broadcast(plan.clock, plan.exchange)
 
-    def _run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Ran:
+    def _run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]) -> TurnResult:
         broadcast = self._plans[plan.clock][0]
         results = self.pool.execute([self._work(chunk, plan, broadcast) for chunk in turn.chunks])
         began = time.perf_counter()
@@ -86,17 +86,17 @@ class CallsExecutor:
         metrics, plans = self.pool.wait(report)
         self._published = {now: published} if self._is_due(now) and plans[:1] == [None] else {}
         self._set_plans({clock: (next_broadcast, plan_ahead) for clock, plan_ahead in zip(ahead, plans, strict=False)})
-        return Ran([row for _, rows in results for row in rows], metrics, time.perf_counter() - began)
+        return TurnResult([row for _, rows in results for row in rows], metrics, time.perf_counter() - began)
 
-    def _work(self, chunk: Chunk, plan: Plan, broadcast: Message) -> ActorCall:
+    def _work(self, chunk: Chunk, plan: ExchangePlan, broadcast: Message) -> ActorCall:
         states = self._start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
         parts = [self._parts[hash] for hash in plan.shared]
         return lambda actor: actor.work.options(num_returns=2).remote(chunk, plan, broadcast, states, *parts)
 
-    def test(self, clock: Clock) -> Tally:
+    def test(self, clock: Clock) -> TestCounts:
         if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
-            tally: Tally = self.call(Server.evaluate, clock)
-            return tally
+            counts: TestCounts = self.call(Server.evaluate, clock)
+            return counts
         return self._again(lambda: self._test(clock), self._published.clear)
 
     def _is_due(self, clock: Clock) -> bool:
@@ -104,13 +104,13 @@ class CallsExecutor:
         rule, tested = self.experiment.evaluate, self.experiment.algorithm.global_model and clock.phase == "round"
         return tested and rule.on == "clients" and rule.due(clock.round, self.experiment.rounds)
 
-    def _test(self, clock: Clock) -> Tally:
+    def _test(self, clock: Clock) -> TestCounts:
         published, parts = self._published.get(clock) or self._start(ServerActor.published, clock), self.num_chunks
         work: list[ActorCall] = [
             lambda actor, part=part: actor.evaluate.options(num_returns=2).remote(published, clock, part, parts)  # type: ignore[misc]
             for part in range(parts)
         ]
-        return merged(report for _, report in self.pool.execute(work))
+        return merge_counts(report for _, report in self.pool.execute(work))
 
     def personal(self, clock: Clock, chunks: Sequence[Chunk], finetune_epochs: Sequence[int]) -> list[dict[str, Any]]:
         plan = self.broadcast(clock, self.experiment.algorithm.training)

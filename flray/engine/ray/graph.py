@@ -22,7 +22,7 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk
 from flray.engine.cohort import Turn
-from flray.engine.counts import Tally
+from flray.engine.counts import TestCounts
 from flray.engine.ray import Actor, alive
 from flray.engine.ray.actors import ServerActor
 from flray.engine.ray.calls import CallsExecutor
@@ -30,8 +30,8 @@ from flray.engine.ray.cluster import ray
 from flray.engine.ray.nodes import ExchangeOrder, ExchangeResult, ServerCall
 from flray.engine.ray.pool import LOST, ActorPool, cause
 from flray.engine.ray.private.channel import LOOK_S, ChannelType, as_driver_proxy
-from flray.engine.rounds import P, Ran
-from flray.engine.server import Plan, Server
+from flray.engine.rounds import P, TurnResult
+from flray.engine.server import ExchangePlan, Server
 
 BROADCAST_MODELS = 3  # models that a channel has room for: a broadcast, or states
 DELIVERY_MODELS = 12  # the same for a run's partial sums, 2 log2 of its clients
@@ -102,14 +102,14 @@ class GraphExecutor(CallsExecutor):
     def __init__(self, pool: ActorPool, experiment: Experiment, facts: dict[str, Any]) -> None:
         super().__init__(pool, experiment, facts)
         self._first: list[ServerCall] = []  # calls that go with the next execution
-        self._tally: tuple[Clock, Tally] | None = None
+        self._counts: tuple[Clock, TestCounts] | None = None
 
-    def plan(self, clock: Clock) -> Plan | None:
+    def plan(self, clock: Clock) -> ExchangePlan | None:
         self.pool.welcome()  # before the cohort is cut into runs
         return super().plan(clock)
 
-    def run(self, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> Ran:
-        self._tally = None
+    def run(self, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]) -> TurnResult:
+        self._counts = None
         graph = self._graph(plan, turn)
         result = self._execute(graph, plan, turn, ahead) if graph is not None else None
         if result is None:
@@ -117,11 +117,11 @@ class GraphExecutor(CallsExecutor):
                 self.broadcast(plan.clock, plan.exchange)
             return super().run(plan, turn, ahead)
         self._plans = {clock: (None, plan_ahead) for clock, plan_ahead in zip(ahead, result.plans, strict=False)}
-        if result.tally is not None:
-            self._tally = (turn.clock.transaction, result.tally)
-        return Ran(result.rows, result.metrics, result.server_s)
+        if result.counts is not None:
+            self._counts = (turn.clock.transaction, result.counts)
+        return TurnResult(result.rows, result.metrics, result.server_s)
 
-    def _graph(self, plan: Plan, turn: Turn) -> CompiledGraph | None:
+    def _graph(self, plan: ExchangePlan, turn: Turn) -> CompiledGraph | None:
         """The graph for this exchange, of the actors that are there; None: it goes by calls, as does what has shared
         parts, which travel by reference, and work of the server alone."""
         pool, model_bytes = self.pool, 4 * (self.facts["parameters"] + self.facts["buffers"])
@@ -135,7 +135,9 @@ class GraphExecutor(CallsExecutor):
                 return None
         return pool.graph
 
-    def _execute(self, graph: CompiledGraph, plan: Plan, turn: Turn, ahead: Sequence[Clock]) -> ExchangeResult | None:
+    def _execute(
+        self, graph: CompiledGraph, plan: ExchangePlan, turn: Turn, ahead: Sequence[Clock]
+    ) -> ExchangeResult | None:
         """None: an actor died before the exchange was finished. Raises an actor's own error."""
         from flray.engine.ray.actors import FreshActorError
 
@@ -175,9 +177,9 @@ class GraphExecutor(CallsExecutor):
         stored_result: ExchangeResult | None = self.pool.wait(self._start(ServerActor.exchange_result, turn.clock))
         return stored_result
 
-    def test(self, clock: Clock) -> Tally:
-        tally, self._tally = self._tally, None
-        return tally[1] if tally is not None and tally[0] == clock else super().test(clock)
+    def test(self, clock: Clock) -> TestCounts:
+        counts, self._counts = self._counts, None
+        return counts[1] if counts is not None and counts[0] == clock else super().test(clock)
 
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
         """The call goes with the next execution, and is repeated where that fails."""

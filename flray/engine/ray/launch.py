@@ -11,7 +11,7 @@ from flray.config.experiment import Experiment
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ResourceError, ServerLostError
 from flray.engine import cohort as cohorts
-from flray.engine.blame import ended
+from flray.engine.blame import process_ended
 from flray.engine.ray.actors import Recipe
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.capacity import num_client_actors
@@ -58,7 +58,7 @@ def launch(
         except ServerLostError as error:  # of a pool whose server died with the run before
             if attempt:
                 if error.call is not None:  # the same again, of another process
-                    raise ended(error.call) from error
+                    raise process_ended(error.call) from error
                 raise ResourceError(
                     f"{error} as it started; if memory ran out, {LESS_MEMORY}, or use a larger machine"
                 ) from error

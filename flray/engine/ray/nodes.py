@@ -20,8 +20,8 @@ from flray.core.messages import Cohort, Message
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.engine.client import Chunk, Client, Delivery
-from flray.engine.counts import Tally, merged
-from flray.engine.server import Plan, Server
+from flray.engine.counts import TestCounts, merge_counts
+from flray.engine.server import ExchangePlan, Server
 from flray.scenario import Shares
 
 Work = tuple[Delivery, list[dict[str, Any]]]
@@ -35,7 +35,7 @@ class ExchangeOrder(NamedTuple):
     test; `first`: calls that come before it.
     """
 
-    plan: Plan
+    plan: ExchangePlan
     cohort: Cohort
     clients: list[list[int]]
     ahead: Sequence[Clock]
@@ -58,9 +58,9 @@ class ExchangeResult(NamedTuple):
     clock: Clock
     rows: list[dict[str, Any]]
     metrics: dict[str, Any]
-    plans: list[Plan | None]
+    plans: list[ExchangePlan | None]
     server_s: float
-    tally: Tally | None = None
+    counts: TestCounts | None = None
 
 
 class ServerNodes:
@@ -103,18 +103,18 @@ class ServerNodes:
             return None
         return order.test, self.server.published(order.test)
 
-    def graph_result(self, *tallies: Tally | None) -> bytes:
+    def graph_result(self, *parts: TestCounts | None) -> bytes:
         """All of it, pickled: arrays in it are the driver's own."""
         assert self._result is not None
-        tested = [tally for tally in tallies if tally is not None]
-        return cloudpickle.dumps(self._result._replace(tally=merged(tested) if tested else None))  # type: ignore[no-any-return]
+        tested = [counts for counts in parts if counts is not None]
+        return cloudpickle.dumps(self._result._replace(counts=merge_counts(tested) if tested else None))  # type: ignore[no-any-return]
 
     def exchange_result(self, clock: Clock) -> ExchangeResult | None:
         """The result of an exchange that did not reach the driver, without a test; None: it is not finished."""
         same = self._result is not None and self._result.clock == clock
         return self._result if same and self.server.finished(clock) else None
 
-    def plans(self, ahead: Sequence[Clock]) -> tuple[Message, list[Plan | None]]:
+    def plans(self, ahead: Sequence[Clock]) -> tuple[Message, list[ExchangePlan | None]]:
         """(broadcast of the first of these moments that has a plan, the plans up to it)."""
         broadcast, plans = None, []
         for moment in ahead:
@@ -144,11 +144,11 @@ class ClientNodes(ABC):
             return None
         chunk, exchange = order
         chunk = chunk._replace(
-            held=_copy_shares(chunk.held), previous=None if chunk.previous is None else _copy_shares(chunk.previous)
+            shares=_copy_shares(chunk.shares), previous=None if chunk.previous is None else _copy_shares(chunk.previous)
         )
         return self.client.work(chunk, exchange, broadcast, states)
 
-    def graph_test(self, asked: tuple[Clock, Any] | None, part: int, parts: int) -> Tally | None:
+    def graph_test(self, asked: tuple[Clock, Any] | None, part: int, parts: int) -> TestCounts | None:
         """One of `parts` parts of all tests, if any is due."""
         if asked is None:
             return None

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from flray.core.messages import Record
-from flray.core.protocol.probe import ClientView, Looking, Place, Probe
+from flray.core.protocol.probe import ClientView, Observer, Place, Probe
 from tests.ops.support import context
 
 
@@ -29,7 +29,7 @@ class Held(Record):
 
 def test_a_probe_that_writes_into_what_it_sees_changes_nothing() -> None:
     held = Held(torch.ones(3), np.arange(3))
-    looking = Looking({"spoils": Spoils()}, lambda ctx, reads: ctx)
-    looking.look(context(nn.Linear(2, 2)), ClientView("start", lambda message: None, held, (), held, (), 0))
+    observer = Observer({"spoils": Spoils()}, lambda ctx, reads: ctx)
+    observer.observe(context(nn.Linear(2, 2)), ClientView("start", lambda message: None, held, (), held, (), 0))
     assert torch.equal(held.w, torch.ones(3)) and held.order.tolist() == [0, 1, 2]
-    assert [row["sum"] for _, row in looking.rows] == [3.0]
+    assert [row["sum"] for _, row in observer.rows] == [3.0]

@@ -10,7 +10,7 @@ from flray.core.network.objective import Objective
 from flray.core.protocol.samples import TensorProxy
 from flray.core.schema.errors import DataError
 from flray.data import Normalizer
-from flray.engine.workbench import Stored
+from flray.engine.workbench import ArraySamples
 from flray.ops.distill import distill, proxy_logits
 from tests.ops.support import context
 from tests.support.networks import Mlp, build, inputs
@@ -20,13 +20,13 @@ def test_it_answers_as_the_configured_proxy_does():
     x, y = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32), np.arange(7) % 3
     mean, std = (0.1, 0.2, 0.3, 0.4), (1.0, 2.0, 3.0, 4.0)
     normalizer = Normalizer(mean, std, torch.device("cpu"))
-    stored, made = Stored(x, y, normalizer, True), TensorProxy(normalizer(x), torch.from_numpy(y))
+    stored, made = ArraySamples(x, y, normalizer, True), TensorProxy(normalizer(x), torch.from_numpy(y))
     index = np.array([5, 0, 0, 6])
     assert (made.size, made.same_labels) == (stored.size, stored.same_labels) == (7, True)
     assert torch.equal(made.inputs(index), stored.inputs(index))
     assert torch.equal(made.labels(index), stored.labels(index))
     assert made.labels(index).tolist() == [2, 0, 0, 0]
-    some = Stored(x, y, normalizer, True, rows=np.array([6, 2, 5]))
+    some = ArraySamples(x, y, normalizer, True, rows=np.array([6, 2, 5]))
     assert some.size == 3 and torch.equal(some.inputs(np.array([2, 0])), stored.inputs(np.array([5, 6])))
     assert some.labels(np.array([1])).tolist() == [2]
 

@@ -20,7 +20,7 @@ from flray.engine.ray.cluster import ray
 from flray.engine.ray.pool import num_client_bundles
 from flray.engine.ray.train.trainers import Conductor, Trainers
 from flray.engine.rounds import Executor
-from flray.engine.simulation import Simulation, Started
+from flray.engine.simulation import Attempt, Simulation
 from flray.engine.threads import cores
 from flray.scenario import Scenario
 
@@ -64,7 +64,7 @@ class CentralizedSimulation(Simulation):
         facts.update(client_actors=workers, client_resources=share, server_resources=server, client_threads=threads)
         return CallsExecutor(self.trainers, self.experiment, facts), self.experiment
 
-    def _round(self, run: Started, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def _round(self, run: Attempt, clock: Clock, ahead: Clock | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if self.trainers is None:  # clients fine-tuned at the end of the task before, in the workers' place
             run.executor, _ = self._launch()
             run.executor.load()
@@ -72,10 +72,10 @@ class CentralizedSimulation(Simulation):
         row = self._empty_row(clock, len(self.scenario.members(clock.task)))
         del row["client_flops"]  # a step of the workers is not counted
         result = self.trainers.round(clock, clock.done + 1 == self.experiment.total_rounds)
-        tally = result.pop("tally", None)
+        counts = result.pop("counts", None)
         row.update(result)
-        if tally is not None:
-            self._tested(run, tally, clock.complete, row)
+        if counts is not None:
+            self._record_test(run, counts, clock.complete, row)
         if row["diverged"] and self.experiment.on_nonfinite == "fail":
             raise NonFiniteError(
                 f"round {clock.round + 1}: the parameters are not finite; lower algorithm.lr, or set on_nonfinite: stop"
@@ -86,7 +86,7 @@ class CentralizedSimulation(Simulation):
         """Without clients there is no exchange at the beginning or at the end of a task."""
         return []
 
-    def _task(self, run: Started, clock: Clock, show: Progress) -> dict[str, Any]:
+    def _task(self, run: Attempt, clock: Clock, show: Progress) -> dict[str, Any]:
         if clock.phase == "task_end" and personal_epochs(self.experiment):
             self._end()  # clients fine-tune: they need their actors, in the workers' place
             run.executor, _ = super()._launch()

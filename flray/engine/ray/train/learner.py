@@ -22,7 +22,7 @@ from flray.core.protocol.clock import Clock
 from flray.core.protocol.context import SERVER, ClientContext
 from flray.data import Batches
 from flray.data.cache import Array
-from flray.engine.counts import Tally, merged
+from flray.engine.counts import TestCounts, merge_counts
 from flray.engine.workbench import Workbench
 from flray.ops.average import PartialSum, TreeSum, combine
 
@@ -174,11 +174,11 @@ class Learner:
         return self._plans[count]
 
     # testing ------------------------------------------------------------------------------------
-    def test(self, state: Message, clock: Clock) -> Tally:
+    def test(self, state: Message, clock: Clock) -> TestCounts:
         """The counts of every test set in every mode; those of its blocks are added in order, whoever computed them."""
         ctx = self.context(clock)
         own = self.bench.evaluate(self.algorithm.published(ctx, state), ctx, self.rank, self.world)
-        return own if self.world == 1 else merged(map(pickle.loads, self._gather_bytes(pickle.dumps(own))))
+        return own if self.world == 1 else merge_counts(map(pickle.loads, self._gather_bytes(pickle.dumps(own))))
 
     def _gather_bytes(self, own: bytes) -> list[bytes]:
         """Every worker's bytes, in order of rank."""

@@ -150,14 +150,14 @@ def _rounds(experiment: Experiment, first: Clock) -> Iterator[Clock]:
 
 
 def _round(learner: Learner, state: Message, clock: Clock) -> tuple[Message, dict[str, Any]]:
-    """(state after the round, what its row says, and under `tally` the counts of its test)."""
+    """(state after the round, what its row says, and under `counts` the counts of its test)."""
     started = time.perf_counter()
     evaluate, rounds = learner.bench.experiment.evaluate, learner.bench.experiment.rounds
     state, metrics, steps = learner.round(state, clock)
     row: dict[str, Any] = reported(metrics, learner.algorithm.report)
     trained = time.perf_counter()
     if evaluate.due(clock.round, rounds):
-        row["tally"] = learner.test(state, clock)
+        row["counts"] = learner.test(state, clock)
         row["time/evaluate_s"] = time.perf_counter() - trained
     row |= {
         "client_steps": steps,
