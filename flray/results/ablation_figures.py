@@ -45,30 +45,15 @@ def ablation(
         if None in line:
             level, without = scale * interval(line[None])[0], f"{name} (no {key.rpartition('.')[2]})"
             plot.axhline(level, color=colour, linestyle="--", label=without)
-        offset = 0.6 * ((number + 0.5) / len(cells) - 0.5)  # of values side by side
-        points = {
-            value if numbers else places.index(value) + offset: scale * np.array(line[value])
-            for value in places
-            if value in line
-        }
-        if not points:
-            continue
-        x = np.array(sorted(points), dtype=float)
-        mean, low, high = _intervals([points[place] / scale for place in x], metric, scale)
-        shades = [colour] * len(x)
-        if numbers:
-            plot.plot(x, mean, color=colour, marker=marker, linewidth=2, label=name)
-            plot.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
-        else:
-            if key == "algorithm" and len(cells) == 1:
-                shades = [colour_of(places[round(place)]) for place in x]
-            for place, *ends, shade in zip(x, mean, low, high, shades, strict=True):
-                bars = [[ends[0] - ends[1]], [ends[2] - ends[0]]]
-                plot.errorbar([place], ends[:1], bars, fmt=marker, color=shade, capsize=4, markersize=8)
+        points = [(place, line[value]) for place, value in enumerate(places) if value in line]
+        if points and numbers:
+            _line_over_numbers(plot, [(places[i], seeds) for i, seeds in points], metric, name, colour, marker)
+        elif points:
+            offset = 0.6 * ((number + 0.5) / len(cells) - 0.5)  # of values side by side
+            by_algorithm = key == "algorithm" and len(cells) == 1
+            colours = [colour_of(places[i]) if by_algorithm else colour for i, _ in points]
+            _points_side_by_side(plot, [(i + offset, seeds) for i, seeds in points], metric, colours, marker)
             plot.plot([], [], marker=marker, linestyle="", color=colour, label=name)
-        for place, shade in zip(x, shades, strict=True):
-            beside = place + (0 if numbers else 0.06)
-            plot.scatter([beside] * len(points[place]), points[place], s=12, color=shade, alpha=0.5, lw=0, zorder=3)
     if numbers:
         _scale(plot, places)
     else:
@@ -85,6 +70,35 @@ def ablation(
     if len(cells) > 1:
         plot.legend(frameon=False)
     return figure
+
+
+def _line_over_numbers(
+    plot: Any, points: Sequence[tuple[float, list[float]]], metric: str, name: str, colour: str, marker: str
+) -> None:
+    """A line through the means at (value, metric of its seeds), its interval as a band, and the seeds as dots."""
+    points = sorted(points)
+    x, scale = [value for value, _ in points], 100 if is_share(metric) else 1
+    mean, low, high = _intervals([seeds for _, seeds in points], metric, scale)
+    plot.plot(x, mean, color=colour, marker=marker, linewidth=2, label=name)
+    plot.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+    for value, seeds in points:
+        _dots(plot, value, scale * np.array(seeds), colour)
+
+
+def _points_side_by_side(
+    plot: Any, points: Sequence[tuple[float, list[float]]], metric: str, colours: Sequence[str], marker: str
+) -> None:
+    """A mean with its interval as a bar at each (place, metric of its seeds), and the seeds as dots beside it."""
+    scale = 100 if is_share(metric) else 1
+    means, lows, highs = _intervals([seeds for _, seeds in points], metric, scale)
+    for (place, seeds), mean, low, high, colour in zip(points, means, lows, highs, colours, strict=True):
+        bar = [[mean - low], [high - mean]]
+        plot.errorbar([place], [mean], bar, fmt=marker, color=colour, capsize=4, markersize=8)
+        _dots(plot, place + 0.06, scale * np.array(seeds), colour)
+
+
+def _dots(plot: Any, place: float, values: Any, colour: str) -> None:
+    plot.scatter([place] * len(values), values, s=12, color=colour, alpha=0.5, lw=0, zorder=3)
 
 
 def heat_map(

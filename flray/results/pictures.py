@@ -59,7 +59,7 @@ def of(runs: Sequence[Run], frame: pandas.DataFrame, metric: str) -> tuple[Pictu
     kinds: list[tuple[str, str, Callable[[], Figure | None], float | None]] = [
         (
             "Task by task",
-            "rows: after a task; columns: tested on a task; a column that darkens is forgotten",
+            "rows: after a task; columns: tested on a task (0 is the first); a column that darkens was forgotten",
             lambda: accuracy_by_task(runs),
             None,
         ),

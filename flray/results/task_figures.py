@@ -1,4 +1,6 @@
-"""Figures of runs over tasks: what was known of each task after each task, and the mean over the tasks so far."""
+"""Figures of runs over tasks: accuracy on each task after each task, and its mean over the tasks so far.
+
+Axes count tasks from 0, as the column `task` of the tables does."""
 
 from __future__ import annotations
 
@@ -28,12 +30,11 @@ NUMBERED = 10  # tasks up to which the cells of a matrix have room for their num
 def accuracy_by_task(
     folders: Iterable[str | Path | Run], mode: str | None = None, axes: Iterable[Axes] | None = None
 ) -> Figure:
-    """The accuracy matrix of every setting (mean over seeds) beside the mean accuracy over the tasks seen so far.
+    """The accuracy matrix of every setting (mean over seeds) beside the mean accuracy over the tasks so far.
 
-    `mode` is an inference mode, or several by comma. Without it one setting is shown in all its modes, and several
-    settings in the first mode of each. Tasks that have not ended in all seeds are left out. Draws into `axes` where
-    they are given: one for each matrix, then one for the curve. Raises `ConfigError` where a run has no tests of single
-    tasks, or no such mode.
+    `mode` is an inference mode, or several by comma; default: all modes of a single setting, or the first mode of each
+    of several settings. Tasks that have not ended in all seeds are left out. Draws into `axes` if given: one for each
+    matrix, then one for the curve. Raises `ConfigError` if a run has no tests of single tasks, or no such mode.
     """
     matrices_of = task_matrices(open_runs(folders), mode)
     if axes is None:
@@ -51,7 +52,7 @@ def accuracy_by_task(
 
 
 def _places(count: int) -> tuple[list[Any], Any]:
-    """Axes of a new figure for so many matrices, and at their right one for the curve."""
+    """The axes of a new figure: `count` for matrices, and one to their right for the curve."""
     columns = 1 if count == 1 else 2 if count <= 4 else 3
     rows = math.ceil(count / columns)
     figure = blank(2.8 * columns + 5.2, max(3.8, 3.0 * rows + 0.3))
@@ -63,7 +64,7 @@ def _places(count: int) -> tuple[list[Any], Any]:
 
 
 def task_matrices(runs: Sequence[Run], mode: str | None = None) -> dict[str, list[NDArray[np.float64]]]:
-    """What `accuracy_by_task` draws: by setting, or setting and mode, the matrices R `[E, T]` of all seeds."""
+    """Returns, by setting (or setting and mode), the accuracy matrices R `[E, T]` of all seeds."""
     settings = by_setting(runs)
     matrices_of: dict[str, list[NDArray[np.float64]]] = {}
     for label, seeds in settings.items():
@@ -82,8 +83,8 @@ def task_matrices(runs: Sequence[Run], mode: str | None = None) -> dict[str, lis
 def matrix_panel(axis: Any, matrix: NDArray[np.float64], title: str = "") -> Any:
     """Draw an accuracy matrix R `[E, T]` of shares into an axis; returns the axis.
 
-    A row is what was known after a task: where a column darkens downwards, its task was forgotten. Tasks that had not
-    been learned yet are left blank.
+    A row is the test after a task. A column that darkens downwards is a task that was forgotten. Cells of tasks that
+    had not been learned yet are blank.
     """
     from matplotlib import colormaps
 
@@ -100,17 +101,19 @@ def matrix_panel(axis: Any, matrix: NDArray[np.float64], title: str = "") -> Any
         axis.set_yticks(range(ended))
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
-    axis.set_xlabel("tested on task")
+    axis.set_xlabel("tested on task (0 is the first)")
     axis.set_ylabel("after task")
     axis.set_title(title, fontsize=9, loc="left")
     return axis
 
 
 def task_curves(axis: Any, matrices_of: Mapping[str, Sequence[NDArray[np.float64]]]) -> Any:
-    """Draws the mean accuracy over the tasks seen so far, one line for each name in `matrices_of`. Returns the axis."""
+    """Draws the mean accuracy over the tasks so far, after each task, one line for each name in `matrices_of`.
+
+    Returns the axis."""
     lines(axis, {label: _curve(matrices) for label, matrices in matrices_of.items()}, 100)
-    axis.set_xlabel("tasks seen")
-    axis.set_ylabel("mean accuracy on the tasks seen so far (%)")
+    axis.set_xlabel("after task (0 is the first)")
+    axis.set_ylabel("mean accuracy on the tasks so far (%)")
     at_whole_numbers(axis.xaxis)
     axis.set_ylim(0, 101)
     headline(axis, spread_words([len(matrices) for matrices in matrices_of.values()], "ACC", "thin lines"))
@@ -121,4 +124,4 @@ def task_curves(axis: Any, matrices_of: Mapping[str, Sequence[NDArray[np.float64
 
 def _curve(matrices: Sequence[NDArray[np.float64]]) -> Curve:
     values = np.stack([accuracy_curve(matrix[:, : len(matrix)]) for matrix in matrices])
-    return curve_of(np.arange(1, values.shape[1] + 1), values, "ACC")
+    return curve_of(np.arange(values.shape[1]), values, "ACC")

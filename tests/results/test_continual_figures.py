@@ -35,8 +35,17 @@ def test_a_matrix_beside_the_curve(tmp_path):
     shown = np.ma.filled(panels[0].images[0].get_array(), np.nan)
     np.testing.assert_allclose(shown, np.where(np.tri(3, dtype=bool), THREE, np.nan))
     assert [line.get_label() for line in curve.lines] == ["global", "aware", "tip"]
-    np.testing.assert_allclose(curve.lines[0].get_xydata(), [[1, 80], [2, 80], [3, 70]])
-    assert "%" in curve.get_ylabel() and curve.get_xlabel() == "tasks seen"
+    np.testing.assert_allclose(curve.lines[0].get_xydata(), [[0, 80], [1, 80], [2, 70]])
+    assert "%" in curve.get_ylabel()
+
+
+def test_matrices_and_curve_count_tasks_from_0_and_say_so(tmp_path):
+    *matrices, curve = accuracy_by_task([tasks(tmp_path / "a", THREE)]).axes
+    assert {(axis.get_xlabel(), axis.get_ylabel()) for axis in matrices if axis.axison} == {
+        ("tested on task (0 is the first)", "after task")
+    }
+    assert [tick.get_text() for tick in matrices[0].get_xticklabels()] == ["0", "1", "2"]
+    assert curve.get_xlabel() == "after task (0 is the first)"
 
 
 def test_settings_beside_each_other_in_their_first_mode_or_in_those_that_are_named(tmp_path):
