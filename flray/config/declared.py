@@ -197,15 +197,15 @@ def _signature_entry(target: Any) -> dict[str, Any]:
         parameters = inspect.signature(target, eval_str=True).parameters.values()
     except (NameError, AttributeError, TypeError):
         raise NotPlain(_place(target)) from None
-    found = []
+    described = []
     for p in parameters:
         entry = {"name": p.name, "kind": p.kind.value}
         if p.annotation is not p.empty:
             entry["type"] = _type(p.annotation, {})
         if p.default is not p.empty:
             entry["default"] = _value(p.default)
-        found.append(entry)
-    return {**_docs(target), "parameters": found}
+        described.append(entry)
+    return {**_docs(target), "parameters": described}
 
 
 def _type(annotation: Any, entries: dict[str, Any]) -> Any:
@@ -269,13 +269,13 @@ class StandIns(Mapping[str, Any]):
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._table = table
-        self._made: dict[str, Any] = {path: root for root, path in ROOTS.items()}
+        self._built: dict[str, Any] = {path: root for root, path in ROOTS.items()}
 
     def __getitem__(self, path: str) -> Any:
-        if path not in self._made:
+        if path not in self._built:
             entry = self._table[path]
-            self._made[path] = self[entry["place"]] if entry["place"] != path else self._make(entry)
-        return self._made[path]
+            self._built[path] = self[entry["place"]] if entry["place"] != path else self._make(entry)
+        return self._built[path]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._table)

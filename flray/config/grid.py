@@ -65,17 +65,17 @@ def _varies_within(flat: Sequence[dict[str, Any]], key: str) -> bool:
     by_algorithm: dict[str, set[str]] = {}
     for values in flat:
         by_algorithm.setdefault(values["algorithm.name"], set()).add(str(values[key]))
-    return any(len(found) > 1 for found in by_algorithm.values())
+    return any(len(values) > 1 for values in by_algorithm.values())
 
 
 def dotted(values: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mapping -> dotted keys."""
     if not isinstance(values, dict):
         return {prefix: values}
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        found.update(dotted(value, f"{prefix}.{key}" if prefix else str(key)))
-    return found
+        flat.update(dotted(value, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
 
 
 def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -100,9 +100,9 @@ def difference(ours: Any, theirs: Any, prefix: str = "") -> str | None:
         return None if ours == theirs else prefix
     for key in ours:
         if key in theirs and (prefix or key not in RESUMABLE):
-            found = difference(ours[key], theirs[key], f"{prefix}.{key}" if prefix else str(key))
-            if found is not None:
-                return found
+            differing = difference(ours[key], theirs[key], f"{prefix}.{key}" if prefix else str(key))
+            if differing is not None:
+                return differing
     return None
 
 

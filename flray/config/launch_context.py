@@ -42,7 +42,7 @@ def started_in(run: Path) -> Iterator[None]:
 def _started(run: Path) -> tuple[str, list[str]]:
     """What `launch_context` said then; nothing for a folder that is no run, or whose record is damaged."""
     try:
-        found = json.loads((run / "environment.json").read_text())["started"]
-        return str(found["folder"]), [str(entry) for entry in found["path"]]
+        started = json.loads((run / "environment.json").read_text())["started"]
+        return str(started["folder"]), [str(entry) for entry in started["path"]]
     except (OSError, ValueError, KeyError, TypeError):
         return "", []

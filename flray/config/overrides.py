@@ -22,16 +22,16 @@ Overrides = Mapping[str, Any] | Iterable[str] | Sequence[str | Mapping[str, Any]
 
 def pairs(overrides: Overrides) -> dict[str, Any]:
     """Overrides by key. Raises `ConfigError` for one without a key, or given twice."""
-    found: dict[str, Any] = {}
+    by_key: dict[str, Any] = {}
     for given in [overrides] if isinstance(overrides, Mapping) else overrides:
         for key, value in given.items() if isinstance(given, Mapping) else [pair(given)]:
             if not isinstance(key, str) or not all(key.split(".")):
                 raise ConfigError(f"override {shown(key)}: no key; write key=value, for example algorithm.lr=0.1")
             plain(key, "an override's key")
-            if key in found:
-                raise ConfigError(f"override {key} is given twice: {shown(found[key])} and {shown(value)}; keep one")
-            found[key] = value
-    return found
+            if key in by_key:
+                raise ConfigError(f"override {key} is given twice: {shown(by_key[key])} and {shown(value)}; keep one")
+            by_key[key] = value
+    return by_key
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -51,12 +51,12 @@ def several(key: str, value: Any) -> list[Any]:
         return [plain(value, f"override {key}")]
     if value.strip().startswith(("[", "{", "'", '"')):
         return [scalar(key, value)]
-    found: list[Any] = []
+    values: list[Any] = []
     between = "/" if key == "preset" else ","
     for part in value.split(between):
         ends = re.fullmatch(r"\s*(-?[0-9]{1,19})\.\.(-?[0-9]{1,19})\s*", part)
         if between == "/" and "," in part:
-            found.append(part)
+            values.append(part)
         elif ends:
             low, high = int(ends[1]), int(ends[2])
             if high - low >= CELLS:
@@ -64,17 +64,17 @@ def several(key: str, value: Any) -> list[Any]:
                     f"override {key}={part.strip()}: {high - low + 1:,} values, and a grid has at most {CELLS:,} "
                     "experiments"
                 )
-            found.extend(range(low, high + 1))
+            values.extend(range(low, high + 1))
         elif part.strip() or between not in value:
-            found.append(scalar(key, part))
-    if not found:
+            values.append(scalar(key, part))
+    if not values:
         raise ConfigError(f"override {key}={shown(value)}: no value")
     seen = set[tuple[type, str]]()
-    for one in found:
+    for one in values:
         if (word := (type(one), str(one))) in seen:
             raise ConfigError(f"override {key}={shown(value)}: {shown(one)} is there twice; give each value once")
         seen.add(word)
-    return found
+    return values
 
 
 def scalar(key: str, text: str) -> Any:

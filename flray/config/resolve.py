@@ -175,12 +175,12 @@ def switch(section: str, current: Any, name: Any) -> dict[str, Any]:
     if section == "algorithm":
         new, left = ALGORITHMS.get(name), ALGORITHMS.get(before) if isinstance(before, str) else None
         # a key that neither knows is a typo in the file: kept, so that it is reported
-        kept = {k: v for k, v in old.items() if left is None or k not in left.model_fields or _shared(k, new, left)}
+        options = {k: v for k, v in old.items() if left is None or k not in left.model_fields or _shared(k, new, left)}
     elif section == "drift":
-        kept = {k: v for k, v in old.items() if k in DRIFTS.get(name).model_fields}
+        options = {k: v for k, v in old.items() if k in DRIFTS.get(name).model_fields}
     else:
-        kept = {k: old[k] for k in ("clients", "seed") if k in old and section == "partition"}
-    return {"name": name, **kept}
+        options = {k: old[k] for k in ("clients", "seed") if k in old and section == "partition"}
+    return {"name": name, **options}
 
 
 def _shared(key: str, new: type[BaseModel], old: type[BaseModel]) -> bool:

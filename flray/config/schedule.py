@@ -29,11 +29,11 @@ class Change(Section, frozen=True):
         """`algorithm.lr: 0.1` is `algorithm: {lr: 0.1}`."""
         if not isinstance(data, Mapping):
             return data
-        found = {key: value for key, value in data.items() if not str(key).startswith("algorithm.")}
-        own = {str(key)[len("algorithm.") :]: data[key] for key in data if key not in found}
-        if own and not isinstance(found.get("algorithm", {}), Mapping):
-            raise ConfigError(f"schedule: algorithm is {shown(found['algorithm'])}; write algorithm.KEY: VALUE")
-        return {**found, "algorithm": {**found.get("algorithm", {}), **own}} if own else found
+        values = {key: value for key, value in data.items() if not str(key).startswith("algorithm.")}
+        own = {str(key)[len("algorithm.") :]: data[key] for key in data if key not in values}
+        if own and not isinstance(values.get("algorithm", {}), Mapping):
+            raise ConfigError(f"schedule: algorithm is {shown(values['algorithm'])}; write algorithm.KEY: VALUE")
+        return {**values, "algorithm": {**values.get("algorithm", {}), **own}} if own else values
 
     def __str__(self) -> str:
         return f"from round {self.from_round}: " + ", ".join(f"{key} {value}" for key, value in self.algorithm.items())
@@ -52,14 +52,14 @@ def versions(algorithm: Algorithm, name: str, changes: Sequence[Change], tasks: 
     `lr_decay` of a change counts from its round: the rate there is `lr`, that of the k-th round after it lr lr_decay^k.
     Raises `ConfigError` for rounds that do not ascend, and for what cannot change or has no such value.
     """
-    found, values, begins = [Version(1, algorithm)], algorithm.model_dump(), 0
+    result, values, begins = [Version(1, algorithm)], algorithm.model_dump(), 0
     may = sorted(algorithm.changes_midrun)
     for change in changes:
         where = f"schedule, from_round {change.from_round}"
         if not may:
             raise ConfigError(f"{where}: nothing of algorithm {name} can change in mid-run; leave the schedule out")
-        if change.from_round <= found[-1].from_round and len(found) > 1:
-            raise ConfigError(f"{where}: comes after {found[-1].from_round}; write the rounds in ascending order")
+        if change.from_round <= result[-1].from_round and len(result) > 1:
+            raise ConfigError(f"{where}: comes after {result[-1].from_round}; write the rounds in ascending order")
         for key in change.algorithm:
             if key in type(algorithm).model_fields and key not in may:
                 raise ConfigError(f"{where}: algorithm.{key} cannot change in mid-run; what can: {', '.join(may)}")
@@ -75,11 +75,11 @@ def versions(algorithm: Algorithm, name: str, changes: Sequence[Change], tasks: 
             values = checked.model_dump()
             # FedAvg's rate in round r (from 0) is lr lr_decay^r
             rate = {"lr": values["lr"] / values["lr_decay"] ** begins} if begins and "lr_decay" in values else {}
-            found.append(Version(change.from_round, type(algorithm)(**values | rate)))
-    return tuple(found)
+            result.append(Version(change.from_round, type(algorithm)(**values | rate)))
+    return tuple(result)
 
 
-def in_force(found: Sequence[Version], clock: Clock) -> Algorithm:
+def in_force(schedule: Sequence[Version], clock: Clock) -> Algorithm:
     """The version of a moment. What follows a round (the end of a task, a test of every client) has that round's."""
     round = clock.done + (clock.phase in ("round", "task_begin"))
-    return [version.algorithm for version in found if version.from_round <= max(round, 1)][-1]
+    return [version.algorithm for version in schedule if version.from_round <= max(round, 1)][-1]

@@ -108,8 +108,8 @@ class Batches:
         an_epoch = len(self._edges) - 1
         if epochs is None:  # of no samples there is no batch, however many steps are asked for
             epochs = -(-steps // an_epoch) if an_epoch and steps else 0
-        self.epochs, whole = epochs, an_epoch * epochs
-        self._steps = whole if steps is None else min(steps, whole)
+        self.epochs, all_steps = epochs, an_epoch * epochs
+        self._steps = all_steps if steps is None else min(steps, all_steps)
         # the normalizer already stands on a device: a second opinion could only disagree
         self.device = normalizer.device
         if device is not None and torch.device(device).type != self.device.type:
@@ -156,13 +156,13 @@ class Batches:
     def _places(self, bounds: Sequence[int]) -> tuple[slice | Array, list[int]]:
         """Which of the epoch's samples are cut for the batches between these edges, and how many of them each batch
         has."""
-        whole = [after - before for before, after in itertools.pairwise(bounds)]
+        lengths = [after - before for before, after in itertools.pairwise(bounds)]
         if self.rows is None:
-            return slice(bounds[0], bounds[-1]), whole
+            return slice(bounds[0], bounds[-1]), lengths
         first, last = self.rows
         places = np.arange(bounds[0], bounds[-1])
-        at = places - np.repeat(bounds[:-1], whole)
-        return places[(at >= first) & (at < last)], [max(min(last, count) - first, 0) for count in whole]
+        at = places - np.repeat(bounds[:-1], lengths)
+        return places[(at >= first) & (at < last)], [max(min(last, count) - first, 0) for count in lengths]
 
 
 def _gather(data: Array | Tensor, rows: Array) -> Tensor:

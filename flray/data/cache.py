@@ -97,8 +97,8 @@ def file_digest(paths: Sequence[Path]) -> str:
             known = {"stamp": stamp, "hash": file_checksum(path)}
             with _disk_errors(index):
                 index.mkdir(parents=True, exist_ok=True)
-                with atomic_write(note) as aside:
-                    aside.write_text(with_checksum(known))
+                with atomic_write(note) as temporary:
+                    temporary.write_text(with_checksum(known))
         out.append(known["hash"])
     return digest(out)
 
@@ -143,28 +143,28 @@ def _verify(path: Path, expected: str) -> None:
 
 
 def _write(folder: Path, entry: CacheEntry) -> None:
-    aside = folder.parent / f".tmp-{folder.name}-{uuid.uuid4().hex}"
-    aside.mkdir()
+    temporary = folder.parent / f".tmp-{folder.name}-{uuid.uuid4().hex}"
+    temporary.mkdir()
     try:
         checksums = {}
         for name, array in entry.arrays.items():
-            path = aside / f"{name}.npy"
+            path = temporary / f"{name}.npy"
             with path.open("wb") as file:
                 np.save(file, np.ascontiguousarray(array), allow_pickle=False)
                 _sync(file)
             checksums[name] = file_checksum(path)
-        with (aside / "meta.json").open("w") as text:
+        with (temporary / "meta.json").open("w") as text:
             text.write(with_checksum({"files": checksums, "meta": dict(entry.meta)}))
             _sync(text)
-        _sync_folder(aside)
+        _sync_folder(temporary)
         with contextlib.suppress(FileNotFoundError):  # a damaged entry makes room; running readers keep their mapping
             bad = folder.parent / f".tmp-bad-{uuid.uuid4().hex}"
             folder.rename(bad)
             remove(bad)
-        aside.rename(folder)
+        temporary.rename(folder)
         _sync_folder(folder.parent)
     finally:
-        remove(aside)
+        remove(temporary)
 
 
 def _sync(file: Any) -> None:

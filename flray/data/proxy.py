@@ -69,10 +69,10 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
 
         def build() -> CacheEntry:
             parts = [public.train, public.test] if config.splits == "all" else [split]
-            whole = Split(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
+            pooled = Split(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
             if config.size is not None:
-                whole = take(whole, stratified(whole.y, config.size, config.split_seed, "proxy"))
-            return _entry(whole)
+                pooled = take(pooled, stratified(pooled.y, config.size, config.split_seed, "proxy"))
+            return _entry(pooled)
 
         entry = fetch(digest("proxy", public.fingerprint, config.splits, config.size, config.split_seed), build)
         split, content = unpack(entry, "train") or split, content_of(entry)

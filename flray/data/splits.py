@@ -90,8 +90,8 @@ def cached(key: str, build: Callable[[], Splits]) -> Splits:
     if vocabulary is not None and "words" in entry.meta:
         labels, task_of, tasks = (tuple(numbers) for numbers in entry.meta["words"])
         vocabulary = vocabulary._replace(labels=labels, task_of=task_of, tasks=tasks)
-    told = ("classes", "notes", "sources", "source_of")
-    classes, notes, sources, source_of = (tuple(entry.meta.get(name, ())) for name in told)
+    keys = ("classes", "notes", "sources", "source_of")
+    classes, notes, sources, source_of = (tuple(entry.meta.get(name, ())) for name in keys)
     cut = tuple((str(name), int(count), int(size)) for name, count, size in entry.meta.get("cut", ()))
     return Splits(train, test, classes, key, vocabulary, notes, content_of(entry), sources, source_of, cut)
 

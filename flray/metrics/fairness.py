@@ -68,12 +68,12 @@ def minority(counts: ArrayLike, share: float = 0.1) -> NDArray[np.int64]:
     with samples, at least one, that are furthest, of equals those of the lowest numbers. Empty without samples, and
     where all clients have the same distribution.
     """
-    held = np.asarray(counts, np.float64)
-    sizes = held.sum(axis=1)
+    samples = np.asarray(counts, np.float64)
+    sizes = samples.sum(axis=1)
     if not sizes.sum():
         return np.zeros(0, np.int64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        apart = np.abs(held / sizes[:, None] - held.sum(axis=0) / sizes.sum()).sum(axis=1) / 2
+        apart = np.abs(samples / sizes[:, None] - samples.sum(axis=0) / sizes.sum()).sum(axis=1) / 2
     apart = np.where(sizes > 0, apart.round(12), -1.0)
     if apart.max() <= 0:
         return np.zeros(0, np.int64)

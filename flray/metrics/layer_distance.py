@@ -48,11 +48,11 @@ def by_layer(objective: Objective, w: Tensor, anchor: Tensor, adaptive: Adaptive
         scale = torch.ones_like(w)
     else:
         scale = adaptive_scale(w, anchor, everything, adaptive, torch.zeros_like(w))
-    moved, rows = (w - anchor).double(), []
+    difference, rows = (w - anchor).double(), []
     for numbers in norm_groups(everything.entries, "layer"):
         entries = [everything.entries[i] for i in numbers]
         places = torch.cat([torch.arange(e.offset, e.offset + e.numel, device=w.device) for e in entries])
-        far, size = float(moved[places].norm()), float(anchor[places].double().norm())
+        far, size = float(difference[places].norm()), float(anchor[places].double().norm())
         rows.append(
             {
                 "layer": entries[0].name.rpartition(".")[0] or entries[0].name,

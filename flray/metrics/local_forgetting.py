@@ -51,10 +51,10 @@ class LocalForgetting(Probe, frozen=True):
         if view.place == "start":
             return [], right
         size = len(total)
-        held = sum(np.bincount(batch.y.cpu().numpy(), minlength=size) for batch in view.data.plain)
-        row: dict[str, Any] = {"held": np.asarray(held).tolist()}
+        samples = sum(np.bincount(batch.y.cpu().numpy(), minlength=size) for batch in view.data.plain)
+        row: dict[str, Any] = {"held": np.asarray(samples).tolist()}
         for when, counts in (("before", memory), ("after", right)):
-            inside, outside = in_and_out(counts, total, held)
+            inside, outside = in_and_out(counts, total, samples)
             row |= {f"acc_{when}": accuracy(counts, total), f"in_{when}": inside, f"out_{when}": outside}
             row[f"class_{when}"] = per_class(counts, total).tolist()
         return [row], memory

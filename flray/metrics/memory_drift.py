@@ -87,11 +87,11 @@ class MemoryDrift(Probe, frozen=True):
         proxy = ctx.require_proxy()
         numbers = self._numbers(proxy.size)
         old, new = (logits(ctx, *point, proxy, numbers) for point in (before, after))
-        moved, models = flips(old, new), client_models(view)
+        change, models = flips(old, new), client_models(view)
         row = {
             "client": SERVER,
-            "global_drift": moved["drift"],
-            "global_flips": moved["flips"],
+            "global_drift": change["drift"],
+            "global_flips": change["flips"],
             "ensemble_drift": float("nan"),
         }
         if models:

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 # made of `tests/` when they are read; of the first inference mode, and of another one as `ACC@task_aware`
 OF_TASKS = ("ACC", "FT", "AIA", "BWT", "FWT", "task_prediction", "ACC_pooled", "FT_std")
-OF_KEPT = ("exemplars/kept", "exemplars/bytes")  # beside an accuracy: what an algorithm keeps of earlier tasks for it
+OF_EXEMPLARS = (
+    "exemplars/kept",
+    "exemplars/bytes",
+)  # beside an accuracy: what an algorithm keeps of earlier tasks for it
 OF_DRIFT = (
     "drift/acc_before", "drift/acc_end", "drift/acc_missing", "drift/acc_final", "drift/recovered_after",
     "drift/worst_drop",

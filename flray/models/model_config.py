@@ -131,8 +131,8 @@ def model_target(name: str) -> Callable[..., Any]:
     target = load(name, f"model {shown(name)}")
     from torch import nn  # the user's own module needs it anyway; the names of the table do not
 
-    made = target if isinstance(target, type) else _returned(target)
-    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+    result = target if isinstance(target, type) else _returned(target)
+    if not (isinstance(result, type) and issubclass(result, nn.Module)):
         raise ConfigError(
             f"model {shown(name)} is no torch.nn.Module class, and no function that says it returns one: "
             "class Net(nn.Module), or def net(...) -> nn.Module"

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from flray.core.schema.errors import CheckpointError
-from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_KEPT, OF_TASKS
+from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS
 from flray.results.continual import is_column, numbers
 from flray.results.intervals import interval, is_share, lowest
 from flray.results.tables import keys_of, over_seeds, settings
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def by_mode(frame: pandas.DataFrame) -> pandas.DataFrame:
     """What the finished runs of `compare`'s table learned and forgot, by setting and inference mode.
 
-    Columns: the keys that make a setting, `mode`, `n` (runs), and of each metric of `flray.metrics.names` (`OF_TASKS`,
-    `OF_KEPT`, `OF_DRIFT`, and `OF_ALARMS` by detector in the first mode) that there is the mean over seeds, and `low`
+    Columns: the keys that make a setting, `mode`, `n` (runs), and of each metric of `metrics.names` (`OF_TASKS`,
+    `OF_EXEMPLARS`, `OF_DRIFT`, and `OF_ALARMS` by detector in the first mode) the mean over seeds, and `low`
     and `high` of its 95 % t-interval (`ACC`, `ACC_low`, `ACC_high`; NaN for one seed). No rows where no finished run
     has any. A damaged run is left out: its status in the table says so.
     """
@@ -29,7 +29,7 @@ def by_mode(frame: pandas.DataFrame) -> pandas.DataFrame:
     opened = [Run(folder) for folder in frame["folder"]] if any(map(is_column, map(str, frame))) else []
     numbers_of = [_numbers(run) for run in opened]
     modes = dict.fromkeys(mode for run in numbers_of for mode in run)
-    every = (*OF_TASKS, *OF_KEPT, *OF_DRIFT, *OF_ALARMS)
+    every = (*OF_TASKS, *OF_EXEMPLARS, *OF_DRIFT, *OF_ALARMS)
     present = dict.fromkeys(name for run in numbers_of for of in run.values() for name in of)
     names = sorted(present, key=lambda name: every.index(name.partition("@")[0]))
     rows: list[dict[str, Any]] = []

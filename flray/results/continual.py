@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from flray.core.schema.errors import CheckpointError
 from flray.metrics import forgetting
 from flray.metrics.classification import accuracy, per_class
-from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_KEPT, OF_TASKS
+from flray.metrics.names import OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS
 from flray.results.alarms import is_watched, of_alarms
 from flray.rundir.by_task import ClassCounts, TaskTests, class_counts, task_tests
 from flray.rundir.reader import Run
@@ -32,8 +32,8 @@ def is_continual(config: Mapping[str, Any]) -> bool:
 def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """By inference mode the metrics `OF_TASKS` of the tasks that have ended, and `OF_DRIFT`, as far as there are tests.
 
-    With each stands what the algorithm keeps of earlier tasks, `OF_KEPT`; with the first those that belong to none,
-    `OF_ALARMS` by detector (`detect/f1@fedmemo`), where one looked for latent forgetting.
+    Each mode also has `OF_EXEMPLARS`. The first has what belongs to no mode as well: `OF_ALARMS` by detector
+    (`detect/f1@fedmemo`), where one looked for latent forgetting.
     `config` is `tables.settings(run)`. Raises `CheckpointError` for a damaged table.
     """
     watched = is_watched(run)
@@ -54,8 +54,7 @@ def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def stored_exemplars(run: Run) -> dict[str, float]:
-    """How many samples of earlier tasks the clients kept at the last task's end, and their bytes, `OF_KEPT`; {} where
-    the algorithm keeps none."""
+    """`OF_EXEMPLARS` at the last task's end: samples of earlier tasks on the clients, and their bytes; {} if none."""
     if "exemplars/kept" not in run.tasks:
         return {}
     counts = run.tasks["exemplars/kept"].dropna().to_numpy(float)
@@ -66,7 +65,7 @@ def stored_exemplars(run: Run) -> dict[str, float]:
         size = float(run.environment["actors"]["sample_bytes"])
     except (CheckpointError, KeyError):  # an older flray did not note it
         size = math.nan
-    return dict(zip(OF_KEPT, (number, number * size), strict=True))
+    return dict(zip(OF_EXEMPLARS, (number, number * size), strict=True))
 
 
 def by_column(by_mode: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -80,7 +79,7 @@ def by_column(by_mode: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def is_column(name: str) -> bool:
     """Whether this is one of them."""
-    return name.partition("@")[0] in (*OF_TASKS, *OF_KEPT, *OF_DRIFT, *OF_ALARMS)
+    return name.partition("@")[0] in (*OF_TASKS, *OF_EXEMPLARS, *OF_DRIFT, *OF_ALARMS)
 
 
 def of_tasks(tests: TaskTests) -> dict[str, float]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_KEPT, OF_TASKS
+from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS
 from flray.results.alarms import PROBE
 from flray.results.continual import is_column
 from flray.results.intervals import interval_words, is_share, lowest
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _BRIEF = ("ACC", "FT", "drift/acc_before", "drift/acc_end", "drift/acc_final")  # what a row a run has room for
 _PARTS = {
-    "Over tasks": (*OF_TASKS, *OF_KEPT), "Through the drift": OF_DRIFT, "Alarms of latent forgetting": OF_ALARMS,
+    "Over tasks": (*OF_TASKS, *OF_EXEMPLARS), "Through the drift": OF_DRIFT, "Alarms of latent forgetting": OF_ALARMS,
 }  # fmt: skip
 _VARIANTS = ("ACC_pooled", "FT_std")
 # of the metric that a table is about
@@ -85,7 +85,7 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
             notes.append("delay: rounds to the first alarm that begins in the window")
         if _HEADS["detect/missed"] in texts:
             notes.append("missed: none begins in it; on before: one was on when it began")
-        if _HEADS[OF_KEPT[0]] in texts:
+        if _HEADS[OF_EXEMPLARS[0]] in texts:
             notes.append("exemplars are raw samples of earlier tasks, which their clients keep")
         shown.attrs["caption"] = "; ".join(notes) or None
         tables[title] = shown

@@ -44,17 +44,17 @@ def build(
     `seed` is the run's. Without `tasks` it is one stage of everything. Raises `ConfigError` and `DataError` where the
     data cannot give what is asked for.
     """
-    server_held = None
+    server_samples = None
     if validation is not None and validation.of == "server":
-        server_held, private = held_out.of_server(dataset.train.y, private, validation.fraction, seed)
+        server_samples, private = held_out.of_server(dataset.train.y, private, validation.fraction, seed)
     every = np.arange(dataset.num_classes)
     sequence = [TaskSpec("all classes", every, every)] if tasks is None else tasks.specs(dataset, seed)
     parts = _parts(dataset, config, seed, tasks, sequence, private)
     for task, part in enumerate(parts):
         if validation is not None and validation.of == "clients":
             parts[task] = held_out.of_clients(part, validation.fraction, seed, task)
-        elif server_held is not None:
-            mine = server_held[sequence[task].has(dataset.train)[server_held]]
+        elif server_samples is not None:
+            mine = server_samples[sequence[task].has(dataset.train)[server_samples]]
             parts[task] = part._replace(held_out=mine.astype(part.indices.dtype))
     _note_empty(parts, config, tasks)
     if tasks is None and not dataset.source_of:
@@ -79,8 +79,10 @@ def _parts(
     """Every stage's partition, before anything is held out."""
     labels, ids = dataset.train.y, dataset.train.source if config.name in OF_SOURCES else dataset.train.group
     if tasks is None or tasks.partition == "once":
-        whole = make_partition(config, labels, seed=seed, num_classes=dataset.num_classes, group=ids, subset=private)
-        return [whole] if tasks is None else [whole.only(of.has(dataset.train)) for of in sequence]
+        partition = make_partition(
+            config, labels, seed=seed, num_classes=dataset.num_classes, group=ids, subset=private
+        )
+        return [partition] if tasks is None else [partition.only(of.has(dataset.train)) for of in sequence]
     if config.name in OF_ALL_CLASSES:
         raise ConfigError(f"tasks.partition: {config.name} shares all classes out at once; set tasks.partition: once")
     if config.min_size:  # of the whole run: a task has so much less to share out
@@ -152,7 +154,7 @@ def by_source(dataset: Dataset, part: Partition) -> dict[str, TestSet]:
 
 def seen(tests: list[TestSet], task: int) -> dict[str, TestSet]:
     """The test sets of a stage: all tasks up to its own together, and each task's, also those of the later ones."""
-    whole, each = NAMES[tests[0].split]
-    named = {f"{each}-{number}": tested for number, tested in enumerate(tests)}
+    total, single = NAMES[tests[0].split]
+    named = {f"{single}-{number}": tested for number, tested in enumerate(tests)}
     begun = {name: tested for name, tested in named.items() if tested.task <= task}
-    return {whole: together(tests[0].split, begun), **named}
+    return {total: together(tests[0].split, begun), **named}

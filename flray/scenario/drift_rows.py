@@ -114,12 +114,12 @@ def _rows(rows: Any, where: str) -> Rows:
         values = dict(zip(COLUMNS, (*row, None)[:5], strict=True))
         for name in ("round", "client", "class", "to_round"):
             value, least = values[name], 1 if "round" in name else 0
-            whole = value is None or (math.isfinite(value) and value == int(value) and value >= least)
-            if not whole or (value is None and name == "round"):
+            valid = value is None or (math.isfinite(value) and value == int(value) and value >= least)
+            if not valid or (value is None and name == "round"):
                 raise ConfigError(f"{where}: row {number}: {name} is {shown(value)}; write a whole number >= {least}")
-        kept = values["kept"]
-        if kept is None or not 0 <= kept <= 1:
-            raise ConfigError(f"{where}: row {number}: kept is {shown(kept)}; write the share that is kept, 0 to 1")
+        share = values["kept"]
+        if share is None or not 0 <= share <= 1:
+            raise ConfigError(f"{where}: row {number}: kept is {shown(share)}; write the share that is kept, 0 to 1")
         if values["to_round"] is not None and values["to_round"] <= values["round"]:
             raise ConfigError(f"{where}: row {number}: to_round {values['to_round']} is not after {values['round']}")
         complete.append([-1 if value is None else value for value in values.values()])

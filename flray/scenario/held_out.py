@@ -56,8 +56,8 @@ def of_server(labels: Array, private: Array | None, fraction: float, seed: int) 
             f"evaluate.validation.fraction: {fraction} of {len(rows)} training samples is {size}; choose another"
         )
     _check_left(fraction, len(rows) - size, len(rows), "the clients together")
-    held = rows[stratified(np.asarray(labels)[rows], size, seed, "validation")]
-    return held, np.setdiff1d(rows, held)
+    validation = rows[stratified(np.asarray(labels)[rows], size, seed, "validation")]
+    return validation, np.setdiff1d(rows, validation)
 
 
 def of_clients(partition: Partition, fraction: float, seed: int, task: int = 0) -> Partition:
@@ -67,25 +67,25 @@ def of_clients(partition: Partition, fraction: float, seed: int, task: int = 0) 
     the other clients. Raises `DataError` where nobody has enough samples to give one.
     """
     later = (task,) if task else ()
-    held, kept = [], []
+    validation, training = [], []
     for k in range(partition.num_clients):
         share = partition.client(k)
         out = np.zeros(len(share), bool)
         out[rng(seed, "validation", k, *later).permutation(len(share))[: floor_share(fraction, len(share))]] = True
-        held.append(share[out])
-        kept.append(share[~out])
-    samples = np.unique(np.concatenate(held))
+        validation.append(share[out])
+        training.append(share[~out])
+    samples = np.unique(np.concatenate(validation))
     if not len(samples):
         largest = int(partition.sizes.max())
         raise DataError(
             f"evaluate.validation.fraction: {fraction} of the largest client's {largest} samples is none; "
             "raise it, or set of: server"
         )
-    sizes = [len(share) for share in kept]
+    sizes = [len(share) for share in training]
     smallest = f"{partition.num_clients} clients, {min(size for size in sizes if size)} to the smallest"
     _check_left(fraction, sum(sizes), int(partition.sizes.sum()), smallest)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    indices = np.concatenate(kept)
+    indices = np.concatenate(training)
     stays = ~np.isin(indices, samples)  # a sample that two clients had and one gave away is no one's any more
     offsets, indices = np.concatenate([[0], np.cumsum(stays)])[offsets], indices[stays]
     return Partition(indices.astype(partition.indices.dtype), offsets, samples.astype(partition.indices.dtype))

@@ -27,11 +27,11 @@ def local_test(
     `proportional` (Lee-Gihun/FedSOL): of every class c, floor(size * n_kc / n_k) samples drawn without replacement,
     or all there are. `classes` (FedZoo-Bench): every sample of every class the client holds; nothing is drawn.
     """
-    held = np.bincount(labels, minlength=num_classes)
+    counts = np.bincount(labels, minlength=num_classes)
     if rule == "classes":
-        return np.flatnonzero(held[test_labels])
+        return np.flatnonzero(counts[test_labels])
     # whole numbers: floor(size * (n_kc / n_k)) in floating point can come out one too low
-    wanted = size * held // max(len(labels), 1)
+    wanted = size * counts // max(len(labels), 1)
     shares = [np.zeros(0, np.int64)]
     for c in np.flatnonzero(wanted):
         there = np.flatnonzero(test_labels == c)

@@ -93,10 +93,10 @@ def write(path: Path, note: Mapping[str, Any], arrays: Mapping[str, Array]) -> N
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
-            with atomic_write(path.with_name(f"{name}.npy"), sync=True) as aside, aside.open("wb") as file:
+            with atomic_write(path.with_name(f"{name}.npy"), sync=True) as temporary, temporary.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
-        with atomic_write(path, sync=True) as aside:
-            aside.write_text(with_checksum(note))
+        with atomic_write(path, sync=True) as temporary:
+            temporary.write_text(with_checksum(note))
     except OSError as error:
         why = error.strerror or error
         raise DataError(
@@ -164,8 +164,8 @@ def make_partition(
     if config.clients is not None and config.clients > len(y):
         raise DataError(f"partition.clients: {config.clients} clients for {len(y)} training samples; set it lower")
     num_classes = num_classes or (int(y.max()) + 1 if len(y) else 0)
-    made = PARTITIONS.get(config.name)(y, num_classes, config, generator(config, seed, task), ids)
-    partition = made if isinstance(made, Partition) else from_lists(made)
+    drawn = PARTITIONS.get(config.name)(y, num_classes, config, generator(config, seed, task), ids)
+    partition = drawn if isinstance(drawn, Partition) else from_lists(drawn)
     partition = _filled(partition, config)
     indices = partition.indices if rows is None else rows[partition.indices]
     small = np.int32 if len(labels) < 2**31 else np.int64

@@ -89,10 +89,10 @@ def dirichlet(labels: Array, num_classes: int, config: PartitionConfig, draws: D
         else:
             best = max(best, int(sizes.min()))
             if sizes.min() >= smallest:
-                made = _by_owner(np.concatenate(parts), np.concatenate(owners), clients)
+                partition = _by_owner(np.concatenate(parts), np.concatenate(owners), clients)
                 for k in range(clients):
-                    draws.shuffle(made.indices[made.offsets[k] : made.offsets[k + 1]])
-                return made
+                    draws.shuffle(partition.indices[partition.offsets[k] : partition.offsets[k + 1]])
+                return partition
     reached = f"the largest smallest client had {best} samples" if best >= 0 else "no draw could place all samples"
     raise DataError(
         f"partition dirichlet: {tries} draws with alpha {config.alpha} gave no partition of {clients} clients "
@@ -191,16 +191,16 @@ def label_skew(
             f"in {-(-num_classes // clients)}..{num_classes}"
         )
     for _ in range(config.max_retries or 1):
-        held = np.zeros((clients, num_classes), bool)
+        has_class = np.zeros((clients, num_classes), bool)
         for j in range(clients):
             first = j % num_classes
-            held[j, first] = True
+            has_class[j, first] = True
             if isinstance(draws, np.random.RandomState):  # as FedZoo-Bench: one class at a time, repeats rejected
-                while held[j].sum() < q:
-                    held[j, draws.choice(num_classes, 1, replace=False)] = True
+                while has_class[j].sum() < q:
+                    has_class[j, draws.choice(num_classes, 1, replace=False)] = True
             else:
-                held[j, draws.choice(np.delete(np.arange(num_classes), first), q - 1, replace=False)] = True
-        if held.any(axis=0).all():
+                has_class[j, draws.choice(np.delete(np.arange(num_classes), first), q - 1, replace=False)] = True
+        if has_class.any(axis=0).all():
             break
     else:
         raise DataError(
@@ -211,7 +211,7 @@ def label_skew(
     for c in range(num_classes):
         idx = np.flatnonzero(labels == c)
         draws.shuffle(idx)
-        holders = np.flatnonzero(held[:, c])
+        holders = np.flatnonzero(has_class[:, c])
         samples.append(idx)
         owners.append(np.repeat(holders, _equal(idx, len(holders)).sizes))
     return _by_owner(np.concatenate(samples), np.concatenate(owners), clients)

@@ -71,8 +71,12 @@ class Scenario:
     def ordinary(cls, partition: Partition, num_classes: int) -> Scenario:
         """One stage of all classes, tested on the partition's validation split, where there is none on the test set."""
         classes = np.arange(num_classes)
-        held = partition.held_out
-        tests = {"test": TestSet("test")} if held is None else {"val": TestSet("train", np.array(held, np.int64))}
+        validation = partition.held_out
+        tests = (
+            {"test": TestSet("test")}
+            if validation is None
+            else {"val": TestSet("train", np.array(validation, np.int64))}
+        )
         return cls([Stage(0, "all classes", classes, classes, tests)], [partition])
 
     # who and what ---------------------------------------------------------------------------------
@@ -95,13 +99,15 @@ class Scenario:
         """
         partition = self.partitions[clock.task]
         asked = np.asarray(clients, np.int64)
-        held = [partition.client(k) for k in asked.tolist()]
+        samples = [partition.client(k) for k in asked.tolist()]
         if self.drift is not None:
-            held = self.drift.remaining(clock, self.members(clock.task), asked.tolist(), held)
-        stays = np.array([everyone or len(share) > 0 for share in held], bool)
-        kept = [share for share in held if len(share)]
-        indices = np.concatenate(kept) if kept else np.zeros(0, partition.indices.dtype)
-        offsets = np.cumsum([0, *(len(share) for share, stay in zip(held, stays, strict=True) if stay)], dtype=np.int64)
+            samples = self.drift.remaining(clock, self.members(clock.task), asked.tolist(), samples)
+        stays = np.array([everyone or len(share) > 0 for share in samples], bool)
+        nonempty = [share for share in samples if len(share)]
+        indices = np.concatenate(nonempty) if nonempty else np.zeros(0, partition.indices.dtype)
+        offsets = np.cumsum(
+            [0, *(len(share) for share, stay in zip(samples, stays, strict=True) if stay)], dtype=np.int64
+        )
         return Shares(asked[stays], indices, offsets, int((~stays).sum()))
 
     def drifting(self, drift: Drifting | None) -> Scenario:
@@ -221,8 +227,8 @@ def _stage(folder: Path, index: int, note: dict[str, Any], verify: bool) -> Stag
             if verify and array_checksum(samples) != test["samples"]:
                 raise ValueError(f"{file} was changed")
         tests[name] = TestSet(test["split"], samples, test["task"], tuple(test.get("parts", ())))
-    for name, made in tests.items():
-        if made.parts:
-            tests[name] = together(made.split, {part: tests[part] for part in made.parts})
+    for name, test in tests.items():
+        if test.parts:
+            tests[name] = together(test.split, {part: tests[part] for part in test.parts})
     classes, outputs = (np.array(note[key], np.int64) for key in ("classes", "outputs"))
     return Stage(index, note["name"], classes, outputs, tests, note.get("source", -1))

@@ -59,7 +59,7 @@ def labelled(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kept, notes = {}, []
+    filtered, notes = {}, []
     for split, table in tables.items():
         y = table.data.column(columns.label)
         if columns.values is not None:
@@ -78,8 +78,8 @@ def labelled(
             )
         if not keep.all():
             notes.append(f"{where}: {len(y) - keep.sum()} of {len(y)} rows of {split} {why} are left out")
-        kept[split] = table._replace(data=table.data.filter(pa.array(keep)))
-    return kept, tuple(notes)
+        filtered[split] = table._replace(data=table.data.filter(pa.array(keep)))
+    return filtered, tuple(notes)
 
 
 def texts_of(table: FeatureTable, columns: Columns, where: str) -> list[list[str]]:
@@ -201,13 +201,13 @@ def trained(columns: Sequence[Sequence[str]], words: Sequence[str] = (), marks: 
     for word in words:
         for piece, _ in learner.pre_tokenizer.pre_tokenize_str(learner.normalizer.normalize_str(word)):
             learned.setdefault(piece, len(learned))
-    whole = tokenizer(models.WordPiece(learned, unk_token="[UNK]"))  # without the pieces as special tokens
-    whole.add_special_tokens([*SPECIAL, *marks])
-    named = [(token, whole.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    whole.post_processor = processors.TemplateProcessing(
+    wordpiece = tokenizer(models.WordPiece(learned, unk_token="[UNK]"))  # without the pieces as special tokens
+    wordpiece.add_special_tokens([*SPECIAL, *marks])
+    named = [(token, wordpiece.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    wordpiece.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=named
     )
-    return _vocabulary(whole, whole.token_to_id("[PAD]"), whole.token_to_id("[SEP]"))
+    return _vocabulary(wordpiece, wordpiece.token_to_id("[PAD]"), wordpiece.token_to_id("[SEP]"))
 
 
 def _vocabulary(tokenizer: Any, pad: int, separator: int) -> Vocabulary:

@@ -98,9 +98,9 @@ def _base(config: DataConfig, sets: Mapping[str, DataConfig]) -> Vocabulary:
     marks = [MARKS[0].format(task) for task in range(len(sets))] if config.words else []
 
     def build() -> CacheEntry:
-        made = trained([column for _, texts in read for column in texts()], words, marks)
-        assert made.tokenizer is not None
-        return CacheEntry({"tokenizer": made.tokenizer}, {"vocabulary": list(made[:3])})
+        vocabulary = trained([column for _, texts in read for column in texts()], words, marks)
+        assert vocabulary.tokenizer is not None
+        return CacheEntry({"tokenizer": vocabulary.tokenizer}, {"vocabulary": list(vocabulary[:3])})
 
     entry = fetch(digest("vocabulary", [name for name, _ in read], words, marks), build)
     size, pad, separator = entry.meta["vocabulary"]
