@@ -35,7 +35,8 @@ def load_config(
         find_modules(Path(source).parent)  # of a run folder
     axes = axes_of(overrides)
     layers += _import(layers, axes.pop("imports", []), imports)
-    return [validate(values) for values in resolve(layers, axes)]
+    cells = resolve(layers, axes)
+    return [validate(values) for values in cells]
 
 
 def self_contained(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,14 +28,14 @@ NAMED = {"algorithm": ALGORITHMS, "model": MODELS, "partition": PARTITIONS, "dri
 OPTIONAL = ("drift",)  # of these, `none` takes the section out
 
 
-def resolve(layers: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def resolve(layers: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """The values of every cell of the grid that the overrides' `axes` make, in the order written.
 
     Raises `ConfigError`.
     """
     base = _merge_layers(layers)
-    for cell in itertools.product(*axes.values()):
-        yield _cell(copy.deepcopy(base), dict(zip(axes, cell, strict=True)))
+    cells = itertools.product(*axes.values())
+    return [_cell(copy.deepcopy(base), dict(zip(axes, cell, strict=True))) for cell in cells]
 
 
 def resolve_tables(layers: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, model_validator
 
-from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError, nearest, shown
 from flray.core.schema.section import Section, one_line
 
@@ -77,9 +76,3 @@ def versions(algorithm: Algorithm, name: str, changes: Sequence[Change], tasks: 
             rate = {"lr": values["lr"] / values["lr_decay"] ** begins} if begins and "lr_decay" in values else {}
             result.append(Version(change.from_round, type(algorithm)(**values | rate)))
     return tuple(result)
-
-
-def in_force(schedule: Sequence[Version], clock: Clock) -> Algorithm:
-    """The version of a moment. What follows a round (the end of a task, a test of every client) has that round's."""
-    round = clock.done + (clock.phase in ("round", "task_begin"))
-    return [version.algorithm for version in schedule if version.from_round <= max(round, 1)][-1]

@@ -5,7 +5,7 @@ Nothing about a client stays here between two calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flray.config.experiment import CohortConfig, Experiment
-from flray.config.schedule import in_force
+from flray.config.schedule import Version
 from flray.core.messages import Message, to_torch
 from flray.core.network.frozen import Frozen, HeadRows
 from flray.core.network.networks import objectives
@@ -38,6 +38,12 @@ from flray.engine.evaluation_batch import samples_at_once
 from flray.engine.node_memory import share_frozen
 from flray.models import build_model, starts_from
 from flray.scenario import Scenario, Stage, meanings, relabelled
+
+
+def in_force(versions: Sequence[Version], clock: Clock) -> Algorithm:
+    """The algorithm of a clock; a task's end and the tests after a round have the version of that round."""
+    round = clock.done + (clock.phase in ("round", "task_begin"))
+    return [version.algorithm for version in versions if version.from_round <= max(round, 1)][-1]
 
 
 class TaskSummary(NamedTuple):

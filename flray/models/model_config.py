@@ -9,6 +9,7 @@ option of that name takes `weights`, a file to start from, and `weights_head`: w
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -151,8 +152,12 @@ def _returned(target: Any) -> Any:
 
 
 def _declared(name: str) -> type[BaseModel]:
-    """The signature of model `name`, without what comes from the data, as a pydantic record."""
-    target = model_target(name)
+    """The options of model `name` as a pydantic record: its signature without the arguments that the data give."""
+    return _record(name, model_target(name))
+
+
+@functools.cache  # pydantic builds a record in 5 ms, and every experiment of a grid asks for it
+def _record(name: str, target: Callable[..., Any]) -> type[BaseModel]:
     try:
         parameters = inspect.signature(target, eval_str=True).parameters.values()
     except (NameError, AttributeError, TypeError):  # annotations that only a type checker can resolve

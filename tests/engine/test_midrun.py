@@ -11,9 +11,9 @@ from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.api import play, simulate
 from flray.config.loader import load_config
-from flray.config.schedule import in_force
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
+from flray.engine.workbench import in_force
 from flray.rundir import checkpoint
 from flray.rundir.reader import Run
 
@@ -59,7 +59,6 @@ def test_an_algorithm_of_the_users_script_has_versions_where_its_name_is_unknown
     monkeypatch.delitem(ALGORITHMS._table, "growing")
     optimizers = [(version.from_round, version.algorithm.optimizer) for version in found.versions]
     assert optimizers == [(1, "sgd"), (3, "adam")]
-
 
 
 def test_it_changes_at_that_round_and_not_before(adam, tmp_path):
