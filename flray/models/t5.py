@@ -102,20 +102,23 @@ class T5(Classifier):
         ] = LORA["lora_targets"],
     ) -> None:
         super().__init__()
-        own = {"prefix_length": prefix_length, "prefix_layers": prefix_layers, "task_token": task_token}
-        low_rank = {
-            "lora_rank": lora_rank,
-            "lora_alpha": lora_alpha,
-            "lora_dropout": lora_dropout,
-            "lora_targets": lora_targets,
-        }
-        _reject_foreign(tune, {"prefix": (own, PREFIX), "lora": (low_rank, LORA)})
+        prefix = {"prefix_length": prefix_length, "prefix_layers": prefix_layers, "task_token": task_token}
+        lora: dict[str, Any] = {"lora_rank": lora_rank, "lora_alpha": lora_alpha, "lora_dropout": lora_dropout}
+        lora |= {"lora_targets": lora_targets}
+        _reject_foreign(tune, {"prefix": (prefix, PREFIX), "lora": (lora, LORA)})
         tasks = _tasks(num_classes, label_tokens, task_of, task_tokens)
         shape = {"layers": layers, "hidden": hidden, "heads": heads, "intermediate": intermediate}
         if pretrained is None:
             network = _new(shape, num_tokens, pad_token, dropout)
         else:
             network = _load(pretrained, shape, num_tokens, pad_token, dropout)
+        self._adopt(network, pad_token, task_tokens)
+        self._tune(tune, prefix, lora)
+        self.head = Verbalizer(network.lm_head.weight[list(label_tokens)], task_of, tasks)
+        self.head.requires_grad_(tune == "full")
+
+    def _adopt(self, network: Any, pad_token: int, task_tokens: tuple[int, ...]) -> None:
+        """Take over the embeddings, encoder and decoder of a `T5ForConditionalGeneration`."""
         config = network.config
         start = getattr(config, "decoder_start_token_id", None)
         self._pad, self._start = pad_token, pad_token if start is None else start
@@ -124,21 +127,21 @@ class T5(Classifier):
         self.register_buffer("_tasks", torch.tensor(task_tokens, dtype=torch.long), persistent=False)
         self.shared, self.encoder, self.decoder = network.shared, network.encoder, network.decoder
         self.encoder.embed_tokens = self.decoder.embed_tokens = None  # they get embeddings, so one table has one name
-        if tune != "full":
-            self.requires_grad_(False)
-        first = None
+
+    def _tune(self, tune: Tune, prefix: dict[str, Any], lora: dict[str, Any]) -> None:
+        """Freeze what `tune` does not train, and add the parameters that it trains instead."""
+        self.requires_grad_(tune == "full")
+        embedding = None
         if tune == "prefix":
-            if task_token and task_tokens:
-                first = nn.Parameter(self.shared.weight[list(task_tokens)].detach().clone())
+            if prefix["task_token"] and len(self._tasks):
+                embedding = nn.Parameter(self.shared.weight[self._tasks].detach().clone())
             for stack in (self.encoder, self.decoder):
-                add_prefixes(stack, prefix_length, every=prefix_layers == "all")
+                add_prefixes(stack, prefix["prefix_length"], every=prefix["prefix_layers"] == "all")
         elif tune == "lora":
-            _add_low_rank(self, lora_rank, lora_alpha, lora_dropout, lora_targets)
+            _add_low_rank(self, *lora.values())
         self.task_embedding: nn.Parameter | None
-        self.register_parameter("task_embedding", first)  # [T, d]
-        self.early = ("shared", *(["task_embedding"] if first is not None else []), "encoder")
-        self.head = Verbalizer(network.lm_head.weight[list(label_tokens)], task_of, tasks)
-        self.head.requires_grad_(tune == "full")
+        self.register_parameter("task_embedding", embedding)  # [T, d]
+        self.early = ("shared", *(["task_embedding"] if embedding is not None else []), "encoder")
 
     def features(self, x: Tensor) -> Tensor:
         """The decoder's state at its first position, of token ids `x [B, L]`: `z [B, d]`, or `[B, d + T]`."""
