@@ -1,8 +1,10 @@
-"""The one build step that `pyproject.toml` cannot say: a wheel contains the table of what flray's classes declare.
+"""Two build steps that `pyproject.toml` cannot say: the table of what flray's classes declare, and a README whose links
+work outside of a checkout.
 
-`flray/config/declared.py` reads it. Without the table a command writes its own, so a failure here is only a warning.
+`flray/config/declared.py` reads the table. Without it a command writes its own, so a failure here is only a warning.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,4 +25,15 @@ class BuildWithTable(build_py):
             self.warn(f"no {table}: {done.stderr.strip()[-500:]}")
 
 
-setup(cmdclass={"build_py": BuildWithTable})
+def package_readme():
+    """README.md for a package page, where relative links and pictures would be broken: each becomes its path."""
+    text = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[([^]]*)\]\((?!\w+://)([^)]+)\)", r"(Picture `\2`: \1.)", text)
+    return re.sub(r"\[([^]]+)\]\((?!\w+://)([^)#]+)[^)]*\)", r"\1 (`\2`)", text)
+
+
+setup(
+    cmdclass={"build_py": BuildWithTable},
+    long_description=package_readme(),
+    long_description_content_type="text/markdown",
+)

@@ -3,6 +3,9 @@ points to is there."""
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,20 @@ def test_the_readme_is_short_and_names_every_command():
     assert [name for name in get_command(app).commands if f"flray {name}" not in text] == []
     for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
         assert (ROOT / picture).stat().st_size < 100_000
+
+
+def test_the_readme_of_a_package_has_no_relative_link(tmp_path):
+    """A package page shows the text of METADATA: there a link that is relative to the checkout is broken."""
+    for name in ("README.md", "LICENSE", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "flray").mkdir()
+    make = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('.'))"
+    done = subprocess.run([sys.executable, "-c", make], cwd=tmp_path, capture_output=True, text=True, check=True)
+    text = (tmp_path / done.stdout.split()[-1] / "METADATA").read_text()
+    assert "Description-Content-Type: text/markdown" in text and "# flray" in text
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert targets and all(target.startswith("https://") for target in targets)
+    assert "FedProj (`configs/fedproj/README.md`)" in text and "`configs/quickstart_curves.png`" in text
 
 
 def shown(page: Path) -> list[list[str]]:
